@@ -1,0 +1,51 @@
+"""Online detectors of the moment a training run stops getting better: no clock, no chance, no I/O."""
+
+from evalstop_detectors.catalog import DETECTORS
+from evalstop_detectors.checkpoint import Best, Chooser, RawMaximum, Score
+from evalstop_detectors.codec import (
+    policy_from_document,
+    policy_to_document,
+    state_from_json,
+    state_to_json,
+    verdict_to_document,
+)
+from evalstop_detectors.detector import Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
+from evalstop_detectors.monitor import MonitorState, is_late, replay, start, step
+from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.policy import Call, Finding, Member, Policy, Verdict
+from evalstop_detectors.shipped import POLICIES
+
+__all__ = [
+    "DETECTORS",
+    "POLICIES",
+    "Best",
+    "Call",
+    "Chooser",
+    "Detector",
+    "DetectorError",
+    "Evidence",
+    "Finding",
+    "InvalidPolicy",
+    "Kind",
+    "Member",
+    "MonitorState",
+    "Observation",
+    "OutOfOrder",
+    "Policy",
+    "RawMaximum",
+    "Score",
+    "Signal",
+    "StaleState",
+    "Thresholds",
+    "Verdict",
+    "is_late",
+    "policy_from_document",
+    "policy_to_document",
+    "replay",
+    "start",
+    "state_from_json",
+    "state_to_json",
+    "step",
+    "verdict_to_document",
+]

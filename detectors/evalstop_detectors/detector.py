@@ -1,0 +1,74 @@
+"""The protocol that every detector follows, and the evidence that it yields."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from msgspec import Struct
+
+from evalstop_detectors.observation import Observation, Signal
+
+
+class Kind(StrEnum):
+    """What the number of an evidence means; it decides which way is alarming."""
+
+    COUNT = "count"
+    FRACTION = "fraction"
+    P_VALUE = "p_value"
+
+
+class Evidence(Struct, frozen=True):
+    """A number with a meaning.
+
+    `turn_step` is the step at which the detector believes the turn was, None while it sees none.
+    `note` says in words what the number stands for, or what is missing; it holds no scores, because a detector sees
+    minimized metrics with their sign turned.
+    """
+
+    kind: Kind
+    value: float
+    turn_step: int | None = None
+    note: str = ""
+
+    def reaches(self, threshold: float | None) -> bool:
+        """Whether the value is at least as alarming as the threshold; None is never reached."""
+        if threshold is None:
+            return False
+        return self.value <= threshold if self.kind is Kind.P_VALUE else self.value >= threshold
+
+
+class Thresholds(Struct, frozen=True):
+    """From which value on evidence is grounds to suspect and to stop; None means never."""
+
+    suspect_at: float | None
+    stop_at: float | None
+
+
+S = TypeVar("S")
+
+
+class Detector(Protocol[S]):
+    """A pure function over one run's signals, folded one observation at a time.
+
+    Implementations are frozen msgspec structs whose fields are the parameters that a policy may set; their types are
+    the schema. States are frozen structs of finite JSON values. `step` is only called with observations of `signals`,
+    in their `order`, each once.
+    """
+
+    name: ClassVar[str]
+    state_type: ClassVar[type[Any]]
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        """The signals that this detector is shown."""
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """The thresholds that its parameters imply, for policies that do not set their own."""
+
+    def start(self) -> S:
+        """The state before the first observation."""
+
+    def step(self, state: S, observation: Observation) -> tuple[S, Evidence]:
+        """Take in one observation."""

@@ -1,0 +1,53 @@
+"""A strawman: a job is done for at a fixed share of its planned steps, whatever its scores.
+
+Source      The fixed-progress competitor in EvalStop (arXiv 2606.04145).
+Departs     Nothing.
+State       The largest progress seen. O(1).
+Evidence    A fraction: the share of the planned steps that are done. No turn is placed: it has looked at no score.
+Not done    Everything. It is here so that better detectors have something to be better than; because it looks at no
+            gold score, a policy with `gold_required` never stops on it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.observation import Observation, Signal
+
+
+class FixedProgressState(Struct, frozen=True):
+    """See the module's docstring."""
+
+    progress: float | None = None
+
+
+class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
+    """Reports progress; stops at `fraction` of the planned steps."""
+
+    name: ClassVar[str] = "fixed_progress"
+    state_type: ClassVar[type[FixedProgressState]] = FixedProgressState
+
+    fraction: Annotated[float, Meta(gt=0, le=1)] = 0.6
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.PROXY, Signal.LOSS})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=None, stop_at=self.fraction)
+
+    def start(self) -> FixedProgressState:
+        return FixedProgressState()
+
+    def step(self, state: FixedProgressState, observation: Observation) -> tuple[FixedProgressState, Evidence]:
+        if observation.progress is not None:
+            state = FixedProgressState(max(state.progress or 0.0, observation.progress))
+        if state.progress is None:
+            return state, Evidence(Kind.FRACTION, 0.0, None, "the run did not say how many steps it plans")
+        return state, Evidence(
+            Kind.FRACTION, state.progress, None, f"{state.progress:.0%} of the planned steps are done"
+        )

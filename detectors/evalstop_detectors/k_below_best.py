@@ -1,0 +1,70 @@
+"""k consecutive values of one signal that lie below its best by more than a tolerance.
+
+Source      The level form of EvalStop's rule (arXiv 2606.04145); kin to `patience` in early stopping (Prechelt 1998),
+            which counts evals without a new best, where this counts evals that are worse than the best.
+Departs     Compared with the running best, not with the previous value: a slow fall with one upward step in it keeps
+            counting, and a plateau within the tolerance never does.
+            Non-finite values are passed over.
+State       The best finite value and its step, how many values in a row lie below it, how many were seen. O(1).
+Evidence    A count: the length of the present run of values below best - tolerance. The turn is placed at the best.
+Not done    The running best of noisy values is too high by about the noise times sqrt(2 ln n); the tolerance has to
+            cover that. It is not estimated here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.observation import Observation, Signal
+
+
+class KBelowBestState(Struct, frozen=True):
+    """See the module's docstring."""
+
+    seen: int = 0
+    best: float | None = None
+    best_step: int | None = None
+    below: int = 0
+
+
+class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts consecutive values below the best.
+
+    `tolerance`: how far below the best a value must lie to count, in the unit of the signal.
+    `warmup_evals`: the first so many finite values set the best but never count.
+    """
+
+    name: ClassVar[str] = "k_below_best"
+    state_type: ClassVar[type[KBelowBestState]] = KBelowBestState
+
+    k: Annotated[int, Meta(ge=1)] = 5
+    tolerance: Annotated[float, Meta(ge=0)] = 0.0
+    warmup_evals: Annotated[int, Meta(ge=0)] = 0
+    signal: Signal = Signal.EVAL
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({self.signal})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=self.k - 1 if self.k > 1 else None, stop_at=self.k)
+
+    def start(self) -> KBelowBestState:
+        return KBelowBestState()
+
+    def step(self, state: KBelowBestState, observation: Observation) -> tuple[KBelowBestState, Evidence]:
+        if observation.finite:
+            state = self._advance(state, observation)
+        turn_step = state.best_step if state.below else None
+        note = f"{state.below} consecutive values of {self.signal} below its best, k = {self.k}"
+        return state, Evidence(Kind.COUNT, state.below, turn_step, note)
+
+    def _advance(self, state: KBelowBestState, observation: Observation) -> KBelowBestState:
+        if state.best is None or observation.value > state.best:
+            return KBelowBestState(state.seen + 1, observation.value, observation.step, 0)
+        counts = observation.value < state.best - self.tolerance and state.seen >= self.warmup_evals
+        return KBelowBestState(state.seen + 1, state.best, state.best_step, state.below + 1 if counts else 0)

@@ -1,0 +1,57 @@
+"""A strawman: the training loss has stopped improving.
+
+Source      The loss-plateau competitor in EvalStop (arXiv 2606.04145); the form is that of `ReduceLROnPlateau`.
+Departs     Nothing.
+State       The best loss so far (sign turned: higher is better), its step, and how many values came since. O(1).
+Evidence    A count: values since the loss last improved by more than `min_delta`. The turn is placed at that value.
+Not done    The loss falls all through reward hacking, so this misses most of it. Being no gold score, it stops nothing
+            under a policy with `gold_required`. Non-finite values are passed over.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.observation import Observation, Signal
+
+
+class LossPlateauState(Struct, frozen=True):
+    """See the module's docstring."""
+
+    best: float | None = None
+    best_step: int | None = None
+    since: int = 0
+
+
+class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts values of the loss since it last improved by more than `min_delta` (in its unit)."""
+
+    name: ClassVar[str] = "loss_plateau"
+    state_type: ClassVar[type[LossPlateauState]] = LossPlateauState
+
+    patience: Annotated[int, Meta(ge=1)] = 10
+    min_delta: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.LOSS})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=None, stop_at=self.patience)
+
+    def start(self) -> LossPlateauState:
+        return LossPlateauState()
+
+    def step(self, state: LossPlateauState, observation: Observation) -> tuple[LossPlateauState, Evidence]:
+        if observation.finite:
+            if state.best is None or observation.value > state.best + self.min_delta:
+                state = LossPlateauState(observation.value, observation.step, 0)
+            else:
+                state = LossPlateauState(state.best, state.best_step, state.since + 1)
+        turn_step = state.best_step if state.since else None
+        note = f"{state.since} values since the loss last improved, patience {self.patience}"
+        return state, Evidence(Kind.COUNT, state.since, turn_step, note)

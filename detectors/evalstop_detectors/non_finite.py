@@ -1,0 +1,55 @@
+"""Consecutive values of one signal that are NaN or infinite.
+
+Source      None needed: a number that is not finite is a fact, not a statistic. Every trainer's guard against it is of
+            this form (for example `TerminateOnNaN` in Keras).
+Departs     Nothing.
+State       How many non-finite values stand at the end of the signal, and where the last finite one was. O(1).
+Evidence    A count: the length of the present run of non-finite values. The turn is placed at the last finite value.
+Not done    It does not stop by itself: `stop_at` is None unless the policy sets it. A NaN may come from the eval
+            harness as well as from the model.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from msgspec import Struct
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.observation import Observation, Signal
+
+
+class NonFiniteState(Struct, frozen=True):
+    """See the module's docstring."""
+
+    run_length: int = 0
+    last_finite_step: int | None = None
+
+
+class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts consecutive NaN and infinite values."""
+
+    name: ClassVar[str] = "non_finite"
+    state_type: ClassVar[type[NonFiniteState]] = NonFiniteState
+
+    signal: Signal = Signal.EVAL
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({self.signal})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=1, stop_at=None)
+
+    def start(self) -> NonFiniteState:
+        return NonFiniteState()
+
+    def step(self, state: NonFiniteState, observation: Observation) -> tuple[NonFiniteState, Evidence]:
+        if observation.finite:
+            state = NonFiniteState(0, observation.step)
+        else:
+            state = NonFiniteState(state.run_length + 1, state.last_finite_step)
+        turn_step = state.last_finite_step if state.run_length else None
+        note = f"{state.run_length} consecutive values of {self.signal} are NaN or infinite"
+        return state, Evidence(Kind.COUNT, state.run_length, turn_step, note)
