@@ -1,0 +1,1 @@
+"""Rows: the database, its tables, and one module of queries a noun."""

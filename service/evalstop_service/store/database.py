@@ -1,0 +1,76 @@
+"""The database: one engine, transactions that write, and transactions that read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import sqlalchemy as sa
+
+Transaction = sa.Connection
+"""What every query takes as its first argument."""
+
+
+class Database:
+    """PostgreSQL or the embedded SQLite, behind the same two verbs.
+
+    `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
+    `synchronous`: SQLite's pragma of that name; FULL keeps every acknowledged row through a loss of power.
+    `pool_size`: the most connections held at one time.
+    """
+
+    def __init__(self, url: str, synchronous: str = "FULL", pool_size: int = 20) -> None:
+        self.url = sa.make_url(url)
+        if self.url.drivername in ("postgresql", "postgres"):
+            self.url = self.url.set(drivername="postgresql+psycopg")
+        self.embedded = self.url.get_backend_name() == "sqlite"
+        self.engine = sa.create_engine(self.url, pool_size=pool_size, max_overflow=0, pool_pre_ping=not self.embedded)
+        # SQLite has one writer at a time and lets the others poll for the lock; waiting in line is fairer and faster.
+        self._writer = threading.Lock() if self.embedded else nullcontext()
+        if self.embedded:
+            _prepare_sqlite(self.engine, synchronous)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """A transaction that may write: committed at the end of the block, rolled back when the block raises."""
+        with self._writer, self.engine.connect().execution_options(evalstop_writes=True) as tx, tx.begin():
+            yield tx
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        """A transaction that only reads."""
+        with self.engine.connect() as tx, tx.begin():
+            yield tx
+
+    def close(self) -> None:
+        """Close all pooled connections."""
+        self.engine.dispose()
+
+
+def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
+    if synchronous.upper() not in ("FULL", "NORMAL", "EXTRA"):
+        raise ValueError(f"synchronous is {synchronous!r}; SQLite is kept durable with FULL, NORMAL or EXTRA")
+
+    @sa.event.listens_for(engine, "connect")
+    def set_pragmas(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver begins no transaction of its own; see `begin` below
+        for pragma in (
+            "journal_mode=WAL",
+            "foreign_keys=ON",
+            "busy_timeout=30000",
+            f"synchronous={synchronous}",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        # A deferred transaction that reads first and writes later fails at once if another wrote in between.
+        writes = connection.get_execution_options().get("evalstop_writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:
+    """Lock the selected rows until the end of the transaction (SQLite's only writer needs no lock and renders none)."""
+    return statement.with_for_update()

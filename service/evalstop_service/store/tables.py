@@ -1,0 +1,273 @@
+"""The tables. Every table that grows carries the run's id first in its key, so that it can be spread by run."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+
+class UtcTime(sa.TypeDecorator[datetime]):
+    """A moment in UTC; SQLite forgets the zone, so it is put back."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        return value.astimezone(UTC) if value is not None else None
+
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class Real(sa.TypeDecorator[float]):
+    """A double that may be NaN. SQLite turns NaN into NULL by itself, so NULL stands for NaN in both databases."""
+
+    impl = sa.Double
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: sa.Dialect) -> float | None:
+        return None if value is None or math.isnan(value) else value
+
+    def process_result_value(self, value: float | None, dialect: sa.Dialect) -> float:
+        return math.nan if value is None else value
+
+
+def _id(**options: Any) -> sa.Column[Any]:
+    return sa.Column("id", sa.Uuid, **options)
+
+
+def _run_id() -> sa.Column[Any]:
+    return sa.Column("run_id", sa.Uuid, sa.ForeignKey("runs.id"), primary_key=True)
+
+
+projects = sa.Table(
+    "projects",
+    metadata,
+    _id(primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("default_policy", sa.Text, nullable=False),
+    sa.Column("default_mode", sa.Text, nullable=False),
+    sa.Column("grace_seconds", sa.Double, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+)
+
+keys = sa.Table(
+    "keys",
+    metadata,
+    _id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), index=True),  # NULL: the whole installation
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("hash", sa.Text, nullable=False, unique=True),
+    sa.Column("scopes", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("revoked_at", UtcTime),
+)
+
+policies = sa.Table(
+    "policies",
+    metadata,
+    _id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.UniqueConstraint("project_id", "name", "version"),
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    _id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
+    sa.Column("mode", sa.Text, nullable=False),
+    sa.Column("total_steps", sa.BigInteger),
+    sa.Column("last_step", sa.BigInteger),
+    sa.Column("version", sa.Integer, nullable=False),  # counts the changes of monitor_state
+    sa.Column("monitor_state", sa.Text),  # a cache: NULL means that it has to be rebuilt from the observations
+    sa.Column("verdict", sa.JSON, nullable=False),
+    sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
+    sa.Column("raw_maximum", sa.JSON(none_as_null=True)),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("updated_at", UtcTime, nullable=False),
+    sa.Column("ended_at", UtcTime),
+    sa.UniqueConstraint("project_id", "name"),
+    sa.Index("ix_runs_project_id_id", "project_id", "id"),
+)
+
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    _run_id(),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("resumed_from_step", sa.BigInteger),
+    sa.Column("started_at", UtcTime, nullable=False),
+)
+
+# The identity of a live observation is (run, metric, step): `superseded_by` is 0 for it, and for a superseded one the
+# attempt that took its place, so that the key itself keeps an identity from being counted twice.
+observations = sa.Table(
+    "observations",
+    metadata,
+    _run_id(),
+    sa.Column("metric", sa.Text, primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("superseded_by", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("value", Real),
+    sa.Column("stderr", sa.Double),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("observed_at", UtcTime),
+    sa.Column("received_at", UtcTime, nullable=False),
+)
+
+checkpoints = sa.Table(
+    "checkpoints",
+    metadata,
+    _run_id(),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("superseded_by", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("uri", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+)
+
+verdicts = sa.Table(
+    "verdicts",
+    metadata,
+    _run_id(),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("at", UtcTime, nullable=False),
+)
+
+decisions = sa.Table(
+    "decisions",
+    metadata,
+    _run_id(),
+    _id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("step", sa.BigInteger, nullable=False),
+    sa.Column("verdict", sa.JSON, nullable=False),
+    sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
+    sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
+    sa.Column("due_at", UtcTime, nullable=False),  # the end of the grace period
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: whoever comes second changes nothing
+    sa.Index("ix_decisions_id", "id"),
+    sa.Index("ix_decisions_project_id_id", "project_id", "id"),
+)
+
+decision_changes = sa.Table(
+    "decision_changes",
+    metadata,
+    _run_id(),
+    sa.Column("decision_id", sa.Uuid, primary_key=True),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("details", sa.JSON, nullable=False),
+    sa.Column("at", UtcTime, nullable=False),
+    sa.ForeignKeyConstraint(["run_id", "decision_id"], ["decisions.run_id", "decisions.id"]),
+)
+
+outcomes = sa.Table(
+    "outcomes",
+    metadata,
+    _run_id(),
+    sa.Column("decision_id", sa.Uuid, primary_key=True),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("turn_step", sa.BigInteger),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("at", UtcTime, nullable=False),
+    sa.ForeignKeyConstraint(["run_id", "decision_id"], ["decisions.run_id", "decisions.id"]),
+)
+
+endpoints = sa.Table(
+    "endpoints",
+    metadata,
+    _id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False, index=True),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("event_types", sa.JSON, nullable=False),
+    sa.Column("secret", sa.Text, nullable=False),
+    sa.Column("previous_secret", sa.Text),
+    sa.Column("previous_secret_until", UtcTime),
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("deleted_at", UtcTime),
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    _run_id(),
+    _id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("decision_id", sa.Uuid),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),  # the bytes that are signed, so that every attempt sends the same
+    sa.Column("created_at", UtcTime, nullable=False),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    _run_id(),
+    _id(primary_key=True),
+    sa.Column("event_id", sa.Uuid, nullable=False),
+    sa.Column("endpoint_id", sa.Uuid, sa.ForeignKey("endpoints.id"), nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("due_at", UtcTime, nullable=False),  # while a worker holds it: the end of its lease
+    sa.Column("last_error", sa.Text),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("settled_at", UtcTime),
+    sa.ForeignKeyConstraint(["run_id", "event_id"], ["events.run_id", "events.id"]),
+    sa.Index("ix_deliveries_id", "id"),
+    sa.Index("ix_deliveries_event_id", "event_id"),
+    sa.Index(
+        "ix_deliveries_due_at",
+        "due_at",
+        sqlite_where=sa.text("state = 'waiting'"),
+        postgresql_where=sa.text("state = 'waiting'"),
+    ),
+)
+
+delivery_attempts = sa.Table(
+    "delivery_attempts",
+    metadata,
+    _run_id(),
+    sa.Column("delivery_id", sa.Uuid, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", UtcTime, nullable=False),
+    sa.Column("duration_ms", sa.Double, nullable=False),
+    sa.Column("status_code", sa.Integer),
+    sa.Column("error", sa.Text),
+    sa.ForeignKeyConstraint(["run_id", "delivery_id"], ["deliveries.run_id", "deliveries.id"]),
+)
