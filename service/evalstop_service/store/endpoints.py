@@ -1,0 +1,156 @@
+"""Endpoints: where a project wants its events sent, and the secrets that sign them."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.tables import deliveries, endpoints
+
+SECRET_PREFIX = "whsec_"  # noqa: S105 - the mark of a secret, not one
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One URL with its subscription. `event_types` is `("*",)` for all of them."""
+
+    id: UUID
+    project_id: UUID
+    url: str
+    event_types: tuple[str, ...]
+    secret: str
+    previous_secret: str | None
+    previous_secret_until: datetime | None
+    enabled: bool
+    created_at: datetime
+
+    def wants(self, event_type: str) -> bool:
+        """Whether an event of this type is to be sent here."""
+        return "*" in self.event_types or event_type in self.event_types
+
+
+def new_secret() -> str:
+    """A fresh signing secret in the form of Standard Webhooks: `whsec_` and 32 random bytes in base64."""
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def valid_secrets(secret: str, previous: str | None, previous_until: datetime | None, now: datetime) -> tuple[str, ...]:
+    """The secrets to sign with: the present one, and the previous one while it is still good."""
+    if previous is not None and previous_until is not None and now < previous_until:
+        return (secret, previous)
+    return (secret,)
+
+
+def add(tx: Transaction, *, project_id: UUID, url: str, event_types: Iterable[str], now: datetime) -> Endpoint:
+    """A new endpoint, enabled, with a secret of its own."""
+    row: dict[str, Any] = {
+        "id": new_id(),
+        "project_id": project_id,
+        "url": url,
+        "event_types": list(event_types),
+        "secret": new_secret(),
+        "previous_secret": None,
+        "previous_secret_until": None,
+        "enabled": True,
+        "created_at": now,
+    }
+    tx.execute(sa.insert(endpoints).values(row))
+    return _endpoint(row)
+
+
+def find(tx: Transaction, *, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
+    """The endpoint of that id; None when the project has none, or has deleted it."""
+    row = tx.execute(_of(project_id).where(endpoints.c.id == endpoint_id)).mappings().one_or_none()
+    return None if row is None else _endpoint(row)
+
+
+def list_all(tx: Transaction, *, project_id: UUID) -> list[Endpoint]:
+    """The endpoints of a project, oldest first."""
+    return [_endpoint(row) for row in tx.execute(_of(project_id).order_by(endpoints.c.id)).mappings()]
+
+
+def change(
+    tx: Transaction,
+    *,
+    project_id: UUID,
+    endpoint_id: UUID,
+    url: str | None = None,
+    event_types: Iterable[str] | None = None,
+    enabled: bool | None = None,
+) -> Endpoint | None:
+    """Change what is given and leave what is None; deliveries that wait go to the new URL."""
+    values: dict[str, Any] = {}
+    if url is not None:
+        values["url"] = url
+    if event_types is not None:
+        values["event_types"] = list(event_types)
+    if enabled is not None:
+        values["enabled"] = enabled
+    if values:
+        tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
+    return find(tx, project_id=project_id, endpoint_id=endpoint_id)
+
+
+def rotate_secret(
+    tx: Transaction, *, project_id: UUID, endpoint_id: UUID, now: datetime, previous_valid_hours: float = 24.0
+) -> Endpoint | None:
+    """Give the endpoint a new secret; the one it had signs along for `previous_valid_hours`."""
+    values = {
+        "secret": new_secret(),
+        "previous_secret": endpoints.c.secret,
+        "previous_secret_until": now + timedelta(hours=previous_valid_hours),
+    }
+    tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
+    return find(tx, project_id=project_id, endpoint_id=endpoint_id)
+
+
+def delete(tx: Transaction, *, project_id: UUID, endpoint_id: UUID, now: datetime) -> bool:
+    """Delete the endpoint and cancel what waits for it; its past deliveries stay. False when there was none."""
+    gone = tx.execute(
+        sa.update(endpoints).where(_is(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
+    ).rowcount
+    if gone:
+        tx.execute(
+            sa.update(deliveries)
+            .where(deliveries.c.endpoint_id == endpoint_id, deliveries.c.state == "waiting")
+            .values(state="cancelled", last_error="the endpoint was deleted", settled_at=now)
+        )
+    return bool(gone)
+
+
+def disable(tx: Transaction, endpoint_id: UUID) -> None:
+    """Send nothing more there: the receiver said that it is gone for good."""
+    tx.execute(sa.update(endpoints).where(endpoints.c.id == endpoint_id).values(enabled=False))
+
+
+def _is(project_id: UUID, endpoint_id: UUID) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        endpoints.c.project_id == project_id, endpoints.c.id == endpoint_id, endpoints.c.deleted_at.is_(None)
+    )
+
+
+def _of(project_id: UUID) -> sa.Select[Any]:
+    return sa.select(endpoints).where(endpoints.c.project_id == project_id, endpoints.c.deleted_at.is_(None))
+
+
+def _endpoint(row: Any) -> Endpoint:
+    return Endpoint(
+        id=row["id"],
+        project_id=row["project_id"],
+        url=row["url"],
+        event_types=tuple(row["event_types"]),
+        secret=row["secret"],
+        previous_secret=row["previous_secret"],
+        previous_secret_until=row["previous_secret_until"],
+        enabled=row["enabled"],
+        created_at=row["created_at"],
+    )
