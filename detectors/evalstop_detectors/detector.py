@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from evalstop_detectors.observation import Observation, Signal
+
+# What a policy may set a parameter to. The upper ends keep out what JSON or a float cannot hold, such as infinity.
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+CountOrZero = Annotated[int, Meta(ge=0, le=1_000_000)]
+Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 class Kind(StrEnum):

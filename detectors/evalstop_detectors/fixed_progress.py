@@ -10,6 +10,7 @@ Not done    Everything. It is here so that better detectors have something to be
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
@@ -44,7 +45,7 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
         return FixedProgressState()
 
     def step(self, state: FixedProgressState, observation: Observation) -> tuple[FixedProgressState, Evidence]:
-        if observation.progress is not None:
+        if observation.progress is not None and math.isfinite(observation.progress):
             state = FixedProgressState(max(state.progress or 0.0, observation.progress))
         if state.progress is None:
             return state, Evidence(Kind.FRACTION, 0.0, None, "the run did not say how many steps it plans")

@@ -13,11 +13,11 @@ Not done    The running best of noisy values is too high by about the noise time
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 
@@ -40,9 +40,9 @@ class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
     name: ClassVar[str] = "k_below_best"
     state_type: ClassVar[type[KBelowBestState]] = KBelowBestState
 
-    k: Annotated[int, Meta(ge=1)] = 5
-    tolerance: Annotated[float, Meta(ge=0)] = 0.0
-    warmup_evals: Annotated[int, Meta(ge=0)] = 0
+    k: Count = 5
+    tolerance: Amount = 0.0
+    warmup_evals: CountOrZero = 0
     signal: Signal = Signal.EVAL
 
     @property
@@ -51,7 +51,7 @@ class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=self.k - 1 if self.k > 1 else None, stop_at=self.k)
+        return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
 
     def start(self) -> KBelowBestState:
         return KBelowBestState()
@@ -60,11 +60,15 @@ class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
         if observation.finite:
             state = self._advance(state, observation)
         turn_step = state.best_step if state.below else None
-        note = f"{state.below} consecutive values of {self.signal} below its best, k = {self.k}"
-        return state, Evidence(Kind.COUNT, state.below, turn_step, note)
+        return state, Evidence(Kind.COUNT, float(state.below), turn_step, self._note(state))
 
     def _advance(self, state: KBelowBestState, observation: Observation) -> KBelowBestState:
         if state.best is None or observation.value > state.best:
             return KBelowBestState(state.seen + 1, observation.value, observation.step, 0)
         counts = observation.value < state.best - self.tolerance and state.seen >= self.warmup_evals
         return KBelowBestState(state.seen + 1, state.best, state.best_step, state.below + 1 if counts else 0)
+
+    def _note(self, state: KBelowBestState) -> str:
+        if state.seen < self.warmup_evals:
+            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.signal} seen"
+        return f"{state.below} consecutive values of {self.signal} below its best, k = {self.k}"

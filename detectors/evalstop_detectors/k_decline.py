@@ -12,11 +12,11 @@ Not done    No allowance for noise. On a plateau the rule is scale-free: k = 3 s
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 
@@ -40,9 +40,9 @@ class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
     name: ClassVar[str] = "k_decline"
     state_type: ClassVar[type[KDeclineState]] = KDeclineState
 
-    k: Annotated[int, Meta(ge=1)] = 3
-    min_delta: Annotated[float, Meta(ge=0)] = 0.0
-    warmup_evals: Annotated[int, Meta(ge=0)] = 0
+    k: Count = 3
+    min_delta: Amount = 0.0
+    warmup_evals: CountOrZero = 0
     signal: Signal = Signal.EVAL
 
     @property
@@ -51,7 +51,7 @@ class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=self.k - 1 if self.k > 1 else None, stop_at=self.k)
+        return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
 
     def start(self) -> KDeclineState:
         return KDeclineState()
@@ -59,7 +59,7 @@ class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
     def step(self, state: KDeclineState, observation: Observation) -> tuple[KDeclineState, Evidence]:
         if observation.finite:
             state = self._advance(state, observation)
-        return state, Evidence(Kind.COUNT, state.declines, state.turn_step, self._note(state))
+        return state, Evidence(Kind.COUNT, float(state.declines), state.turn_step, self._note(state))
 
     def _advance(self, state: KDeclineState, observation: Observation) -> KDeclineState:
         warm = state.previous is not None and state.seen >= self.warmup_evals
@@ -73,6 +73,6 @@ class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _note(self, state: KDeclineState) -> str:
-        if state.seen <= self.warmup_evals:
+        if state.seen < self.warmup_evals:
             return f"warming up: {state.seen} of {self.warmup_evals} values of {self.signal} seen"
         return f"{state.declines} consecutive declines of {self.signal}, k = {self.k}"

@@ -10,11 +10,11 @@ Not done    The loss falls all through reward hacking, so this misses most of it
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detector import Amount, Count, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 
@@ -32,8 +32,8 @@ class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
     name: ClassVar[str] = "loss_plateau"
     state_type: ClassVar[type[LossPlateauState]] = LossPlateauState
 
-    patience: Annotated[int, Meta(ge=1)] = 10
-    min_delta: Annotated[float, Meta(ge=0)] = 0.0
+    patience: Count = 10
+    min_delta: Amount = 0.0
 
     @property
     def signals(self) -> frozenset[Signal]:
@@ -41,7 +41,7 @@ class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=None, stop_at=self.patience)
+        return Thresholds(suspect_at=None, stop_at=float(self.patience))
 
     def start(self) -> LossPlateauState:
         return LossPlateauState()
@@ -54,4 +54,4 @@ class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
                 state = LossPlateauState(state.best, state.best_step, state.since + 1)
         turn_step = state.best_step if state.since else None
         note = f"{state.since} values since the loss last improved, patience {self.patience}"
-        return state, Evidence(Kind.COUNT, state.since, turn_step, note)
+        return state, Evidence(Kind.COUNT, float(state.since), turn_step, note)

@@ -40,7 +40,7 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=1, stop_at=None)
+        return Thresholds(suspect_at=1.0, stop_at=None)
 
     def start(self) -> NonFiniteState:
         return NonFiniteState()
@@ -52,4 +52,4 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
             state = NonFiniteState(state.run_length + 1, state.last_finite_step)
         turn_step = state.last_finite_step if state.run_length else None
         note = f"{state.run_length} consecutive values of {self.signal} are NaN or infinite"
-        return state, Evidence(Kind.COUNT, state.run_length, turn_step, note)
+        return state, Evidence(Kind.COUNT, float(state.run_length), turn_step, note)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 
 class Signal(StrEnum):
@@ -36,6 +38,18 @@ class Observation(Struct, frozen=True):
     value: float
     stderr: float | None = None
     progress: float | None = None
+
+    def __post_init__(self) -> None:
+        # Integers and numpy's numbers become plain floats here: past 2**53 an integer compares otherwise than the float
+        # that comes back out of a stored state, and JSON knows no numpy.
+        if type(self.step) is not int:
+            force_setattr(self, "step", operator.index(self.step))
+        if type(self.value) is not float:
+            force_setattr(self, "value", float(self.value))
+        if self.stderr is not None and type(self.stderr) is not float:
+            force_setattr(self, "stderr", float(self.stderr))
+        if self.progress is not None and type(self.progress) is not float:
+            force_setattr(self, "progress", float(self.progress))
 
     @property
     def order(self) -> tuple[int, int]:
