@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import ClassVar, Protocol
 
@@ -9,7 +10,7 @@ from msgspec import Struct
 
 
 class Score(Struct, frozen=True):
-    """A finite gold score of the model at `step`, higher is better; `stderr` in its unit, None when unknown."""
+    """A gold score of the model at `step`, higher is better; `stderr` in its unit, None when unknown."""
 
     step: int
     value: float
@@ -30,7 +31,7 @@ class Chooser(Protocol):
     name: ClassVar[str]
 
     def choose(self, scores: Sequence[Score], existing: Collection[int]) -> Best | None:
-        """The best of `scores` (by ascending step) whose step is in `existing`; None when there is none."""
+        """The best of the finite `scores` (by ascending step) whose step is in `existing`; None when there is none."""
 
 
 class RawMaximum:
@@ -42,7 +43,7 @@ class RawMaximum:
     name: ClassVar[str] = "raw_maximum"
 
     def choose(self, scores: Sequence[Score], existing: Collection[int]) -> Best | None:
-        candidates = [score for score in scores if score.step in existing]
+        candidates = [score for score in scores if score.step in existing and math.isfinite(score.value)]
         if not candidates:
             return None
         best = max(candidates, key=lambda score: (score.value, -score.step))

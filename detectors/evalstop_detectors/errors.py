@@ -25,4 +25,4 @@ class StaleState(DetectorError):
 
 
 class OutOfOrder(DetectorError):
-    """An observation came before one that the monitor has already seen; replay the run in step order."""
+    """An observation belongs before one that the monitor has already seen; replay the run in step order."""

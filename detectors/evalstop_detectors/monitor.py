@@ -40,9 +40,17 @@ def is_late(state: MonitorState, observation: Observation) -> bool:
 
 
 def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
-    """Take in one observation of a signal in `policy.signals`; raises OutOfOrder if it is late."""
+    """Take in one observation; raises OutOfOrder if it is late.
+
+    A signal outside `policy.signals` changes nothing, not even the step of the verdict, however often it comes.
+    """
+    if observation.signal not in policy.signals:
+        return state, state.verdict
     if is_late(state, observation):
-        raise OutOfOrder
+        raise OutOfOrder(
+            f"{observation.signal} at step {observation.step} belongs before an observation that the monitor has"
+            " already seen; replay the run in step order"
+        )
     states, evidence = list(state.states), list(state.evidence)
     for index, member in enumerate(policy.members):
         if observation.signal in member.detector.signals:
@@ -60,6 +68,5 @@ def replay(policy: Policy, observations: Iterable[Observation]) -> MonitorState:
     """The state after a whole run, given in any order; each (signal, step) may occur once."""
     state = start(policy)
     for observation in sorted(observations, key=lambda item: item.order):
-        if observation.signal in policy.signals:
-            state, _ = step(policy, state, observation)
+        state, _ = step(policy, state, observation)
     return state
