@@ -50,7 +50,7 @@ def valid_secrets(secret: str, previous: str | None, previous_until: datetime | 
     return (secret,)
 
 
-def add(tx: Transaction, *, project_id: UUID, url: str, event_types: Iterable[str], now: datetime) -> Endpoint:
+def add(tx: Transaction, project_id: UUID, *, url: str, event_types: Iterable[str], now: datetime) -> Endpoint:
     """A new endpoint, enabled, with a secret of its own."""
     row: dict[str, Any] = {
         "id": new_id(),
@@ -67,22 +67,22 @@ def add(tx: Transaction, *, project_id: UUID, url: str, event_types: Iterable[st
     return _endpoint(row)
 
 
-def find(tx: Transaction, *, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
+def find(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
     """The endpoint of that id; None when the project has none, or has deleted it."""
     row = tx.execute(_of(project_id).where(endpoints.c.id == endpoint_id)).mappings().one_or_none()
     return None if row is None else _endpoint(row)
 
 
-def list_all(tx: Transaction, *, project_id: UUID) -> list[Endpoint]:
+def listing(tx: Transaction, project_id: UUID) -> list[Endpoint]:
     """The endpoints of a project, oldest first."""
     return [_endpoint(row) for row in tx.execute(_of(project_id).order_by(endpoints.c.id)).mappings()]
 
 
 def change(
     tx: Transaction,
-    *,
     project_id: UUID,
     endpoint_id: UUID,
+    *,
     url: str | None = None,
     event_types: Iterable[str] | None = None,
     enabled: bool | None = None,
@@ -97,11 +97,11 @@ def change(
         values["enabled"] = enabled
     if values:
         tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
-    return find(tx, project_id=project_id, endpoint_id=endpoint_id)
+    return find(tx, project_id, endpoint_id)
 
 
 def rotate_secret(
-    tx: Transaction, *, project_id: UUID, endpoint_id: UUID, now: datetime, previous_valid_hours: float = 24.0
+    tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime, previous_valid_hours: float = 24.0
 ) -> Endpoint | None:
     """Give the endpoint a new secret; the one it had signs along for `previous_valid_hours`."""
     values = {
@@ -110,10 +110,10 @@ def rotate_secret(
         "previous_secret_until": now + timedelta(hours=previous_valid_hours),
     }
     tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
-    return find(tx, project_id=project_id, endpoint_id=endpoint_id)
+    return find(tx, project_id, endpoint_id)
 
 
-def delete(tx: Transaction, *, project_id: UUID, endpoint_id: UUID, now: datetime) -> bool:
+def delete(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> bool:
     """Delete the endpoint and cancel what waits for it; its past deliveries stay. False when there was none."""
     gone = tx.execute(
         sa.update(endpoints).where(_is(project_id, endpoint_id)).values(deleted_at=now, enabled=False)

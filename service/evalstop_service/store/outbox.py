@@ -68,7 +68,7 @@ def announce(
             "due_at": due_at or now,
             "created_at": now,
         }
-        for endpoint in endpoints.list_all(tx, project_id=project_id)
+        for endpoint in endpoints.listing(tx, project_id)
         if endpoint.enabled and endpoint.wants(type)
     ]
     if rows:

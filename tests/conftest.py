@@ -1,0 +1,127 @@
+"""What all tests share: a migrated database of their own, embedded and PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+import sqlalchemy as sa
+from evalstop_service.store.database import Database
+from evalstop_service.store.tables import metadata
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
+from tests.postgres_server import NoPostgres, connected, postgres
+
+BACKENDS = ("sqlite", "postgresql")
+
+
+class ClonePostgres(Protocol):
+    """Makes a database and gives its URL: at head, or without any table."""
+
+    def __call__(self, empty: bool = False) -> str: ...
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An embedded database at head, to copy from."""
+    file = tmp_path_factory.mktemp("template") / "template.db"
+    database = Database(f"sqlite:///{file}")
+    _lay(database)
+    database.close()  # the last connection to close folds the write-ahead log into the file
+    return file
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The URL of a real PostgreSQL, one a test process; skips where there is none, and fails in CI."""
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(postgres())
+        except NoPostgres as error:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip(str(error))
+        yield url
+
+
+@pytest.fixture(scope="session")
+def clone_postgres(postgres_url: str) -> Iterator[ClonePostgres]:
+    """Makes fresh databases, cloned from one at head."""
+    names: list[str] = []
+
+    def create(template: str | None = None) -> str:
+        name = f"evalstop_test_{uuid.uuid4().hex}"
+        with connected(postgres_url) as connection:
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template or 'template0'}")
+        names.append(name)
+        return name
+
+    def url_of(name: str) -> str:
+        return sa.make_url(postgres_url).set(database=name).render_as_string(hide_password=False)
+
+    template = create()
+    migrated = Database(url_of(template))
+    _lay(migrated)
+    migrated.close()
+    yield lambda empty=False: url_of(create(None if empty else template))
+    with connected(postgres_url) as connection:
+        for name in names:
+            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+@pytest.fixture(params=BACKENDS)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a migrated database of the test's own: the embedded one, then PostgreSQL."""
+    if request.param == "sqlite":
+        file = tmp_path / "evalstop.db"
+        shutil.copyfile(request.getfixturevalue("migrated_file"), file)
+        return f"sqlite:///{file}"
+    clone: ClonePostgres = request.getfixturevalue("clone_postgres")
+    return clone()
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A migrated database of the test's own: the embedded one, then PostgreSQL."""
+    database = Database(database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def postgres_database(clone_postgres: ClonePostgres) -> Iterator[Database]:
+    """A migrated PostgreSQL of the test's own, for what only it can do."""
+    database = Database(clone_postgres())
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def empty_postgres_url(clone_postgres: ClonePostgres) -> str:
+    """The URL of a PostgreSQL database without any table."""
+    return clone_postgres(empty=True)
+
+
+@pytest.fixture
+def embedded_database(migrated_file: Path, tmp_path: Path) -> Iterator[Database]:
+    """A migrated embedded database of the test's own, for what only it can do."""
+    file = tmp_path / "embedded.db"
+    shutil.copyfile(migrated_file, file)
+    database = Database(f"sqlite:///{file}")
+    yield database
+    database.close()
+
+
+def _lay(database: Database) -> None:
+    for table in metadata.tables.values():
+        for key in table.foreign_key_constraints:
+            key.name = f"fk_{table.name}_{'_'.join(key.column_keys)}"
+    with database.transaction() as tx:
+        metadata.create_all(tx)
