@@ -1,0 +1,33 @@
+"""Report a training run to EvalStop, and obey its stop decisions beside a scheduler."""
+
+from evalstop_client.errors import (
+    ConfigurationError,
+    EvalStopError,
+    EventMalformed,
+    HeaderMissing,
+    SignatureError,
+    SignatureMismatch,
+    TimestampInFuture,
+    TimestampMalformed,
+    TimestampTooOld,
+)
+from evalstop_client.run import Run
+from evalstop_client.settings import Limits
+from evalstop_client.standing import Verdict
+from evalstop_client.version import __version__
+
+__all__ = [
+    "ConfigurationError",
+    "EvalStopError",
+    "EventMalformed",
+    "HeaderMissing",
+    "Limits",
+    "Run",
+    "SignatureError",
+    "SignatureMismatch",
+    "TimestampInFuture",
+    "TimestampMalformed",
+    "TimestampTooOld",
+    "Verdict",
+    "__version__",
+]

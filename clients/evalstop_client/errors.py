@@ -1,0 +1,60 @@
+"""What can go wrong in the client, drawn as one tree; the docstring of an exception is its message.
+
+EvalStopError
+├── ConfigurationError
+├── SignatureError
+│   ├── HeaderMissing
+│   ├── TimestampMalformed
+│   ├── TimestampTooOld
+│   ├── TimestampInFuture
+│   └── SignatureMismatch
+└── EventMalformed
+"""
+
+from __future__ import annotations
+
+import inspect
+
+
+class EvalStopError(Exception):
+    """The EvalStop client cannot go on."""
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        message = inspect.cleandoc(type(self).__doc__ or type(self).__name__)
+        return f"{message} {self.detail}" if self.detail else message
+
+
+class ConfigurationError(EvalStopError):
+    """EvalStop was given a setting that it cannot work with."""
+
+
+class SignatureError(EvalStopError):
+    """The webhook is not proven to come from EvalStop."""
+
+
+class HeaderMissing(SignatureError):
+    """A header of the webhook is missing: webhook-id, webhook-timestamp and webhook-signature are all needed."""
+
+
+class TimestampMalformed(SignatureError):
+    """The header webhook-timestamp must be a whole number of seconds since 1970."""
+
+
+class TimestampTooOld(SignatureError):
+    """The webhook was signed too long ago: it may be a replay, or one of the two clocks is wrong."""
+
+
+class TimestampInFuture(SignatureError):
+    """The webhook was signed in the future: one of the two clocks is wrong."""
+
+
+class SignatureMismatch(SignatureError):
+    """No signature of the webhook matches a secret known here: compare the secret with that of the endpoint."""
+
+
+class EventMalformed(EvalStopError):
+    """The webhook is signed by EvalStop but does not have the shape of an event."""

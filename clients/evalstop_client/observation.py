@@ -1,0 +1,87 @@
+"""From what a trainer hands over to the observations that the service understands: pure."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LARGEST_STEP = 2**63 - 1
+
+
+@dataclass
+class Reading:
+    """The observations read from one call of `log`, and what had to be left out: kind -> (how often, an example)."""
+
+    points: list[dict[str, Any]] = field(default_factory=list)
+    complaints: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def complain(self, kind: str, example: str, count: int = 1) -> None:
+        """Note that `count` things of this kind were left out."""
+        so_far, first = self.complaints.get(kind, (0, example))
+        self.complaints[kind] = (so_far + count, first)
+
+
+def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None, time: str) -> Reading:
+    """Read one call of `log`: `values` and their standard errors by metric, all at one `step`."""
+    reading = Reading()
+    if not isinstance(values, Mapping):
+        reading.complain("values", f"log() takes a mapping of metric to value, not {values!r:.80}")
+        return reading
+    whole_step = step_of(step)
+    if whole_step is None:
+        reading.complain("step", f"step {step!r:.80} is not a whole number from 0 on", max(1, len(values)))
+        return reading
+    errors = stderr if isinstance(stderr, Mapping) else {}
+    if stderr is not None and (errors is not stderr or not errors.keys() <= values.keys()):
+        reading.complain("stderr", f"stderr {stderr!r:.80} has no value beside it")
+    for metric, raw in values.items():
+        value = number_of(raw)
+        if not isinstance(metric, str) or not metric:
+            reading.complain("metric", f"{metric!r:.80} is not the name of a metric")
+        elif value is None:
+            reading.complain("value", f"{metric!r:.80} has the value {raw!r:.80}, which is no number")
+        else:
+            point: dict[str, Any] = {"metric": metric, "step": whole_step, "value": sendable(value), "time": time}
+            if metric in errors:
+                _add_stderr(reading, point, errors[metric])
+            reading.points.append(point)
+    return reading
+
+
+def step_of(step: Any) -> int | None:
+    """The step as an int, or None when it is none; integers of numpy and torch are integers too."""
+    try:
+        whole = operator.index(step)
+    except Exception:  # whatever a foreign type's conversion raises
+        return None
+    return whole if 0 <= whole <= LARGEST_STEP else None
+
+
+def number_of(raw: Any) -> float | None:
+    """The value as a float, or None when it is no number; scalars of numpy and torch are numbers too."""
+    if isinstance(raw, str | bytes | bytearray):  # float() would read them, and hide a mistake
+        return None
+    try:
+        return float(raw)
+    except Exception:  # whatever a foreign type's conversion raises
+        return None
+
+
+def sendable(value: float) -> float | str:
+    """The value as JSON can hold it: NaN and the infinities travel as strings."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _add_stderr(reading: Reading, point: dict[str, Any], raw: Any) -> None:
+    error = number_of(raw)
+    if error is None or not math.isfinite(error) or error < 0:
+        reading.complain("stderr", f"stderr of {point['metric']!r:.80} is {raw!r:.80}, not a number from 0 on")
+    else:
+        point["stderr"] = error

@@ -1,0 +1,93 @@
+"""Joins recorder, spool and sender into the background reporter of one run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from evalstop_client.notices import Notices
+from evalstop_client.recorder import Recorder
+from evalstop_client.segment import Entry
+from evalstop_client.sender import Sender
+from evalstop_client.service import Service
+from evalstop_client.settings import Settings
+from evalstop_client.spool import Spool
+from evalstop_client.standing import Standing
+
+logger = logging.getLogger("evalstop_client")
+
+
+class Reporter:
+    """Takes entries at any rate and brings them to the service in their order, whenever it is there.
+
+    Two threads: one makes entries durable at once, the other may wait for the network as long as it must.
+    """
+
+    def __init__(self, settings: Settings, notices: Notices) -> None:
+        assert settings.url is not None
+        self._settings = settings
+        self._notices = notices
+        self._starting = threading.Lock()
+        self._started = False
+        self._build()
+
+    @property
+    def standing(self) -> Standing:
+        """What the service said last."""
+        return self._sender.standing
+
+    def start(self) -> None:
+        """Start both threads, unless they run or have ended."""
+        with self._starting:
+            if not self._started:
+                self._started = True
+                self._recorder.start()
+                self._sender.start()
+
+    def put(self, entry: Entry) -> None:
+        """Take `entry`; never waits for disk or network."""
+        self.start()
+        self._recorder.put(entry)
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Wait until the service has everything; False when `timeout_seconds` did not suffice."""
+        if not self._started:
+            return True
+        deadline = time.monotonic() + timeout_seconds
+        self._sender.hurry()
+        recorded = self._recorder.wait_idle(timeout_seconds)
+        self._spool.wait(lambda: self._sender.is_idle or self._sender.is_stuck, deadline - time.monotonic())
+        self._sender.calm()
+        return recorded and self._sender.is_idle
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Flush, then end the threads; what could not be sent stays in the spool for the next run of this name."""
+        flushed = self.flush(timeout_seconds)
+        self._recorder.close()
+        self._sender.close()
+        self._spool.close()
+        if not flushed and self._started:
+            folder = self._settings.spool_folder
+            logger.warning("evalstop: not everything was sent; the next run of this name will send %s", folder)
+        return flushed
+
+    def after_fork_in_child(self) -> None:
+        """Begin anew in a forked child: threads do not cross a fork, and the parent sends what it has queued."""
+        self._spool.abandon_in_child()
+        standing = self.standing
+        self._starting = threading.Lock()
+        self._started = False
+        self._build()
+        self._sender.standing = standing
+
+    def _build(self) -> None:
+        settings, limits, notices = self._settings, self._settings.limits, self._notices
+        opening: Mapping[str, Any] = settings.opening
+        assert settings.url is not None
+        service = Service(settings.url, settings.key, limits.timeout_seconds)
+        self._spool = Spool(settings.spool_folder, opening, limits, notices)
+        self._recorder = Recorder(self._spool, limits.queue_entries, notices)
+        self._sender = Sender(service, self._spool, opening, limits, notices)

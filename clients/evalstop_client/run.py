@@ -1,0 +1,201 @@
+"""What a trainer calls: a run that is watched, and never in the way of the training."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from evalstop_client import observation
+from evalstop_client.notices import Notices
+from evalstop_client.reporter import Reporter
+from evalstop_client.segment import Entry
+from evalstop_client.settings import Limits, Settings, resolve
+from evalstop_client.standing import Standing, Verdict
+
+POINTS_PER_ENTRY = 1_000
+
+
+class Run:
+    """One training run, reported to EvalStop from the background.
+
+        with Run(name="ppo-7b", metrics={"gold": {"signal": "eval"}, "kl": {"signal": "kl"}}) as run:
+            for step in range(10_000):
+                ...
+                run.log({"gold": gold, "kl": kl}, step=step, stderr={"gold": gold_stderr})
+                if run.should_stop:
+                    break
+
+    Arguments left out are taken from EVALSTOP_URL, EVALSTOP_KEY, EVALSTOP_RUN_NAME, EVALSTOP_LABELS (`k=v,k2=v2`, added
+    to `labels`) and EVALSTOP_SPOOL. Without a url nothing is posted. Only the construction raises
+    (ConfigurationError); no other method ever does, nor waits for disk or network, except `flush` and `finish`.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str | None = None,
+        key: str | None = None,
+        name: str | None = None,
+        metrics: Mapping[str, Mapping[str, str]] | None = None,
+        labels: Mapping[str, str] | None = None,
+        policy: str | None = None,
+        mode: Literal["shadow", "enforce"] | None = None,
+        total_steps: int | None = None,
+        spool_folder: str | Path | None = None,
+        flush_seconds: float = Limits.flush_seconds,
+        poll_seconds: float = Limits.poll_seconds,
+        limits: Limits | None = None,
+    ) -> None:
+        self._settings: Settings = resolve(
+            os.environ,
+            url=url,
+            key=key,
+            name=name,
+            metrics=metrics,
+            labels=labels,
+            policy=policy,
+            mode=mode,
+            total_steps=total_steps,
+            spool_root=spool_folder,
+            limits=limits or Limits(flush_seconds=flush_seconds, poll_seconds=poll_seconds),
+        )
+        self._notices = Notices()
+        self._finished = False
+        self._pid = os.getpid()
+        self._reporter: Reporter | None = None
+        if self._settings.url is None:
+            self._notices.say("nowhere", "no url was given (EVALSTOP_URL): the run is not reported")
+        else:
+            self._reporter = Reporter(self._settings, self._notices)
+            self._reporter.start()
+        _living.add(self)
+
+    @property
+    def name(self) -> str:
+        """The name under which the service knows the run."""
+        return str(self._settings.opening["name"])
+
+    @property
+    def id(self) -> str | None:
+        """The service's id of the run; None until it has answered."""
+        return self._standing.run_id
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the service wants the run to end, as of its latest answer."""
+        return self._standing.should_stop
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The service's latest verdict; None until it has answered."""
+        return self._standing.verdict
+
+    @property
+    def best_checkpoint(self) -> Mapping[str, Any] | None:
+        """The checkpoint to ship (`step`, `uri`, `score`, `chosen_by`), as of the service's latest answer."""
+        return self._standing.best_checkpoint
+
+    @property
+    def dropped(self) -> int:
+        """How many observations and calls were given up: bad arguments, or more than memory and disk could hold."""
+        return self._notices.dropped
+
+    def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
+        """Report metrics at `step`, with the standard errors that are known; what is no number is dropped."""
+        time = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        reading = observation.read(values, step, stderr, time)
+        for kind, (count, example) in reading.complaints.items():
+            self._notices.drop(kind, count, "log: %s", example)
+        for start in range(0, len(reading.points), POINTS_PER_ENTRY):
+            self._put(Entry("observations", {"observations": reading.points[start : start + POINTS_PER_ENTRY]}))
+
+    def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
+        """Report that the checkpoint of `step` exists at `uri`."""
+        place = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
+        whole_step = observation.step_of(step)
+        if whole_step is None or not isinstance(place, str) or not place:
+            self._notices.drop("checkpoint", 1, "checkpoint: step %.80r, uri %.80r", step, uri)
+        else:
+            self._put(Entry("checkpoints", {"step": whole_step, "uri": place}))
+
+    def resume(self, *, step: int) -> None:
+        """Report that training goes on from the checkpoint of `step`: what was logged after it is void."""
+        whole_step = observation.step_of(step)
+        if whole_step is None:
+            self._notices.drop("resume", 1, "resume: step %.80r", step)
+        else:
+            self._put(Entry("resume", {"step": whole_step}))
+
+    def flush(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the service has everything (at most `flush_seconds` unless told); False when it has not."""
+        if self._reporter is None or self._finished:
+            return True
+        return self._reporter.flush(self._settings.limits.flush_seconds if timeout_seconds is None else timeout_seconds)
+
+    def finish(self, status: Literal["completed", "failed"] = "completed") -> None:
+        """Report how the run ended and wait up to `flush_seconds` for the service; later calls do nothing."""
+        if self._finished:
+            return
+        if status not in ("completed", "failed"):
+            self._notices.say("finish", "finish: %.80r is neither completed nor failed; failed is sent", status)
+            status = "failed"
+        self._put(Entry("finish", {"status": status}))
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._pid:  # a forked child leaves the block: the run goes on in the parent
+            self._close()
+        else:
+            ended_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+            self.finish("completed" if ended_well else "failed")
+
+    @property
+    def _standing(self) -> Standing:
+        return self._reporter.standing if self._reporter is not None else _UNKNOWN
+
+    def _put(self, entry: Entry) -> None:
+        if self._finished:
+            self._notices.drop("finished", max(1, entry.points), "the run is finished: later calls are dropped")
+        elif self._reporter is not None:
+            self._reporter.put(entry)
+
+    def _close(self) -> None:
+        self._finished = True
+        _living.discard(self)
+        if self._reporter is not None:
+            self._reporter.close(self._settings.limits.flush_seconds)
+
+    def _after_fork_in_child(self) -> None:
+        self._notices.after_fork_in_child()
+        if self._reporter is not None:
+            self._reporter.after_fork_in_child()
+
+
+_UNKNOWN = Standing()
+_living: set[Run] = set()  # holds on to runs that their maker forgot, so that exit can flush them
+
+
+def _close_all() -> None:
+    """At exit: bring what is logged home, without saying how the run ended, which nobody has told."""
+    for run in list(_living):
+        run._close()
+
+
+def _begin_anew_in_child() -> None:
+    for run in list(_living):
+        run._after_fork_in_child()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew_in_child)

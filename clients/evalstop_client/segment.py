@@ -1,0 +1,279 @@
+"""One stretch of a spool: entries in the order in which they were made, and how far they were sent.
+
+On disk a segment is two files. `<time>-<pid>.jsonl` holds one line that says how to open the run, then one line an
+entry. `<time>-<pid>.sent` holds the byte up to which the service has answered: without it a restart would post
+observations of an earlier attempt after its `resume`, where they would count as new ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+if sys.platform != "win32":
+    import fcntl
+
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One call of the trainer: `body` is to be posted to `/runs/{id}/<to>`."""
+
+    to: str
+    body: Mapping[str, Any]
+
+    @property
+    def points(self) -> int:
+        """How many observations it holds."""
+        return len(self.body["observations"]) if self.to == "observations" else 0
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is small, rare and never to be dropped: all but observations."""
+        return self.to != "observations"
+
+    def line(self) -> bytes:
+        """The entry as one line of a segment."""
+        return json.dumps({"to": self.to, "body": self.body}, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Entry:
+        """The entry that `line` holds; ValueError when it holds none."""
+        fields = json.loads(line)
+        if not isinstance(fields, dict) or not isinstance(fields.get("body"), dict):
+            raise ValueError("no entry")
+        entry = cls(str(fields.get("to")), fields["body"])
+        if entry.to == "observations" and not isinstance(entry.body.get("observations"), list):
+            raise ValueError("no list of observations")
+        return entry
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The oldest unsent entries of a segment that one request can carry: observations, or one entry of another kind."""
+
+    segment: Segment
+    opening: Mapping[str, Any]
+    entries: tuple[Entry, ...]
+    end: int  # where the segment goes on after them
+    unreadable: int = 0  # damaged lines passed over
+
+
+class Segment(Protocol):
+    """What the spool asks of a segment, be it on disk or in memory."""
+
+    @property
+    def is_sent(self) -> bool: ...
+    @property
+    def byte_count(self) -> int: ...
+    def append(self, entries: Sequence[Entry]) -> None: ...
+    def head(self, batch_points: int) -> Batch | None: ...
+    def advance(self, batch: Batch) -> None: ...
+    def close(self) -> None: ...
+    def delete(self) -> None: ...
+
+
+class MemorySegment:
+    """Stands in where the disk refuses to write; does not outlive the process."""
+
+    def __init__(self, opening: Mapping[str, Any]) -> None:
+        self._opening = opening
+        self._entries: deque[Entry] = deque()
+
+    @property
+    def is_sent(self) -> bool:
+        return not self._entries
+
+    @property
+    def byte_count(self) -> int:
+        return 0
+
+    @property
+    def entry_count(self) -> int:
+        return len(self._entries)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        self._entries.extend(entries)
+
+    def head(self, batch_points: int) -> Batch | None:
+        chosen: list[Entry] = []
+        for entry in self._entries:
+            if not _fits(chosen, entry, batch_points):
+                break
+            chosen.append(entry)
+        return Batch(self, self._opening, tuple(chosen), end=len(chosen)) if chosen else None
+
+    def advance(self, batch: Batch) -> None:
+        for _ in range(batch.end):
+            self._entries.popleft()
+
+    def close(self) -> None:
+        self._entries.clear()
+
+    def delete(self) -> None:
+        self._entries.clear()
+
+
+class FileSegment:
+    """A segment on disk, locked for as long as the process that writes or sends it lives."""
+
+    def __init__(self, path: Path, descriptor: int, opening: Mapping[str, Any], sent: int, size: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._marker = os.open(path.with_suffix(".sent"), os.O_RDWR | os.O_CREAT, 0o600)
+        self._opening = opening
+        self._sent = sent
+        self._size = size
+
+    @classmethod
+    def create(cls, folder: Path, opening: Mapping[str, Any]) -> FileSegment:
+        """Start an empty segment; its name sorts after those of earlier ones."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{time.time_ns():020d}-{os.getpid()}.jsonl"
+        draft = path.with_suffix(".draft")  # renamed once it is locked and opened, so that nobody adopts it before
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            _lock(descriptor)
+            header = Entry("open", opening).line()
+            _write_all(descriptor, header, 0)
+            os.fsync(descriptor)
+            draft.rename(path)
+            return cls(path, descriptor, opening, len(header), len(header))
+        except BaseException:
+            os.close(descriptor)
+            draft.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def adopt(cls, path: Path) -> FileSegment | None:
+        """The segment at `path`, unless its process still lives; a torn last line is left out."""
+        try:
+            descriptor = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return None
+        try:
+            if not _lock(descriptor, adopting=True) or os.fstat(descriptor).st_nlink == 0:
+                os.close(descriptor)
+                return None
+            header = _line_at(descriptor, 0, os.fstat(descriptor).st_size)
+            size = _end_of_last_line(descriptor)
+            sent = min(max(_sent_in(path.with_suffix(".sent")), len(header)), size)
+            return cls(path, descriptor, Entry.from_line(header).body, sent, size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def is_sent(self) -> bool:
+        return self._sent >= self._size
+
+    @property
+    def byte_count(self) -> int:
+        return self._size
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        data = b"".join(entry.line() for entry in entries)
+        _write_all(self._descriptor, data, self._size)
+        os.fsync(self._descriptor)
+        self._size += len(data)  # only now: what a full disk tore is never read
+
+    def head(self, batch_points: int) -> Batch | None:
+        chosen: list[Entry] = []
+        unreadable, end = 0, self._sent
+        for line in self._lines():
+            try:
+                entry = Entry.from_line(line)
+            except (ValueError, RecursionError):
+                unreadable += 1
+                end += len(line)
+                continue
+            if not _fits(chosen, entry, batch_points):
+                break
+            chosen.append(entry)
+            end += len(line)
+        return Batch(self, self._opening, tuple(chosen), end, unreadable) if end > self._sent else None
+
+    def advance(self, batch: Batch) -> None:
+        os.pwrite(self._marker, b"%020d" % batch.end, 0)
+        self._sent = batch.end
+
+    def close(self) -> None:
+        for descriptor in (self._descriptor, self._marker):
+            os.close(descriptor)
+
+    def delete(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self._path.with_suffix(".sent").unlink(missing_ok=True)
+        self.close()
+
+    def _lines(self) -> list[bytes]:
+        wanted = READ_BYTES
+        while True:
+            data = os.pread(self._descriptor, min(wanted, self._size - self._sent), self._sent)
+            whole = data[: data.rfind(b"\n") + 1]
+            if whole or self._sent + wanted >= self._size:
+                return [line + b"\n" for line in whole.split(b"\n")[:-1]]
+            wanted *= 2
+
+
+def _fits(chosen: Sequence[Entry], entry: Entry, batch_points: int) -> bool:
+    if not chosen:
+        return True
+    if entry.is_control or chosen[-1].is_control:
+        return False
+    return sum(other.points for other in chosen) + entry.points <= batch_points
+
+
+def _lock(descriptor: int, adopting: bool = False) -> bool:
+    """Lock a segment's file; the system lets go of it when the process dies, however it dies."""
+    if sys.platform == "win32":
+        return not adopting
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held by its living process, or a file system that knows no locks: then nothing is adopted
+        return not adopting
+    return True
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _line_at(descriptor: int, offset: int, size: int) -> bytes:
+    wanted = READ_BYTES
+    while True:
+        data = os.pread(descriptor, wanted, offset)
+        if b"\n" in data:
+            return data[: data.index(b"\n") + 1]
+        if len(data) >= size - offset:
+            raise ValueError("its first line, which says how to open the run, is torn")
+        wanted *= 2
+
+
+def _end_of_last_line(descriptor: int) -> int:
+    end = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(0, end - READ_BYTES)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _sent_in(marker: Path) -> int:
+    try:
+        return int(marker.read_bytes())
+    except (OSError, ValueError):
+        return 0

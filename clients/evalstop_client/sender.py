@@ -1,0 +1,225 @@
+"""Empties the spool into the service, in order, for as long as it takes."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from evalstop_client.backoff import wait_seconds
+from evalstop_client.notices import Notices
+from evalstop_client.segment import Entry
+from evalstop_client.service import Accepted, Answer, Away, Json, Refused, Service, Unauthorized
+from evalstop_client.settings import Limits
+from evalstop_client.spool import Spool
+from evalstop_client.standing import Standing
+
+logger = logging.getLogger("evalstop_client")
+
+HURRIED_WAIT_SECONDS = 0.5
+BAD_POINT = re.compile(r"^/observations/(\d+)(/|$)")
+
+
+class Sender:
+    """The thread that talks to the service; `standing` is what the service said last."""
+
+    def __init__(
+        self, service: Service, spool: Spool, opening: Mapping[str, Any], limits: Limits, notices: Notices
+    ) -> None:
+        self._service = service
+        self._spool = spool
+        self._opening = opening
+        self._limits = limits
+        self._notices = notices
+        self._opened: Mapping[str, Any] | None = None  # the opening that the service has accepted last
+        self._refusal: tuple[Mapping[str, Any], Refused] | None = None
+        self._run_id = ""
+        self._reopened = False  # because the service did not know the run any more
+        self._failures = 0
+        self._is_stuck = False
+        self._hurry = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="evalstop-sender", daemon=True)
+        self.standing = Standing()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Someone waits: try at once, and often."""
+        self._is_stuck = False
+        self._hurry.set()
+
+    def calm(self) -> None:
+        """Nobody waits any more."""
+        self._hurry.clear()
+
+    def close(self) -> None:
+        """End the thread after the request it is in."""
+        self._closed.set()
+        self._hurry.set()
+        self._spool.wake()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the run is open (or refused) and nothing is left to send."""
+        settled = self._opened == self._opening or self._is_refused(self._opening)
+        return settled and self._spool.is_empty
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether waiting is of no use: the key was not accepted."""
+        return self._is_stuck
+
+    def _run(self) -> None:
+        self._spool.adopt()
+        while not self._closed.is_set():
+            try:
+                answer = self._step()
+            except Exception as error:  # a fault of ours must not end the thread: the spool keeps what is unsent
+                if not self._failures:
+                    logger.exception("evalstop: the sender met a fault of its own")
+                answer = Away(f"{type(error).__name__}: {error}")
+            self._pause_after(answer)
+        self._service.close()
+
+    def _step(self) -> Answer | None:
+        """Do the oldest thing that is to be done; None when there was nothing but waiting."""
+        batch = self._spool.head()
+        opening = self._opening if batch is None else batch.opening
+        if self._opened != opening and not self._is_refused(opening):
+            return self._open(opening)
+        if batch is None:
+            return self._wait_or_poll()
+        if not batch.entries:  # damaged lines only
+            self._spool.advance(batch)
+            return None
+        if self._refusal is not None and self._is_refused(opening):
+            self._lay_aside(batch.entries, self._refusal[1])
+            self._spool.advance(batch)
+            return None
+        answer = self._send(_merged(batch.entries))
+        if isinstance(answer, Accepted):
+            self._spool.advance(batch)
+        return answer
+
+    def _open(self, opening: Mapping[str, Any]) -> Answer:
+        answer = self._service.post("/runs", dict(opening))
+        if isinstance(answer, Accepted):
+            if not isinstance(answer.body.get("id"), str):
+                return Away(f"POST /runs answered without a run: {answer.body!r:.200}")
+            self._run_id = answer.body["id"]
+            self._opened = opening
+            self._learn(answer.body)
+        elif isinstance(answer, Refused):
+            self._refusal = (opening, answer)
+            self._spool.wake()
+            self._notices.say(f"open {opening}", "the run is NOT being watched; %s", answer.reason)
+        return answer
+
+    def _is_refused(self, opening: Mapping[str, Any]) -> bool:
+        return self._refusal is not None and self._refusal[0] == opening
+
+    def _send(self, entry: Entry) -> Answer:
+        """Post `entry`; what the service refuses of it is laid aside, and the rest posted again."""
+        waiting = [entry]
+        while waiting:
+            part = waiting.pop()
+            answer = self._service.post(f"/runs/{self._run_id}/{part.to}", dict(part.body))
+            if isinstance(answer, Accepted):
+                self._reopened = False
+                self._learn(answer.body)
+            elif isinstance(answer, Refused):
+                if answer.status == 404 and not self._reopened:  # the service has lost the run: make it anew, once
+                    self._opened, self._reopened = None, True
+                    return answer
+                bad, rest = _blamed(part, answer)
+                if bad is not None:
+                    self._lay_aside([bad], answer)
+                waiting.extend(reversed(rest))
+            else:
+                return answer  # all of it will be sent again; what was accepted will be duplicates
+        return Accepted({})
+
+    def _lay_aside(self, entries: Sequence[Entry], refused: Refused) -> None:
+        path = self._spool.reject(entries, refused.reason)
+        self._notices.say("refused", "the service refused something, kept in %s: %s", path, refused.reason)
+
+    def _wait_or_poll(self) -> Answer | None:
+        def something_to_do() -> bool:
+            return self._closed.is_set() or not self._spool.is_empty
+
+        self._spool.wake()  # who flushes learns here that all is done
+        if self._spool.wait(something_to_do, self._limits.poll_seconds) or self._opened is None:
+            return None
+        answer = self._service.get(f"/runs/{self._run_id}")
+        if isinstance(answer, Accepted):
+            self._learn(answer.body)
+        return answer
+
+    def _learn(self, body: Json) -> None:
+        self.standing = self.standing.after(body)
+        conflicts = body.get("conflicts")
+        if isinstance(conflicts, list) and conflicts:
+            self._notices.say(
+                "conflict", "a step was logged twice with different values; the first stands: %s", conflicts[0]
+            )
+
+    def _pause_after(self, answer: Answer | None) -> None:
+        self._is_stuck = isinstance(answer, Unauthorized)
+        if isinstance(answer, Unauthorized):
+            self._notices.say("unauthorized", "the key is not accepted; spooling until it is: %s", answer.reason)
+            self._spool.wake()
+            self._pause(self._limits.unauthorized_seconds)
+        elif isinstance(answer, Away):
+            self._failures += 1
+            self._notices.say("away", "the service is away; spooling until it is back: %s", answer.reason)
+            self._pause(wait_seconds(self._failures, random.random(), answer.asked_seconds))
+        elif answer is not None:
+            if self._failures:
+                logger.info("evalstop: the service is back")
+            self._failures = 0
+            self._notices.settle("away")
+            self._notices.settle("unauthorized")
+
+    def _pause(self, seconds: float) -> None:
+        began = time.monotonic()
+        if self._hurry.wait(seconds):
+            left = seconds - (time.monotonic() - began)
+            self._closed.wait(max(0.0, min(left, HURRIED_WAIT_SECONDS)))
+
+
+def _merged(entries: Sequence[Entry]) -> Entry:
+    """One entry with the observations of all of `entries`; an entry of another kind stands alone."""
+    if len(entries) == 1:
+        return entries[0]
+    return _observations([point for entry in entries for point in entry.body["observations"]])
+
+
+def _blamed(entry: Entry, refused: Refused) -> tuple[Entry | None, list[Entry]]:
+    """What to lay aside of a refused entry, and what to post again.
+
+    The service stores nothing of a batch with a bad point. Where it names the bad points only they go; where it does
+    not, the batch is halved until they are alone.
+    """
+    if entry.is_control:
+        return entry, []
+    points = entry.body["observations"]
+    named = {int(match[1]) for pointer in refused.pointers if (match := BAD_POINT.match(pointer))}
+    bad = [point for index, point in enumerate(points) if index in named]
+    if bad:
+        good = [point for index, point in enumerate(points) if index not in named]
+        return _observations(bad), [_observations(good)] if good else []
+    if len(points) == 1:
+        return entry, []
+    half = len(points) // 2
+    return None, [_observations(points[:half]), _observations(points[half:])]
+
+
+def _observations(points: Sequence[Json]) -> Entry:
+    return Entry("observations", {"observations": list(points)})

@@ -1,0 +1,143 @@
+"""The service as seen over HTTP: one request in, one of four answers out, never an exception."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from evalstop_client.version import __version__
+
+Json = dict[str, Any]
+
+BUSY_STATUSES = frozenset({408, 425, 429})
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The service did what it was asked and answered with `body`."""
+
+    body: Json
+
+
+@dataclass(frozen=True)
+class Away:
+    """The service cannot be reached or cannot answer now: try again, not before `asked_seconds` if it named any."""
+
+    reason: str
+    asked_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Unauthorized:
+    """The service does not accept the key: only a person can mend that."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The service will never accept this request; `pointers` name the places that it objects to."""
+
+    status: int
+    reason: str
+    pointers: tuple[str, ...] = ()
+
+
+Answer = Accepted | Away | Unauthorized | Refused
+
+
+class Service:
+    """A connection to one EvalStop service; to be used by one thread at a time."""
+
+    def __init__(self, url: str, key: str | None, timeout_seconds: float = 10.0) -> None:
+        self._root = url.rstrip("/") + "/api/v1"
+        self._headers = {"user-agent": f"evalstop-client/{__version__}", "accept": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+        self._timeout_seconds = timeout_seconds
+        self._client: httpx.Client | None = None
+
+    def post(self, path: str, body: Json) -> Answer:
+        """POST `body` to a path such as `/runs`."""
+        return self._request("POST", path, body)
+
+    def get(self, path: str) -> Answer:
+        """GET a path such as `/runs/{id}`."""
+        return self._request("GET", path, None)
+
+    def close(self) -> None:
+        """Close the connection; the next request opens it anew."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _request(self, method: str, path: str, body: Json | None) -> Answer:
+        try:
+            if self._client is None:  # made here, not before: it loads certificates, which takes its time
+                self._client = httpx.Client(headers=self._headers, timeout=self._timeout_seconds)
+            return understand(self._client.request(method, self._root + path, json=body))
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            return Away(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
+
+
+def understand(response: httpx.Response) -> Answer:
+    """What a response means for the one who asked.
+
+    A refusal is believed only in the service's own words (a problem document): what a proxy says in between while
+    the service is being replaced, be it 404 or 200, is a way of being away.
+    """
+    status = response.status_code
+    body = _object_in(response)
+    reason = _reason(response, body)
+    if 200 <= status < 300:
+        return Away(f"{reason}: the answer is not EvalStop's; is the url right?") if body is None else Accepted(body)
+    if status in (401, 403):
+        return Unauthorized(reason)
+    if status in BUSY_STATUSES or status >= 500:
+        return Away(reason, _retry_after_seconds(response.headers.get("retry-after"), time.time()))
+    spoken = response.headers.get("content-type", "").startswith("application/problem+json")
+    if status == 413 or (400 <= status < 500 and spoken):
+        return Refused(status, reason, _pointers(body))
+    return Away(f"{reason}: the answer is not EvalStop's; is the url right?")
+
+
+def _object_in(response: httpx.Response) -> Json | None:
+    try:
+        body = response.json()
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None
+
+
+def _reason(response: httpx.Response, body: Json | None) -> str:
+    words = [str(body[word]) for word in ("title", "detail") if body and body.get(word)]
+    errors = body.get("errors") if body else None
+    if isinstance(errors, list) and errors:
+        words.append(f"first of {len(errors)}: {errors[0]}")
+    where = f"{response.request.method} {response.request.url} answered {response.status_code}"
+    return f"{where}: {'; '.join(words)}" if words else where
+
+
+def _pointers(body: Json | None) -> tuple[str, ...]:
+    errors = body.get("errors") if body else None
+    if not isinstance(errors, list):
+        return ()
+    return tuple(str(error["pointer"]) for error in errors if isinstance(error, dict) and "pointer" in error)
+
+
+def _retry_after_seconds(header: str | None, now: float) -> float | None:
+    """Seconds asked for by a Retry-After header, which holds a number or an HTTP date."""
+    if header is None:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - now)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,191 @@
+"""What a run is told at its construction, by arguments or by the environment, checked once."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from evalstop_client.errors import ConfigurationError
+
+SIGNALS = ("eval", "proxy", "kl", "loss")
+DIRECTIONS = ("maximize", "minimize")
+MODES = ("shadow", "enforce")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Every bound of the reporter, with its unit and its default."""
+
+    flush_seconds: float = 10.0  # how long finish(), the end of the `with` block and exit may wait for the service
+    poll_seconds: float = 30.0  # how often an idle run asks whether it should stop
+    timeout_seconds: float = 10.0  # of each step of one request
+    queue_entries: int = 10_000  # calls held in memory until they are on disk
+    spool_bytes: int = 256 * 2**20  # on disk, for one run name; beyond it observations are dropped
+    segment_bytes: int = 8 * 2**20  # of one spool file; a file that was sent whole is deleted
+    batch_points: int = 1_000  # observations sent in one request
+    unauthorized_seconds: float = 30.0  # between tries while the key is not accepted
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a run reports to, as what, and within which limits; `url` None means nowhere."""
+
+    url: str | None
+    key: str | None = field(repr=False)
+    opening: Mapping[str, Any]  # the body of POST /runs
+    spool_folder: Path  # of this run name alone
+    limits: Limits
+
+
+def checked_url(url: str) -> str:
+    """The url without trailing slashes; ConfigurationError when no request could go there."""
+    try:
+        parsed = httpx.URL(url.strip())
+        usable = parsed.scheme in ("http", "https") and bool(parsed.host)
+    except (httpx.InvalidURL, AttributeError, TypeError):
+        usable = False
+    if not usable:
+        raise ConfigurationError(f"url {url!r}: write it like http://127.0.0.1:8787, in url= or EVALSTOP_URL.")
+    return url.strip().rstrip("/")
+
+
+def checked_key(key: str | None) -> str | None:
+    """The key without the white space around it that files bring along; None when it is empty."""
+    key = (key or "").strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise ConfigurationError("key: it holds a space or a letter that no key has; copy it again (EVALSTOP_KEY).")
+    return key or None
+
+
+def labels_in(text: str) -> dict[str, str]:
+    """Labels from the form `k=v,k2=v2` in which EVALSTOP_LABELS holds them."""
+    labels: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals or not name.strip():
+            raise ConfigurationError(f"EVALSTOP_LABELS {text!r}: {part!r} is not of the form name=value.")
+        labels[name.strip()] = value.strip()
+    return labels
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """The form of `labels` that `labels_in` reads."""
+    return ",".join(f"{name}={value}" for name, value in labels.items())
+
+
+def resolve(
+    environment: Mapping[str, str],
+    *,
+    url: str | None,
+    key: str | None,
+    name: str | None,
+    metrics: Mapping[str, Mapping[str, str]] | None,
+    labels: Mapping[str, str] | None,
+    policy: str | None,
+    mode: str | None,
+    total_steps: int | None,
+    spool_root: str | Path | None,
+    limits: Limits,
+) -> Settings:
+    """The settings of a run: arguments first, `environment` for the rest; ConfigurationError when unusable."""
+    url = url or environment.get("EVALSTOP_URL", "").strip() or None
+    url = checked_url(url) if url is not None else None
+    name = name or environment.get("EVALSTOP_RUN_NAME") or ("" if url else "unnamed")
+    if not name or not isinstance(name, str):
+        raise ConfigurationError("name: a run needs one, in name= or EVALSTOP_RUN_NAME.")
+    opening = _opening(
+        name=name,
+        metrics=metrics,
+        labels={**labels_in(environment.get("EVALSTOP_LABELS", "")), **(labels or {})},
+        policy=policy,
+        mode=mode,
+        total_steps=total_steps,
+    )
+    return Settings(
+        url=url,
+        key=checked_key(key or environment.get("EVALSTOP_KEY")),
+        opening=opening,
+        spool_folder=spool_folder_of(spool_root, environment, url, name),
+        limits=limits,
+    )
+
+
+def _opening(
+    *,
+    name: str,
+    metrics: Mapping[str, Mapping[str, str]] | None,
+    labels: Mapping[str, str],
+    policy: str | None,
+    mode: str | None,
+    total_steps: int | None,
+) -> dict[str, Any]:
+    """The body that opens a run: what was left out stays out, which the service reads as 'as it is'."""
+    if mode is not None and mode not in MODES:
+        raise ConfigurationError(f"mode {mode!r}: choose one of {', '.join(MODES)}, or leave it to the project.")
+    opening: dict[str, Any] = {"name": name}
+    if metrics is not None:
+        opening["metrics"] = _checked_metrics(metrics)
+    if labels:
+        opening["labels"] = {str(label): str(value) for label, value in labels.items()}
+    if policy is not None:
+        opening["policy"] = str(policy)
+    if mode is not None:
+        opening["mode"] = mode
+    if total_steps is not None:
+        opening["total_steps"] = _checked_total_steps(total_steps)
+    return opening
+
+
+def spool_folder_of(root: str | Path | None, environment: Mapping[str, str], url: str | None, name: str) -> Path:
+    """The folder that holds what one run name still has to tell one service.
+
+    `root` defaults to EVALSTOP_SPOOL, then to the user's state folder, then to the temporary one.
+    """
+    chosen = root or environment.get("EVALSTOP_SPOOL")
+    if chosen is None:
+        state = environment.get("XDG_STATE_HOME")
+        home = Path("~").expanduser()
+        if state:
+            chosen = Path(state) / "evalstop" / "spool"
+        elif os.access(home, os.W_OK):
+            chosen = home / ".local" / "state" / "evalstop" / "spool"
+        else:
+            chosen = Path(tempfile.gettempdir()) / "evalstop-spool"
+    legible = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:60]
+    digest = hashlib.sha256(f"{url}\n{name}".encode(errors="replace")).hexdigest()[:12]
+    return Path(chosen) / f"{legible}-{digest}"
+
+
+def _checked_metrics(metrics: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    taken: dict[str, str] = {}
+    for name, role in metrics.items():
+        if not isinstance(name, str) or not name or not isinstance(role, Mapping):
+            raise ConfigurationError(f'metrics {name!r}: write {{"gold": {{"signal": "eval"}}}}.')
+        signal, direction = role.get("signal"), role.get("direction")
+        if signal not in SIGNALS:
+            raise ConfigurationError(f"metrics {name!r}: signal {signal!r}; choose one of {', '.join(SIGNALS)}.")
+        if direction is not None and direction not in DIRECTIONS:
+            raise ConfigurationError(f"metrics {name!r}: direction {direction!r}; choose {' or '.join(DIRECTIONS)}.")
+        if signal in taken:
+            raise ConfigurationError(f"metrics: {taken[signal]!r} and {name!r} both claim the signal {signal!r}.")
+        taken[signal] = name
+    return {name: dict(role) for name, role in metrics.items()}
+
+
+def _checked_total_steps(total_steps: int) -> int:
+    try:
+        steps = operator.index(total_steps)
+    except TypeError:
+        steps = 0
+    if steps < 1:
+        raise ConfigurationError(f"total_steps {total_steps!r}: it must be a whole number above 0, or left out.")
+    return steps

@@ -1,0 +1,157 @@
+"""What a run still has to tell the service, in order, on disk: it outlives the process and the service's absence.
+
+A run name has a folder. Each process writes segments of its own into it; the next process of that name adopts those
+whose process has died and sends them first. A segment is deleted once all of it was sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evalstop_client.notices import Notices
+from evalstop_client.segment import Batch, Entry, FileSegment, MemorySegment, Segment
+from evalstop_client.settings import Limits
+
+
+class Spool:
+    """The queue between the thread that records and the thread that sends."""
+
+    def __init__(self, folder: Path, opening: Mapping[str, Any], limits: Limits, notices: Notices) -> None:
+        self._folder = folder
+        self._opening = opening
+        self._limits = limits
+        self._notices = notices
+        self._changed = threading.Condition()
+        self._segments: deque[Segment] = deque()
+        self._owned: Segment | None = None  # the segment that this process writes, always the last
+        self._closed = False
+
+    def adopt(self) -> int:
+        """Take over what dead processes of this run name left, oldest first; returns how many segments."""
+        with self._changed:
+            for path in sorted(self._folder.glob("*.jsonl")):
+                try:
+                    segment = FileSegment.adopt(path)
+                except (OSError, ValueError) as error:
+                    self._notices.say("adopt", "%s cannot be read and is left where it is: %s", path, error)
+                    continue
+                if segment is not None:
+                    self._segments.append(segment)
+            self._changed.notify_all()
+            return len(self._segments)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Make `entries` durable; when the disk refuses them, keep them in memory; when that is full, drop them."""
+        with self._changed:
+            kept = [entry for entry in entries if entry.is_control] if self._is_full() else list(entries)
+            lost = sum(entry.points for entry in entries) - sum(entry.points for entry in kept)
+            if lost:
+                self._notices.drop("spool-full", lost, "the spool %s is full: observations are dropped", self._folder)
+            if kept and not self._closed:
+                self._write(kept)
+            self._changed.notify_all()
+
+    def head(self) -> Batch | None:
+        """The oldest entries that one request can carry, or None when everything was sent."""
+        with self._changed:
+            while self._segments and not self._closed:
+                segment = self._segments[0]
+                batch = segment.head(self._limits.batch_points)
+                if batch is not None:
+                    return batch
+                if segment is self._owned:
+                    return None
+                self._segments.popleft()
+                segment.delete()
+            return None
+
+    def advance(self, batch: Batch) -> None:
+        """Remember that `batch` needs no more sending."""
+        with self._changed:
+            if not self._closed:
+                batch.segment.advance(batch)
+                if batch.unreadable:
+                    self._notices.drop("unreadable", batch.unreadable, "damaged lines in %s are left out", self._folder)
+            self._changed.notify_all()
+
+    def reject(self, entries: Sequence[Entry], reason: str) -> Path:
+        """Lay `entries` aside with the service's words, in a file beside the spool; returns its path."""
+        path = self._folder.with_name(self._folder.name + ".rejected.jsonl")
+        count = sum(max(1, entry.points) for entry in entries)
+        try:
+            self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with path.open("a", encoding="utf-8") as file:
+                if file.tell() > self._limits.spool_bytes:
+                    raise OSError("the file of rejected entries is full")
+                for entry in entries:
+                    file.write(json.dumps({"reason": reason, "to": entry.to, "body": entry.body}) + "\n")
+        except OSError as error:
+            self._notices.drop("reject", count, "rejected entries could not be kept in %s: %s", path, error)
+        return path
+
+    def wait(self, until: Callable[[], bool], timeout_seconds: float) -> bool:
+        """Wait until `until()` holds; it is asked again after every change of the spool."""
+        with self._changed:
+            return self._changed.wait_for(until, timeout_seconds)
+
+    def wake(self) -> None:
+        """Let everyone who waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was appended was sent or rejected."""
+        return all(segment.is_sent for segment in list(self._segments))
+
+    def close(self) -> None:
+        """Let go of the files: what was sent whole is deleted, the rest waits for the next process."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            for segment in self._segments:
+                if segment.is_sent:
+                    segment.delete()
+                else:
+                    segment.close()
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()  # succeeds only when nothing is left in it
+            self._changed.notify_all()
+
+    def abandon_in_child(self) -> None:
+        """After a fork: close the child's copies of the files, which are the parent's to write and to delete."""
+        for segment in self._segments:
+            segment.close()
+
+    def _is_full(self) -> bool:
+        on_disk = sum(segment.byte_count for segment in self._segments)
+        in_memory = isinstance(self._owned, MemorySegment) and self._owned.entry_count >= self._limits.queue_entries
+        return on_disk >= self._limits.spool_bytes or in_memory
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        owned = self._owned
+        refused = isinstance(owned, MemorySegment) and not owned.is_sent
+        try:
+            if not refused:
+                if not isinstance(owned, FileSegment) or owned.byte_count >= self._limits.segment_bytes:
+                    owned = self._own(FileSegment.create(self._folder, self._opening))
+                owned.append(entries)
+                self._notices.settle("disk")
+                return
+        except OSError as error:
+            self._notices.say("disk", "cannot write the spool %s, kept in memory only: %s", self._folder, error)
+            owned = self._own(MemorySegment(self._opening))
+        assert owned is not None
+        owned.append(entries)
+
+    def _own(self, segment: Segment) -> Segment:
+        self._owned = segment
+        self._segments.append(segment)
+        return segment

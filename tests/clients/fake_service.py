@@ -1,0 +1,298 @@
+"""A fake EvalStop service: real HTTP over real sockets, strict about what it is sent, with all it heard on record.
+
+Run as a program it is a process that can be killed and started again on the same port and the same record:
+`python fake_service.py --port 8787 --record FILE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+KEY = "esk_fake"
+PROBLEM = "application/problem+json"
+
+
+@dataclass
+class Answer:
+    """What the fake says to one request."""
+
+    status: int
+    body: Any
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Problem(Exception):
+    """A refusal in the words of the API."""
+
+    def __init__(self, status: int, detail: str, pointers: tuple[str, ...] = ()) -> None:
+        super().__init__(detail)
+        errors = [{"pointer": pointer, "detail": detail} for pointer in pointers]
+        body = {"type": "about:blank", "title": "Refused", "status": status, "detail": detail, "errors": errors}
+        self.answer = Answer(status, body, {"content-type": PROBLEM})
+
+
+@dataclass
+class FakeRun:
+    """A run as the fake keeps it."""
+
+    id: str
+    name: str
+    opening: Json
+    status: str = "running"
+    attempt: int = 1
+    observations: dict[tuple[int, str, int], Any] = field(default_factory=dict)
+    checkpoints: dict[int, str] = field(default_factory=dict)
+    duplicates: int = 0
+    last: tuple[str, Json] | None = None
+
+
+class FakeService:
+    """The part of the API that the client uses; `heard` is every accepted post in order."""
+
+    def __init__(self, record: Path | None = None) -> None:
+        self.lock = threading.Lock()
+        self.runs: dict[str, FakeRun] = {}
+        self.heard: list[tuple[str, Json]] = []
+        self.reports: list[tuple[str, Json]] = []
+        self.polls = 0
+        self.stop_at_step: int | None = None
+        self.refuse_metric: str | None = None
+        self.names_bad_points = True
+        self.forced: list[Answer | Callable[[str, Json], Answer | None]] = []  # answered before anything else
+        self.requests: list[tuple[str, str]] = []
+        self._record = record
+        if record is not None and record.exists():
+            for line in record.read_text().splitlines():
+                entry = json.loads(line)
+                self._post(entry["path"], entry["body"])
+
+    def answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Answer:
+        with self.lock:
+            self.requests.append((method, path))
+            try:
+                body = json.loads(raw) if raw else {}
+                if self.forced:
+                    forced = self.forced[0]
+                    answer = forced if isinstance(forced, Answer) else forced(path, body)
+                    if answer is not None:
+                        self.forced.pop(0)
+                        return answer
+                if headers.get("authorization") != f"Bearer {KEY}":
+                    raise Problem(401, "the key is not known")
+                if not path.startswith("/api/v1/"):
+                    return Answer(404, "<html>no such page</html>", {"content-type": "text/html"})
+                path = path.removeprefix("/api/v1")
+                if method == "GET":
+                    self.polls += 1
+                    return Answer(200, self._run_json(self._run(path.split("/")[2])))
+                answer = self._post(path, body)
+                if self._record is not None:
+                    with self._record.open("a") as file:
+                        file.write(json.dumps({"path": path, "body": body}) + "\n")
+                        file.flush()
+                return answer
+            except Problem as problem:
+                return problem.answer
+
+    def run_named(self, name: str) -> FakeRun:
+        return next(run for run in self.runs.values() if run.name == name)
+
+    def _post(self, path: str, body: Json) -> Answer:
+        answer = self._dispatch(path, body)
+        self.heard.append((path, body))
+        return answer
+
+    def _dispatch(self, path: str, body: Json) -> Answer:
+        match path.strip("/").split("/"):
+            case ["runs"]:
+                return self._open(body)
+            case ["runs", run_id, "observations"]:
+                return self._observe(self._run(run_id), body)
+            case ["runs", run_id, "checkpoints"]:
+                return self._checkpoint(self._run(run_id), body)
+            case ["runs", run_id, "resume"]:
+                return self._resume(self._run(run_id), body)
+            case ["runs", run_id, "finish"]:
+                run = self._run(run_id)
+                if set(body) != {"status"} or body["status"] not in ("completed", "failed"):
+                    raise Problem(422, "status must be completed or failed", ("/status",))
+                run.status, run.last = body["status"], ("finish", body)
+                return Answer(200, self._run_json(run))
+            case ["decisions", decision_id, "report"]:
+                if body.get("state") not in ("confirmed", "failed") or not body.get("actor"):
+                    raise Problem(422, "state and actor are needed")
+                self.reports.append((decision_id, body))
+                return Answer(200, {"id": decision_id, "state": body["state"]})
+        raise Problem(404, f"no such place: {path}")
+
+    def _open(self, body: Json) -> Answer:
+        known = {"name", "metrics", "labels", "policy", "mode", "total_steps"}
+        if not isinstance(body.get("name"), str) or not set(body) <= known:
+            raise Problem(422, f"unknown or missing fields: {body}", ("/name",))
+        for run in self.runs.values():
+            if run.name == body["name"]:
+                if "metrics" in body and body["metrics"] != run.opening.get("metrics"):
+                    raise Problem(409, "the run exists with other metrics", ("/metrics",))
+                run.opening["labels"] = {**run.opening.get("labels", {}), **body.get("labels", {})}
+                run.status = "running"
+                return Answer(200, self._run_json(run))
+        run = FakeRun(id=f"run-{len(self.runs) + 1}", name=body["name"], opening=dict(body))
+        self.runs[run.id] = run
+        return Answer(201, self._run_json(run))
+
+    def _observe(self, run: FakeRun, body: Json) -> Answer:
+        points = body.get("observations")
+        if set(body) != {"observations"} or not isinstance(points, list) or not 1 <= len(points) <= 10_000:
+            raise Problem(422, "1 to 10000 observations are needed", ("/observations",))
+        bad = tuple(f"/observations/{index}/value" for index, point in enumerate(points) if self._is_bad(point))
+        if bad:
+            raise Problem(422, "malformed points", bad if self.names_bad_points else ())
+        duplicates, conflicts = 0, []
+        for point in points:
+            identity = (run.attempt, point["metric"], point["step"])
+            if identity not in run.observations:
+                run.observations[identity] = point["value"]
+            elif run.observations[identity] == point["value"]:
+                duplicates += 1
+            else:
+                conflicts.append(
+                    {
+                        "metric": point["metric"],
+                        "step": point["step"],
+                        "stored_value": run.observations[identity],
+                        "sent_value": point["value"],
+                    }
+                )
+        run.duplicates += duplicates
+        run.last = ("observations", body)
+        answer = {
+            "accepted": len(points) - duplicates - len(conflicts),
+            "duplicates": duplicates,
+            "conflicts": conflicts,
+            "conflict_count": len(conflicts),
+            "superseded": 0,
+            "best_checkpoint": None,
+            **self._verdict(run),
+        }
+        return Answer(200, answer)
+
+    def _is_bad(self, point: Any) -> bool:
+        if not isinstance(point, dict) or not set(point) <= {"metric", "step", "value", "stderr", "time"}:
+            return True
+        value_ok = isinstance(point.get("value"), int | float) or point.get("value") in ("NaN", "Infinity", "-Infinity")
+        metric_ok = isinstance(point.get("metric"), str) and point["metric"] not in ("", self.refuse_metric)
+        step_ok = isinstance(point.get("step"), int) and point["step"] >= 0
+        return not (value_ok and metric_ok and step_ok)
+
+    def _checkpoint(self, run: FakeRun, body: Json) -> Answer:
+        if set(body) != {"step", "uri"}:
+            raise Problem(422, "step and uri are needed")
+        created = body["step"] not in run.checkpoints
+        if run.checkpoints.setdefault(body["step"], body["uri"]) != body["uri"]:
+            raise Problem(409, "the step has another uri", ("/uri",))
+        run.last = ("checkpoints", body)
+        return Answer(200, {**body, "created": created, "best_checkpoint": None})
+
+    def _resume(self, run: FakeRun, body: Json) -> Answer:
+        if set(body) != {"step"}:
+            raise Problem(422, "step is needed")
+        if run.last != ("resume", body):
+            run.attempt += 1
+        run.last = ("resume", body)
+        return Answer(200, self._run_json(run))
+
+    def _run(self, run_id: str) -> FakeRun:
+        if run_id not in self.runs:
+            raise Problem(404, f"no run {run_id}")
+        return self.runs[run_id]
+
+    def _verdict(self, run: FakeRun) -> Json:
+        steps = [step for _, _, step in run.observations]
+        stop = self.stop_at_step is not None and max(steps, default=-1) >= self.stop_at_step
+        verdict = {
+            "verdict": "stop" if stop else "continue",
+            "step": max(steps, default=None),
+            "turn_step": None,
+            "reason": "the fake says so",
+            "evidence": [],
+        }
+        return {"verdict": verdict, "should_stop": stop}
+
+    def _run_json(self, run: FakeRun) -> Json:
+        return {
+            "id": run.id,
+            "name": run.name,
+            "status": run.status,
+            "attempt": run.attempt,
+            "labels": run.opening.get("labels", {}),
+            "best_checkpoint": None,
+            **self._verdict(run),
+        }
+
+
+class FakeServer(ThreadingHTTPServer):
+    """A fake service behind a socket."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, service: FakeService, port: int = 0) -> None:
+        self.service = service
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> FakeServer:
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def _handle(self) -> None:
+        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        answer = self.server.service.answer(self.command, self.path, headers, raw)
+        body = answer.body.encode() if isinstance(answer.body, str) else json.dumps(answer.body).encode()
+        self.send_response(answer.status)
+        for name, value in {"content-type": "application/json", **answer.headers}.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = _handle  # noqa: N815  # the names that the standard library looks for
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay silent."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--record", type=Path, required=True)
+    arguments = parser.parse_args()
+    server = FakeServer(FakeService(arguments.record), arguments.port)
+    print(json.dumps({"url": server.url}), flush=True)
+    server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
