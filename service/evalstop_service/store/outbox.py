@@ -8,7 +8,9 @@ waiting ──> delivered         a worker holds a waiting delivery by moving `d
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +19,8 @@ import sqlalchemy as sa
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables import deliveries, events
+from evalstop_service.store.tables import deliveries, delivery_attempts, events
+from evalstop_service.store.tables import endpoints as targets
 
 EVENT_TYPES = (
     "run.suspected",
@@ -26,6 +29,45 @@ EVENT_TYPES = (
     "run.stop_failed",
     "run.best_checkpoint_changed",
 )
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A delivery in the hands of one worker until `lease_until`; `attempts` counts this one and tells leases apart."""
+
+    run_id: UUID
+    id: UUID
+    event_id: UUID
+    endpoint_id: UUID
+    attempts: int
+    lease_until: datetime
+    url: str
+    secrets: tuple[str, ...]
+    body: str
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The endpoint took the event."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """It may work later: send again, not before `due_at`."""
+
+    due_at: datetime
+    error: str
+
+
+@dataclass(frozen=True)
+class Dead:
+    """Sending again would change nothing; `gone`: the endpoint wants no event any more."""
+
+    error: str
+    gone: bool = False
+
+
+Result = Delivered | Retry | Dead
 
 
 def announce(
@@ -88,3 +130,128 @@ def cancel(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime) -> i
         )
         .values(state="cancelled", last_error="the decision was vetoed", settled_at=now)
     ).rowcount
+
+
+def any_due(tx: Transaction, now: datetime) -> bool:
+    """Whether `claim` would find anything: a read, so that idle workers leave the write lock alone."""
+    return bool(tx.execute(sa.select(sa.select(deliveries.c.id).join(targets).where(_due(now)).exists())).scalar_one())
+
+
+def claim(
+    tx: Transaction,
+    now: datetime,
+    lease_seconds: float,
+    limit: int,
+    per_endpoint: int | None = None,
+    in_flight: Mapping[UUID, int] | None = None,
+) -> list[Claimed]:
+    """Take up to `limit` deliveries that are due, longest due first, for `lease_seconds`; no other worker gets them.
+
+    `per_endpoint`: at most so many of one endpoint, less what is `in_flight` to it already, so that an endpoint that
+    hangs cannot hold up the others; None means no such limit.
+    """
+    rank = sa.func.row_number().over(
+        partition_by=deliveries.c.endpoint_id, order_by=(deliveries.c.due_at, deliveries.c.id)
+    )
+    ranked = (
+        sa.select(deliveries.c.run_id, deliveries.c.id, deliveries.c.endpoint_id, rank.label("rank"))
+        .join(targets)
+        .where(_due(now))
+        .subquery()
+    )
+    chosen = sa.select(ranked.c.run_id, ranked.c.id)
+    if per_endpoint is not None:
+        room = {endpoint: per_endpoint - count for endpoint, count in (in_flight or {}).items()}
+        most = sa.case(room, value=ranked.c.endpoint_id, else_=per_endpoint) if room else sa.literal(per_endpoint)
+        chosen = chosen.where(ranked.c.rank <= most)
+    columns = (*_CLAIMED, targets.c.url, targets.c.secret, targets.c.previous_secret, targets.c.previous_secret_until)
+    query = (
+        sa.select(*columns, events.c.body)
+        .join(targets, targets.c.id == deliveries.c.endpoint_id)
+        .join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
+        .where(sa.tuple_(deliveries.c.run_id, deliveries.c.id).in_(chosen), _due(now))
+        .order_by(deliveries.c.due_at, deliveries.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True, of=deliveries)
+    )
+    lease_until = now + timedelta(seconds=lease_seconds)
+    claimed = [_claimed(row, lease_until, now) for row in tx.execute(query).mappings()]
+    if claimed:
+        taken = [(one.run_id, one.id) for one in claimed]
+        tx.execute(
+            sa.update(deliveries)
+            .where(sa.tuple_(deliveries.c.run_id, deliveries.c.id).in_(taken))
+            .values(due_at=lease_until, attempts=deliveries.c.attempts + 1)
+        )
+    return claimed
+
+
+def settle(
+    tx: Transaction,
+    claimed: Claimed,
+    result: Result,
+    *,
+    at: datetime,
+    duration_ms: float,
+    status_code: int | None = None,
+) -> bool:
+    """Record what became of an attempt. False, and nothing is changed, when the lease ran out and another took over."""
+    values: dict[str, Any]
+    match result:
+        case Delivered():
+            error, values = None, {"state": "delivered", "last_error": None, "settled_at": at}
+        case Retry():
+            error, values = result.error, {"due_at": result.due_at, "last_error": result.error}
+        case Dead():
+            error, values = result.error, {"state": "dead", "last_error": result.error, "settled_at": at}
+    held = sa.and_(
+        deliveries.c.run_id == claimed.run_id,
+        deliveries.c.id == claimed.id,
+        deliveries.c.state == "waiting",
+        deliveries.c.attempts == claimed.attempts,
+    )
+    if tx.execute(sa.update(deliveries).where(held).values(values)).rowcount != 1:
+        return False
+    tx.execute(
+        sa.insert(delivery_attempts).values(
+            run_id=claimed.run_id,
+            delivery_id=claimed.id,
+            number=claimed.attempts,
+            at=at,
+            duration_ms=duration_ms,
+            status_code=status_code,
+            error=error,
+        )
+    )
+    if isinstance(result, Dead) and result.gone:
+        endpoints.disable(tx, claimed.endpoint_id)
+    return True
+
+
+_CLAIMED = (
+    deliveries.c.run_id,
+    deliveries.c.id,
+    deliveries.c.event_id,
+    deliveries.c.endpoint_id,
+    deliveries.c.attempts,
+)
+
+
+def _due(now: datetime) -> sa.ColumnElement[bool]:
+    # The state is spelled out, not bound: only then does a planner see that the partial index answers.
+    waiting = deliveries.c.state == sa.literal_column("'waiting'")
+    return sa.and_(waiting, deliveries.c.due_at <= now, targets.c.enabled, targets.c.deleted_at.is_(None))
+
+
+def _claimed(row: Any, lease_until: datetime, now: datetime) -> Claimed:
+    return Claimed(
+        run_id=row["run_id"],
+        id=row["id"],
+        event_id=row["event_id"],
+        endpoint_id=row["endpoint_id"],
+        attempts=row["attempts"] + 1,
+        lease_until=lease_until,
+        url=row["url"],
+        secrets=endpoints.valid_secrets(row["secret"], row["previous_secret"], row["previous_secret_until"], now),
+        body=row["body"],
+    )

@@ -1,0 +1,109 @@
+"""Deliveries as an operator sees them: found, listed, with their attempts, and sent again by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
+
+STATES = ("waiting", "delivered", "dead", "cancelled")
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One event on its way to one endpoint. `attempts` counts those begun; `due_at` tells when the next may begin."""
+
+    id: UUID
+    run_id: UUID
+    event_id: UUID
+    event_type: str
+    decision_id: UUID | None
+    endpoint_id: UUID
+    url: str
+    state: str
+    attempts: int
+    due_at: datetime
+    last_error: str | None
+    created_at: datetime
+    settled_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One sending that was settled; a number that is missing belongs to a worker that died."""
+
+    number: int
+    at: datetime
+    duration_ms: float
+    status_code: int | None
+    error: str | None
+
+
+def find(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery | None:
+    """The project's delivery with this id."""
+    row = tx.execute(_of(project_id).where(deliveries.c.id == delivery_id)).mappings().one_or_none()
+    return Delivery(**row) if row else None
+
+
+def listing(
+    tx: Transaction,
+    project_id: UUID,
+    *,
+    state: str | None = None,
+    endpoint_id: UUID | None = None,
+    run_id: UUID | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> list[Delivery]:
+    """A project's deliveries, newest first, those made before the delivery `before`."""
+    query = _of(project_id)
+    if state is not None:
+        query = query.where(deliveries.c.state == state)
+    if endpoint_id is not None:
+        query = query.where(deliveries.c.endpoint_id == endpoint_id)
+    if run_id is not None:
+        query = query.where(deliveries.c.run_id == run_id)
+    if before is not None:
+        query = query.where(deliveries.c.id < before)
+    return [Delivery(**row) for row in tx.execute(query.order_by(deliveries.c.id.desc()).limit(limit)).mappings()]
+
+
+def attempts(tx: Transaction, delivery: Delivery) -> list[Attempt]:
+    """All settled attempts of a delivery, oldest first."""
+    table = delivery_attempts.c
+    query = sa.select(table.number, table.at, table.duration_ms, table.status_code, table.error)
+    query = query.where(table.run_id == delivery.run_id, table.delivery_id == delivery.id)
+    return [Attempt(*row) for row in tx.execute(query.order_by(table.number))]
+
+
+def retry(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -> bool:
+    """Send a dead delivery again, now. False when it is not dead (any more), or its endpoint was deleted.
+
+    Attempts go on counting: once they have reached the worker's most, each retry by hand is one further attempt.
+    """
+    present = sa.select(endpoints.c.id).where(endpoints.c.project_id == project_id, endpoints.c.deleted_at.is_(None))
+    revived = (
+        sa.update(deliveries)
+        .where(
+            deliveries.c.id == delivery_id,
+            deliveries.c.state == "dead",
+            deliveries.c.endpoint_id.in_(present),
+        )
+        .values(state="waiting", due_at=now, settled_at=None)
+    )
+    return tx.execute(revived).rowcount == 1
+
+
+def _of(project_id: UUID) -> sa.Select[Any]:
+    return (
+        sa.select(*deliveries.c, events.c.type.label("event_type"), events.c.decision_id, endpoints.c.url)
+        .join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
+        .join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)
+        .where(endpoints.c.project_id == project_id)
+    )
