@@ -1,0 +1,30 @@
+"""What can go wrong in the lab, drawn as one tree; the docstring of an exception is its message.
+
+LabError
+├── CheckpointUnreadable
+└── UnusableArguments
+"""
+
+from __future__ import annotations
+
+import inspect
+
+
+class LabError(Exception):
+    """The lab cannot go on."""
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+    def __str__(self) -> str:
+        message = inspect.cleandoc(type(self).__doc__ or type(self).__name__)
+        return f"{message} {self.detail}" if self.detail else message
+
+
+class CheckpointUnreadable(LabError):
+    """This is no checkpoint of the example trainer; resume from a step-*.npz that `evalstop-lab train` wrote."""
+
+
+class UnusableArguments(LabError):
+    """The command cannot work with its arguments."""

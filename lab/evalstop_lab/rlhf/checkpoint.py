@@ -1,0 +1,66 @@
+"""A run's state on disk: one .npz that is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evalstop_lab.errors import CheckpointUnreadable
+from evalstop_lab.rlhf.adam import Moments
+from evalstop_lab.rlhf.policy import Policy
+from evalstop_lab.rlhf.task import Task
+from evalstop_lab.rlhf.trainer import Config, State
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Everything a run needs to go on: what it is called, its config and where it was."""
+
+    run_name: str
+    config: Config
+    state: State
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write the checkpoint as step-NNNNNN.npz into `folder`, atomically; return its absolute path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder.resolve() / f"step-{checkpoint.state.step:06d}.npz"
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    state = checkpoint.state
+    with unfinished.open("wb") as file:
+        np.savez(
+            file,
+            header=np.array(json.dumps({"run_name": checkpoint.run_name, "config": asdict(checkpoint.config)})),
+            step=state.step,
+            parameters=state.policy.parameters,
+            moments_mean=state.moments.mean,
+            moments_square=state.moments.square,
+            moments_count=state.moments.count,
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read what `save_checkpoint` wrote; raise CheckpointUnreadable when it is anything else."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            header = json.loads(str(stored["header"]))
+            config = _config(header["config"])
+            moments = Moments(stored["moments_mean"], stored["moments_square"], int(stored["moments_count"]))
+            state = State(int(stored["step"]), Policy(config.task, stored["parameters"]), moments)
+            return Checkpoint(header["run_name"], config, state)
+    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointUnreadable(f"{path}: {error}") from error
+
+
+def _config(fields: dict[str, Any]) -> Config:
+    return Config(**{**fields, "task": Task(**fields["task"])})

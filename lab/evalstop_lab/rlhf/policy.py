@@ -1,0 +1,111 @@
+"""The policy: an autoregressive softmax over tokens, small enough that its KL and entropy are computed, not sampled.
+
+The logits of the token at position t are `bigrams[t, previous token] + prompted[t, prompt]`. Given the prompt, a text
+is therefore a Markov chain over at most `vocabulary` states, and an expectation over all vocabulary ** length texts is
+a forward sweep over `length` positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from evalstop_lab.rlhf.task import Floats, Integers, Task, Texts
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """A distribution over texts for each prompt; `parameters` is flat, so that an optimizer needs no names."""
+
+    task: Task
+    parameters: Floats
+
+    @staticmethod
+    def parameter_count(task: Task) -> int:
+        """Return the size of `parameters`: a bigram table and a prompt table for each position."""
+        return task.length * (_contexts(task) + task.prompts) * task.vocabulary
+
+    @cached_property
+    def log_table(self) -> Floats:
+        """Log-probabilities of the next token: (length, previous token or start, prompt, vocabulary)."""
+        task = self.task
+        tables = self.parameters.reshape(task.length, _contexts(task) + task.prompts, task.vocabulary)
+        bigrams, prompted = tables[:, : _contexts(task)], tables[:, _contexts(task) :]
+        logits = bigrams[:, :, None] + prompted[:, None]
+        logits = logits - logits.max(axis=-1, keepdims=True)
+        return np.asarray(logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True)))
+
+    @cached_property
+    def table(self) -> Floats:
+        """Probabilities of the next token, in the shape of `log_table`."""
+        return np.asarray(np.exp(self.log_table))
+
+    def sample(self, prompts: Integers, rng: np.random.Generator) -> Texts:
+        """Write one text for each of the (n,) prompts."""
+        task = self.task
+        # The last threshold is 1 but for rounding; left out, no draw can fall past the vocabulary.
+        thresholds = self.table.cumsum(axis=-1)[..., :-1]
+        draws = rng.random((task.length, len(prompts), 1))
+        tokens = np.empty((len(prompts), task.length), dtype=np.int64)
+        previous = np.full(len(prompts), task.vocabulary)
+        for position in range(task.length):
+            previous = (thresholds[position, previous, prompts] <= draws[position]).sum(axis=-1)
+            tokens[:, position] = previous
+        return Texts(prompts, tokens)
+
+    def log_likelihood(self, texts: Texts) -> Floats:
+        """Return the log-probability of each text given its prompt: (n,)."""
+        choices = self._contexts_of(texts) * self.task.vocabulary + texts.tokens
+        return np.asarray(self.log_table.ravel()[choices].sum(axis=1))
+
+    def score_gradient(self, texts: Texts, weights: Floats) -> Floats:
+        """Return the gradient of `sum(weights * log_likelihood(texts))` by the parameters, for (n,) weights."""
+        task = self.task
+        choices = self._contexts_of(texts) * task.vocabulary + texts.tokens
+        spread = np.repeat(weights, task.length)
+        chosen = np.bincount(choices.ravel(), weights=spread, minlength=self.table.size).reshape(self.table.shape)
+        # d log softmax / d logits = (one for the chosen token) - (the probabilities), in each context that was met.
+        by_logits = chosen - chosen.sum(axis=-1, keepdims=True) * self.table
+        return np.concatenate([by_logits.sum(axis=2), by_logits.sum(axis=1)], axis=1).ravel()
+
+    def kl(self, initial: Policy) -> float:
+        """Return KL(self || initial) of whole texts in nats, exact, averaged over the prompts."""
+        return self._expected_per_token(self.log_table - initial.log_table)
+
+    def entropy(self) -> float:
+        """Return the entropy of whole texts in nats, exact, averaged over the prompts."""
+        return -self._expected_per_token(self.log_table)
+
+    def _expected_per_token(self, value: Floats) -> float:
+        """Expect the sum over a text's tokens of `value`, given in the shape of `log_table`."""
+        task = self.task
+        reached = np.zeros((_contexts(task), task.prompts))
+        reached[task.vocabulary] = 1.0
+        expected = np.zeros(task.prompts)
+        for position in range(task.length):
+            joint = reached[..., None] * self.table[position]
+            expected += (joint * value[position]).sum(axis=(0, 2))
+            reached[: task.vocabulary] = joint.sum(axis=0).T
+            reached[task.vocabulary] = 0.0
+        return float(expected.mean())
+
+    def _contexts_of(self, texts: Texts) -> Integers:
+        """Number the (position, previous token, prompt) of every token: (n, length)."""
+        task = self.task
+        previous = np.empty_like(texts.tokens)
+        previous[:, 0] = task.vocabulary
+        previous[:, 1:] = texts.tokens[:, :-1]
+        position = np.arange(task.length)
+        return np.asarray((position * _contexts(task) + previous) * task.prompts + texts.prompts[:, None])
+
+
+def random_policy(task: Task, scale: float, rng: np.random.Generator) -> Policy:
+    """Draw a policy with independent normal logits; the larger the scale, the more regular its language."""
+    return Policy(task, rng.normal(scale=scale, size=Policy.parameter_count(task)))
+
+
+def _contexts(task: Task) -> int:
+    """Count what a token can follow: any token, or the start of the text."""
+    return task.vocabulary + 1

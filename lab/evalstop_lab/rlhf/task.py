@@ -1,0 +1,42 @@
+"""What is written: prompts, each answered by a short text of tokens from a small vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """How many prompts there are, how many tokens answer each, and how many tokens there are to choose from."""
+
+    prompts: int = 8
+    length: int = 12
+    vocabulary: int = 16
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Answers to prompts: `prompts` is (n,), `tokens` is (n, length)."""
+
+    prompts: Integers
+    tokens: Integers
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def each_prompt(task: Task, times: int) -> Integers:
+    """Return every prompt `times` times, grouped: reshape(prompts, times) has one prompt a row."""
+    return np.repeat(np.arange(task.prompts), times)
+
+
+def position_token(task: Task, tokens: Integers) -> Integers:
+    """Number the pair (position, token) of each token, so that a table of length * vocabulary rows can be indexed."""
+    return tokens + np.arange(task.length) * task.vocabulary
