@@ -1,9 +1,9 @@
 """The life of a decision: its states, and which may follow which. Pure.
 
-    shadow                                    recorded, nobody is told
-    pending ──> requested ──> confirmed       the grace period is over; the event goes out; the job is gone
-       │            └─────> failed ──> confirmed
-       └──────> vetoed                        a person said no within the grace period
+shadow                                    recorded, nobody is told
+pending ──> requested ──> confirmed       the grace period is over; the event goes out; the job is gone
+   │            └─────> failed ──> confirmed
+   └──────> vetoed                        a person said no within the grace period
 """
 
 from __future__ import annotations

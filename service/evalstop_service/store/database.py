@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 Transaction = sa.Connection
 """What every query takes as its first argument."""
@@ -71,6 +72,12 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def for_update(statement: sa.Select[Any]) -> sa.Select[Any]:
-    """Lock the selected rows until the end of the transaction (SQLite's only writer needs no lock and renders none)."""
-    return statement.with_for_update()
+def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], unique: list[str]) -> bool:
+    """Insert a row unless there is one with the same `unique` columns; False if there was."""
+    insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
+    return tx.execute(insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)).rowcount == 1
+
+
+def like(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:
+    """The condition that a text contains `part`, whatever its case, with no character in it special."""
+    return column.icontains(part, autoescape=True)

@@ -54,6 +54,12 @@ def _run_id() -> sa.Column[Any]:
     return sa.Column("run_id", sa.Uuid, sa.ForeignKey("runs.id"), primary_key=True)
 
 
+def _part_of(parent: str, column: str) -> tuple[sa.Column[Any], sa.ForeignKeyConstraint]:
+    """The run's id in a table whose rows belong to a row of `parent`, which is named by (run_id, column)."""
+    reference = sa.ForeignKeyConstraint(["run_id", column], [f"{parent}.run_id", f"{parent}.id"])
+    return sa.Column("run_id", sa.Uuid, primary_key=True), reference
+
+
 projects = sa.Table(
     "projects",
     metadata,
@@ -178,12 +184,18 @@ decisions = sa.Table(
     sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: whoever comes second changes nothing
     sa.Index("ix_decisions_id", "id"),
     sa.Index("ix_decisions_project_id_id", "project_id", "id"),
+    sa.Index(
+        "ix_decisions_due_at",
+        "due_at",
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
+    ),
 )
 
 decision_changes = sa.Table(
     "decision_changes",
     metadata,
-    _run_id(),
+    *_part_of("decisions", "decision_id"),
     sa.Column("decision_id", sa.Uuid, primary_key=True),
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("state", sa.Text, nullable=False),
@@ -191,13 +203,12 @@ decision_changes = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("details", sa.JSON, nullable=False),
     sa.Column("at", UtcTime, nullable=False),
-    sa.ForeignKeyConstraint(["run_id", "decision_id"], ["decisions.run_id", "decisions.id"]),
 )
 
 outcomes = sa.Table(
     "outcomes",
     metadata,
-    _run_id(),
+    *_part_of("decisions", "decision_id"),
     sa.Column("decision_id", sa.Uuid, primary_key=True),
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("outcome", sa.Text, nullable=False),
@@ -205,7 +216,6 @@ outcomes = sa.Table(
     sa.Column("actor", sa.Text, nullable=False),
     sa.Column("note", sa.Text, nullable=False),
     sa.Column("at", UtcTime, nullable=False),
-    sa.ForeignKeyConstraint(["run_id", "decision_id"], ["decisions.run_id", "decisions.id"]),
 )
 
 endpoints = sa.Table(
@@ -238,7 +248,7 @@ events = sa.Table(
 deliveries = sa.Table(
     "deliveries",
     metadata,
-    _run_id(),
+    *_part_of("events", "event_id"),
     _id(primary_key=True),
     sa.Column("event_id", sa.Uuid, nullable=False),
     sa.Column("endpoint_id", sa.Uuid, sa.ForeignKey("endpoints.id"), nullable=False),
@@ -248,7 +258,6 @@ deliveries = sa.Table(
     sa.Column("last_error", sa.Text),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("settled_at", UtcTime),
-    sa.ForeignKeyConstraint(["run_id", "event_id"], ["events.run_id", "events.id"]),
     sa.Index("ix_deliveries_id", "id"),
     sa.Index("ix_deliveries_event_id", "event_id"),
     sa.Index(
@@ -262,12 +271,11 @@ deliveries = sa.Table(
 delivery_attempts = sa.Table(
     "delivery_attempts",
     metadata,
-    _run_id(),
+    *_part_of("deliveries", "delivery_id"),
     sa.Column("delivery_id", sa.Uuid, primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("at", UtcTime, nullable=False),
     sa.Column("duration_ms", sa.Double, nullable=False),
     sa.Column("status_code", sa.Integer),
     sa.Column("error", sa.Text),
-    sa.ForeignKeyConstraint(["run_id", "delivery_id"], ["deliveries.run_id", "deliveries.id"]),
 )

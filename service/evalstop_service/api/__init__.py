@@ -1,0 +1,1 @@
+"""HTTP in: one module a resource, under /api/v1."""

@@ -1,0 +1,71 @@
+"""Checkpoints: said to exist by the trainer, and never moved."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from evalstop_service import ingest
+from evalstop_service.api.context import Db, Ingest, Now, Read
+from evalstop_service.api.runs import found
+from evalstop_service.api.schemas import Answer, BestOut, Body, Plain, Step, Time
+from evalstop_service.store import checkpoints
+
+router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"])
+
+
+class CheckpointIn(Body):
+    """Where the model of a step was saved."""
+
+    step: Step = Field(examples=[120])
+    uri: Annotated[str, Field(min_length=1, max_length=4096), Plain] = Field(examples=["s3://runs/ppo/step-120"])
+
+
+class SavedOut(Answer):
+    """The checkpoint, and the best one now."""
+
+    step: int
+    uri: str
+    created: bool
+    best_checkpoint: BestOut | None
+
+
+class CheckpointOut(Answer):
+    """A checkpoint that counts."""
+
+    step: int
+    uri: str
+    attempt: int
+    created_at: Time
+
+
+class CheckpointList(Answer):
+    """A run's checkpoints by ascending step."""
+
+    items: list[CheckpointOut]
+
+
+@router.post("", status_code=201, responses={200: {"model": SavedOut, "description": "It was on record."}})
+def register(run_id: UUID, body: CheckpointIn, caller: Ingest, database: Db, now: Now, response: Response) -> SavedOut:
+    """Say that a checkpoint exists; it is a candidate for the best once its step has an eval."""
+    receipt = ingest.take(database, caller.project_id, run_id, ingest.Saved(body.step, body.uri), now)
+    response.status_code = 201 if receipt.created else 200
+    return SavedOut.model_validate(
+        {
+            "step": body.step,
+            "uri": body.uri,
+            "created": receipt.created,
+            "best_checkpoint": receipt.run.best_checkpoint,
+        }
+    )
+
+
+@router.get("")
+def list_checkpoints(run_id: UUID, caller: Read, database: Db) -> CheckpointList:
+    """The run's checkpoints that count."""
+    with database.reading() as tx:
+        found(tx, caller.project_id, run_id)
+        return CheckpointList.model_validate({"items": checkpoints.listing(tx, run_id)})

@@ -1,0 +1,114 @@
+"""What a route is given: the database, the clock, and the caller behind the key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from evalstop_service.api.problems import Problem
+from evalstop_service.clock import Clock
+from evalstop_service.store import keys
+from evalstop_service.store.database import Database
+from evalstop_service.store.keys import Key
+
+
+@dataclass(frozen=True)
+class Context:
+    """What create_app hands to the routes."""
+
+    database: Database
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A key that may do what the route asks for, in its project."""
+
+    key: Key
+    project_id: UUID
+
+
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+def _database(context: Annotated[Context, Depends(_context)]) -> Database:
+    return context.database
+
+
+def _now(context: Annotated[Context, Depends(_context)]) -> datetime:
+    return context.clock()
+
+
+Db = Annotated[Database, Depends(_database)]
+Now = Annotated[datetime, Depends(_now)]
+
+_bearer = HTTPBearer(auto_error=False, description="A key made by `evalstop key create` or POST /api/v1/keys.")
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+_UNAUTHORIZED = Problem(
+    401,
+    "No valid key",
+    "send `Authorization: Bearer esk_...` with a key that is in use; `evalstop key create` makes one",
+    headers={"WWW-Authenticate": "Bearer"},
+)
+
+
+def _key(bearer: Bearer, database: Db) -> Key:
+    if bearer is None:
+        raise _UNAUTHORIZED
+    with database.reading() as tx:
+        key = keys.authenticate(tx, bearer.credentials)
+    if key is None:
+        raise _UNAUTHORIZED
+    return key
+
+
+AnyKey = Annotated[Key, Depends(_key)]
+
+
+def may(*scopes: str) -> Callable[[Key], Caller]:
+    """A dependency: the caller, if the key is bound to a project and has one of the scopes (or `admin`)."""
+
+    def caller(key: AnyKey) -> Caller:
+        if not {*scopes, "admin"} & set(key.scopes):
+            raise Problem(403, "The key may not do this", f"it has {_list(key.scopes)}; this needs {_list(scopes)}")
+        if key.project_id is None:
+            raise Problem(
+                403, "The key is bound to no project", "a key to the installation only makes and lists projects"
+            )
+        return Caller(key, key.project_id)
+
+    return caller
+
+
+def _list(scopes: tuple[str, ...]) -> str:
+    return " or ".join(scopes)
+
+
+Ingest = Annotated[Caller, Depends(may("ingest"))]
+Read = Annotated[Caller, Depends(may("read"))]
+ReadOrIngest = Annotated[Caller, Depends(may("read", "ingest"))]
+Operate = Annotated[Caller, Depends(may("operate"))]
+Admin = Annotated[Caller, Depends(may("admin"))]
+
+
+def installation(key: AnyKey) -> Key:
+    """A dependency: the key, if it is to the whole installation."""
+    if key.project_id is not None or "admin" not in key.scopes:
+        raise Problem(
+            403,
+            "The key is bound to one project",
+            "projects are made with a key to the installation; `evalstop key create --installation` makes one",
+        )
+    return key
+
+
+Installation = Annotated[Key, Depends(installation)]

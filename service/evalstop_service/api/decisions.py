@@ -1,0 +1,142 @@
+"""Decisions: listed, vetoed, reported on by receivers, judged."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import Field, field_validator
+
+from evalstop_service import responses
+from evalstop_service.api.context import Caller, Db, Now, Operate, Read
+from evalstop_service.api.schemas import MAX_STEP, Body, Line, Name, plain
+from evalstop_service.api.views import DecisionOut, DecisionPage, decision_out, next_cursor
+from evalstop_service.errors import NotFound
+from evalstop_service.lifecycle import State
+from evalstop_service.store import decisions
+from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
+
+router = APIRouter(prefix="/decisions", tags=["decisions"])
+
+
+class VetoIn(Body):
+    """Who lets the run go on, and why."""
+
+    actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
+    reason: Line = Field(examples=["the eval set was broken this morning"])
+
+
+class ReportIn(Body):
+    """What a receiver saw of the job's end."""
+
+    state: Literal["confirmed", "failed"]
+    actor: Name | None = Field(None, description="by default the name of the key")
+    reason: Line = ""
+    details: dict[str, Any] = Field(
+        default_factory=dict, max_length=100, examples=[{"exit_status": -15, "ended_at": "2026-01-01T00:00:00Z"}]
+    )
+
+    @field_validator("details")
+    @classmethod
+    def storable(cls, details: dict[str, Any]) -> dict[str, Any]:
+        _check(details, depth=8)
+        return details
+
+
+class OutcomeIn(Body):
+    """What turned out to be true."""
+
+    outcome: Literal["right", "wrong", "unknown"]
+    turn_step: Annotated[int, Field(ge=0, le=MAX_STEP)] | None = None
+    actor: Name | None = Field(None, description="by default the name of the key")
+    note: Line = ""
+
+
+@router.get("")
+def list_decisions(
+    caller: Read,
+    database: Db,
+    state: State | None = None,
+    run_id: UUID | None = None,
+    cursor: UUID | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> DecisionPage:
+    """The project's decisions, newest first."""
+    with database.reading() as tx:
+        found = decisions.listing(tx, caller.project_id, state=state, run_id=run_id, before=cursor, limit=limit)
+        items = [decision_out(tx, decision) for decision in found]
+    return DecisionPage(items=items, next_cursor=next_cursor(found, limit))
+
+
+@router.get("/{decision_id}")
+def get_decision(decision_id: UUID, caller: Read, database: Db) -> DecisionOut:
+    """A decision with its history and outcome."""
+    return _answer(database, caller.project_id, decision_id)
+
+
+@router.post("/{decision_id}/veto")
+def veto(decision_id: UUID, body: VetoIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Let the run go on; possible within the grace period."""
+    return _view(
+        database,
+        responses.veto(database, caller.project_id, decision_id, _actor(caller, body.actor), body.reason, now),
+    )
+
+
+@router.post("/{decision_id}/report")
+def report(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Say what became of the job; receivers call this."""
+    said = responses.Report(State(body.state), _actor(caller, body.actor), body.reason, body.details)
+    return _view(database, responses.report(database, caller.project_id, decision_id, said, now))
+
+
+@router.post("/{decision_id}/outcome")
+def judge(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Say whether the decision was right; changing one's mind adds a row."""
+    decision = responses.judge(
+        database,
+        caller.project_id,
+        decision_id,
+        outcome=body.outcome,
+        turn_step=body.turn_step,
+        actor=_actor(caller, body.actor),
+        note=body.note,
+        now=now,
+    )
+    return _view(database, decision)
+
+
+def _answer(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:
+    with database.reading() as tx:
+        decision = decisions.find(tx, project_id, decision_id)
+        if decision is None:
+            raise NotFound(f"there is no decision {decision_id} in this project")
+        return decision_out(tx, decision)
+
+
+def _view(database: Database, decision: Decision) -> DecisionOut:
+    with database.reading() as tx:
+        return decision_out(tx, decision)
+
+
+def _actor(caller: Caller, named: str | None) -> str:
+    return named or f"key {caller.key.name}"
+
+
+def _check(value: Any, depth: int) -> None:
+    if depth == 0:
+        raise ValueError("it may be nested 8 deep")
+    match value:
+        case dict():
+            for key, item in value.items():
+                _check(key, depth - 1)
+                _check(item, depth - 1)
+        case list():
+            for item in value:
+                _check(item, depth - 1)
+        case str():
+            plain(value)
+        case float() if value != value or value in (float("inf"), float("-inf")):
+            raise ValueError("NaN and the infinities go as strings")

@@ -1,0 +1,98 @@
+"""Deliveries: what was sent where, how it went, and once more by hand."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+
+from evalstop_service.api.context import Db, Now, Operate, Read
+from evalstop_service.api.schemas import Answer, Page, Time
+from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.store import deliveries
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.deliveries import Delivery
+
+router = APIRouter(prefix="/deliveries", tags=["webhooks"])
+
+State = Literal["waiting", "delivered", "dead", "cancelled"]
+
+
+class AttemptOut(Answer):
+    """One sending; a number that is missing belongs to a worker that died."""
+
+    number: int
+    at: Time
+    duration_ms: float
+    status_code: int | None
+    error: str | None
+
+
+class DeliveryOut(Answer):
+    """One event on its way to one endpoint."""
+
+    id: UUID
+    run_id: UUID
+    event_id: UUID
+    event_type: str
+    decision_id: UUID | None
+    endpoint_id: UUID
+    url: str
+    state: State
+    attempts: int
+    due_at: Time
+    last_error: str | None
+    created_at: Time
+    settled_at: Time | None
+    log: list[AttemptOut]
+
+
+class DeliveryPage(Page):
+    """Deliveries, newest first."""
+
+    items: list[DeliveryOut]
+
+
+@router.get("")
+def list_deliveries(
+    caller: Read,
+    database: Db,
+    state: State | None = None,
+    endpoint_id: UUID | None = None,
+    run_id: UUID | None = None,
+    cursor: UUID | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> DeliveryPage:
+    """The project's deliveries, newest first."""
+    with database.reading() as tx:
+        found = deliveries.listing(
+            tx,
+            caller.project_id,
+            state=state,
+            endpoint_id=endpoint_id,
+            run_id=run_id,
+            before=cursor,
+            limit=limit,
+        )
+        items = [_out(tx, delivery) for delivery in found]
+    return DeliveryPage(items=items, next_cursor=str(found[-1].id) if len(found) == limit else None)
+
+
+@router.post("/{delivery_id}/retry")
+def retry(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
+    """Send a dead delivery once more, now."""
+    with database.transaction() as tx:
+        revived = deliveries.retry(tx, caller.project_id, delivery_id, now)
+        delivery = deliveries.find(tx, caller.project_id, delivery_id)
+        if delivery is None:
+            raise NotFound(f"there is no delivery {delivery_id} in this project")
+        if not revived:
+            raise Conflict(
+                f"the delivery is {delivery.state}; only a dead one to an endpoint that exists is sent again"
+            )
+        return _out(tx, delivery)
+
+
+def _out(tx: Transaction, delivery: Delivery) -> DeliveryOut:
+    return DeliveryOut.model_validate(vars(delivery) | {"log": deliveries.attempts(tx, delivery)})

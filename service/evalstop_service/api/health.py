@@ -1,0 +1,39 @@
+"""Whether the process lives, and whether it can serve."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from fastapi import APIRouter
+
+from evalstop_service.api.context import Db
+from evalstop_service.api.problems import Problem
+from evalstop_service.api.schemas import Answer
+from evalstop_service.store import schema
+
+router = APIRouter(tags=["health"])
+
+
+class Health(Answer):
+    """All is well."""
+
+    status: str = "ok"
+
+
+@router.get("/livez")
+def live() -> Health:
+    """The process answers."""
+    return Health()
+
+
+@router.get("/readyz")
+def ready(database: Db) -> Health:
+    """The database answers and its schema is the one this code needs."""
+    try:
+        revision = schema.current(database)
+    except sa.exc.SQLAlchemyError as error:
+        raise Problem(503, "The database does not answer", str(error).splitlines()[0]) from error
+    if revision != schema.head():
+        raise Problem(
+            503, "The schema is not at head", f"it is at {revision}, {schema.head()} is needed; run `evalstop migrate`"
+        )
+    return Health()

@@ -1,0 +1,69 @@
+"""Keys: made and revoked by the project's administrators; the secret is shown once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import Field
+
+from evalstop_service.api.context import Admin, Db, Now
+from evalstop_service.api.schemas import Answer, Body, Name, Scope, Time
+from evalstop_service.errors import NotFound
+from evalstop_service.store import keys
+
+router = APIRouter(prefix="/keys", tags=["keys"])
+
+
+class KeyIn(Body):
+    """A new key of this project."""
+
+    name: Name = Field(examples=["trainers"])
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=4)] = Field(examples=[["ingest"]])
+
+
+class KeyOut(Answer):
+    """A key without its secret."""
+
+    id: UUID
+    name: str
+    scopes: list[Scope]
+    created_at: Time
+    revoked_at: Time | None
+
+
+class NewKeyOut(KeyOut):
+    """A key with its secret, which is never shown again."""
+
+    key: str
+
+
+class KeyList(Answer):
+    """The project's keys, oldest first."""
+
+    items: list[KeyOut]
+
+
+@router.get("")
+def list_keys(caller: Admin, database: Db) -> KeyList:
+    """All keys of the project, the revoked ones too."""
+    with database.reading() as tx:
+        return KeyList.model_validate({"items": keys.listing(tx, caller.project_id)})
+
+
+@router.post("", status_code=201)
+def add_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
+    """Make a key."""
+    scopes = tuple(sorted(set(body.scopes)))
+    with database.transaction() as tx:
+        key, secret = keys.add(tx, project_id=caller.project_id, name=body.name, scopes=scopes, now=now)
+    return NewKeyOut.model_validate(vars(key) | {"key": secret})
+
+
+@router.delete("/{key_id}", status_code=204)
+def revoke_key(key_id: UUID, caller: Admin, database: Db, now: Now) -> None:
+    """Take a key out of use for good."""
+    with database.transaction() as tx:
+        if not keys.revoke(tx, caller.project_id, key_id, now):
+            raise NotFound(f"there is no key {key_id} in use in this project")

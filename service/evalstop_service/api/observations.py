@@ -1,0 +1,138 @@
+"""Observations: posted in batches, counted once, read back by metric."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from evalstop_service import ingest
+from evalstop_service.api.context import Db, Ingest, Now, Read
+from evalstop_service.api.runs import found
+from evalstop_service.api.schemas import MAX_POINTS, Answer, BestOut, Body, Measured, Name, Page, Step, Time, VerdictOut
+from evalstop_service.errors import Invalid
+from evalstop_service.store import observations
+from evalstop_service.store.observations import Point
+
+router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"])
+
+MOST_CONFLICTS = 100
+
+
+class ObservationIn(Body):
+    """One value of one metric at one step."""
+
+    metric: Name = Field(examples=["eval"])
+    step: Step = Field(examples=[120])
+    value: Measured = Field(examples=[0.31])
+    stderr: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        None, description="the standard error of the value, in its unit", examples=[0.02]
+    )
+    time: Time | None = Field(None, description="when it was measured")
+
+
+class BatchIn(Body):
+    """Observations in any order; repeats are harmless."""
+
+    observations: Annotated[list[ObservationIn], Field(min_length=1, max_length=MAX_POINTS)]
+
+
+class ConflictOut(Answer):
+    """A point that is on record with another value, which stands."""
+
+    metric: str
+    step: int
+    stored_value: Measured
+    sent_value: Measured
+
+
+class ReceiptOut(Answer):
+    """What became of the batch, and where the run stands after it. All of it is durable."""
+
+    accepted: int
+    duplicates: int = Field(description="points that were on record with the same value")
+    conflict_count: int
+    conflicts: list[ConflictOut] = Field(description=f"the first {MOST_CONFLICTS} of them")
+    verdict: VerdictOut
+    should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
+    best_checkpoint: BestOut | None
+
+
+class ObservationOut(Answer):
+    """An observation as it is on record."""
+
+    metric: str
+    step: int
+    value: Measured
+    stderr: float | None
+    time: Time | None
+    attempt: int
+    superseded_by: int | None = Field(description="the attempt that took its place; null while it counts")
+    received_at: Time
+
+
+class ObservationPage(Page):
+    """Observations of one metric by ascending step."""
+
+    items: list[ObservationOut]
+
+
+@router.post("")
+def post_observations(run_id: UUID, body: BatchIn, caller: Ingest, database: Db, now: Now) -> ReceiptOut:
+    """Store a batch and hear the verdict. A batch with any malformed point is refused whole."""
+    points = tuple(Point(item.metric, item.step, item.value, item.stderr, item.time) for item in body.observations)
+    receipt = ingest.take(database, caller.project_id, run_id, ingest.Points(points), now)
+    conflicts = [
+        ConflictOut(
+            metric=item.point.metric, step=item.point.step, stored_value=item.stored_value, sent_value=item.point.value
+        )
+        for item in receipt.contradictions
+    ]
+    return ReceiptOut.model_validate(
+        {
+            "accepted": receipt.accepted,
+            "duplicates": receipt.duplicates,
+            "conflict_count": len(conflicts),
+            "conflicts": conflicts[:MOST_CONFLICTS],
+            "verdict": receipt.run.verdict,
+            "should_stop": receipt.decision is not None and receipt.decision.stops(now),
+            "best_checkpoint": receipt.run.best_checkpoint,
+        }
+    )
+
+
+@router.get("")
+def list_observations(
+    run_id: UUID,
+    metric: Annotated[Name, Query()],
+    caller: Read,
+    database: Db,
+    cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> ObservationPage:
+    """One metric's observations by ascending step, superseded ones too."""
+    after = _cursor(cursor)
+    with database.reading() as tx:
+        found(tx, caller.project_id, run_id)
+        items = observations.page(tx, run_id, metric=metric, after=after, limit=limit)
+    last = items[-1] if len(items) == limit else None
+    return ObservationPage(
+        items=[
+            ObservationOut.model_validate(
+                vars(item) | {"time": item.observed_at, "superseded_by": item.superseded_by or None}
+            )
+            for item in items
+        ],
+        next_cursor=f"{last.step}.{last.superseded_by}" if last else None,
+    )
+
+
+def _cursor(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    step, superseded_by = map(int, text.split("."))
+    if superseded_by > 2**31 - 1:
+        raise Invalid(f"cursor {text!r} is not one that this service gave")
+    return step, superseded_by

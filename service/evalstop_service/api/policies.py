@@ -1,0 +1,83 @@
+"""Policies: named, versioned, never changed once stored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
+from fastapi import APIRouter, Body
+from pydantic import Field
+
+from evalstop_service.api.context import Admin, Db, Now, Read
+from evalstop_service.api.schemas import Answer, Time
+from evalstop_service.errors import NotFound
+from evalstop_service.store import policies, projects
+from evalstop_service.store.policies import StoredPolicy
+
+router = APIRouter(prefix="/policies", tags=["policies"])
+
+EXAMPLE = {
+    "name": "patient",
+    "description": "Seven declines in a row, after ten evals.",
+    "members": [{"detector": "k_decline", "params": {"k": 7}}],
+    "min_evals": 10,
+}
+
+
+class PolicyOut(Answer):
+    """One version of a policy. A shipped policy has no id until a run uses it."""
+
+    id: UUID | None
+    name: str
+    version: int
+    document: dict[str, Any] = Field(examples=[EXAMPLE])
+    created_at: Time | None
+
+
+class PolicyList(Answer):
+    """Policies by name, the newest version first."""
+
+    items: list[PolicyOut]
+
+
+@router.get("")
+def list_policies(caller: Read, database: Db) -> PolicyList:
+    """The project's policies and the shipped ones, all versions."""
+    with database.reading() as tx:
+        stored = policies.listing(tx, caller.project_id)
+    return PolicyList(items=_with_shipped(stored))
+
+
+@router.get("/{name}")
+def get_policy(name: str, caller: Read, database: Db) -> PolicyList:
+    """All versions of one policy, the newest first."""
+    with database.reading() as tx:
+        stored = policies.listing(tx, caller.project_id)
+    items = [item for item in _with_shipped(stored) if item.name == name]
+    if not items:
+        raise NotFound(f"there is no policy {name!r} in this project")
+    return PolicyList(items=items)
+
+
+@router.post("", status_code=201)
+def add_policy(
+    document: Annotated[dict[str, Any], Body(examples=[EXAMPLE])], caller: Admin, database: Db, now: Now
+) -> PolicyOut:
+    """Store a policy as the next version of its name. Runs keep the version that they were opened with."""
+    policy = policy_from_document(document)
+    with database.transaction() as tx:
+        project = projects.get(tx, caller.project_id)
+        if policy.name in POLICIES and policies.find(tx, project.id, policy.name) is None:
+            policies.add(tx, project, policy.name, policy_to_document(POLICIES[policy.name]), now)
+        return PolicyOut.model_validate(policies.add(tx, project, policy.name, policy_to_document(policy), now))
+
+
+def _with_shipped(stored: list[StoredPolicy]) -> list[PolicyOut]:
+    names = {policy.name for policy in stored}
+    shipped = [
+        PolicyOut(id=None, name=name, version=1, document=policy_to_document(policy), created_at=None)
+        for name, policy in POLICIES.items()
+        if name not in names
+    ]
+    return sorted([*map(PolicyOut.model_validate, stored), *shipped], key=lambda item: item.name)

@@ -1,0 +1,128 @@
+"""Our errors as HTTP answers: RFC 9457 problem details, made here and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import sqlalchemy as sa
+from evalstop_detectors import InvalidPolicy
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+
+from evalstop_service.errors import Conflict, Invalid, NotFound
+
+MEDIA_TYPE = "application/problem+json"
+
+MOST_ERRORS = 100
+
+_log = logging.getLogger(__name__)
+
+
+class Problem(Exception):
+    """The request cannot be answered as asked."""
+
+    def __init__(
+        self,
+        status: int,
+        title: str,
+        detail: str,
+        *,
+        errors: list[dict[str, str]] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{title}: {detail}")
+        self.status, self.title, self.detail = status, title, detail
+        self.errors, self.headers = errors, headers
+
+
+class FieldError(BaseModel):
+    """One thing that was wrong with the request."""
+
+    pointer: str = Field(description="JSON pointer into the body, or the name of the parameter")
+    detail: str
+
+
+class ProblemDetails(BaseModel):
+    """RFC 9457 problem details."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    instance: str
+    errors: list[FieldError] | None = Field(None, description=f"what was wrong where, at most {MOST_ERRORS} of them")
+
+
+def answer(problem: Problem, path: str) -> JSONResponse:
+    """The problem as a response to a request for `path`."""
+    body: dict[str, Any] = {
+        "type": "about:blank",
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+        "instance": path,
+    }
+    if problem.errors is not None:
+        body["errors"] = problem.errors
+    return JSONResponse(body, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the app as a problem."""
+    handlers: dict[type[Exception], Any] = {
+        Problem: lambda error: error,
+        NotFound: lambda error: Problem(404, "Not found", str(error)),
+        Conflict: lambda error: Problem(409, "Conflict with what is on record", str(error)),
+        Invalid: lambda error: Problem(422, "The request is not valid", str(error)),
+        InvalidPolicy: lambda error: Problem(422, "The policy is not valid", str(error)),
+        RequestValidationError: _invalid_request,
+        HTTPException: _http_exception,
+        sa.exc.OperationalError: _database_away,
+        sa.exc.TimeoutError: _database_away,
+        Exception: _bug,
+    }
+    for error_type, to_problem in handlers.items():
+        app.add_exception_handler(error_type, _handler(to_problem))
+
+
+def _handler(to_problem: Any) -> Any:
+    def handle(request: Request, error: Exception) -> JSONResponse:
+        return answer(to_problem(error), request.url.path)
+
+    return handle
+
+
+def _invalid_request(error: RequestValidationError) -> Problem:
+    found = error.errors()
+    errors = [{"pointer": _pointer(item["loc"]), "detail": item["msg"]} for item in found[:MOST_ERRORS]]
+    detail = f"{len(found)} thing{'s' if len(found) != 1 else ''} wrong with the request; nothing of it was stored"
+    return Problem(422, "The request is not valid", detail, errors=errors)
+
+
+def _pointer(location: tuple[int | str, ...]) -> str:
+    if location and location[0] == "body":
+        return "".join(f"/{part}" for part in location[1:])
+    return " ".join(str(part) for part in location)
+
+
+def _http_exception(error: HTTPException) -> Problem:
+    title = HTTPStatus(error.status_code).phrase
+    return Problem(error.status_code, title, str(error.detail), headers=error.headers)
+
+
+def _database_away(error: Exception) -> Problem:
+    _log.error("the database does not answer: %s", error)
+    return Problem(
+        503, "The database does not answer", "nothing was stored; send the same again", headers={"Retry-After": "1"}
+    )
+
+
+def _bug(error: Exception) -> Problem:
+    _log.error("a request failed", exc_info=error)
+    return Problem(500, "The service failed", "this is a fault of the service; its log says more")

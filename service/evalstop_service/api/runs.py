@@ -1,0 +1,178 @@
+"""Runs: opened by name, read, resumed, finished."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field, field_validator
+
+from evalstop_service import ingest, opening, responses
+from evalstop_service.api.context import Db, Ingest, Now, Read, ReadOrIngest
+from evalstop_service.api.schemas import (
+    MAX_STEP,
+    Answer,
+    Body,
+    Line,
+    Mode,
+    Name,
+    Page,
+    Plain,
+    Role,
+    Step,
+    Time,
+    VerdictOut,
+)
+from evalstop_service.api.views import RunOut, RunPage, next_cursor, run_out, runs_out
+from evalstop_service.errors import NotFound
+from evalstop_service.store import runs, verdicts
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.runs import Run
+
+router = APIRouter(prefix="/runs", tags=["runs"])
+
+
+class RunIn(Body):
+    """What a trainer says of its run. What it leaves out stays as it is, or is the project's default."""
+
+    name: Name = Field(examples=["ppo-7b-seed3"])
+    metrics: Annotated[dict[Name, Role], Field(max_length=100)] | None = Field(
+        None,
+        description="the role of each metric that is to be watched; by default metrics called eval, proxy, kl and loss "
+        "are what they are called",
+        examples=[{"reward/gold": {"signal": "eval"}, "reward/proxy": {"signal": "proxy"}, "kl": {"signal": "kl"}}],
+    )
+    labels: Annotated[dict[Name, Line], Field(max_length=100)] | None = Field(
+        None,
+        description="how a receiver finds the job; merged into those on record",
+        examples=[{"slurm_job_id": "4711"}],
+    )
+    policy: Annotated[str, Field(max_length=100), Plain] | None = Field(
+        None, description="NAME or NAME@VERSION", examples=["paper"]
+    )
+    mode: Mode | None = None
+    total_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
+
+    @field_validator("metrics")
+    @classmethod
+    def one_metric_a_signal(cls, metrics: dict[str, Role] | None) -> dict[str, Role] | None:
+        signals = [role.signal for role in (metrics or {}).values()]
+        twice = {signal for signal in signals if signals.count(signal) > 1}
+        if twice:
+            raise ValueError(f"one metric a signal, but {', '.join(sorted(twice))} has more")
+        return metrics
+
+    def roles(self) -> dict[str, dict[str, str]] | None:
+        """The metrics with every direction written out."""
+        if self.metrics is None:
+            return None
+        return {
+            metric: {
+                "signal": role.signal,
+                "direction": role.direction or ("minimize" if role.signal in ("kl", "loss") else "maximize"),
+            }
+            for metric, role in self.metrics.items()
+        }
+
+
+class ResumeIn(Body):
+    """From which step the trainer goes on."""
+
+    step: Step = Field(description="the step of the checkpoint; what was observed past it no longer counts")
+
+
+class FinishIn(Body):
+    """How the run ended."""
+
+    status: Literal["completed", "failed"]
+
+
+class VerdictChangeOut(Answer):
+    """A verdict and when it was reached."""
+
+    sequence: int
+    attempt: int
+    at: Time
+    verdict: VerdictOut
+
+
+class VerdictPage(Page):
+    """Changes of a run's verdict, newest first."""
+
+    items: list[VerdictChangeOut]
+
+
+@router.post("", status_code=201, responses={200: {"model": RunOut, "description": "The run was on record."}})
+def open_run(body: RunIn, caller: Ingest, database: Db, now: Now, response: Response) -> RunOut:
+    """Open a run by its name: 201 when it is new, 200 when it was on record."""
+    request = opening.Request(body.name, body.roles(), body.labels, body.policy, body.mode, body.total_steps)
+    run, created = opening.open_run(database, caller.project_id, request, now)
+    response.status_code = 201 if created else 200
+    with database.reading() as tx:
+        return run_out(tx, run, now)
+
+
+@router.get("")
+def list_runs(
+    caller: Read,
+    database: Db,
+    now: Now,
+    name: Annotated[str | None, Query(max_length=256, description="part of the name"), Plain] = None,
+    status: Literal["running", "completed", "failed", "stopped"] | None = None,
+    cursor: UUID | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> RunPage:
+    """The project's runs, newest first."""
+    with database.reading() as tx:
+        found = runs.listing(tx, caller.project_id, name=name, status=status, before=cursor, limit=limit)
+        return RunPage(items=runs_out(tx, found, now), next_cursor=next_cursor(found, limit))
+
+
+@router.get("/{run_id}")
+def get_run(run_id: UUID, caller: ReadOrIngest, database: Db, now: Now) -> RunOut:
+    """Status, verdict, best checkpoint and decision of a run."""
+    with database.reading() as tx:
+        return run_out(tx, found(tx, caller.project_id, run_id), now)
+
+
+@router.post("/{run_id}/resume")
+def resume(run_id: UUID, body: ResumeIn, caller: Ingest, database: Db, now: Now) -> RunOut:
+    """Begin a new attempt at a checkpoint; what the earlier one observed past it is superseded."""
+    receipt = ingest.take(database, caller.project_id, run_id, ingest.Resumed(body.step), now)
+    with database.reading() as tx:
+        return run_out(tx, receipt.run, now)
+
+
+@router.post("/{run_id}/finish")
+def finish(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now) -> RunOut:
+    """Say that the run ended by itself."""
+    run = responses.finish(database, caller.project_id, run_id, body.status, now)
+    with database.reading() as tx:
+        return run_out(tx, run, now)
+
+
+@router.get("/{run_id}/verdicts")
+def list_verdicts(
+    run_id: UUID,
+    caller: Read,
+    database: Db,
+    cursor: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> VerdictPage:
+    """Every change of the run's verdict, newest first."""
+    with database.reading() as tx:
+        found(tx, caller.project_id, run_id)
+        changes = verdicts.listing(tx, run_id, before=cursor, limit=limit)
+    return VerdictPage(
+        items=[VerdictChangeOut.model_validate(vars(item) | {"verdict": item.document}) for item in changes],
+        next_cursor=str(changes[-1].sequence) if len(changes) == limit else None,
+    )
+
+
+def found(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
+    """The project's run, or a 404."""
+    run = runs.find(tx, project_id, run_id)
+    if run is None:
+        raise NotFound(f"there is no run {run_id} in this project")
+    return run

@@ -1,0 +1,146 @@
+"""The words of the API: what requests may hold and what answers hold."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from evalstop_service.clock import rfc3339
+
+MAX_STEP = 2**53 - 1
+"""The largest integer that every JSON reader keeps exact."""
+
+MAX_POINTS = 10_000
+
+
+def plain(text: str) -> str:
+    if any(unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t" for character in text):
+        raise ValueError("it may hold no control characters and no half surrogate pairs")
+    return text
+
+
+def _measured(value: Any) -> Any:
+    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError('a number, or one of the strings "NaN", "Infinity", "-Infinity"')
+    return float(value) if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity") else value
+
+
+def _written(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _utc(moment: datetime) -> datetime:
+    try:
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("a time between the years 1 and 9999 in UTC") from error
+
+
+Plain = AfterValidator(plain)
+Name = Annotated[str, Field(min_length=1, max_length=256), Plain]
+Line = Annotated[str, Field(max_length=2000), Plain]
+Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
+Time = Annotated[datetime, AfterValidator(_utc), PlainSerializer(rfc3339, return_type=str)]
+Measured = Annotated[
+    float,
+    BeforeValidator(_measured),
+    PlainSerializer(_written),
+    Field(
+        json_schema_extra={"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}], "type": None},
+    ),
+]
+Scope = Literal["ingest", "read", "operate", "admin"]
+Mode = Literal["shadow", "enforce"]
+
+
+class Body(BaseModel):
+    """A request body: nothing that is not understood is passed over in silence."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Answer(BaseModel):
+    """An answer, read from the attributes of what it is about."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+
+class Role(Body):
+    """The role a metric plays for a run."""
+
+    signal: Literal["eval", "proxy", "kl", "loss"]
+    direction: Literal["maximize", "minimize"] | None = Field(
+        None, description="what is better; by default eval and proxy are maximized, kl and loss minimized"
+    )
+
+
+class FindingOut(Answer):
+    """The evidence of one detector beside the thresholds that it was held against."""
+
+    detector: str
+    signals: list[str]
+    kind: str = Field(description="what the number means: count, fraction, p_value")
+    value: float
+    suspect_at: float | None
+    stop_at: float | None
+    turn_step: int | None
+    note: str
+
+
+class VerdictOut(Answer):
+    """`continue`, `suspect` or `stop`, with its reason and the numbers behind it."""
+
+    verdict: Literal["continue", "suspect", "stop"]
+    step: int | None
+    turn_step: int | None = Field(description="the step at which the detectors believe the turn was")
+    reason: str
+    evidence: list[FindingOut]
+
+
+class BestOut(Answer):
+    """The checkpoint one should ship."""
+
+    step: int
+    uri: str
+    score: float
+    chosen_by: str
+
+
+class RawMaximumOut(Answer):
+    """The highest eval as measured, whether or not a checkpoint of it exists."""
+
+    step: int
+    score: float
+
+
+class PolicyName(Answer):
+    """Which version of which policy."""
+
+    name: str
+    version: int
+
+
+class ProjectOut(Answer):
+    """A tenant, and what its runs get when they do not say otherwise."""
+
+    id: UUID
+    name: str
+    default_policy: str
+    default_mode: Mode
+    grace_seconds: float
+    created_at: Time
+
+
+class Page(BaseModel):
+    """Part of a list; `next_cursor` asks for the part after it, null at the end."""
+
+    next_cursor: str | None

@@ -1,0 +1,124 @@
+"""How runs and decisions are answered: the rows of several tables as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from evalstop_service.api.schemas import Answer, BestOut, Mode, Page, PolicyName, RawMaximumOut, Time, VerdictOut
+from evalstop_service.store import decisions
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.runs import Run
+
+
+class ChangeOut(Answer):
+    """One step in the life of a decision."""
+
+    state: str
+    at: Time
+    actor: str
+    reason: str
+    details: dict[str, Any]
+
+
+class OutcomeOut(Answer):
+    """What turned out to be true of a decision, and who said so."""
+
+    outcome: Literal["right", "wrong", "unknown"]
+    turn_step: int | None
+    actor: str
+    note: str
+    at: Time
+
+
+class DecisionOut(Answer):
+    """A stop verdict on record, with its life."""
+
+    id: UUID
+    run_id: UUID
+    run_name: str
+    attempt: int
+    state: Literal["shadow", "pending", "requested", "confirmed", "vetoed", "failed"]
+    step: int
+    due_at: Time = Field(description="the end of the grace period, within which it can be vetoed")
+    created_at: Time
+    verdict: VerdictOut
+    best_checkpoint: BestOut | None = Field(description="as it was when the decision was made")
+    policy: PolicyName
+    outcome: OutcomeOut | None
+    history: list[ChangeOut]
+
+
+class DecisionPage(Page):
+    """Decisions, newest first."""
+
+    items: list[DecisionOut]
+
+
+class RunOut(Answer):
+    """A run and where it stands."""
+
+    id: UUID
+    name: str
+    status: Literal["running", "completed", "failed", "stopped"]
+    attempt: int
+    created_at: Time
+    updated_at: Time
+    ended_at: Time | None
+    metrics: dict[str, dict[str, str]]
+    labels: dict[str, str]
+    policy: PolicyName
+    mode: Mode
+    total_steps: int | None
+    last_step: int | None
+    verdict: VerdictOut
+    should_stop: bool = Field(description="true once a stop of this attempt was requested")
+    best_checkpoint: BestOut | None
+    raw_maximum: RawMaximumOut | None
+    decision: DecisionOut | None
+
+
+class RunPage(Page):
+    """Runs, newest first."""
+
+    items: list[RunOut]
+
+
+def decision_out(tx: Transaction, decision: Decision) -> DecisionOut:
+    """A decision with its history and its outcome."""
+    policy = PolicyName(name=decision.policy_name, version=decision.policy_version)
+    outcome = decisions.outcome(tx, decision)
+    return DecisionOut.model_validate(
+        vars(decision) | {"policy": policy, "outcome": outcome, "history": decisions.history(tx, decision)}
+    )
+
+
+def run_out(tx: Transaction, run: Run, now: datetime) -> RunOut:
+    """A run with the decision on its present attempt."""
+    return runs_out(tx, [run], now)[0]
+
+
+def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOut]:
+    """Runs with the decisions on their present attempts."""
+    on_record = decisions.of_runs(tx, [run.id for run in found])
+    return [
+        RunOut.model_validate(
+            vars(run)
+            | {
+                "policy": PolicyName(name=run.policy_name, version=run.policy_version),
+                "should_stop": run.id in on_record and on_record[run.id].stops(now),
+                "decision": decision_out(tx, on_record[run.id]) if run.id in on_record else None,
+            }
+        )
+        for run in found
+    ]
+
+
+def next_cursor(items: Sequence[Run] | Sequence[Decision], limit: int) -> str | None:
+    """The cursor past a page that was filled to its limit."""
+    return str(items[-1].id) if len(items) == limit else None

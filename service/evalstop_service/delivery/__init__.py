@@ -1,0 +1,1 @@
+"""HTTP out: the worker claims what is due, sends it signed, and settles it."""

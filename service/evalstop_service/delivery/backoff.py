@@ -1,0 +1,92 @@
+"""What an answer means for a delivery, and how long to wait before the next attempt. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+
+from evalstop_service.store.outbox import Dead, Delivered, Result, Retry
+
+GONE = 410
+HOPELESS = frozenset({400, 413, 415, 422})
+"""The endpoint has read the event and will never like it; other errors may be a deployment or a firewall's mood."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for one attempt: a status code, or None with an error when there was no answer."""
+
+    status_code: int | None
+    error: str | None
+    retry_after: str | None
+    duration_ms: float
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Exponential backoff: `first_seconds`, then times `factor`, never above `cap_seconds`.
+
+    The cap is low because a stop that comes late costs GPU hours: a receiver that was away hears within that time of
+    its return. With these defaults an endpoint is given up after about a day.
+    """
+
+    first_seconds: float = 1.0
+    factor: float = 2.0
+    cap_seconds: float = 900.0
+    max_attempts: int = 100
+
+    def __post_init__(self) -> None:
+        if not (self.first_seconds > 0 and self.factor >= 1 and self.cap_seconds >= self.first_seconds):
+            raise ValueError("backoff needs first_seconds > 0, factor >= 1 and cap_seconds >= first_seconds")
+        if self.max_attempts < 1:
+            raise ValueError(f"max_attempts is {self.max_attempts}; it takes at least one attempt to deliver")
+
+    def seconds(self, attempts: int, chance: float) -> float:
+        """How long to wait after so many attempts (at least 1); `chance` in [0, 1) spreads it over the upper half."""
+        full = self.first_seconds
+        for _ in range(attempts - 1):
+            if full >= self.cap_seconds or self.factor == 1:
+                break
+            full *= self.factor
+        return min(full, self.cap_seconds) * (0.5 + 0.5 * chance)
+
+
+def judge(answer: Answer, attempts: int, now: datetime, chance: float, backoff: Backoff) -> Result:
+    """What the answer to attempt number `attempts` means. `Retry-After` lengthens the wait, up to the cap."""
+    code = answer.status_code
+    if code is not None and 200 <= code < 300:
+        return Delivered()
+    error = answer.error or (f"HTTP {code}" if code is not None else "no answer")
+    if code == GONE:
+        return Dead(f"{error}: the endpoint is gone for good and was disabled", gone=True)
+    if code is not None and 300 <= code < 400:
+        return Dead(f"{error}: redirects are not followed; change the endpoint's URL")
+    if code in HOPELESS:
+        return Dead(error)
+    if attempts >= backoff.max_attempts:
+        return Dead(f"{error}; given up after {attempts} attempts")
+    wait = backoff.seconds(attempts, chance)
+    asked = _retry_after_seconds(answer.retry_after, now)
+    if asked is not None:
+        wait = max(wait, min(asked, backoff.cap_seconds))
+    return Retry(now + timedelta(seconds=wait), error)
+
+
+def _retry_after_seconds(value: str | None, now: datetime) -> float | None:
+    """`Retry-After` as seconds from now (RFC 9110, 10.2.3: a number or a date); None when it is neither."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:12])
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    try:
+        return (moment - now).total_seconds()
+    except OverflowError:
+        return None

@@ -1,0 +1,94 @@
+"""Sends one signed event over HTTP and says what came back; never raises for what an endpoint does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from evalstop_service.delivery.backoff import Answer
+
+BODY_LIMIT_BYTES = 1024
+"""As much of an answer's body is read, to be shown to the operator when it is an error."""
+
+BODY_SECONDS = 1.0
+"""As long is waited for an answer's body once its status is known."""
+
+
+class Sender:
+    """One HTTP session: `async with Sender(...) as sender`.
+
+    `timeout_seconds`: for the whole of an attempt, from connecting to the last byte read, however slowly it drips.
+    `connect_seconds`: for the connection alone, TLS included.
+    """
+
+    def __init__(self, timeout_seconds: float = 15.0, connect_seconds: float = 5.0) -> None:
+        self.timeout_seconds = timeout_seconds
+        self.connect_seconds = connect_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        # No proxies or .netrc from the environment, no cookies, no unpacking: an endpoint gets what it is owed, no more.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),  # the worker bounds how many are under way
+            timeout=aiohttp.ClientTimeout(total=None, connect=self.connect_seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            headers={"User-Agent": "EvalStop", "Content-Type": "application/json", "Accept-Encoding": "identity"},
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def send(self, url: str, headers: dict[str, str], body: bytes) -> Answer:
+        """POST the body. A redirect is an answer like any other."""
+        assert self._session is not None, "the sender is used as a context manager"
+        begun = time.perf_counter()
+        code: int | None = None
+        error: str | None = None
+        retry_after: str | None = None
+        try:
+            async with (
+                asyncio.timeout(self.timeout_seconds),
+                self._session.post(url, data=body, headers=headers, allow_redirects=False) as response,
+            ):
+                code = response.status
+                retry_after = response.headers.get("Retry-After")
+                text = await _excerpt(response)
+                if not 200 <= code < 300:
+                    error = f"HTTP {code}: {text}" if text else f"HTTP {code}"
+        except aiohttp.ConnectionTimeoutError:
+            error = f"no connection within {self.connect_seconds:g} s"
+        except TimeoutError:
+            error = f"no answer within {self.timeout_seconds:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as failure:
+            error = _printable(f"{type(failure).__name__}: {failure}")
+        return Answer(code, error, retry_after, (time.perf_counter() - begun) * 1000)
+
+
+async def _excerpt(response: aiohttp.ClientResponse) -> str:
+    """The start of the body. A body that is long, slow or broken takes nothing from the status that came before it."""
+    read = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while len(read) < BODY_LIMIT_BYTES:
+                chunk = await response.content.read(BODY_LIMIT_BYTES - len(read))
+                if not chunk:
+                    return _printable(read.decode(errors="replace"))  # all of it: the connection can serve again
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
+        pass
+    response.close()  # the rest is not waited for
+    return _printable(read.decode(errors="replace"))
+
+
+def _printable(text: str) -> str:
+    """One short line that any database can hold."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:300]

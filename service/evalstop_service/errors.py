@@ -1,0 +1,28 @@
+"""What can go wrong in this package, for whoever asked for it.
+
+ServiceError
+├── NotFound
+├── Conflict
+└── Invalid
+"""
+
+from __future__ import annotations
+
+
+class ServiceError(Exception):
+    """The base of all errors of evalstop_service."""
+
+    def __init__(self, detail: str = "") -> None:
+        super().__init__(detail or (self.__doc__ or "").strip())
+
+
+class NotFound(ServiceError):
+    """There is no such thing in this project."""
+
+
+class Conflict(ServiceError):
+    """What was asked for contradicts what is on record; the message names both."""
+
+
+class Invalid(ServiceError):
+    """What was sent cannot be used; the message names the field and what it may hold."""

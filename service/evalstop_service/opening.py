@@ -1,0 +1,110 @@
+"""Opening a run by its name: a new one, or the one on record, brought up to date with what its trainer says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from uuid import UUID
+
+from evalstop_detectors import NOTHING_SEEN, POLICIES, policy_to_document, verdict_to_document
+
+from evalstop_service.errors import Conflict, Invalid
+from evalstop_service.store import policies, projects, runs
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.policies import StoredPolicy
+from evalstop_service.store.projects import Project
+from evalstop_service.store.runs import Run
+from evalstop_service.watching import DEFAULT_METRICS
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a trainer says of its run; None means 'as it is', or the project's default for a new run."""
+
+    name: str
+    metrics: dict[str, dict[str, str]] | None = None
+    labels: dict[str, str] | None = None
+    policy: str | None = None
+    mode: str | None = None
+    total_steps: int | None = None
+
+
+def open_run(database: Database, project_id: UUID, request: Request, now: datetime) -> tuple[Run, bool]:
+    """The run of this name, and whether it is new. Raises Conflict when its metrics differ from those on record."""
+    with database.transaction() as tx:
+        project = projects.get(tx, project_id)
+        if runs.find_by_name(tx, project_id, request.name) is None:
+            run = _new(tx, project, request, now)
+            if runs.add(tx, run):
+                return run, True
+        return _reopen(tx, project, request, now), False
+
+
+def resolve(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
+    """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; a shipped one is stored on first use."""
+    name, _, version = reference.partition("@")
+    if version and not version.isdecimal():
+        raise Invalid(f"policy {reference!r}: after the @ comes a version number, as in paper@1")
+    found = policies.find(tx, project.id, name, int(version) if version else None)
+    if found is None and name in POLICIES and version in ("", "1"):
+        found = policies.add(tx, project, name, policy_to_document(POLICIES[name]), now)
+    if found is None:
+        known = sorted({policy.name for policy in policies.listing(tx, project.id)} | set(POLICIES))
+        raise Invalid(f"there is no policy {reference!r} in this project; there are {', '.join(known)}")
+    return found
+
+
+def _new(tx: Transaction, project: Project, request: Request, now: datetime) -> Run:
+    policy = resolve(tx, project, request.policy or project.default_policy, now)
+    return Run(
+        id=new_id(),
+        project_id=project.id,
+        name=request.name,
+        status="running",
+        attempt=1,
+        metrics=DEFAULT_METRICS if request.metrics is None else request.metrics,
+        labels=request.labels or {},
+        policy_id=policy.id,
+        policy_name=policy.name,
+        policy_version=policy.version,
+        mode=request.mode or project.default_mode,
+        total_steps=request.total_steps,
+        last_step=None,
+        version=0,
+        verdict=verdict_to_document(NOTHING_SEEN),
+        best_checkpoint=None,
+        raw_maximum=None,
+        created_at=now,
+        updated_at=now,
+        ended_at=None,
+    )
+
+
+def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) -> Run:
+    known = runs.find_by_name(tx, project.id, request.name)
+    run = runs.lock(tx, project.id, known.id) if known else None
+    if run is None:
+        raise Conflict(f"run {request.name!r} is being removed; open it again")
+    if request.metrics is not None and request.metrics != run.metrics:
+        raise Conflict(
+            f"run {run.name!r} is on record with the metrics {run.metrics}, not {request.metrics}; "
+            "open it without metrics, or give the new run another name"
+        )
+    changed = replace(
+        run,
+        labels=run.labels | (request.labels or {}),
+        mode=request.mode or run.mode,
+        total_steps=request.total_steps or run.total_steps,
+        status="running",
+        ended_at=None,
+    )
+    if request.policy is not None:
+        policy = resolve(tx, project, request.policy, now)
+        changed = replace(changed, policy_id=policy.id, policy_name=policy.name, policy_version=policy.version)
+    if (changed.policy_id, changed.total_steps) != (run.policy_id, run.total_steps):
+        changed = replace(changed, monitor_state=None)  # the next observation rebuilds it under the new terms
+    if changed != run:
+        changed = replace(changed, updated_at=now)
+        runs.save(tx, changed)
+    return changed

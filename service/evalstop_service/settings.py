@@ -1,0 +1,55 @@
+"""Settings, from the environment (EVALSTOP_...) and the command line; read by cli and app alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _database_url(url: str) -> str:
+    if not url.startswith(("sqlite:///", "postgresql://")):
+        raise ValueError("a database is named as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
+    return url
+
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Each setting with its unit and default; `EVALSTOP_PORT=9000` sets `port`."""
+
+    model_config = SettingsConfigDict(env_prefix="EVALSTOP_", env_file=None, extra="ignore")
+
+    data_folder: Path = Field(Path(".evalstop"), description="where the embedded database is kept")
+    database_url: Annotated[str, AfterValidator(_database_url)] | None = Field(
+        None, description="postgresql://USER:PASSWORD@HOST/NAME; None is the embedded database in data_folder"
+    )
+    sqlite_synchronous: Literal["FULL", "NORMAL", "EXTRA"] = Field(
+        "FULL", description="NORMAL is faster and may lose the last second when the power fails"
+    )
+    database_connections: Annotated[int, Field(ge=1)] = Field(20, description="the most a process opens")
+
+    host: str = Field("127.0.0.1", description="the address to listen on")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8787, description="0 takes any free one")
+    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 * 2**20, description="larger requests are answered 413")
+    session_secret: SecretStr | None = Field(
+        None, description="signs the sessions of the pages, the same for all replicas; None makes one at each start"
+    )
+
+    delivery_timeout_seconds: Positive = Field(10.0, description="how long an endpoint may take to answer")
+    delivery_lease_seconds: Positive = Field(60.0, description="after this a delivery of a dead worker is taken over")
+    delivery_poll_seconds: Positive = Field(0.1, description="how often an idle worker looks for work")
+    delivery_concurrency: Annotated[int, Field(ge=1)] = Field(16, description="deliveries under way at one time")
+    delivery_max_attempts: Annotated[int, Field(ge=1)] = Field(20, description="after so many a delivery is dead")
+    delivery_first_pause_seconds: Positive = Field(1.0, description="the pause after the first failure; it doubles")
+    delivery_longest_pause_seconds: Positive = Field(3600.0, description="where the doubling ends")
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @property
+    def url(self) -> str:
+        """The URL of the database in use."""
+        return self.database_url or f"sqlite:///{self.data_folder.resolve() / 'evalstop.db'}"

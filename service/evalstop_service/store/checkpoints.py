@@ -1,0 +1,48 @@
+"""Checkpoints: those that the trainer said exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.observations import LIVE
+from evalstop_service.store.tables import checkpoints
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where the model of a step was saved."""
+
+    step: int
+    uri: str
+    attempt: int
+    created_at: datetime
+
+
+def add(tx: Transaction, run_id: UUID, checkpoint: Checkpoint) -> None:
+    """Store a checkpoint whose step has no live one."""
+    tx.execute(checkpoints.insert().values(run_id=run_id, superseded_by=LIVE, **vars(checkpoint)))
+
+
+def find(tx: Transaction, run_id: UUID, step: int) -> Checkpoint | None:
+    """The live checkpoint of a step."""
+    return next((item for item in listing(tx, run_id) if item.step == step), None)
+
+
+def listing(tx: Transaction, run_id: UUID) -> list[Checkpoint]:
+    """A run's live checkpoints by ascending step."""
+    query = sa.select(checkpoints.c.step, checkpoints.c.uri, checkpoints.c.attempt, checkpoints.c.created_at)
+    query = query.where(checkpoints.c.run_id == run_id, checkpoints.c.superseded_by == LIVE)
+    return [Checkpoint(*row) for row in tx.execute(query.order_by(checkpoints.c.step))]
+
+
+def supersede(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> None:
+    """Put the live checkpoints past a step out of force."""
+    query = checkpoints.update().where(
+        checkpoints.c.run_id == run_id, checkpoints.c.step > after_step, checkpoints.c.superseded_by == LIVE
+    )
+    tx.execute(query.values(superseded_by=by_attempt))

@@ -1,0 +1,218 @@
+"""Decisions, the changes of their state, and their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.lifecycle import State
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import decision_changes, decisions, outcomes, policies, runs
+
+
+@dataclass(frozen=True)
+class Change:
+    """One step in the life of a decision: the state it came to, when, through whom and why."""
+
+    sequence: int
+    state: str
+    actor: str
+    reason: str
+    details: dict[str, Any]
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What turned out to be true of a decision, and who said so."""
+
+    sequence: int
+    outcome: str
+    turn_step: int | None
+    actor: str
+    note: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A stop verdict on record."""
+
+    id: UUID
+    run_id: UUID
+    project_id: UUID
+    attempt: int
+    state: str
+    step: int
+    verdict: dict[str, Any]
+    best_checkpoint: dict[str, Any] | None
+    policy_id: UUID
+    due_at: datetime
+    created_at: datetime
+    run_name: str
+    policy_name: str
+    policy_version: int
+
+    def stops(self, now: datetime) -> bool:
+        """Whether the job is meant to end: requested, or the grace period is over."""
+        if self.state == State.PENDING:
+            return self.due_at <= now
+        return self.state in (State.REQUESTED, State.CONFIRMED, State.FAILED)
+
+
+def add(tx: Transaction, decision: Decision, actor: str, now: datetime) -> None:
+    """Store a new decision and its first change."""
+    tx.execute(decisions.insert().values({column.name: getattr(decision, column.name) for column in decisions.c}))
+    _append(tx, decision, decision.state, actor, str(decision.verdict["reason"]), {}, now)
+
+
+def change(
+    tx: Transaction, decision: Decision, state: str, *, actor: str, reason: str, details: dict[str, Any], now: datetime
+) -> bool:
+    """Move a decision on from the state in which it was read; False if another was faster."""
+    query = decisions.update().where(
+        decisions.c.run_id == decision.run_id, decisions.c.id == decision.id, decisions.c.state == decision.state
+    )
+    if tx.execute(query.values(state=state)).rowcount != 1:
+        return False
+    _append(tx, decision, state, actor, reason, details, now)
+    return True
+
+
+def request_due(tx: Transaction, now: datetime) -> int:
+    """Move the decisions whose grace period is over from pending to requested; gives their number."""
+    due = _SELECT.where(decisions.c.state == State.PENDING, decisions.c.due_at <= now)
+    return sum(
+        change(
+            tx,
+            Decision(**row),
+            State.REQUESTED,
+            actor="evalstop",
+            reason="the grace period is over",
+            details={},
+            now=now,
+        )
+        for row in tx.execute(due).mappings().all()
+    )
+
+
+def any_due(tx: Transaction, now: datetime) -> bool:
+    """Whether any pending decision's grace period is over."""
+    query = sa.exists().where(decisions.c.state == State.PENDING, decisions.c.due_at <= now)
+    return tx.execute(sa.select(query)).scalar_one()
+
+
+def find(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision | None:
+    """The project's decision with this id."""
+    return _one(tx, (decisions.c.id == decision_id) & (decisions.c.project_id == project_id))
+
+
+def of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Decision | None:
+    """The decision on an attempt of a run."""
+    return _one(tx, (decisions.c.run_id == run_id) & (decisions.c.attempt == attempt))
+
+
+def of_runs(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
+    """The decision on the present attempt of each of these runs that has one."""
+    query = _SELECT.where(decisions.c.run_id.in_(list(run_ids)), decisions.c.attempt == runs.c.attempt)
+    return {row["run_id"]: Decision(**row) for row in tx.execute(query).mappings()}
+
+
+def listing(
+    tx: Transaction,
+    project_id: UUID,
+    *,
+    state: str | None = None,
+    run_id: UUID | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> list[Decision]:
+    """A project's decisions, newest first, those made before the decision `before`."""
+    query = _SELECT.where(decisions.c.project_id == project_id)
+    if state is not None:
+        query = query.where(decisions.c.state == state)
+    if run_id is not None:
+        query = query.where(decisions.c.run_id == run_id)
+    if before is not None:
+        query = query.where(decisions.c.id < before)
+    return [Decision(**row) for row in tx.execute(query.order_by(decisions.c.id.desc()).limit(limit)).mappings()]
+
+
+def history(tx: Transaction, decision: Decision) -> list[Change]:
+    """All changes of a decision, oldest first."""
+    table = decision_changes.c
+    query = sa.select(table.sequence, table.state, table.actor, table.reason, table.details, table.at)
+    query = query.where(table.run_id == decision.run_id, table.decision_id == decision.id)
+    return [Change(*row) for row in tx.execute(query.order_by(table.sequence))]
+
+
+def outcome(tx: Transaction, decision: Decision) -> Outcome | None:
+    """The latest outcome on record."""
+    table = outcomes.c
+    query = sa.select(table.sequence, table.outcome, table.turn_step, table.actor, table.note, table.at)
+    query = query.where(table.run_id == decision.run_id, table.decision_id == decision.id)
+    row = tx.execute(query.order_by(table.sequence.desc()).limit(1)).one_or_none()
+    return Outcome(*row) if row else None
+
+
+def add_outcome(
+    tx: Transaction, decision: Decision, *, outcome: str, turn_step: int | None, actor: str, note: str, now: datetime
+) -> None:
+    """Append an outcome; the run is locked in this transaction."""
+    tx.execute(
+        outcomes.insert().values(
+            run_id=decision.run_id,
+            decision_id=decision.id,
+            sequence=_next(tx, outcomes, decision),
+            outcome=outcome,
+            turn_step=turn_step,
+            actor=actor,
+            note=note,
+            at=now,
+        )
+    )
+
+
+_SELECT = (
+    sa.select(
+        *decisions.c,
+        runs.c.name.label("run_name"),
+        policies.c.name.label("policy_name"),
+        policies.c.version.label("policy_version"),
+    )
+    .join(runs, runs.c.id == decisions.c.run_id)
+    .join(policies, policies.c.id == decisions.c.policy_id)
+)
+
+
+def _one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Decision | None:
+    row = tx.execute(_SELECT.where(condition)).mappings().one_or_none()
+    return Decision(**row) if row else None
+
+
+def _append(
+    tx: Transaction, decision: Decision, state: str, actor: str, reason: str, details: dict[str, Any], now: datetime
+) -> None:
+    tx.execute(
+        decision_changes.insert().values(
+            run_id=decision.run_id,
+            decision_id=decision.id,
+            sequence=_next(tx, decision_changes, decision),
+            state=state,
+            actor=actor,
+            reason=reason,
+            details=details,
+            at=now,
+        )
+    )
+
+
+def _next(tx: Transaction, table: sa.Table, decision: Decision) -> int:
+    query = sa.select(sa.func.max(table.c.sequence))
+    query = query.where(table.c.run_id == decision.run_id, table.c.decision_id == decision.id)
+    return (tx.execute(query).scalar() or 0) + 1

@@ -1,0 +1,63 @@
+"""Policies: named, versioned, never changed once stored. Their documents are opaque here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.projects import Project
+from evalstop_service.store.tables import policies, projects
+
+
+@dataclass(frozen=True)
+class StoredPolicy:
+    """One version of a policy."""
+
+    id: UUID
+    project_id: UUID
+    name: str
+    version: int
+    document: dict[str, Any]
+    created_at: datetime
+
+
+def add(tx: Transaction, project: Project, name: str, document: dict[str, Any], now: datetime) -> StoredPolicy:
+    """Store a document as the next version of its name; the latest version itself if it says the same."""
+    # The project's row is what two writers of one name wait for.
+    tx.execute(sa.select(projects.c.id).where(projects.c.id == project.id).with_for_update())
+    latest = find(tx, project.id, name)
+    if latest is not None and latest.document == document:
+        return latest
+    version = latest.version + 1 if latest else 1
+    policy = StoredPolicy(new_id(), project.id, name, version, document, now)
+    tx.execute(policies.insert().values(**vars(policy)))
+    return policy
+
+
+def find(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> StoredPolicy | None:
+    """That version of a project's policy, or its latest."""
+    query = sa.select(policies).where(policies.c.project_id == project_id, policies.c.name == name)
+    if version is not None:
+        query = query.where(policies.c.version == version)
+    row = tx.execute(query.order_by(policies.c.version.desc()).limit(1)).mappings().one_or_none()
+    return StoredPolicy(**row) if row else None
+
+
+def get(tx: Transaction, policy_id: UUID) -> StoredPolicy:
+    """The policy with this id, which some row refers to."""
+    return StoredPolicy(**tx.execute(sa.select(policies).where(policies.c.id == policy_id)).mappings().one())
+
+
+def listing(tx: Transaction, project_id: UUID, name: str | None = None) -> list[StoredPolicy]:
+    """A project's policies with all their versions, by name, the newest version first."""
+    query = sa.select(policies).where(policies.c.project_id == project_id)
+    if name is not None:
+        query = query.where(policies.c.name == name)
+    query = query.order_by(policies.c.name, policies.c.version.desc())
+    return [StoredPolicy(**row) for row in tx.execute(query).mappings()]

@@ -1,0 +1,67 @@
+"""Projects: the tenants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction, insert_if_new
+from evalstop_service.store.tables import projects
+
+
+@dataclass(frozen=True)
+class Project:
+    """A tenant, and what its runs get when they do not say otherwise."""
+
+    id: UUID
+    name: str
+    default_policy: str
+    default_mode: str
+    grace_seconds: float
+    created_at: datetime
+
+
+def add(tx: Transaction, project: Project) -> bool:
+    """Store a new project; False if its name is taken."""
+    return insert_if_new(tx, projects, vars(project), ["name"])
+
+
+def change(tx: Transaction, project: Project) -> None:
+    """Store other defaults for a project."""
+    tx.execute(
+        projects.update()
+        .where(projects.c.id == project.id)
+        .values(
+            default_policy=project.default_policy,
+            default_mode=project.default_mode,
+            grace_seconds=project.grace_seconds,
+        )
+    )
+
+
+def find(tx: Transaction, project_id: UUID) -> Project | None:
+    """The project with this id."""
+    return _one(tx, projects.c.id == project_id)
+
+
+def get(tx: Transaction, project_id: UUID) -> Project:
+    """The project with this id, which some row refers to."""
+    return Project(**tx.execute(sa.select(projects).where(projects.c.id == project_id)).mappings().one())
+
+
+def find_by_name(tx: Transaction, name: str) -> Project | None:
+    """The project with this name."""
+    return _one(tx, projects.c.name == name)
+
+
+def listing(tx: Transaction) -> list[Project]:
+    """All projects, by name."""
+    return [Project(**row) for row in tx.execute(sa.select(projects).order_by(projects.c.name)).mappings()]
+
+
+def _one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Project | None:
+    row = tx.execute(sa.select(projects).where(condition)).mappings().one_or_none()
+    return Project(**row) if row else None

@@ -1,0 +1,127 @@
+"""Runs: what is known of each, and where its monitor stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction, insert_if_new, like
+from evalstop_service.store.tables import attempts, policies, runs
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row of runs, with the name of its policy.
+
+    `verdict`, `best_checkpoint` and `raw_maximum` are JSON values as they are answered; `monitor_state` is opaque, and
+    None when it was not asked for or has to be rebuilt.
+    """
+
+    id: UUID
+    project_id: UUID
+    name: str
+    status: str
+    attempt: int
+    metrics: dict[str, dict[str, str]]
+    labels: dict[str, str]
+    policy_id: UUID
+    policy_name: str
+    policy_version: int
+    mode: str
+    total_steps: int | None
+    last_step: int | None
+    version: int
+    verdict: dict[str, Any]
+    best_checkpoint: dict[str, Any] | None
+    raw_maximum: dict[str, Any] | None
+    created_at: datetime
+    updated_at: datetime
+    ended_at: datetime | None
+    monitor_state: str | None = None
+
+
+def add(tx: Transaction, run: Run) -> bool:
+    """Store a new run and its first attempt; False if the project has a run of that name."""
+    if not insert_if_new(tx, runs, _columns_of(run), ["project_id", "name"]):
+        return False
+    tx.execute(attempts.insert().values(run_id=run.id, attempt=run.attempt, started_at=run.created_at))
+    return True
+
+
+def save(tx: Transaction, run: Run) -> None:
+    """Store a run that was locked in this transaction."""
+    tx.execute(runs.update().where(runs.c.id == run.id).values(**_columns_of(run)))
+
+
+def add_attempt(tx: Transaction, run: Run, resumed_from_step: int, now: datetime) -> None:
+    """Record that `run.attempt` began at a step of an earlier one."""
+    tx.execute(
+        attempts.insert().values(
+            run_id=run.id, attempt=run.attempt, resumed_from_step=resumed_from_step, started_at=now
+        )
+    )
+
+
+def resumed_from(tx: Transaction, run: Run) -> int | None:
+    """The step from which the present attempt was resumed; None for the first."""
+    query = sa.select(attempts.c.resumed_from_step)
+    step: int | None = tx.execute(
+        query.where(attempts.c.run_id == run.id, attempts.c.attempt == run.attempt)
+    ).scalar_one()
+    return step
+
+
+def find(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
+    """The project's run with this id."""
+    return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
+
+
+def find_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
+    """The project's run with this name."""
+    return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.name == name))
+
+
+def lock(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
+    """The run with its monitor's state, locked until the transaction ends."""
+    query = _SELECT.add_columns(runs.c.monitor_state).where(runs.c.project_id == project_id, runs.c.id == run_id)
+    return _one(tx, query.with_for_update(of=runs))
+
+
+def listing(
+    tx: Transaction,
+    project_id: UUID,
+    *,
+    name: str | None = None,
+    status: str | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> list[Run]:
+    """A project's runs, newest first: those whose name contains `name`, made before the run `before`."""
+    query = _SELECT.where(runs.c.project_id == project_id)
+    if name is not None:
+        query = query.where(like(runs.c.name, name))
+    if status is not None:
+        query = query.where(runs.c.status == status)
+    if before is not None:
+        query = query.where(runs.c.id < before)
+    return [Run(**row) for row in tx.execute(query.order_by(runs.c.id.desc()).limit(limit)).mappings()]
+
+
+_SELECT = sa.select(
+    *(column for column in runs.c if column.name != "monitor_state"),
+    policies.c.name.label("policy_name"),
+    policies.c.version.label("policy_version"),
+).join(policies, policies.c.id == runs.c.policy_id)
+
+
+def _one(tx: Transaction, query: sa.Select[Any]) -> Run | None:
+    row = tx.execute(query).mappings().one_or_none()
+    return Run(**row) if row else None
+
+
+def _columns_of(run: Run) -> dict[str, Any]:
+    return {column.name: getattr(run, column.name) for column in runs.c}

@@ -1,0 +1,50 @@
+"""Verdicts: one row each time that a run's verdict changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import verdicts
+
+
+@dataclass(frozen=True)
+class VerdictChange:
+    """A verdict as it was reached, and when."""
+
+    sequence: int
+    attempt: int
+    document: dict[str, Any]
+    at: datetime
+
+
+def add(tx: Transaction, run_id: UUID, attempt: int, document: dict[str, Any], now: datetime) -> None:
+    """Append a change; the run is locked in this transaction."""
+    latest = tx.execute(sa.select(sa.func.max(verdicts.c.sequence)).where(verdicts.c.run_id == run_id)).scalar()
+    tx.execute(
+        verdicts.insert().values(run_id=run_id, sequence=(latest or 0) + 1, attempt=attempt, document=document, at=now)
+    )
+
+
+def reached(tx: Transaction, run_id: UUID, attempt: int, verdict: str) -> bool:
+    """Whether this attempt's verdict was ever that word."""
+    query = sa.exists().where(
+        verdicts.c.run_id == run_id,
+        verdicts.c.attempt == attempt,
+        verdicts.c.document["verdict"].as_string() == verdict,
+    )
+    return tx.execute(sa.select(query)).scalar_one()
+
+
+def listing(tx: Transaction, run_id: UUID, before: int | None = None, limit: int = 100) -> list[VerdictChange]:
+    """A run's changes of verdict, newest first, those before the sequence number `before`."""
+    query = sa.select(verdicts.c.sequence, verdicts.c.attempt, verdicts.c.document, verdicts.c.at)
+    query = query.where(verdicts.c.run_id == run_id)
+    if before is not None:
+        query = query.where(verdicts.c.sequence < before)
+    return [VerdictChange(*row) for row in tx.execute(query.order_by(verdicts.c.sequence.desc()).limit(limit))]
