@@ -13,11 +13,12 @@ from evalstop_detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
 from evalstop_detectors.monitor import MonitorState, is_late, replay, start, step
 from evalstop_detectors.observation import Observation, Signal
-from evalstop_detectors.policy import Call, Finding, Member, Policy, Verdict
+from evalstop_detectors.policy import NOTHING_SEEN, Call, Finding, Member, Policy, Verdict
 from evalstop_detectors.shipped import POLICIES
 
 __all__ = [
     "DETECTORS",
+    "NOTHING_SEEN",
     "POLICIES",
     "Best",
     "Call",

@@ -54,10 +54,13 @@ def _run_id() -> sa.Column[Any]:
     return sa.Column("run_id", sa.Uuid, sa.ForeignKey("runs.id"), primary_key=True)
 
 
-def _part_of(parent: str, column: str) -> tuple[sa.Column[Any], sa.ForeignKeyConstraint]:
-    """The run's id in a table whose rows belong to a row of `parent`, which is named by (run_id, column)."""
-    reference = sa.ForeignKeyConstraint(["run_id", column], [f"{parent}.run_id", f"{parent}.id"])
-    return sa.Column("run_id", sa.Uuid, primary_key=True), reference
+def _part_of(parent: str, column: str, **options: Any) -> tuple[sa.SchemaItem, ...]:
+    """The key of a row that belongs to a row of `parent`: the run's id and, called `column`, the parent's."""
+    return (
+        sa.Column("run_id", sa.Uuid, primary_key=True),
+        sa.Column(column, sa.Uuid, **options),
+        sa.ForeignKeyConstraint(["run_id", column], [f"{parent}.run_id", f"{parent}.id"]),
+    )
 
 
 projects = sa.Table(
@@ -195,8 +198,7 @@ decisions = sa.Table(
 decision_changes = sa.Table(
     "decision_changes",
     metadata,
-    *_part_of("decisions", "decision_id"),
-    sa.Column("decision_id", sa.Uuid, primary_key=True),
+    *_part_of("decisions", "decision_id", primary_key=True),
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("actor", sa.Text, nullable=False),
@@ -208,8 +210,7 @@ decision_changes = sa.Table(
 outcomes = sa.Table(
     "outcomes",
     metadata,
-    *_part_of("decisions", "decision_id"),
-    sa.Column("decision_id", sa.Uuid, primary_key=True),
+    *_part_of("decisions", "decision_id", primary_key=True),
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("turn_step", sa.BigInteger),
@@ -248,9 +249,8 @@ events = sa.Table(
 deliveries = sa.Table(
     "deliveries",
     metadata,
-    *_part_of("events", "event_id"),
+    *_part_of("events", "event_id", nullable=False),
     _id(primary_key=True),
-    sa.Column("event_id", sa.Uuid, nullable=False),
     sa.Column("endpoint_id", sa.Uuid, sa.ForeignKey("endpoints.id"), nullable=False),
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
@@ -271,8 +271,7 @@ deliveries = sa.Table(
 delivery_attempts = sa.Table(
     "delivery_attempts",
     metadata,
-    *_part_of("deliveries", "delivery_id"),
-    sa.Column("delivery_id", sa.Uuid, primary_key=True),
+    *_part_of("deliveries", "delivery_id", primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("at", UtcTime, nullable=False),
     sa.Column("duration_ms", sa.Double, nullable=False),
