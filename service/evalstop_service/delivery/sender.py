@@ -31,7 +31,7 @@ class Sender:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # No proxies or .netrc from the environment, no cookies, no unpacking: an endpoint gets what it is owed, no more.
+        # No proxies or .netrc from the environment, no cookies, no unpacking of what may be a bomb.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),  # the worker bounds how many are under way
             timeout=aiohttp.ClientTimeout(total=None, connect=self.connect_seconds),

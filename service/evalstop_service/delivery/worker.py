@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
@@ -79,7 +79,7 @@ class Worker:
         self._busy: Counter[UUID] = Counter()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Deliver until `stop` is set. A database that is away is waited for. Cancelled, it leaves its leases behind."""
+        """Deliver until `stop` is set; wait for a database that is away. Cancelled, it leaves its leases to run out."""
         # Threads of our own: name look-ups use the loop's, and a resolver that hangs must not keep us from settling.
         threads = ThreadPoolExecutor(4, thread_name_prefix="deliver")
         under_way: set[asyncio.Task[None]] = set()
@@ -88,11 +88,13 @@ class Worker:
         try:
             while not stop.is_set():
                 try:
-                    claimed = await _in_thread(threads, self._claim, self._pace.concurrency - len(under_way))
+                    room = self._pace.concurrency - len(under_way)
+                    claimed = await _in_thread(threads, self._claim, room, dict(self._busy))
                     pause = self._pace.poll_seconds
-                except Exception:
-                    claimed, pause = [], min(max(pause, 0.05) * 2, LONGEST_PAUSE_SECONDS)
-                    log.exception("cannot claim deliveries; next try in %.1f s", pause)
+                except Exception as error:
+                    first = pause == self._pace.poll_seconds
+                    claimed, pause = [], _longer(pause)
+                    log.error("cannot claim deliveries (%s); next try in %.1f s", error, pause, exc_info=first)
                 for one in claimed:
                     self._busy[one.endpoint_id] += 1
                     under_way.add(asyncio.create_task(self._deliver(threads, one, stop)))
@@ -106,7 +108,7 @@ class Worker:
             await asyncio.gather(stopped, *under_way, return_exceptions=True)
             threads.shutdown(wait=False)
 
-    def _claim(self, limit: int) -> list[Claimed]:
+    def _claim(self, limit: int, busy: Mapping[UUID, int]) -> list[Claimed]:
         now = self._clock()
         with self._database.reading() as tx:
             if not ((limit > 0 and outbox.any_due(tx, now)) or decisions.any_due(tx, now)):
@@ -115,7 +117,7 @@ class Worker:
             decisions.request_due(tx, now)
             if limit <= 0:
                 return []
-            return outbox.claim(tx, now, self._pace.lease_seconds, limit, self._pace.per_endpoint, self._busy)
+            return outbox.claim(tx, now, self._pace.lease_seconds, limit, self._pace.per_endpoint, busy)
 
     async def _deliver(self, threads: ThreadPoolExecutor, claimed: Claimed, stop: asyncio.Event) -> None:
         try:
@@ -153,11 +155,11 @@ class Worker:
             try:
                 kept = await _in_thread(threads, write)
                 break
-            except Exception:
+            except Exception as error:
                 if stop.is_set() or self._clock() >= claimed.lease_until:
                     raise
-                pause = min(max(pause, 0.05) * 2, LONGEST_PAUSE_SECONDS)
-                log.exception("delivery %s: cannot record %s; next try in %.1f s", claimed.id, result, pause)
+                pause = _longer(pause)
+                log.error("delivery %s: cannot record %s (%s); next try in %.1f s", claimed.id, result, error, pause)
                 await asyncio.sleep(pause)
         if not kept:
             log.warning("delivery %s: attempt %d outlived its lease", claimed.id, claimed.attempts)
@@ -167,6 +169,10 @@ class Worker:
 
 def _in_thread(threads: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
     return asyncio.get_running_loop().run_in_executor(threads, call, *arguments)
+
+
+def _longer(pause: float) -> float:
+    return min(max(pause, 0.05) * 2, LONGEST_PAUSE_SECONDS)
 
 
 async def _first_of(

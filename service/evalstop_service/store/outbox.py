@@ -204,6 +204,9 @@ def settle(
             error, values = result.error, {"due_at": result.due_at, "last_error": result.error}
         case Dead():
             error, values = result.error, {"state": "dead", "last_error": result.error, "settled_at": at}
+    gone = isinstance(result, Dead) and result.gone
+    if gone:  # the endpoint's row before the delivery's, as deleting an endpoint does: else the two can deadlock
+        tx.execute(sa.select(targets.c.id).where(targets.c.id == claimed.endpoint_id).with_for_update())
     held = sa.and_(
         deliveries.c.run_id == claimed.run_id,
         deliveries.c.id == claimed.id,
@@ -223,7 +226,7 @@ def settle(
             error=error,
         )
     )
-    if isinstance(result, Dead) and result.gone:
+    if gone:
         endpoints.disable(tx, claimed.endpoint_id)
     return True
 
