@@ -279,7 +279,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = _handle  # noqa: N815  # the names that the standard library looks for
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the standard library's name
         """Stay silent."""
 
 

@@ -1,0 +1,85 @@
+"""Finds the living processes of a job: its group, and whoever descends from it in groups of their own.
+
+A launcher may put its workers into sessions of their own (torchrun does), where a signal to the job's group does not
+reach them. The caller makes itself the reaper of orphans (Linux), so that none of them leaves the family.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+DEAD_STATES = ("Z", "X", "x")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of the process table."""
+
+    pid: int
+    parent: int
+    group: int
+    state: str
+
+
+def adopt_orphans() -> bool:
+    """Make this process the parent of every descendant whose own parent dies; False where that is not possible."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return int(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
+    except (OSError, AttributeError):
+        return False
+
+
+def living_members(group: int, ancestor: int) -> list[Process]:
+    """The living processes of `group` and the living descendants of `ancestor`."""
+    table = list(process_table())
+    family = {ancestor}
+    while born := {process.pid for process in table if process.parent in family} - family:
+        family |= born
+    return [
+        process
+        for process in table
+        if process.pid != os.getpid()
+        and process.state[:1] not in DEAD_STATES
+        and (process.group == group or process.pid in family)
+    ]
+
+
+def process_table() -> Iterator[Process]:
+    """All processes, from /proc, or from `ps` where there is no /proc."""
+    if Path("/proc/self/stat").exists():
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal():
+                with contextlib.suppress(OSError):  # it ended meanwhile
+                    yield _from_stat((folder / "stat").read_text(errors="replace"))
+        return
+    command = ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="]
+    listing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # a constant
+    for line in listing.communicate()[0].splitlines():
+        pid, parent, group, state = line.split()[:4]
+        if int(pid) != listing.pid:
+            yield Process(int(pid), int(parent), int(group), state)
+
+
+def reap_orphans(child: int) -> None:
+    """Bury dead processes that were adopted; `child` is left to its own waiter."""
+    for process in process_table():
+        if process.parent == os.getpid() and process.pid != child and process.state[:1] in DEAD_STATES:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def _from_stat(stat: str) -> Process:
+    # "pid (command) state ppid pgrp ...": the command may hold spaces and parentheses itself
+    head, _, tail = stat.rpartition(")")
+    state, parent, group = tail.split()[:3]
+    return Process(int(head.split()[0]), int(parent), int(group), state)
