@@ -13,8 +13,8 @@ from typing import Protocol
 
 import pytest
 import sqlalchemy as sa
+from evalstop_service.store import schema
 from evalstop_service.store.database import Database
-from evalstop_service.store.tables import metadata
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
 from tests.postgres_server import NoPostgres, connected, postgres
@@ -33,7 +33,7 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An embedded database at head, to copy from."""
     file = tmp_path_factory.mktemp("template") / "template.db"
     database = Database(f"sqlite:///{file}")
-    _lay(database)
+    schema.upgrade(database)
     database.close()  # the last connection to close folds the write-ahead log into the file
     return file
 
@@ -68,7 +68,7 @@ def clone_postgres(postgres_url: str) -> Iterator[ClonePostgres]:
 
     template = create()
     migrated = Database(url_of(template))
-    _lay(migrated)
+    schema.upgrade(migrated)
     migrated.close()
     yield lambda empty=False: url_of(create(None if empty else template))
     with connected(postgres_url) as connection:
@@ -117,11 +117,3 @@ def embedded_database(migrated_file: Path, tmp_path: Path) -> Iterator[Database]
     database = Database(f"sqlite:///{file}")
     yield database
     database.close()
-
-
-def _lay(database: Database) -> None:
-    for table in metadata.tables.values():
-        for key in table.foreign_key_constraints:
-            key.name = f"fk_{table.name}_{'_'.join(key.column_keys)}"
-    with database.transaction() as tx:
-        metadata.create_all(tx)
