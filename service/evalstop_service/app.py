@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
 from fastapi import APIRouter, FastAPI
 
+from evalstop_service import pages
 from evalstop_service.api import (
     checkpoints,
     decisions,
@@ -20,6 +26,9 @@ from evalstop_service.api import (
 from evalstop_service.api.context import Context
 from evalstop_service.api.limits import BodyLimit
 from evalstop_service.clock import Clock, utc_now
+from evalstop_service.delivery.backoff import Backoff
+from evalstop_service.delivery.sender import Sender
+from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 
@@ -33,9 +42,12 @@ def create_database(settings: Settings) -> Database:
     return Database(settings.url, settings.sqlite_synchronous, settings.database_connections)
 
 
-def create_app(settings: Settings, database: Database, clock: Clock = utc_now) -> FastAPI:
-    """The web application on a database whose schema is at head."""
+def create_app(
+    settings: Settings, database: Database, clock: Clock = utc_now, *, session_secret: str, deliver: bool = False
+) -> FastAPI:
+    """The web application on a database whose schema is at head; `deliver` runs a delivery worker beside it."""
     app = FastAPI(
+        lifespan=_delivering(settings, database) if deliver else None,
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
@@ -49,4 +61,42 @@ def create_app(settings: Settings, database: Database, clock: Clock = utc_now) -
         api.include_router(resource.router)
     app.include_router(api)
     app.include_router(health.router)
+    pages.install(app, database, clock, session_secret)
     return app
+
+
+async def deliver(settings: Settings, database: Database, stop: asyncio.Event) -> None:
+    """Run a delivery worker until `stop` is set and what is under way has ended."""
+    async with Sender(settings.delivery_timeout_seconds) as sender:
+        worker = Worker(
+            database,
+            sender,
+            clock=utc_now,
+            chance=random.Random(),
+            backoff=Backoff(
+                first_seconds=settings.delivery_first_pause_seconds,
+                cap_seconds=settings.delivery_longest_pause_seconds,
+                max_attempts=settings.delivery_max_attempts,
+            ),
+            pace=Pace(
+                concurrency=settings.delivery_concurrency,
+                per_endpoint=settings.delivery_concurrency_per_endpoint,
+                poll_seconds=settings.delivery_poll_seconds,
+                lease_seconds=settings.delivery_lease_seconds,
+            ),
+        )
+        await worker.run(stop)
+
+
+def _delivering(settings: Settings, database: Database) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        stop = asyncio.Event()
+        worker = asyncio.create_task(deliver(settings, database, stop))
+        try:
+            yield
+        finally:
+            stop.set()
+            await worker
+
+    return lifespan

@@ -54,7 +54,7 @@ def _run_id() -> sa.Column[Any]:
     return sa.Column("run_id", sa.Uuid, sa.ForeignKey("runs.id"), primary_key=True)
 
 
-def _part_of(parent: str, column: str, **options: Any) -> tuple[sa.SchemaItem, ...]:
+def _part_of(parent: str, column: str, **options: Any) -> tuple[sa.schema.SchemaItem, ...]:
     """The key of a row that belongs to a row of `parent`: the run's id and, called `column`, the parent's."""
     return (
         sa.Column("run_id", sa.Uuid, primary_key=True),

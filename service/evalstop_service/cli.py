@@ -1,0 +1,273 @@
+"""The command line: `evalstop up`, or `serve`, `deliver` and `migrate` apart; projects and keys by hand."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import uvicorn
+from pydantic import ValidationError
+
+from evalstop_service import app, installation, pages
+from evalstop_service.clock import utc_now
+from evalstop_service.errors import ServiceError
+from evalstop_service.settings import Settings
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
+from evalstop_service.store.keys import SCOPES
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; 0 when it did what it was asked, 1 when it could not, 2 when it was asked wrongly."""
+    options = _parser().parse_args(arguments)
+    try:
+        settings = _settings(options)
+    except ValidationError as error:
+        for item in error.errors():
+            name = "_".join(map(str, item["loc"])).upper()
+            print(f"evalstop: EVALSTOP_{name}: {item['msg']}", file=sys.stderr)
+        return USAGE
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        command: Callable[[Settings, argparse.Namespace], int] = options.command
+        return command(settings, options)
+    except sa.exc.OperationalError as error:
+        print(f"evalstop: the database does not answer: {str(error.orig).strip()}", file=sys.stderr)
+    except (ServiceError, OSError) as error:
+        print(f"evalstop: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        pass
+    return FAILED
+
+
+def up(settings: Settings, options: argparse.Namespace) -> int:
+    """Everything in one process: schema, HTTP and deliveries."""
+    database = app.create_database(settings)
+    schema.upgrade(database)
+    first = installation.first_key(database, utc_now())
+    secret = _session_secret(settings)
+
+    def ready(address: str) -> None:
+        key = installation.any_key(database)
+        link = f"{address}/login?token={pages.sign_in_token(secret, key.id)}" if key else None
+        if options.json:
+            print(json.dumps({"url": address, "key": first, "sign_in": link}), flush=True)
+            return
+        print(f"\n  EvalStop is up at {address}   (API at {address}/docs)")
+        if first:
+            print(f"  Key for this machine, shown once:  {first}")
+        if link:
+            print(f"  Open the pages (good for 12 hours):\n  {link}\n", flush=True)
+
+    return _serve(settings, database, secret, ready, deliver=True)
+
+
+def serve(settings: Settings, options: argparse.Namespace) -> int:
+    """HTTP alone, on a schema that is at head."""
+    database = app.create_database(settings)
+    _require_head(database)
+
+    def ready(address: str) -> None:
+        print(json.dumps({"url": address}) if options.json else f"EvalStop serves at {address}", flush=True)
+
+    return _serve(settings, database, _session_secret(settings), ready, deliver=False)
+
+
+def deliver(settings: Settings, options: argparse.Namespace) -> int:
+    """Deliveries alone."""
+    database = app.create_database(settings)
+    _require_head(database)
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        print("EvalStop delivers", flush=True)
+        await app.deliver(settings, database, stop)
+
+    asyncio.run(run())
+    return OK
+
+
+def migrate(settings: Settings, options: argparse.Namespace) -> int:
+    """Bring the schema to head."""
+    database = app.create_database(settings)
+    before = schema.current(database)
+    schema.upgrade(database)
+    after = schema.current(database)
+    if options.json:
+        print(json.dumps({"before": before, "after": after}))
+    else:
+        print(f"the schema is at {after}" + (", as it was" if before == after else f" (was {before or 'empty'})"))
+    return OK
+
+
+def project_create(settings: Settings, options: argparse.Namespace) -> int:
+    """Make a project."""
+    database = app.create_database(settings)
+    _require_head(database)
+    project = installation.add_project(database, options.name, options.mode, options.grace_seconds, utc_now())
+    _print(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
+    return OK
+
+
+def key_create(settings: Settings, options: argparse.Namespace) -> int:
+    """Make a key and show it, once."""
+    database = app.create_database(settings)
+    _require_head(database)
+    project = None if options.installation else options.project
+    key, secret = installation.add_key(database, project, options.name, tuple(options.scopes), utc_now())
+    _print(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
+    return OK
+
+
+def openapi(settings: Settings, options: argparse.Namespace) -> int:
+    """Print the OpenAPI document."""
+    database = Database("sqlite:///:memory:")
+    print(json.dumps(app.create_app(settings, database, session_secret="none").openapi(), indent=2))  # noqa: S106
+    return OK
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, once it does."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            self._ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+
+def _serve(settings: Settings, database: Database, secret: str, ready: Callable[[str], None], *, deliver: bool) -> int:
+    config = uvicorn.Config(
+        app.create_app(settings, database, session_secret=secret, deliver=deliver),
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=10,
+        h11_max_incomplete_event_size=65536,
+    )
+    server = _Server(config, ready)
+    with config.bind_socket() as listening:
+        server.run([listening])
+    database.close()
+    return OK if server.started else FAILED
+
+
+def _require_head(database: Database) -> None:
+    current, head = schema.current(database), schema.head()
+    if current != head:
+        raise ServiceError(f"the schema is at {current or 'nothing'}, {head} is needed; run `evalstop migrate` first")
+
+
+def _session_secret(settings: Settings) -> str:
+    if settings.session_secret is not None:
+        return settings.session_secret.get_secret_value()
+    if settings.database_url is not None:
+        return secrets.token_urlsafe(32)
+    kept = settings.data_folder / "session.secret"
+    if not kept.exists():
+        kept.touch(mode=0o600)
+        kept.write_text(secrets.token_urlsafe(32))
+    return kept.read_text()
+
+
+def _print(options: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+    print(json.dumps(document) if options.json else text)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    given = {
+        name: value for name, value in vars(options).items() if name in Settings.model_fields and value is not None
+    }
+    return Settings(**given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="evalstop",
+        description="Stops training jobs that no longer get better, and keeps their best checkpoints.",
+        epilog="Every setting is an environment variable too: EVALSTOP_DATABASE_URL, EVALSTOP_PORT, ...\n"
+        "See docs/operations.md for all of them.\n\n"
+        "examples:\n"
+        "  evalstop up                                   everything, on an embedded database in .evalstop/\n"
+        "  evalstop migrate --database-url postgresql://evalstop@db/evalstop\n"
+        "  evalstop serve   --database-url postgresql://evalstop@db/evalstop --host 0.0.0.0\n"
+        "  evalstop deliver --database-url postgresql://evalstop@db/evalstop\n"
+        "  evalstop key create --name trainers --scopes ingest",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--data-folder", type=Path, metavar="DIR", help="of the embedded database (default .evalstop)")
+    shared.add_argument(
+        "--database-url", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME (default: embedded)"
+    )
+    shared.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    shared.add_argument("--json", action="store_true", help="print for machines")
+    listening = argparse.ArgumentParser(add_help=False)
+    listening.add_argument("--host", help="the address to listen on (default 127.0.0.1)")
+    listening.add_argument("--port", type=int, help="the port to listen on, 0 for any free one (default 8787)")
+
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(to: Any, name: str, run: Callable[..., int], *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = to.add_parser(
+            name, parents=[shared, *parents], help=run.__doc__, description=run.__doc__
+        )
+        command.set_defaults(command=run)
+        return command
+
+    add(commands, "up", up, listening)
+    add(commands, "serve", serve, listening)
+    add(commands, "deliver", deliver)
+    add(commands, "migrate", migrate)
+    add(commands, "openapi", openapi)
+    _add_project(commands, add)
+    _add_key(commands, add)
+    return parser
+
+
+def _add_project(commands: Any, add: Callable[..., argparse.ArgumentParser]) -> None:
+    project = commands.add_parser("project", help="Make a project.").add_subparsers(required=True, metavar="VERB")
+    create = add(project, "create", project_create)
+    create.add_argument("name")
+    create.add_argument("--mode", choices=["shadow", "enforce"], default="shadow", help="of its runs (default shadow)")
+    create.add_argument(
+        "--grace-seconds", type=float, default=0.0, help="within which a stop can be vetoed (default 0)"
+    )
+
+
+def _add_key(commands: Any, add: Callable[..., argparse.ArgumentParser]) -> None:
+    key = commands.add_parser("key", help="Make a key.").add_subparsers(required=True, metavar="VERB")
+    create = add(key, "create", key_create)
+    create.add_argument("--name", required=True, help="what the key is for")
+    create.add_argument(
+        "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
+    )
+    bound = create.add_mutually_exclusive_group()
+    bound.add_argument(
+        "--project", default=installation.FIRST_PROJECT, help="the project it is bound to (default default)"
+    )
+    bound.add_argument("--installation", action="store_true", help="bound to no project: it makes projects")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What an operator does to an installation as a whole: its first key, projects, keys for them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from evalstop_service import opening
+from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.store import keys, projects
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.keys import SCOPES, Key
+from evalstop_service.store.projects import Project
+
+FIRST_PROJECT = "default"
+
+
+def first_key(database: Database, now: datetime) -> str | None:
+    """The secret of a key that may do everything in a first project, if there was no key yet; else None."""
+    with database.transaction() as tx:
+        if keys.any_exists(tx):
+            return None
+        project = projects.find_by_name(tx, FIRST_PROJECT) or _make(tx, FIRST_PROJECT, "shadow", 0.0, now)
+        return keys.add(tx, project_id=project.id, name="first", scopes=SCOPES, now=now)[1]
+
+
+def any_key(database: Database) -> Key | None:
+    """A key in use that may read the first project."""
+    with database.reading() as tx:
+        project = projects.find_by_name(tx, FIRST_PROJECT)
+        found = keys.listing(tx, project.id) if project else []
+    readers = (key for key in found if key.revoked_at is None and {"read", "admin"} & set(key.scopes))
+    return next(readers, None)
+
+
+def add_project(database: Database, name: str, mode: str, grace_seconds: float, now: datetime) -> Project:
+    """Make a project; raises Conflict if there is one of that name."""
+    if not name.strip() or len(name) > 256 or not name.isprintable():
+        raise Invalid(f"project {name!r}: a name has 1 to 256 printable characters")
+    if not 0 <= grace_seconds <= 30 * 86400:
+        raise Invalid(f"grace_seconds is {grace_seconds}; it may be 0 to {30 * 86400}")
+    with database.transaction() as tx:
+        return _make(tx, name, mode, grace_seconds, now)
+
+
+def add_key(
+    database: Database, project_name: str | None, name: str, scopes: tuple[str, ...], now: datetime
+) -> tuple[Key, str]:
+    """Make a key and give its secret, bound to the project of that name, or (None) to the installation."""
+    with database.transaction() as tx:
+        project = projects.find_by_name(tx, project_name) if project_name is not None else None
+        if project_name is not None and project is None:
+            raise NotFound(f"there is no project {project_name!r}; `evalstop project create` makes one")
+        return keys.add(
+            tx, project_id=project.id if project else None, name=name, scopes=tuple(dict.fromkeys(scopes)), now=now
+        )
+
+
+def _make(tx: Transaction, name: str, mode: str, grace_seconds: float, now: datetime) -> Project:
+    project = Project(new_id(), name, "paper", mode, grace_seconds, now)
+    if not projects.add(tx, project):
+        raise Conflict(f"there is a project called {name!r} already")
+    opening.resolve(tx, project, project.default_policy, now)
+    return project
