@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
+from evalstop_service.clock import Clock
 from evalstop_service.delivery import signature
 from evalstop_service.delivery.backoff import Answer, Backoff, judge
 from evalstop_service.delivery.sender import Sender
@@ -60,7 +60,7 @@ class Worker:
         database: Database,
         sender: Sender,
         *,
-        clock: Callable[[], datetime],
+        clock: Clock,
         chance: random.Random,
         backoff: Backoff | None = None,
         pace: Pace | None = None,

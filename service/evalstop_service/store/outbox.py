@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.clock import rfc3339
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
@@ -86,8 +87,7 @@ def announce(
     `data` must be plain JSON without NaN. `due_at`: not sent before (the end of a grace period); None means at once.
     """
     event_id = new_id()
-    timestamp = now.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    body = json.dumps({"type": type, "timestamp": timestamp, "data": data}, separators=(",", ":"), allow_nan=False)
+    body = json.dumps({"type": type, "timestamp": rfc3339(now), "data": data}, separators=(",", ":"), allow_nan=False)
     tx.execute(
         sa.insert(events).values(
             run_id=run_id,
