@@ -3,6 +3,7 @@
 LabError
 ├── CheckpointUnreadable
 └── UnusableArguments
+    └── CannotHasten
 """
 
 from __future__ import annotations
@@ -28,3 +29,7 @@ class CheckpointUnreadable(LabError):
 
 class UnusableArguments(LabError):
     """The command cannot work with its arguments."""
+
+
+class CannotHasten(UnusableArguments):
+    """A run can only be hastened by a factor that divides the steps between two evals."""

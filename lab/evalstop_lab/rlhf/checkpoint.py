@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,33 +34,44 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     path = folder.resolve() / f"step-{checkpoint.state.step:06d}.npz"
     unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
     state = checkpoint.state
-    with unfinished.open("wb") as file:
-        np.savez(
-            file,
-            header=np.array(json.dumps({"run_name": checkpoint.run_name, "config": asdict(checkpoint.config)})),
-            step=state.step,
-            parameters=state.policy.parameters,
-            moments_mean=state.moments.mean,
-            moments_square=state.moments.square,
-            moments_count=state.moments.count,
-        )
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with unfinished.open("wb") as file:
+            np.savez(
+                file,
+                header=np.array(json.dumps({"run_name": checkpoint.run_name, "config": asdict(checkpoint.config)})),
+                step=state.step,
+                parameters=state.policy.parameters,
+                moments_mean=state.moments.mean,
+                moments_square=state.moments.square,
+                moments_count=state.moments.count,
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     return path
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read what `save_checkpoint` wrote; raise CheckpointUnreadable when it is anything else."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
             config = _config(header["config"])
-            moments = Moments(stored["moments_mean"], stored["moments_square"], int(stored["moments_count"]))
-            state = State(int(stored["step"]), Policy(config.task, stored["parameters"]), moments)
+            size = (Policy.parameter_count(config.task),)
+            parameters = stored["parameters"].reshape(size)
+            moments = Moments(
+                mean=stored["moments_mean"].reshape(size),
+                square=stored["moments_square"].reshape(size),
+                count=int(stored["moments_count"]),
+            )
+            state = State(int(stored["step"]), Policy(config.task, parameters), moments)
             return Checkpoint(header["run_name"], config, state)
-    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-        raise CheckpointUnreadable(f"{path}: {error}") from error
+    except OSError as error:
+        raise CheckpointUnreadable(f"{path}: {error.strerror or error}") from error
+    except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointUnreadable(f"{path}: {type(error).__name__} when it was read.") from error
 
 
 def _config(fields: dict[str, Any]) -> Config:

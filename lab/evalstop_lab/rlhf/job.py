@@ -6,12 +6,15 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from evalstop_client import Run
 from rich.console import Console
 
+from evalstop_lab.arguments import positive_number, whole_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.rlhf.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from evalstop_lab.rlhf.interruption import Interruption
@@ -32,6 +35,23 @@ EXAMPLES = """examples:
 
 SIGTERM and SIGINT save a checkpoint at the current step and end with 128 + the signal's number.
 """
+
+
+class Watched(Protocol):
+    """What of `evalstop_client.Run` the job calls while it trains."""
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the service wants the run to end."""
+
+    def log(self, values: Mapping[str, float], *, step: int, stderr: Mapping[str, float] | None = None) -> None:
+        """Report metrics."""
+
+    def checkpoint(self, uri: str, *, step: int) -> None:
+        """Report a checkpoint."""
+
+    def resume(self, *, step: int) -> None:
+        """Report that training goes on from here."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +77,7 @@ class Job:
         self._saved: Path | None = None
         self._saved_step = plan.state.step if plan.state else None
 
-    def train(self, run: Run, interruption: Interruption) -> None:
+    def train(self, run: Watched, interruption: Interruption) -> None:
         """Train to the end, to the service's word or to the interruption; leave a checkpoint of where it ended."""
         start = self._trainer.state.step
         self._progress.begin(self._plan.run_name, self._plan.config, start)
@@ -75,7 +95,7 @@ class Job:
             how = interruption.signal.name
         self._progress.end(how, self._trainer.state.step, self._saved)
 
-    def _report(self, run: Run, logged: Eval) -> None:
+    def _report(self, run: Watched, logged: Eval) -> None:
         path = self._save(run)
         if self._log is not None:
             with self._log.open("a", encoding="utf-8") as log:
@@ -87,7 +107,7 @@ class Job:
         )
         self._progress.show(logged, path)
 
-    def _save(self, run: Run) -> Path:
+    def _save(self, run: Watched) -> Path:
         state = self._trainer.state
         path = save_checkpoint(self._checkpoints, Checkpoint(self._plan.run_name, self._plan.config, state))
         self._saved, self._saved_step = path, state.step
@@ -104,11 +124,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--preset", choices=sorted(PRESETS), help="which run (default: overoptimizes)")
-    parser.add_argument("--seed", type=_whole_number, help="decides all of its chance (default: 0)")
-    parser.add_argument("--steps", type=_positive_number, help="end after this step rather than the preset's last")
+    parser.add_argument("--seed", type=whole_number, help="decides all of its chance (default: 0)")
+    parser.add_argument("--steps", type=positive_number, help="end after this step rather than the preset's last")
     parser.add_argument(
         "--hasten",
-        type=_positive_number,
+        type=positive_number,
         metavar="FACTOR",
         help="much the same curve in FACTOR times fewer, larger steps",
     )
@@ -154,10 +174,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     """Work out what is to be trained; raise UnusableArguments when that cannot be."""
     if args.resume is None:
         preset, seed = args.preset or "overoptimizes", args.seed or 0
-        try:
-            config = hastened(replace(PRESETS[preset], seed=seed), args.hasten or 1)
-        except ValueError as error:
-            raise UnusableArguments(f"--hasten: {error}") from error
+        config = hastened(replace(PRESETS[preset], seed=seed), args.hasten or 1)
         default_name, state = f"{preset}-seed{seed}", None
     else:
         decided = [f"--{name}" for name in ("preset", "seed", "hasten") if getattr(args, name) is not None]
@@ -167,17 +184,3 @@ def plan_of(args: argparse.Namespace) -> Plan:
         config, default_name, state = saved.config, saved.run_name, saved.state
     run_name = args.run_name or os.environ.get("EVALSTOP_RUN_NAME") or default_name
     return Plan(run_name, replace(config, steps=args.steps or config.steps), state)
-
-
-def _whole_number(text: str) -> int:
-    return _at_least(0, text)
-
-
-def _positive_number(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least {least}")
-    return int(text)

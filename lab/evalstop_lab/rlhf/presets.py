@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from evalstop_lab.errors import CannotHasten
 from evalstop_lab.rlhf.trainer import Config
 
 STEPS = 20_000
@@ -41,10 +42,10 @@ PRESETS: Mapping[str, Config] = MappingProxyType({"overoptimizes": OVEROPTIMIZES
 def hastened(config: Config, factor: int) -> Config:
     """Return the same run in `factor` times fewer, larger steps: much the same curve, as many evals, sooner over.
 
-    Raises ValueError when `factor` does not divide the steps between two evals.
+    Raises CannotHasten when `factor` does not divide the steps between two evals.
     """
-    if factor < 1 or config.eval_every % factor or config.steps % factor:
-        raise ValueError(f"a run with an eval every {config.eval_every} steps cannot be hastened {factor} times")
+    if factor < 1 or config.eval_every % factor:
+        raise CannotHasten(f"Here there are {config.eval_every} steps; {factor} does not divide them.")
     return replace(
         config,
         steps=config.steps // factor,

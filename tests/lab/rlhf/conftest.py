@@ -1,0 +1,36 @@
+"""What the tests of the example trainer share: a vocabulary so small that every text can be written out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from evalstop_lab.rlhf.task import Floats, Task, Texts
+
+Function = Callable[[Floats], float]
+
+
+def write_out(task: Task) -> Texts:
+    """Every text there is, for every prompt, the first prompt's first."""
+    texts = np.array(list(itertools.product(range(task.vocabulary), repeat=task.length)))
+    return Texts(np.repeat(np.arange(task.prompts), len(texts)), np.tile(texts, (task.prompts, 1)))
+
+
+def slope(function: Function, point: Floats, width: float = 1e-6) -> Floats:
+    """The gradient of `function` by central differences, one coordinate at a time."""
+    steps = width * np.eye(len(point))
+    return np.array([(function(point + step) - function(point - step)) / (2 * width) for step in steps])
+
+
+@pytest.fixture
+def every_text() -> Callable[[Task], Texts]:
+    """Write out every text of a task."""
+    return write_out
+
+
+@pytest.fixture
+def numeric_gradient() -> Callable[[Function, Floats], Floats]:
+    """Differentiate by central differences."""
+    return slope

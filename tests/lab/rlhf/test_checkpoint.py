@@ -1,0 +1,68 @@
+"""Checkpoints: complete, atomic, and refused when they are anything else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from evalstop_lab.errors import CheckpointUnreadable
+from evalstop_lab.rlhf import PRESETS, Trainer, hastened
+from evalstop_lab.rlhf.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from evalstop_lab.rlhf.policy import Policy
+
+CONFIG = replace(hastened(PRESETS["overoptimizes"], 20), steps=40)
+
+
+def a_checkpoint(steps: int = 25) -> Checkpoint:
+    trainer = Trainer(CONFIG)
+    for _ in range(steps):
+        trainer.train_step()
+    return Checkpoint("a run", CONFIG, trainer.state)
+
+
+def test_a_run_resumed_from_a_file_goes_on_as_if_never_interrupted(tmp_path: Path) -> None:
+    """What is loaded is what was saved: the rest of the log is the same to the last bit."""
+    whole = [logged for logged in Trainer(CONFIG).evals() if logged.step > 25]
+    loaded = load_checkpoint(save_checkpoint(tmp_path, a_checkpoint(25)))
+    assert (loaded.run_name, loaded.config, loaded.state.step) == ("a run", CONFIG, 25)
+    assert list(Trainer(loaded.config, loaded.state).evals()) == whole
+
+
+def test_a_failed_save_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
+    """When writing fails half way, the earlier checkpoint of that step is untouched and no fragment remains."""
+    good = a_checkpoint(1)
+    path = save_checkpoint(tmp_path, good)
+    before = path.read_bytes()
+    unwritable = np.array([lambda: None], dtype=object)
+    broken = replace(good, state=replace(good.state, policy=Policy(CONFIG.task, unwritable)))
+    with pytest.raises(Exception, match="pickle"):
+        save_checkpoint(tmp_path, broken)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 half a zip"])
+def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    """Resuming from another kind of file says which file, and what would do."""
+    file = tmp_path / "step-000001.npz"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointUnreadable, match=r"evalstop-lab train.*step-000001\.npz"):
+        load_checkpoint(file)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    """However much of its end is missing, a cut file is refused and never half believed."""
+    path = save_checkpoint(tmp_path, a_checkpoint(1))
+    content = path.read_bytes()
+    for length in np.linspace(0, len(content) - 1, 40, dtype=int):
+        path.write_bytes(content[:length])
+        with pytest.raises(CheckpointUnreadable):
+            load_checkpoint(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """Resuming from a file that is not there says so."""
+    with pytest.raises(CheckpointUnreadable, match="No such file"):
+        load_checkpoint(tmp_path / "nowhere.npz")

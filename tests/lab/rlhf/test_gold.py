@@ -1,0 +1,53 @@
+"""The gold reward: its scale, and the property that makes it turn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from evalstop_lab.rlhf.gold import FLUENT_UP_TO, random_gold
+from evalstop_lab.rlhf.policy import random_policy
+from evalstop_lab.rlhf.task import Task, Texts, each_prompt
+
+
+def test_gold_is_measured_in_deviations_of_ordinary_texts() -> None:
+    """Over fresh texts of the initial policy, content has mean 0 and deviation 1, and so has surprise."""
+    rng = np.random.default_rng(0)
+    initial = random_policy(Task(), 1.6, rng)
+    gold = random_gold(initial, rng)
+    texts = initial.sample(each_prompt(Task(), 1000), rng)
+    for part in (gold.content(texts), gold.surprise(texts)):
+        assert part.mean() == pytest.approx(0.0, abs=0.1)
+        assert part.std() == pytest.approx(1.0, abs=0.1)
+
+
+def test_fluency_only_takes_away_and_only_from_surprising_texts() -> None:
+    """Gold equals content for a text that is not surprising, and is lower by more the more surprising the text is."""
+    rng = np.random.default_rng(1)
+    initial = random_policy(Task(), 1.6, rng)
+    gold = random_gold(initial, rng)
+    foreign = random_policy(Task(), 0.5, rng).sample(each_prompt(Task(), 200), rng)
+    own = initial.sample(each_prompt(Task(), 200), rng)
+    texts = Texts(np.concatenate([own.prompts, foreign.prompts]), np.concatenate([own.tokens, foreign.tokens]))
+    surprise, taken = gold.surprise(texts), gold.content(texts) - gold.score(texts)
+    assert taken[surprise <= FLUENT_UP_TO] == pytest.approx(0.0)
+    order = np.argsort(surprise)
+    assert (np.diff(taken[order]) >= -1e-9).all()
+    assert (surprise > FLUENT_UP_TO).sum() > 100
+
+
+def test_comparisons_hardly_show_fluency() -> None:
+    """Hardly one in ten of the initial policy's own texts is surprising enough to lose anything."""
+    rng = np.random.default_rng(2)
+    initial = random_policy(Task(), 1.6, rng)
+    surprise = random_gold(initial, rng).surprise(initial.sample(each_prompt(Task(), 1000), rng))
+    assert (surprise > FLUENT_UP_TO).mean() < 0.1
+
+
+def test_gold_depends_on_the_prompt() -> None:
+    """The same text answers two prompts with different worth, which the proxy cannot see."""
+    rng = np.random.default_rng(3)
+    initial = random_policy(Task(), 1.6, rng)
+    gold = random_gold(initial, rng)
+    tokens = initial.sample(each_prompt(Task(), 1), rng).tokens[:1]
+    content = gold.content(Texts(np.arange(8), np.repeat(tokens, 8, axis=0)))
+    assert content.std() > 0.01

@@ -1,0 +1,184 @@
+"""The job as a process: what it writes, what it reports, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from io import StringIO
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from evalstop_lab.cli import main
+from evalstop_lab.rlhf import PRESETS, Trainer, hastened
+from evalstop_lab.rlhf.checkpoint import load_checkpoint
+from evalstop_lab.rlhf.interruption import Interruption
+from evalstop_lab.rlhf.job import Job, Plan
+from evalstop_lab.rlhf.progress import JsonLines
+
+CONFIG = replace(hastened(PRESETS["overoptimizes"], 20), steps=60)
+
+
+class FakeRun:
+    """Keeps what it is told, and wants the run to stop once `stop_at` was logged."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.stop_at = stop_at
+        self.logged: dict[int, tuple[Mapping[str, float], Mapping[str, float] | None]] = {}
+        self.checkpoints: dict[int, str] = {}
+        self.resumed_at: list[int] = []
+
+    @property
+    def should_stop(self) -> bool:
+        return self.stop_at in self.logged
+
+    def log(self, values: Mapping[str, float], *, step: int, stderr: Mapping[str, float] | None = None) -> None:
+        self.logged[step] = (values, stderr)
+
+    def checkpoint(self, uri: str, *, step: int) -> None:
+        self.checkpoints[step] = uri
+
+    def resume(self, *, step: int) -> None:
+        self.resumed_at.append(step)
+
+
+def train(run: FakeRun, folder: Path, polls: bool = True, plan: Plan | None = None) -> list[dict[str, object]]:
+    """Run a job to its end; return the events that it printed."""
+    events = StringIO()
+    job = Job(plan or Plan("a run", CONFIG, None), folder, folder / "log.jsonl", JsonLines(events), polls)
+    job.train(run, Interruption())
+    return [json.loads(line) for line in events.getvalue().splitlines()]
+
+
+@contextmanager
+def started(*arguments: str | Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `evalstop-lab train --json` as a process of its own, which is dead afterwards."""
+    command = [sys.executable, "-m", "evalstop_lab.cli", "train", "--json", *map(str, arguments)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**clean, **environment})
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_to_the_end(process: subprocess.Popen[str]) -> list[dict[str, object]]:
+    assert process.stdout is not None
+    return [json.loads(line) for line in process.stdout]
+
+
+def test_every_eval_is_reported_logged_and_saved(tmp_path: Path) -> None:
+    """Each eval reaches the service with its errors, the log file as it was, and a checkpoint that exists."""
+    run, log = FakeRun(), list(Trainer(CONFIG).evals())
+    train(run, tmp_path)
+    assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [asdict(e) for e in log]
+    for logged in log:
+        values, stderr = run.logged[logged.step]
+        assert values == {"proxy": logged.proxy, "gold": logged.gold, "kl": logged.kl, "entropy": logged.entropy}
+        assert stderr == {"proxy": logged.proxy_stderr, "gold": logged.gold_stderr}
+        uri = urlsplit(run.checkpoints[logged.step])
+        assert uri.scheme == "file"
+        assert load_checkpoint(Path(uri.path)).state.step == logged.step
+
+
+def test_a_job_that_polls_ends_when_the_service_wants_it_to(tmp_path: Path) -> None:
+    """After the eval on which the service answers should_stop, nothing more is trained."""
+    run = FakeRun(stop_at=20)
+    *_, end = train(run, tmp_path)
+    assert list(run.logged) == [0, 20]
+    assert (end["how"], end["step"]) == ("stopped", 20)
+
+
+def test_a_job_under_a_receiver_leaves_the_end_to_it(tmp_path: Path) -> None:
+    """A job told to be ended by a signal trains on, whatever the service answers."""
+    run = FakeRun(stop_at=20)
+    *_, end = train(run, tmp_path, polls=False)
+    assert list(run.logged) == [0, 20, 40, 60]
+    assert end["how"] == "completed"
+
+
+def test_a_resumed_job_says_where_it_goes_on(tmp_path: Path) -> None:
+    """Resuming tells the service the step, and evals up to it are not logged again."""
+    train(FakeRun(stop_at=20), tmp_path)
+    run, saved = FakeRun(), load_checkpoint(tmp_path / "step-000020.npz")
+    train(run, tmp_path, plan=Plan("a run", saved.config, saved.state))
+    assert run.resumed_at == [20]
+    assert list(run.logged) == [40, 60]
+
+
+def test_a_run_whose_steps_are_no_multiple_of_its_evals_still_saves_its_end(tmp_path: Path) -> None:
+    """The last step has a checkpoint even when it has no eval."""
+    run = FakeRun()
+    train(run, tmp_path, plan=Plan("a run", replace(CONFIG, steps=25), None))
+    assert list(run.logged) == [0, 20]
+    assert list(run.checkpoints) == [0, 20, 25]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_unchanged(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """SIGTERM or SIGINT ends a real process with 128 + its number; resumed, its log equals an uninterrupted one."""
+    log = tmp_path / "log.jsonl"
+    with started("--seed", "5", "--checkpoints", tmp_path, "--log", log) as process:
+        assert process.stdout is not None
+        assert [json.loads(process.stdout.readline())["event"] for _ in range(2)] == ["begin", "eval"]
+        process.send_signal(number)
+        *_, end = read_to_the_end(process)
+    assert process.returncode == 128 + number
+    assert end["how"] == number.name
+    saved = load_checkpoint(Path(str(end["checkpoint"])))
+    assert saved.state.step == end["step"]
+    until = (saved.state.step // 400 + 1) * 400
+    with started(
+        "--resume", str(end["checkpoint"]), "--steps", str(until), "--checkpoints", tmp_path, "--log", log
+    ) as rest:
+        read_to_the_end(rest)
+    assert rest.returncode == 0
+    whole = Trainer(replace(PRESETS["overoptimizes"], seed=5, steps=until)).evals()
+    assert [json.loads(line) for line in log.read_text().splitlines()] == [asdict(logged) for logged in whole]
+
+
+def test_the_number_of_threads_changes_no_bit(tmp_path: Path) -> None:
+    """Processes whose BLAS may use one thread or four write the same log, byte for byte."""
+    logs = []
+    for threads in ("1", "4"):
+        log = tmp_path / f"{threads}.jsonl"
+        arguments = ("--hasten", "40", "--steps", "40", "--preset", "healthy", "--checkpoints", tmp_path, "--log", log)
+        with started(*arguments, OPENBLAS_NUM_THREADS=threads) as process:
+            read_to_the_end(process)
+        logs.append(log.read_bytes())
+    assert logs[0] == logs[1]
+    assert logs[0].count(b"\n") == 5
+
+
+def test_what_a_checkpoint_has_decided_cannot_be_asked_for_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--resume together with --seed is wrong usage, and says which argument to leave out."""
+    arguments = ["train", "--resume", str(tmp_path / "any.npz"), "--seed", "1", "--checkpoints", str(tmp_path)]
+    assert main(arguments) == 2
+    assert "leave out --seed" in capsys.readouterr().err
+
+
+def test_resuming_from_nothing_fails_and_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint that is not there ends the command with 1 and its name."""
+    assert main(["train", "--resume", str(tmp_path / "gone.npz"), "--checkpoints", str(tmp_path)]) == 1
+    assert "gone.npz" in capsys.readouterr().err
+
+
+def test_rows_show_a_run_to_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json a row is printed for each eval, and the last line names the last checkpoint."""
+    arguments = ["train", "--hasten", "40", "--steps", "20", "--checkpoints", str(tmp_path), "--run-name", "mine"]
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("mine: steps 0 to 20")
+    assert [line.split()[0] for line in lines[2:-1]] == ["0", "10", "20"]
+    assert lines[-1].endswith("step-000020.npz")

@@ -1,0 +1,109 @@
+"""The policy against enumeration of every text it could write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from evalstop_lab.rlhf.policy import Policy, random_policy
+from evalstop_lab.rlhf.task import Floats, Task, Texts, each_prompt
+from hypothesis import given
+from hypothesis import strategies as st
+
+TASK = Task(prompts=2, length=3, vocabulary=3)
+
+EveryText = Callable[[Task], Texts]
+NumericGradient = Callable[[Callable[[Floats], float], Floats], Floats]
+
+
+def a_policy(seed: int, scale: float = 1.0, task: Task = TASK) -> Policy:
+    return random_policy(task, scale, np.random.default_rng(seed))
+
+
+def per_prompt(values: Floats) -> Floats:
+    return values.reshape(TASK.prompts, -1)
+
+
+def test_the_probabilities_of_all_texts_sum_to_one(every_text: EveryText) -> None:
+    """For each prompt, the probabilities of all texts sum to one."""
+    probabilities = np.exp(a_policy(seed=1).log_likelihood(every_text(TASK)))
+    assert per_prompt(probabilities).sum(axis=1) == pytest.approx([1.0, 1.0])
+
+
+def test_likelihood_follows_the_definition() -> None:
+    """A text's likelihood is the product of softmaxes of bigram plus prompt logits, written out by hand."""
+    policy = a_policy(seed=2)
+    tables = policy.parameters.reshape(3, 4 + 2, 3)
+    text, prompt, expected, previous = [2, 0, 1], 1, 0.0, 3
+    for position, token in enumerate(text):
+        logits = tables[position, previous] + tables[position, 4 + prompt]
+        expected += logits[token] - np.log(np.exp(logits).sum())
+        previous = token
+    assert policy.log_likelihood(Texts(np.array([prompt]), np.array([text]))) == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_kl_and_entropy_equal_their_sums_over_all_texts(every_text: EveryText, scale: float) -> None:
+    """The forward sweep gives the KL and the entropy that enumeration gives."""
+    policy, initial, texts = a_policy(3, scale), a_policy(4, scale), every_text(TASK)
+    log_p, log_q = per_prompt(policy.log_likelihood(texts)), per_prompt(initial.log_likelihood(texts))
+    p = np.exp(log_p)
+    assert policy.kl(initial) == pytest.approx((p * (log_p - log_q)).sum(axis=1).mean())
+    assert policy.entropy() == pytest.approx(-(p * log_p).sum(axis=1).mean())
+
+
+@given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.01, 20.0))
+def test_kl_is_never_negative_and_zero_to_itself(seed: int, scale: float) -> None:
+    """KL to another policy is not negative, and KL to itself is zero."""
+    policy = a_policy(seed, scale)
+    assert policy.kl(policy) == 0.0
+    assert policy.kl(a_policy(seed + 1, scale)) > -1e-9
+
+
+def test_score_gradient_is_the_gradient_of_the_weighted_likelihood(numeric_gradient: NumericGradient) -> None:
+    """The gradient of a weighted sum of log-likelihoods agrees with central differences."""
+    policy, rng = a_policy(seed=5), np.random.default_rng(6)
+    texts, weights = policy.sample(each_prompt(TASK, 4), rng), rng.normal(size=8)
+
+    def weighted(parameters: Floats) -> float:
+        return float((weights * Policy(TASK, parameters).log_likelihood(texts)).sum())
+
+    expected = numeric_gradient(weighted, policy.parameters)
+    assert policy.score_gradient(texts, weights) == pytest.approx(expected, abs=1e-6)
+
+
+def test_policy_gradient_climbs_expected_reward_less_kl(
+    every_text: EveryText, numeric_gradient: NumericGradient
+) -> None:
+    """Rewarding each text with reward - c log(policy/initial), in expectation, is the gradient of E[reward] - c KL."""
+    policy, initial, texts, price = a_policy(7), a_policy(8), every_text(TASK), 0.3
+    reward = np.random.default_rng(9).normal(size=len(texts))
+
+    def objective(parameters: Floats) -> float:
+        moved = Policy(TASK, parameters)
+        return float((np.exp(moved.log_likelihood(texts)) * reward).sum() / TASK.prompts - price * moved.kl(initial))
+
+    log_p = policy.log_likelihood(texts)
+    penalized = reward - price * (log_p - initial.log_likelihood(texts))
+    gradient = policy.score_gradient(texts, np.exp(log_p) * penalized / TASK.prompts)
+    assert gradient == pytest.approx(numeric_gradient(objective, policy.parameters), abs=1e-6)
+
+
+def test_samples_come_as_often_as_they_are_likely(every_text: EveryText) -> None:
+    """Over many samples, each text is met as often as its likelihood says, within five standard errors."""
+    policy, texts, count = a_policy(seed=10), every_text(TASK), 40_000
+    sample = policy.sample(each_prompt(TASK, count), np.random.default_rng(11))
+    code = (sample.prompts * 3**3) + sample.tokens @ np.array([9, 3, 1])
+    seen = np.bincount(code, minlength=len(texts))
+    expected = count * np.exp(policy.log_likelihood(texts))
+    assert (np.abs(seen - expected) < 5 * np.sqrt(expected + 1)).all()
+
+
+def test_tokens_stay_in_the_vocabulary_however_sure_the_policy() -> None:
+    """Even a policy of enormous logits writes only tokens that exist, with finite likelihood where it writes."""
+    policy = a_policy(seed=12, scale=1e4)
+    sample = policy.sample(each_prompt(TASK, 100), np.random.default_rng(13))
+    assert sample.tokens.min() >= 0
+    assert sample.tokens.max() < TASK.vocabulary
+    assert np.isfinite(policy.log_likelihood(sample)).all()

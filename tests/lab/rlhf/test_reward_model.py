@@ -1,0 +1,105 @@
+"""The proxy: comparisons, the Bradley-Terry fit against a slow reference, its scale."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from evalstop_lab.rlhf.gold import Gold, random_gold
+from evalstop_lab.rlhf.policy import Policy, random_policy
+from evalstop_lab.rlhf.reward_model import Comparisons, RewardModel, compare, fit_bradley_terry, standardized
+from evalstop_lab.rlhf.task import Floats, Task, each_prompt, position_token
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+TINY = Task(prompts=2, length=2, vocabulary=3)
+
+
+def a_world(task: Task = TINY, seed: int = 0) -> tuple[Policy, Gold, np.random.Generator]:
+    rng = np.random.default_rng(seed)
+    initial = random_policy(task, 1.0, rng)
+    return initial, random_gold(initial, rng), rng
+
+
+def slow_fit(task: Task, comparisons: Comparisons) -> list[float]:
+    """Climb the log-posterior in small steps, a pair and a token at a time."""
+    weights = [0.0] * (task.length * task.vocabulary)
+    pairs = list(zip(comparisons.preferred.tokens.tolist(), comparisons.rejected.tokens.tolist(), strict=True))
+    for _ in range(1500):
+        gradient = [-weight for weight in weights]
+        for preferred, rejected in pairs:
+            wins = [position * task.vocabulary + token for position, token in enumerate(preferred)]
+            losses = [position * task.vocabulary + token for position, token in enumerate(rejected)]
+            margin = sum(weights[index] for index in wins) - sum(weights[index] for index in losses)
+            surprise = 1.0 / (1.0 + math.exp(margin))
+            for index in wins:
+                gradient[index] += surprise
+            for index in losses:
+                gradient[index] -= surprise
+        weights = [weight + 0.05 * by for weight, by in zip(weights, gradient, strict=True)]
+    return weights
+
+
+def log_posterior_gradient(task: Task, comparisons: Comparisons, weights: Floats) -> Floats:
+    """The gradient that must vanish at the fit, by way of a dense feature matrix."""
+    features = np.zeros((len(comparisons.preferred), task.length * task.vocabulary))
+    for texts, sign in ((comparisons.preferred, 1.0), (comparisons.rejected, -1.0)):
+        for row, columns in enumerate(position_token(task, texts.tokens)):
+            features[row, columns] += sign
+    return np.asarray(features.T @ (1.0 / (1.0 + np.exp(features @ weights))) - weights)
+
+
+def test_the_fit_equals_slow_gradient_ascent() -> None:
+    """Newton's method by conjugate gradients finds the weights that patient gradient ascent finds."""
+    initial, gold, rng = a_world()
+    comparisons = compare(initial, gold, 40, 0.2, rng)
+    assert fit_bradley_terry(TINY, comparisons).weights == pytest.approx(slow_fit(TINY, comparisons), abs=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 400), noise=st.sampled_from([0.0, 0.25, 0.5]))
+def test_the_fit_is_where_the_posterior_is_flat(seed: int, count: int, noise: float) -> None:
+    """However many pairs and however noisy, the gradient of the log-posterior vanishes at the fit."""
+    task = Task(prompts=2, length=4, vocabulary=5)
+    initial, gold, rng = a_world(task, seed)
+    comparisons = compare(initial, gold, count, noise, rng)
+    weights = fit_bradley_terry(task, comparisons).weights
+    assert np.abs(log_posterior_gradient(task, comparisons, weights)).max() < 1e-8
+
+
+def test_without_noise_the_labeler_prefers_what_gold_prefers() -> None:
+    """Without label noise no pair is labeled against gold; with a noise of one every pair is."""
+    initial, gold, rng = a_world(Task())
+    for noise, sign in ((0.0, 1.0), (1.0, -1.0)):
+        comparisons = compare(initial, gold, 500, noise, rng)
+        assert (sign * (gold.score(comparisons.preferred) - gold.score(comparisons.rejected)) >= 0).all()
+
+
+def test_label_noise_is_the_share_of_pairs_labeled_against_gold() -> None:
+    """With a label noise of a quarter, about a quarter of the pairs are labeled against gold."""
+    initial, gold, rng = a_world(Task())
+    comparisons = compare(initial, gold, 4000, 0.25, rng)
+    against = (gold.score(comparisons.preferred) < gold.score(comparisons.rejected)).mean()
+    assert against == pytest.approx(0.25, abs=5 * math.sqrt(0.25 * 0.75 / 4000))
+
+
+def test_a_better_labeled_proxy_knows_more_of_gold() -> None:
+    """On fresh texts, a proxy of many clean comparisons is closer to gold than one of few noisy comparisons."""
+    initial, gold, rng = a_world(Task())
+    fresh = initial.sample(each_prompt(Task(), 250), rng)
+    agreement = []
+    for count, noise in ((8000, 0.0), (500, 0.25)):
+        proxy = fit_bradley_terry(Task(), compare(initial, gold, count, noise, rng))
+        agreement.append(float(np.corrcoef(proxy.score(fresh), gold.score(fresh))[0, 1]))
+    assert 0.95 > agreement[0] > agreement[1] + 0.1 > 0.2
+
+
+def test_standardizing_changes_the_scale_and_nothing_else() -> None:
+    """A standardized model has mean 0 and deviation 1 over the texts it was given, and ranks texts as before."""
+    initial, _, rng = a_world()
+    model, texts = RewardModel(TINY, rng.normal(size=6)), initial.sample(each_prompt(TINY, 100), rng)
+    scores = standardized(model, texts).score(texts)
+    assert scores.mean() == pytest.approx(0.0, abs=1e-12)
+    assert scores.std() == pytest.approx(1.0)
+    assert np.corrcoef(scores, model.score(texts))[0, 1] == pytest.approx(1.0)

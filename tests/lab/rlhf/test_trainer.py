@@ -1,0 +1,108 @@
+"""The trainer: an unbiased gradient, honest standard errors, and runs that repeat and resume to the last bit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from evalstop_lab.rlhf.adam import Moments, ascend
+from evalstop_lab.rlhf.policy import random_policy
+from evalstop_lab.rlhf.task import Task, Texts
+from evalstop_lab.rlhf.trainer import Config, Trainer, advantages, mean_over_prompts
+
+SMALL = Config(
+    seed=3,
+    steps=40,
+    eval_every=10,
+    learning_rate=0.02,
+    kl_coefficient=0.1,
+    comparisons=200,
+    label_noise=0.1,
+    samples_per_prompt=8,
+    eval_samples_per_prompt=16,
+)
+
+
+def test_the_baseline_leaves_the_gradient_unbiased(every_text: Callable[[Task], Texts]) -> None:
+    """Over every triple of texts that could be drawn, the mean of the estimate is the exact policy gradient."""
+    task = Task(prompts=1, length=2, vocabulary=2)
+    policy, texts = random_policy(task, 1.0, np.random.default_rng(0)), every_text(task)
+    probability, reward = np.exp(policy.log_likelihood(texts)), np.array([1.0, -2.0, 0.5, 4.0])
+    exact = policy.score_gradient(texts, probability * reward)
+    expected = np.zeros_like(exact)
+    for drawn in map(list, itertools.product(range(4), repeat=3)):
+        weights = advantages(reward[drawn][None])[0] / 3
+        group = Texts(texts.prompts[drawn], texts.tokens[drawn])
+        expected += probability[drawn].prod() * policy.score_gradient(group, weights)
+    assert expected == pytest.approx(exact)
+
+
+def test_the_baseline_is_the_mean_of_the_others() -> None:
+    """Each text is compared with the mean reward of its prompt's other texts."""
+    assert advantages(np.array([[1.0, 2.0, 6.0]])) == pytest.approx(np.array([[-3.0, -1.5, 4.5]]))
+
+
+def test_adam_takes_the_published_steps() -> None:
+    """Three updates agree with Adam's equations written out for one number."""
+    parameters, moments = np.array([1.0]), Moments.zero(1)
+    value, mean, square = 1.0, 0.0, 0.0
+    for count, gradient in enumerate([0.5, -2.0, 0.1], start=1):
+        parameters, moments = ascend(parameters, np.array([gradient]), moments, 0.1)
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        value += 0.1 * (mean / (1 - 0.9**count)) / ((square / (1 - 0.999**count)) ** 0.5 + 1e-8)
+    assert parameters == pytest.approx([value])
+
+
+def test_the_standard_error_is_the_spread_of_repeated_evals() -> None:
+    """Prompts differ but are fixed: the stated error matches the spread of means over repeated draws."""
+    rng = np.random.default_rng(1)
+    prompt_means, deviations = np.array([[0.0], [5.0]]), np.array([[1.0], [3.0]])
+    repeated = [mean_over_prompts(prompt_means + deviations * rng.normal(size=(2, 25))) for _ in range(2000)]
+    means, errors = np.array(repeated).T
+    assert errors.mean() == pytest.approx(means.std(), rel=0.06)
+    assert means.mean() == pytest.approx(2.5, abs=0.05)
+
+
+def test_evals_come_evenly_and_the_first_before_any_training() -> None:
+    """There is an eval at step 0, where the KL is 0, and one every `eval_every` steps to the end."""
+    log = list(Trainer(SMALL).evals())
+    assert [logged.step for logged in log] == [0, 10, 20, 30, 40]
+    assert log[0].kl == 0.0
+    assert log[-1].kl > 0.0
+
+
+def test_the_same_seed_gives_the_same_log() -> None:
+    """Two runs of one config log the same to the last bit; another seed logs something else."""
+    log = list(Trainer(SMALL).evals())
+    assert list(Trainer(SMALL).evals()) == log
+    assert list(Trainer(replace(SMALL, seed=4)).evals()) != log
+
+
+@pytest.mark.parametrize("pause", [1, 10, 25, 40])
+def test_a_resumed_run_goes_on_as_if_never_interrupted(pause: int) -> None:
+    """Wherever a run is interrupted, a new trainer given its state logs exactly the rest."""
+    whole = list(Trainer(SMALL).evals())
+    first = Trainer(SMALL)
+    before = list(first.evals(interrupted=lambda: first.state.step == pause))
+    assert first.state.step == pause
+    second = Trainer(SMALL, first.state)
+    assert before + list(second.evals()) == whole
+    assert second.state.step == SMALL.steps
+
+
+def test_evals_do_not_disturb_training() -> None:
+    """The policy is the same whether evals are many and large or few and small."""
+    often, seldom = Trainer(replace(SMALL, eval_every=1, eval_samples_per_prompt=50)), Trainer(SMALL)
+    for trainer in (often, seldom):
+        for _ in trainer.evals():
+            pass
+    assert (often.state.policy.parameters == seldom.state.policy.parameters).all()
+
+
+def test_training_raises_the_penalized_proxy() -> None:
+    """A few steps raise the proxy above its standard error, whatever becomes of gold."""
+    first, *_, last = Trainer(replace(SMALL, samples_per_prompt=32, eval_samples_per_prompt=64)).evals()
+    assert last.proxy > first.proxy + 5 * (first.proxy_stderr + last.proxy_stderr)
