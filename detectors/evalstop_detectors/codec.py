@@ -132,8 +132,8 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
 
 
 def verdict_to_document(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as JSON values."""
-    document: dict[str, Any] = msgspec.to_builtins(verdict)
+    """The verdict as JSON values, equal to what is read back after it was stored (lists, not tuples)."""
+    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(verdict))
     return document
 
 

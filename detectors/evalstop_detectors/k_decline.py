@@ -6,7 +6,7 @@ Departs     The paper has no `min_delta` and no warm-up; with their defaults of 
 State       The previous finite value and its step, the length of the present run of declines, the step of the value
             before its first decline, and how many finite values were seen. O(1).
 Evidence    A count: the length of the present run of declines. The turn is placed at the last value before it.
-Not done    No allowance for noise. On a plateau the rule is scale-free: k = 3 stops .84 of all runs of 50 flat evals,
+Not done    No allowance for noise. On a plateau the rule is scale-free: k = 3 stops .83 of all runs of 50 flat evals,
             whatever the noise. It is here because it is the published baseline, and as a part of better policies.
 """
 

@@ -16,7 +16,9 @@ PAPER = policy_from_document(
 LEVEL = policy_from_document(
     {
         "name": "level",
-        "description": "Stop after 5 consecutive evals below the best; values that are not finite are suspect.",
+        "description": "Stop after 5 consecutive evals below the best; values that are not finite are suspect. With no"
+        " tolerance, as here, it stops every noisy plateau: copy it and set `tolerance` to a few times the noise of"
+        " your evals.",
         "members": [
             {"detector": "k_below_best", "params": {"k": 5}},
             {"detector": "non_finite", "params": {"signal": "eval"}},
