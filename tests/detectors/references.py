@@ -1,0 +1,87 @@
+"""Each detector once more, slow and obvious: the whole history in, the number and the turn out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from evalstop_detectors import Observation
+from evalstop_detectors.fixed_progress import FixedProgress
+from evalstop_detectors.k_below_best import KBelowBest
+from evalstop_detectors.k_decline import KDecline
+from evalstop_detectors.loss_plateau import LossPlateau
+from evalstop_detectors.non_finite import NonFinite
+
+Answer = tuple[float, int | None]
+
+
+def finite(history: Sequence[Observation]) -> list[Observation]:
+    return [item for item in history if not (math.isnan(item.value) or math.isinf(item.value))]
+
+
+def k_decline(detector: KDecline, history: Sequence[Observation]) -> Answer:
+    evals = finite(history)
+    falls = [
+        index >= max(1, detector.warmup_evals) and item.value < evals[index - 1].value - detector.min_delta
+        for index, item in enumerate(evals)
+    ]
+    length = trailing(falls)
+    return (length, evals[-length - 1].step) if length else (0, None)
+
+
+def k_below_best(detector: KBelowBest, history: Sequence[Observation]) -> Answer:
+    evals = finite(history)
+    below = [
+        index >= max(1, detector.warmup_evals)
+        and item.value < max(earlier.value for earlier in evals[:index]) - detector.tolerance
+        for index, item in enumerate(evals)
+    ]
+    length = trailing(below)
+    highest = max((item.value for item in evals), default=0)
+    return (length, min(item.step for item in evals if item.value == highest)) if length else (0, None)
+
+
+def loss_plateau(detector: LossPlateau, history: Sequence[Observation]) -> Answer:
+    losses = finite(history)
+    if not losses:
+        return 0, None
+    best = last_improvement([item.value for item in losses], detector.min_delta)
+    since = len(losses) - 1 - best
+    return since, losses[best].step if since else None
+
+
+def last_improvement(values: Sequence[float], min_delta: float) -> int:
+    """The index of the last value that beat the improvement before it; the first value is one."""
+    if len(values) == 1:
+        return 0
+    earlier = last_improvement(values[:-1], min_delta)
+    return len(values) - 1 if values[-1] > values[earlier] + min_delta else earlier
+
+
+def fixed_progress(detector: FixedProgress, history: Sequence[Observation]) -> Answer:
+    told = [item.progress for item in history if item.progress is not None and math.isfinite(item.progress)]
+    return max([0.0, *told]), None
+
+
+def non_finite(detector: NonFinite, history: Sequence[Observation]) -> Answer:
+    length = trailing([not math.isfinite(item.value) for item in history])
+    before = history[: len(history) - length]
+    return length, before[-1].step if length and before else None
+
+
+def trailing(facts: Sequence[bool]) -> int:
+    """How many facts at the end are true in a row."""
+    length = 0
+    while length < len(facts) and facts[len(facts) - 1 - length]:
+        length += 1
+    return length
+
+
+REFERENCES: dict[str, Callable[[Any, Sequence[Observation]], Answer]] = {
+    "fixed_progress": fixed_progress,
+    "k_below_best": k_below_best,
+    "k_decline": k_decline,
+    "loss_plateau": loss_plateau,
+    "non_finite": non_finite,
+}

@@ -1,0 +1,109 @@
+"""What the tests of the detectors draw: parameters, values from flat to absurd, runs of signals, and policies."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from evalstop_detectors import Detector, Member, Observation, Policy, Signal, Thresholds
+from evalstop_detectors.fixed_progress import FixedProgress
+from evalstop_detectors.k_below_best import KBelowBest
+from evalstop_detectors.k_decline import KDecline
+from evalstop_detectors.loss_plateau import LossPlateau
+from evalstop_detectors.non_finite import NonFinite
+from hypothesis import strategies as st
+
+AnyDetector = Detector[Any]
+
+ABSURD = [math.nan, math.inf, -math.inf, sys.float_info.max, -sys.float_info.max, 5e-324, -5e-324, 0.0, -0.0]
+ABSURD += [0.1, 0.2, 0.1 + 0.2, 0.3, 1.0, math.nextafter(1.0, 2.0), 1e16, 1e16 + 2]
+
+small_counts = st.integers(1, 5)
+warmups = st.integers(0, 4)
+signals = st.sampled_from(list(Signal))
+amounts = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 3.0, 5e-324, sys.float_info.max]) | st.floats(
+    0, allow_infinity=False, allow_nan=False
+)
+
+DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
+    "fixed_progress": st.builds(FixedProgress, fraction=st.floats(0, 1, exclude_min=True)),
+    "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, signal=signals),
+    "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, signal=signals),
+    "loss_plateau": st.builds(LossPlateau, patience=small_counts, min_delta=amounts),
+    "non_finite": st.builds(NonFinite, signal=signals),
+}
+
+any_value = st.sampled_from(ABSURD) | st.floats()
+finite_values = st.sampled_from([x for x in ABSURD if math.isfinite(x)]) | st.floats(
+    allow_nan=False, allow_infinity=False
+)
+round_values = st.integers(-4, 4).map(float)
+values = st.one_of(round_values, st.sampled_from([0.0, 1.0, 2.0, math.nan]), any_value)
+
+progress_values = st.none() | st.floats(0, 1) | st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 1.5])
+stderr_values = st.none() | st.floats(0, 10)
+
+
+Drawn = tuple[int, Signal, float, float | None, float | None]
+
+
+def series(
+    shown: Iterable[Signal], drawn_values: st.SearchStrategy[float] = values, max_size: int = 16
+) -> st.SearchStrategy[list[Observation]]:
+    """Observations of some of the signals: as drawn, all of one value, or falling.
+
+    Steps have gaps of 0 (another signal of the same step) to a thousand million.
+    """
+    gaps = st.sampled_from([1, 1, 0, 2, 15, 10**9])
+    drawn = st.tuples(gaps, st.sampled_from(sorted(shown)), drawn_values, stderr_values, progress_values)
+    shapes = st.sampled_from(["drawn", "drawn", "drawn", "falling", "constant"])
+    return st.builds(in_order, st.lists(drawn, max_size=max_size), shapes)
+
+
+def in_order(drawn: Sequence[Drawn], shape: str) -> list[Observation]:
+    scores = [item[2] for item in drawn]
+    if shape == "constant":
+        scores = scores[:1] * len(scores)
+    if shape == "falling":
+        scores.sort(reverse=True)
+    observations: dict[tuple[int, int], Observation] = {}
+    step = 0
+    for (gap, signal, _, stderr, progress), score in zip(drawn, scores, strict=True):
+        step += gap
+        observation = Observation(signal, step, score, stderr, progress)
+        observations[observation.order] = observation
+    return sorted(observations.values(), key=lambda observation: observation.order)
+
+
+@st.composite
+def policies(draw: st.DrawFn, gold_required: bool | None = None) -> Policy:
+    """Policies of one to four detectors, most of them quick to stop."""
+    detectors = draw(st.lists(st.one_of(*DETECTORS_DRAWN.values()), min_size=1, max_size=4))
+    return Policy(
+        name=draw(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)),
+        members=tuple(Member(detector, draw(thresholds(detector))) for detector in detectors),
+        at_least=draw(st.integers(1, len(detectors))),
+        gold_required=draw(st.booleans()) if gold_required is None else gold_required,
+        min_evals=draw(st.sampled_from([0, 0, 3])),
+        warmup_steps=draw(st.sampled_from([0, 0, 5])),
+        description=draw(st.sampled_from(["", "Stops early; é, 停."])),
+    )
+
+
+@st.composite
+def thresholds(draw: st.DrawFn, detector: AnyDetector) -> Thresholds:
+    """Those that the parameters imply, or a policy's own."""
+    own = st.none() | st.sampled_from([0.5, 1.0, 2.0, 7.5])
+    return draw(st.just(detector.thresholds) | st.builds(Thresholds, suspect_at=own, stop_at=own))
+
+
+def alone(detector: AnyDetector) -> Policy:
+    """A policy of this one detector that it may stop by itself."""
+    return Policy("alone", (Member(detector, detector.thresholds),), gold_required=False)
+
+
+def eval_series(scores: Sequence[float], start: int = 0) -> list[Observation]:
+    """Evals at consecutive steps."""
+    return [Observation(Signal.EVAL, start + index, value) for index, value in enumerate(scores)]

@@ -1,0 +1,204 @@
+"""The monitor: one run's observations under one policy, folded into a verdict that stays."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from evalstop_detectors import (
+    Call,
+    Member,
+    MonitorState,
+    Observation,
+    OutOfOrder,
+    Policy,
+    Signal,
+    Thresholds,
+    Verdict,
+    is_late,
+    replay,
+    start,
+    step,
+)
+from evalstop_detectors.k_decline import KDecline
+from evalstop_detectors.loss_plateau import LossPlateau
+from evalstop_detectors.non_finite import NonFinite
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.detectors.references import REFERENCES
+from tests.detectors.strategies import alone, eval_series, policies, round_values, series
+
+runs = series(set(Signal), max_size=25)
+blind_runs = series({Signal.PROXY, Signal.KL, Signal.LOSS}, round_values, max_size=25)
+
+
+def fold(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
+    states = [start(policy)]
+    for observation in observations:
+        states.append(step(policy, states[-1], observation)[0])
+    return states
+
+
+def reference_verdict(policy: Policy, history: list[Observation]) -> Call:
+    """What the policy's text says about this history, leaving aside earlier verdicts."""
+    calls = []
+    for member in policy.members:
+        shown = [item for item in history if item.signal in member.detector.signals]
+        value, _ = REFERENCES[member.detector.name](member.detector, shown)
+        suspects, stops = (
+            bool(shown) and threshold is not None and value >= threshold
+            for threshold in (member.thresholds.suspect_at, member.thresholds.stop_at)
+        )
+        calls.append((stops, suspects or stops, Signal.EVAL in member.detector.signals))
+    evals = [item for item in history if item.signal is Signal.EVAL and math.isfinite(item.value)]
+    enough = sum(stops for stops, _, _ in calls) >= policy.at_least
+    gold = any(stops and sees_gold for stops, _, sees_gold in calls) or not policy.gold_required
+    if enough and gold and len(evals) >= policy.min_evals and history[-1].step >= policy.warmup_steps:
+        return Call.STOP
+    return Call.SUSPECT if any(suspects for _, suspects, _ in calls) else Call.CONTINUE
+
+
+@given(policy=policies(), observations=runs)
+def test_the_verdict_is_what_the_policy_says(policy: Policy, observations: list[Observation]) -> None:
+    """Every verdict up to the first stop follows from at_least, gold, min_evals and warmup_steps by their words."""
+    watched = [item for item in observations if item.signal in policy.signals]
+    for count, state in enumerate(fold(policy, watched)[1:], start=1):
+        assert state.verdict.verdict is reference_verdict(policy, watched[:count])
+        assert state.verdict.step == watched[count - 1].step
+        if state.verdict.stops:
+            break
+
+
+@given(policy=policies(), observations=runs, chance=st.randoms(use_true_random=False))
+def test_replay_knows_no_order(policy: Policy, observations: list[Observation], chance: object) -> None:
+    """Replaying a run in any order gives the state of the fold in order."""
+    shuffled = list(observations)
+    chance.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert replay(policy, shuffled) == fold(policy, observations)[-1]
+    assert replay(policy, iter(shuffled)) == replay(policy, observations)
+
+
+@given(policy=policies(), observations=runs)
+def test_a_stop_stays(policy: Policy, observations: list[Observation]) -> None:
+    """Once a verdict is stop it stays word for word, while the detectors go on as if nothing had happened."""
+    states = fold(policy, observations)
+    stops = [state.verdict for state in states if state.verdict.stops]
+    assert all(verdict == stops[0] for verdict in stops)
+    assert [state.verdict.stops for state in states] == [False] * (len(states) - len(stops)) + [True] * len(stops)
+    never = msgspec.structs.replace(
+        policy, members=tuple(Member(member.detector, Thresholds(None, None)) for member in policy.members)
+    )
+    undecided = fold(never, observations)[-1]
+    assert (undecided.states, undecided.evidence) == (states[-1].states, states[-1].evidence)
+
+
+@given(policy=policies(gold_required=True), observations=blind_runs)
+def test_without_gold_nothing_stops(policy: Policy, observations: list[Observation]) -> None:
+    """Under gold_required no proxy, KL or loss ever stops a run that has no eval scores, NaN or not."""
+    assert not replay(policy, observations).verdict.stops
+
+
+@given(observations=blind_runs, detector=st.sampled_from([LossPlateau(patience=1), KDecline(1, signal=Signal.PROXY)]))
+def test_without_gold_nothing_stops_a_rising_run(
+    observations: list[Observation], detector: LossPlateau | KDecline
+) -> None:
+    """Rising evals beside an alarmed proxy or loss leave it at suspect, and the reason says what is missing."""
+    policy = msgspec.structs.replace(alone(detector), gold_required=True)
+    gold = [Observation(Signal.EVAL, number, float(number)) for number in {item.step for item in observations}]
+    verdicts = [state.verdict for state in fold(policy, sorted([*observations, *gold], key=lambda item: item.order))]
+    assert not any(verdict.stops for verdict in verdicts)
+    suspects = [verdict for verdict in verdicts if verdict.verdict is Call.SUSPECT]
+    assert all("no evidence from the eval score" in verdict.reason for verdict in suspects)
+    assert bool(suspects) == replay(alone(detector), observations).verdict.stops
+
+
+@given(policy=policies(), observations=runs)
+def test_the_first_suspicion_is_kept(policy: Policy, observations: list[Observation]) -> None:
+    """suspect_step is the first step at which the verdict was more than continue."""
+    verdicts = [state.verdict for state in fold(policy, observations)]
+    alarming = [verdict.step for verdict in verdicts if verdict.verdict is not Call.CONTINUE]
+    assert replay(policy, observations).suspect_step == (alarming[0] if alarming else None)
+
+
+@given(policy=policies(), observations=runs)
+def test_unwatched_signals_change_nothing(policy: Policy, observations: list[Observation]) -> None:
+    """With or without the signals that no detector watches, in order or late, the state is the same."""
+    watched = [item for item in observations if item.signal in policy.signals]
+    assert fold(policy, observations)[-1] == fold(policy, watched)[-1]
+    state = replay(policy, observations)
+    for item in observations:
+        assert item.signal in policy.signals or step(policy, state, item) == (state, state.verdict)
+
+
+@given(policy=policies(), observations=runs)
+def test_late_observations_are_refused(policy: Policy, observations: list[Observation]) -> None:
+    """What belongs before or at the last observation is late, and an error that names it; the state is untouched."""
+    watched = [item for item in observations if item.signal in policy.signals]
+    assume(watched)
+    state = replay(policy, watched)
+    for item in watched:
+        assert is_late(state, item)
+        with pytest.raises(OutOfOrder, match=f"{item.signal} at step {item.step} "):
+            step(policy, state, item)
+    assert not is_late(start(policy), watched[0])
+    assert not is_late(state, msgspec.structs.replace(watched[-1], step=watched[-1].step + 1))
+
+
+@given(observations=runs.filter(lambda observations: len(observations) > 1))
+def test_falling_steps_are_out_of_order(observations: list[Observation]) -> None:
+    """A run posted backwards fails at its second observation; replay sorts it."""
+    policy = Policy("all", tuple(Member(NonFinite(signal), Thresholds(1, None)) for signal in Signal))
+    backwards = observations[::-1]
+    state, _ = step(policy, start(policy), backwards[0])
+    with pytest.raises(OutOfOrder):
+        step(policy, state, backwards[1])
+    assert replay(policy, backwards) == replay(policy, observations)
+
+
+def test_the_same_point_twice_is_a_broken_promise() -> None:
+    """A repeated (signal, step) raises instead of counting one eval twice."""
+    policy = alone(KDecline())
+    with pytest.raises(OutOfOrder):
+        replay(policy, [*eval_series([3, 2]), *eval_series([3])])
+
+
+def test_a_stop_has_its_reason_and_numbers() -> None:
+    """The verdict names step, turn, detector, thresholds and what was counted."""
+    verdict = replay(alone(KDecline(k=2)), eval_series([1, 3, 2, 1, 7], start=10)).verdict
+    assert (verdict.verdict, verdict.step, verdict.turn_step) == (Call.STOP, 13, 11)
+    assert verdict.reason == "k_decline: 2 consecutive declines of eval, k = 2"
+    (finding,) = verdict.evidence
+    assert (finding.detector, finding.value, finding.suspect_at, finding.stop_at) == ("k_decline", 2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"min_evals": 5}, "4 of the 5 evals needed were seen"),
+        ({"warmup_steps": 7}, "the run is in its first 7 steps"),
+        ({"at_least": 2}, "1 of the 2 detectors needed call for one"),
+    ],
+)
+def test_a_stop_that_is_held_back_says_why(change: dict[str, int], words: str) -> None:
+    """A stop that the policy does not allow yet is a suspicion with the condition that is missing."""
+    members = (*alone(KDecline(k=2)).members, *alone(LossPlateau()).members)
+    policy = msgspec.structs.replace(Policy("both", members), **change)
+    evals = eval_series([9, math.nan, 5, 4, 3], start=1)
+    verdict: Verdict = replay(policy, [*evals, Observation(Signal.LOSS, 1, 0.0)]).verdict
+    assert verdict.verdict is Call.SUSPECT
+    assert verdict.reason.endswith(f"no stop: {words}")
+
+
+def test_limits_are_reached_exactly() -> None:
+    """The eval that completes min_evals, and the step that ends the warm-up, may stop a run."""
+    policy = msgspec.structs.replace(alone(KDecline(k=2)), min_evals=4, warmup_steps=4)
+    states = fold(policy, eval_series([9, 5, 4, 3], start=1))
+    assert [state.verdict.stops for state in states] == [False, False, False, False, True]
+
+
+def test_nothing_seen_is_no_verdict_to_act_on() -> None:
+    """Before the first observation the verdict is continue, with no step."""
+    verdict = replay(alone(KDecline()), []).verdict
+    assert (verdict.verdict, verdict.step, verdict.evidence) == (Call.CONTINUE, None, ())

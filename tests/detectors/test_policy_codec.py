@@ -1,0 +1,180 @@
+"""Policies as JSON: there and back, and a helpful refusal of everything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from evalstop_detectors import (
+    DETECTORS,
+    POLICIES,
+    InvalidPolicy,
+    Policy,
+    Signal,
+    policy_from_document,
+    policy_to_document,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.detectors.strategies import policies
+
+VALID: dict[str, Any] = {
+    "name": "careful",
+    "members": [
+        {"detector": "k_decline", "params": {"k": 3, "min_delta": 0.5, "signal": "eval"}, "stop_at": 4},
+        {"detector": "fixed_progress", "params": {"fraction": 0.5}, "suspect_at": None},
+        {"detector": "loss_plateau"},
+    ],
+    "at_least": 2,
+    "gold_required": False,
+    "min_evals": 5,
+    "warmup_steps": 100,
+    "description": "two of three",
+}
+
+keys = st.sampled_from(["name", "members", "detector", "params", "stop_at", "suspect_at", "k", "signal", "at_least"])
+texts = st.text(st.characters(codec=None), max_size=5) | st.sampled_from(["k_decline", "eval", "\ud800", "\0", "a\n"])
+leaves = st.none() | st.booleans() | st.integers() | st.integers(10**300, 10**301) | st.floats() | texts
+json_values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys | texts, inner, max_size=3), max_leaves=6
+)
+
+
+def paths(tree: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a document."""
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return [here, *(path for key, child in children for path in paths(child, (*here, key)))]
+
+
+def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    document = copy.deepcopy(document)
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return document
+
+
+def reads_or_refuses(document: Any) -> None:
+    refusal, policy = None, None
+    try:
+        policy = policy_from_document(document)
+    except InvalidPolicy as error:
+        refusal = str(error).encode()
+    if policy is None:
+        assert refusal
+    else:
+        assert policy_from_document(msgspec.json.decode(msgspec.json.encode(policy_to_document(policy)))) == policy
+
+
+@given(policy=policies())
+def test_a_policy_survives_its_document(policy: Policy) -> None:
+    """A policy written as JSON and read back is the same policy, and is written the same again."""
+    document = policy_to_document(policy)
+    assert policy_from_document(json.loads(json.dumps(document, allow_nan=False))) == policy
+    assert policy_to_document(policy_from_document(document)) == document
+
+
+def test_a_document_is_written_out_in_full() -> None:
+    """Defaults are spelt out, so that another release's defaults cannot change a stored policy."""
+    document = policy_to_document(policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]}))
+    (member,) = document["members"]
+    assert member["params"] == {"k": 3, "min_delta": 0.0, "warmup_evals": 0, "signal": "eval"}
+    assert json.dumps([member["suspect_at"], member["stop_at"]]) == "[2.0, 3.0]"
+    assert (document["at_least"], document["gold_required"]) == (1, True)
+
+
+def test_null_thresholds_mean_never() -> None:
+    """A threshold of null is never reached; one that is left out is the detector's own."""
+    members = [{"detector": "k_decline", "stop_at": None}, {"detector": "k_decline"}]
+    policy = policy_from_document({"name": "p", "members": members})
+    assert [member.thresholds.stop_at for member in policy.members] == [None, 3]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_shipped_policies_load(name: str) -> None:
+    """Each shipped policy reads back from its document, needs gold to stop a run and says what it does."""
+    policy = POLICIES[name]
+    assert policy.name == name
+    assert policy_from_document(policy_to_document(policy)) == policy
+    assert policy.gold_required
+    assert policy.description
+    assert any(member.thresholds.stop_at is not None and member.sees_gold for member in policy.members)
+
+
+@given(document=json_values)
+def test_any_json_is_read_or_refused(document: Any) -> None:
+    """No JSON value whatever raises anything but InvalidPolicy."""
+    reads_or_refuses(document)
+
+
+@given(path=st.sampled_from(paths(VALID)), value=json_values)
+def test_a_policy_with_one_thing_changed_is_read_or_refused(path: tuple[Any, ...], value: Any) -> None:
+    """A good policy with anything at all in any one place is read or refused with InvalidPolicy."""
+    reads_or_refuses(changed(VALID, path, value))
+
+
+@given(path=st.sampled_from([path for path in paths(VALID) if path]), key=texts, value=json_values)
+def test_a_policy_with_one_key_added_is_read_or_refused(path: tuple[Any, ...], key: str, value: Any) -> None:
+    """A key that nobody knows is refused wherever it stands, however it is spelt."""
+    place = changed(VALID, path, {key: value})
+    reads_or_refuses(place)
+
+
+FIRST = ("members", 0)
+PARAMS = (*FIRST, "params")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ((), [], ["Expected `object`", "name", "members", "gold_required"]),
+        ((), {"members": [{"detector": "k_decline"}]}, ["`name`", "members"]),
+        ((), {"name": "p"}, ["`members`", "name"]),
+        (("name",), "Upper", ["`$.name`", "[a-z0-9]"]),
+        (("name",), "newline\n", ["`$.name`", "[a-z0-9]"]),
+        (("name",), "", ["`$.name`", "[a-z0-9]"]),
+        (("name",), 3, ["`$.name`", "text"]),
+        (("members",), [], ["`$.members`", "length >= 1", "detector", "params", "suspect_at", "stop_at"]),
+        (("members",), [{"detector": "k_decline"}] * 33, ["`$.members`", "length <= 32"]),
+        (("members", 1), {}, ["`detector`", "`$.members[1]`"]),
+        (("members", 1), {"detector": "k_decline", "parms": {}}, ["`parms`", "`$.members[1]`", "params"]),
+        ((*FIRST, "detector"), "k_declin", ["k_declin", "`$.members[0].detector`", *DETECTORS]),
+        ((*FIRST, "stop_at"), 0, ["`$.members[0].stop_at`", "> 0", "null"]),
+        ((*FIRST, "stop_at"), -1, ["`$.members[0].stop_at`", "> 0"]),
+        ((*FIRST, "stop_at"), float("nan"), ["`$.members[0].stop_at`", "> 0"]),
+        ((*FIRST, "suspect_at"), float("inf"), ["`$.members[0].suspect_at`", "number > 0"]),
+        ((*FIRST, "suspect_at"), "2", ["`$.members[0].suspect_at`", "number > 0 or null"]),
+        (PARAMS, [], ["`$.members[0].params`", "object"]),
+        (PARAMS, {"patience": 3}, ["`patience`", "`$.members[0].params`", "min_delta", "warmup_evals"]),
+        ((*PARAMS, "k"), 0, ["`$.k`", "`$.members[0].params`", "from 1 to 1000000"]),
+        ((*PARAMS, "k"), 10**9, ["`$.k`", "`$.members[0].params`", "from 1 to 1000000"]),
+        ((*PARAMS, "k"), 2.5, ["`$.k`", "`$.members[0].params`", "whole number"]),
+        ((*PARAMS, "k"), True, ["`$.k`", "`$.members[0].params`", "whole number"]),
+        ((*PARAMS, "min_delta"), -0.1, ["`$.min_delta`", "number >= 0"]),
+        ((*PARAMS, "min_delta"), float("inf"), ["`$.min_delta`", "number >= 0"]),
+        ((*PARAMS, "min_delta"), float("nan"), ["`$.min_delta`", "number >= 0"]),
+        ((*PARAMS, "signal"), "gold", ["gold", "`$.signal`", *Signal]),
+        (("members", 1, "params", "fraction"), 1.5, ["`$.fraction`", "`$.members[1].params`", "number > 0 and <= 1"]),
+        (("at_least",), 4, ["`$.at_least`", "1 to 3"]),
+        (("at_least",), 0, ["`$.at_least`", "from 1 to 32"]),
+        (("gold_required",), "yes", ["`$.gold_required`", "true or false"]),
+        (("min_evals",), -1, ["`$.min_evals`", "from 0"]),
+        (("warmup_steps",), 1.5, ["`$.warmup_steps`", "whole number from 0"]),
+        (("description",), "x" * 2001, ["`$.description`", "2000"]),
+        (("description",), "\0", ["`$.description`", "text"]),
+        (("surprise",), 1, ["`surprise`", "min_evals", "warmup_steps"]),
+    ],
+)
+def test_a_refusal_names_the_key_and_what_it_may_hold(path: tuple[Any, ...], value: Any, named: list[str]) -> None:
+    """Whatever is wrong, the message says where it stands and what would be right there."""
+    with pytest.raises(InvalidPolicy) as refusal:
+        policy_from_document(changed(VALID, path, value))
+    for words in named:
+        assert words in str(refusal.value)
