@@ -50,7 +50,7 @@ def checked_url(url: str) -> str:
     """The url without trailing slashes; ConfigurationError when no request could go there."""
     try:
         parsed = httpx.URL(url.strip())
-        usable = parsed.scheme in ("http", "https") and bool(parsed.host)
+        usable = parsed.scheme in ("http", "https") and bool(parsed.host) and (parsed.port or 1) < 2**16
     except (httpx.InvalidURL, AttributeError, TypeError):
         usable = False
     if not usable:

@@ -1,0 +1,105 @@
+"""Reading what a trainer hands over: whatever it is, nothing is raised, and what is sent is what the API takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from evalstop_client.observation import read
+from hypothesis import given
+from hypothesis import strategies as st
+
+NOW = "2026-01-01T00:00:00Z"
+anything = st.one_of(
+    st.none(),
+    st.text(),
+    st.binary(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(),
+    st.lists(st.none()),
+)
+
+
+class Treacherous:
+    """A value whose every conversion fails in its own way."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("the device is gone")
+
+    def __index__(self) -> int:
+        raise MemoryError
+
+
+@given(
+    st.dictionaries(st.one_of(st.text(), st.integers()), anything),
+    anything,
+    st.none() | st.dictionaries(st.text(), anything),
+)
+def test_never_raises_and_yields_only_what_the_service_takes(values: Any, step: Any, stderr: Any) -> None:
+    """Any input gives points of the documented shape, in strict JSON, and accounts for each value."""
+    reading = read(values, step, stderr, NOW)
+    json.dumps(reading.points, allow_nan=False)
+    for point in reading.points:
+        assert point["metric"]
+        assert 0 <= point["step"] < 2**63
+        assert isinstance(point["value"], float) or point["value"] in ("NaN", "Infinity", "-Infinity")
+        assert point.get("stderr", 0.0) >= 0
+    lost = sum(count for kind, (count, _) in reading.complaints.items() if kind != "stderr")
+    assert lost + len(reading.points) >= len(values)
+
+
+@pytest.mark.parametrize("rubbish", [None, 3, "loss", [("loss", 1.0)], Treacherous()])
+def test_values_that_are_no_mapping_are_left_out(rubbish: Any) -> None:
+    """log() given something else than a mapping yields a complaint and no point."""
+    reading = read(rubbish, 1, None, NOW)
+    assert reading.points == []
+    assert set(reading.complaints) == {"values"}
+
+
+def test_treacherous_values_are_left_out() -> None:
+    """A conversion that raises costs its own value alone."""
+    reading = read({"a": Treacherous(), "b": 1}, 0, None, NOW)
+    assert [point["metric"] for point in reading.points] == ["b"]
+    assert read({"a": 1}, Treacherous(), None, NOW).points == []
+
+
+def test_numpy_scalars_are_numbers() -> None:
+    """Scalars and zero-dimensional arrays of numpy, and its integers as steps, are taken like Python's own."""
+    values = {"a": np.float32(0.5), "b": np.array(2), "c": np.int64(3), "d": np.bool_(True)}
+    reading = read(values, np.int32(7), {"a": np.float64(0.25)}, NOW)
+    assert [point["value"] for point in reading.points] == [0.5, 2.0, 3.0, 1.0]
+    assert reading.points[0] == {"metric": "a", "step": 7, "value": 0.5, "stderr": 0.25, "time": NOW}
+    assert reading.complaints == {}
+
+
+def test_non_finite_values_travel_as_strings() -> None:
+    """NaN and the infinities are sent as the strings that the API names."""
+    values = {"a": math.nan, "b": math.inf, "c": -np.inf, "d": 1e308}
+    points = read(values, 0, None, NOW).points
+    assert [point["value"] for point in points] == ["NaN", "Infinity", "-Infinity", 1e308]
+
+
+@pytest.mark.parametrize("error", [-0.1, math.nan, math.inf, "0.1", None])
+def test_bad_standard_error_does_not_cost_the_value(error: Any) -> None:
+    """A standard error that is none is left out; the value it belongs to is sent."""
+    reading = read({"a": 1.0}, 0, {"a": error}, NOW)
+    assert reading.points == [{"metric": "a", "step": 0, "value": 1.0, "time": NOW}]
+    assert set(reading.complaints) == {"stderr"}
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3", None, 2**63])
+def test_bad_step_costs_all_values_of_the_call(step: Any) -> None:
+    """Without a step there is no observation; as many are counted as values were given."""
+    reading = read({"a": 1.0, "b": 2.0}, step, None, NOW)
+    assert reading.points == []
+    assert reading.complaints["step"][0] == 2
+
+
+def test_standard_error_of_nothing_is_noticed() -> None:
+    """A misspelt metric among the standard errors is complained about."""
+    assert set(read({"gold": 1.0}, 0, {"god": 0.1}, NOW).complaints) == {"stderr"}

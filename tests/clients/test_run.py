@@ -1,0 +1,376 @@
+"""A run, as a trainer uses it, against a fake service over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from evalstop_client import ConfigurationError, Limits, Run
+
+from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
+from tests.clients.programs import eventually
+
+METRICS = {"gold": {"signal": "eval", "direction": "maximize"}, "kl": {"signal": "kl"}}
+BRISK = Limits(poll_seconds=0.05, unauthorized_seconds=0.05)
+
+
+def start(server: FakeServer, **arguments: Any) -> Run:
+    return Run(**{"url": server.url, "key": KEY, "name": "a run", "limits": BRISK, **arguments})
+
+
+def posted(service: FakeService) -> list[tuple[str, dict[str, Any]]]:
+    """What was accepted, observations one by one, as (what, body)."""
+    flat: list[tuple[str, dict[str, Any]]] = []
+    for path, body in service.heard:
+        what = path.rpartition("/")[2]
+        flat += [(what, point) for point in body["observations"]] if what == "observations" else [(what, body)]
+    return flat
+
+
+def words(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "evalstop_client"]
+
+
+@pytest.fixture(autouse=True)
+def ended_runs() -> Iterator[None]:
+    """No test leaves a thread of a run behind."""
+    yield
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("evalstop-")])
+
+
+def test_everything_arrives_in_the_order_in_which_it_was_made(server: FakeServer, service: FakeService) -> None:
+    """Opening, observations, checkpoints, resume and finish reach the service as the trainer made them."""
+    the_rest = {"policy": "paper", "mode": "shadow", "total_steps": 100}
+    with start(server, metrics=METRICS, labels={"team": "x"}, **the_rest) as run:
+        run.log({"gold": 0.5, "kl": np.float32(0.25)}, step=1, stderr={"gold": 0.125})
+        run.checkpoint(Path("/ckpt/1"), step=1)
+        run.log({"gold": float("nan")}, step=2)
+        run.resume(step=1)
+        run.log({"gold": 0.75}, step=2)
+    heard = posted(service)
+    assert [what for what, _ in heard] == [
+        "runs", "observations", "observations", "checkpoints", "observations", "resume", "observations", "finish"
+    ]  # fmt: skip
+    assert heard[0][1] == {"name": "a run", "metrics": METRICS, "labels": {"team": "x"}, **the_rest}
+    assert heard[1][1].items() >= {"metric": "gold", "step": 1, "value": 0.5, "stderr": 0.125}.items()
+    assert heard[4][1]["value"] == "NaN"
+    assert service.run_named("a run").checkpoints == {1: "/ckpt/1"}
+    assert service.run_named("a run").status == "completed"
+
+
+def test_settings_come_from_the_environment(
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that names nothing is told url, key, name and labels by whoever started it; arguments win."""
+    monkeypatch.setenv("EVALSTOP_URL", server.url + "/")
+    monkeypatch.setenv("EVALSTOP_KEY", KEY + "\n")
+    monkeypatch.setenv("EVALSTOP_RUN_NAME", "from outside")
+    monkeypatch.setenv("EVALSTOP_LABELS", "receiver=abc, seed=1")
+    with Run(labels={"seed": "2"}) as run:
+        assert run.name == "from outside"
+    assert service.run_named("from outside").opening["labels"] == {"receiver": "abc", "seed": "2"}
+
+
+def test_without_a_url_nothing_happens_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A trainer on a laptop runs on, with one line in the log."""
+    with Run(metrics=METRICS) as run:
+        for step in range(100):
+            run.log({"gold": 1.0}, step=step)
+        assert not run.should_stop
+        assert run.verdict is None
+        assert run.flush()
+    assert len(words(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"url": "localhost:8787"},
+        {"url": "ftp://x"},
+        {"url": "http://"},
+        {"url": "http://[::1"},
+        {"url": "http://x:99999"},
+        {"key": "esk_ two"},
+        {"key": "esk_é"},
+        {"metrics": {"gold": {"signal": "gold"}}},
+        {"metrics": {"gold": {"signal": "eval", "direction": "up"}}},
+        {"metrics": {"a": {"signal": "eval"}, "b": {"signal": "eval"}}},
+        {"metrics": {"a": "eval"}},
+        {"metrics": {"": {"signal": "eval"}}},
+        {"mode": "loud"},
+        {"total_steps": 0},
+        {"total_steps": "many"},
+        {"name": ""},
+    ],
+)
+def test_obviously_wrong_settings_are_told_at_once(wrong: dict[str, Any]) -> None:
+    """What can never work is said where it was written, before training begins."""
+    with pytest.raises(ConfigurationError) as caught:
+        Run(**{"url": "http://127.0.0.1:1", "name": "a run", **wrong})
+    assert next(iter(wrong)) in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_should_stop_comes_with_the_answer_to_a_post(server: FakeServer, service: FakeService) -> None:
+    """A trainer that logs learns of the stop by that, with the verdict's reason."""
+    service.stop_at_step = 2
+    with start(server, limits=Limits(poll_seconds=60)) as run:
+        run.log({"gold": 1.0}, step=1)
+        assert run.flush()
+        assert not run.should_stop
+        run.log({"gold": 1.0}, step=2)
+        eventually(lambda: run.should_stop)
+        assert run.verdict is not None
+        assert (run.verdict.verdict, run.verdict.reason, run.verdict.step) == ("stop", "the fake says so", 2)
+        assert run.id == service.run_named("a run").id
+
+
+def test_idle_run_learns_of_the_stop_by_asking(server: FakeServer, service: FakeService) -> None:
+    """Between two evals a run asks by itself, so that a decision taken later reaches it."""
+    with start(server) as run:
+        run.log({"gold": 1.0}, step=5)
+        assert run.flush()
+        service.stop_at_step = 5
+        eventually(lambda: run.should_stop)
+
+
+def test_exception_marks_the_run_failed_and_passes(server: FakeServer, service: FakeService) -> None:
+    """A trainer that raises is reported as failed, and still raises."""
+    with pytest.raises(ZeroDivisionError), start(server):
+        raise ZeroDivisionError
+    assert service.run_named("a run").status == "failed"
+
+
+def test_clean_exit_inside_the_block_is_a_completion(server: FakeServer, service: FakeService) -> None:
+    """sys.exit(0) is how many trainers end: that is no failure."""
+    with pytest.raises(SystemExit), start(server):
+        raise SystemExit(0)
+    assert service.run_named("a run").status == "completed"
+
+
+def test_finish_is_said_once_and_later_calls_are_dropped(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After finish() nothing more is sent; it is counted, and said once."""
+    with start(server) as run:
+        run.finish("failed")
+        run.finish()
+        run.log({"gold": 1.0, "kl": 1.0}, step=1)
+        run.checkpoint("file:///a", step=1)
+        run.resume(step=1)
+    assert [what for what, _ in posted(service)] == ["runs", "finish"]
+    assert run.dropped == 4
+    assert len(words(caplog)) == 1
+
+
+def test_bad_arguments_are_dropped_counted_and_said_once_a_kind(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No call raises, whatever it is given; what was good in it is sent."""
+    rubbish: Any = object()
+    with start(server) as run:
+        for _ in range(3):
+            run.log({"gold": "high", "kl": 1.0, "": 2.0}, step=1)
+            run.log({"gold": 1.0}, step=-1)
+            run.log(rubbish, step=1)
+            run.checkpoint("", step=1)
+            run.checkpoint(rubbish, step=2)
+            run.resume(step=rubbish)
+    assert run.dropped == 3 * 7
+    assert len(words(caplog)) == len({"metric", "value", "step", "values", "checkpoint", "resume"})
+    assert [body["metric"] for what, body in posted(service) if what == "observations"] == ["kl"] * 3
+
+
+def test_many_observations_travel_in_few_requests(server: FakeServer, service: FakeService) -> None:
+    """What gathers while a request is under way goes with the next one, all of it and in order."""
+    with start(server) as run:
+        for step in range(5_000):
+            run.log({"gold": float(step)}, step=step)
+        run.log({f"layer {number}": 1.0 for number in range(2_500)}, step=5_000)
+    assert [body["step"] for what, body in posted(service) if what == "observations"][:5_000] == list(range(5_000))
+    assert len(service.run_named("a run").observations) == 7_500
+    assert len(service.requests) < 500
+    assert all(len(body.get("observations", [])) <= 1_000 for _, body in service.heard)
+
+
+def test_trouble_of_the_service_is_waited_out(server: FakeServer, service: FakeService) -> None:
+    """429, 500 and a foreign 404 lose nothing and change no order."""
+    service.forced = [
+        Answer(503, "<html>"),
+        Answer(429, {}, {"retry-after": "0"}),
+        Answer(404, "<html>", {"content-type": "text/html"}),
+        Answer(200, "<html>sign in</html>"),
+        Answer(500, {}, {"content-type": PROBLEM}),
+    ]
+    with start(server) as run:
+        run.log({"gold": 1.0}, step=1)
+        run.checkpoint("file:///a", step=1)
+    assert [what for what, _ in posted(service)] == ["runs", "observations", "checkpoints", "finish"]
+    assert run.dropped == 0
+
+
+def test_bad_key_is_said_once_and_tried_again(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is lost while the key is not accepted; once it is, everything arrives."""
+    unknown = Answer(401, {"title": "who?"}, {"content-type": PROBLEM})
+    service.forced = [unknown] * 4
+    with start(server) as run:
+        run.log({"gold": 1.0}, step=1)
+        eventually(lambda: not service.forced)
+        run.log({"gold": 1.0}, step=2)
+    assert len(service.run_named("a run").observations) == 2
+    assert len([word for word in words(caplog) if "key" in word]) == 1
+
+
+def test_bad_key_does_not_hold_up_the_end(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
+    """With a key that nobody accepts the run ends soon, and its data waits on disk."""
+    with start(server, key="esk_wrong", limits=Limits(flush_seconds=120)) as run:
+        run.log({"gold": 1.0}, step=1)
+    assert list((tmp_path / "spool").glob("*/*.jsonl"))
+    assert service.heard == []
+
+
+@pytest.mark.parametrize("names_bad_points", [True, False])
+def test_refused_points_are_laid_aside_and_the_rest_is_sent(
+    server: FakeServer, service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture, names_bad_points: bool
+) -> None:
+    """One bad point does not cost its batch, whether the service names it or not."""
+    service.refuse_metric, service.names_bad_points = "cursed", names_bad_points
+    with start(server) as run:
+        for step in range(50):
+            run.log({"gold": 1.0, **({"cursed": 1.0} if step % 20 == 7 else {})}, step=step)
+    (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")
+    laid_aside = [json.loads(line) for line in rejected.read_text().splitlines()]
+    steps = [point["step"] for entry in laid_aside for point in entry["body"]["observations"]]
+    assert sorted(steps) == [7, 27, 47]
+    assert all("422" in entry["reason"] for entry in laid_aside)
+    assert len(service.run_named("a run").observations) == 50
+    assert len([word for word in words(caplog) if "refused" in word]) == 1
+
+
+def test_batch_too_large_is_halved(server: FakeServer, service: FakeService) -> None:
+    """A proxy that lets less through than the service would gets smaller batches."""
+
+    def at_most_ten(path: str, body: dict[str, Any]) -> Answer | None:
+        return Answer(413, "<html>too large</html>") if len(body.get("observations", [])) > 10 else None
+
+    service.forced = [at_most_ten] * 100
+    with start(server) as run:
+        run.log({f"m{number}": 1.0 for number in range(100)}, step=1)
+    assert len(service.run_named("a run").observations) == 100
+
+
+def test_refused_run_is_said_plainly_and_does_not_hold_up_the_end(
+    server: FakeServer, service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that exists with other metrics cannot be opened: training goes on, and what it logged is laid aside."""
+    with start(server, metrics=METRICS):
+        pass
+    with start(server, metrics={"gold": {"signal": "proxy"}}, limits=Limits(flush_seconds=60)) as run:
+        run.log({"gold": 1.0}, step=1)
+    assert any("NOT being watched" in word and "other metrics" in word for word in words(caplog))
+    (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")
+    assert [json.loads(line)["to"] for line in rejected.read_text().splitlines()] == ["observations", "finish"]
+    assert list((tmp_path / "spool").glob("*/*")) == []
+
+
+def test_run_that_the_service_lost_is_opened_again(server: FakeServer, service: FakeService) -> None:
+    """A service restored from an older backup does not know the run any more: it is made anew."""
+    with start(server) as run:
+        run.log({"gold": 1.0}, step=1)
+        assert run.flush()
+        with service.lock:
+            service.runs.clear()
+        run.log({"gold": 1.0}, step=2)
+    assert [step for _, _, step in service.run_named("a run").observations] == [2]
+
+
+def test_conflict_is_said_once(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A step logged twice with different values is a mistake that the person should hear of."""
+    with start(server) as run:
+        for value in (1.0, 2.0, 3.0):
+            run.log({"gold": value}, step=1)
+    assert len([word for word in words(caplog) if "logged twice" in word]) == 1
+
+
+def test_full_queue_drops_says_so_once_and_never_waits(
+    server: FakeServer, service: FakeService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When neither memory nor disk can take more, observations are dropped; checkpoints are not."""
+    (tmp_path / "spool").write_text("a file where the folder should be")
+    service.forced = [lambda path, body: Answer(503, {})] * 1_000
+    with start(server, limits=Limits(queue_entries=10, flush_seconds=0)) as run:
+        for step in range(500):
+            run.log({"gold": 1.0}, step=step)
+        run.checkpoint("file:///a", step=500)
+        eventually(lambda: run.dropped > 0)
+        assert run.dropped < 500
+    assert len([word for word in words(caplog) if "dropped" in word]) <= 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks where there is fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_forked_child_reports_for_itself_and_does_not_finish_the_run(server: FakeServer, service: FakeService) -> None:
+    """A child that logs gets threads of its own; nothing is sent twice, and leaving the block ends nothing."""
+    with start(server) as run:
+        run.log({"gold": 1.0}, step=1)
+        assert run.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                run.log({"gold": 2.0}, step=2)
+                run.__exit__(None, None, None)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert service.run_named("a run").status == "running"
+        run.log({"gold": 3.0}, step=3)
+    stored = service.run_named("a run")
+    assert {step: value for (_, _, step), value in stored.observations.items()} == {1: 1.0, 2: 2.0, 3: 3.0}
+    assert stored.duplicates == 0
+    assert stored.status == "completed"
+
+
+def test_two_runs_of_a_name_at_once_do_not_disturb_each_other(server: FakeServer, service: FakeService) -> None:
+    """Two processes of a job may report to the same run: each has its own part of the spool."""
+    with start(server) as one, start(server) as other:
+        one.log({"gold": 1.0}, step=1)
+        other.log({"kl": 1.0}, step=1)
+        assert one.flush()
+        assert other.flush()
+        assert len(service.run_named("a run").observations) == 2
+
+
+def test_calls_from_many_threads_all_arrive(server: FakeServer, service: FakeService) -> None:
+    """log() may be called from any thread."""
+    with start(server) as run:
+        threads = [
+            threading.Thread(target=lambda metric=f"m{number}": [run.log({metric: 1.0}, step=s) for s in range(100)])
+            for number in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(service.run_named("a run").observations) == 800
+
+
+def test_key_is_nowhere_in_the_log_or_the_spool(
+    server: FakeServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key is neither written to disk nor said in any message."""
+    caplog.set_level(logging.DEBUG)
+    with start(server, key="esk_telltale", limits=Limits(flush_seconds=1)) as run:
+        run.log({"gold": 1.0}, step=1)
+        assert "telltale" not in repr(run._settings)
+    assert "telltale" not in caplog.text
+    assert not any("telltale" in path.read_text() for path in (tmp_path / "spool").rglob("*.*") if path.is_file())
