@@ -2,6 +2,8 @@
 
 LabError
 ├── CheckpointUnreadable
+├── DemoFailed
+├── ServiceUnavailable
 └── UnusableArguments
     └── CannotHasten
 """
@@ -33,3 +35,11 @@ class UnusableArguments(LabError):
 
 class CannotHasten(UnusableArguments):
     """A run can only be hastened by a factor that divides the steps between two evals."""
+
+
+class ServiceUnavailable(LabError):
+    """The EvalStop service could not be started."""
+
+
+class DemoFailed(LabError):
+    """The demo could not be brought to its end."""

@@ -1,0 +1,74 @@
+"""A service of its own for a demo or a benchmark: the real command in a process, on a port that is free."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from evalstop_lab.errors import ServiceUnavailable
+
+STOP_SECONDS = 15
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where a service answers, a key that may do everything there, and the link that signs a browser in."""
+
+    url: str
+    key: str
+    sign_in: str
+
+
+@contextmanager
+def running_service(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Service]:
+    """`evalstop up` on an embedded database in `folder`, stopped at the end of the block; its log is in service.log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log_path = folder / "service.log"
+    command = [
+        sys.executable,
+        "-m",
+        "evalstop_service.cli",
+        "up",
+        "--json",
+        "--port",
+        "0",
+        "--data-folder",
+        str(folder),
+    ]
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | (environment or {})
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise ServiceUnavailable(f"Its log is {log_path}; it ends with: {_last_line(log_path)}")
+        said = json.loads(line)
+        yield Service(said["url"], said["key"], said["sign_in"])
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ask a process to end, and see to it that it does."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text().splitlines()
+    return lines[-1] if lines else "nothing"
