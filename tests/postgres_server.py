@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -99,7 +100,7 @@ def _as_user(user: str | None, dies_with_us: bool = False) -> list[str]:
     # The kernel's parent-death signal stops the server even when the tests are killed.
     setpriv = shutil.which("setpriv")
     if setpriv:
-        options = ["--pdeathsig", "INT"] if dies_with_us else []
+        options = ["--pdeathsig", "QUIT"] if dies_with_us else []
         if user is not None:
             options += ["--reuid", user, "--regid", str(pwd.getpwnam(user).pw_gid), "--clear-groups"]
         return [setpriv, *options] if options else []
@@ -133,7 +134,7 @@ def _wait_until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> N
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    server.send_signal(2)  # "fast": open connections are ended
+    server.send_signal(signal.SIGQUIT)  # "immediate": what would be flushed is about to be deleted
     try:
         server.wait(timeout=30)
     except subprocess.TimeoutExpired:

@@ -1,0 +1,252 @@
+"""An HTTP endpoint on loopback that behaves as badly as it is told, and rows to deliver to it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from evalstop_service.delivery.backoff import Backoff
+from evalstop_service.delivery.sender import Sender
+from evalstop_service.delivery.worker import Pace, Worker
+from evalstop_service.store import deliveries, endpoints, outbox
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.deliveries import Delivery
+from evalstop_service.store.endpoints import Endpoint
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.tables import policies, projects, runs
+
+DEADLINE_SECONDS = 30.0
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Received:
+    """One request as it arrived."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the endpoint answers; `after` is waited for first."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    after: threading.Event | None = None
+
+
+Behavior = Callable[[BaseHTTPRequestHandler, int], Reply | None]
+"""Given the request and how many came before it; None: the behavior has written to the socket itself."""
+
+
+class FakeEndpoint:
+    """A real HTTP server on loopback that records what it gets."""
+
+    def __init__(self, behavior: Behavior | Reply) -> None:
+        self.behavior: Behavior = behavior if callable(behavior) else lambda _request, _number: behavior
+        self.received: list[Received] = []
+        self.under_way = 0
+        self.most_under_way = 0
+        self.released = threading.Event()
+        self._lock = threading.Lock()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                fake.handle(self)
+
+            def do_GET(self) -> None:
+                fake.handle(self)
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name it has there
+                """Quiet: the tests read `received`."""
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """Clients that hang up are part of the game."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        """Record the request, then behave."""
+        body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
+        with self._lock:
+            number = len(self.received)
+            self.received.append(Received(request.path, {k.lower(): v for k, v in request.headers.items()}, body))
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            reply = self.behavior(request, number)
+            if reply is None:
+                request.close_connection = True
+                return
+            if reply.after is not None:
+                reply.after.wait(DEADLINE_SECONDS)
+            request.send_response(reply.status)
+            for name, value in reply.headers.items():
+                request.send_header(name, value)
+            request.send_header("Content-Length", str(len(reply.body)))
+            request.end_headers()
+            request.wfile.write(reply.body)
+        finally:
+            with self._lock:
+                self.under_way -= 1
+
+    def ids(self) -> list[str]:
+        """The `webhook-id`s received, in order."""
+        return [one.headers["webhook-id"] for one in self.received]
+
+    def __enter__(self) -> FakeEndpoint:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.released.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A project with a run, to announce events of."""
+
+    project_id: UUID
+    run_id: UUID
+    policy_id: UUID
+
+    def endpoint(self, database: Database, url: str, event_types: tuple[str, ...] = ("*",)) -> Endpoint:
+        """A new endpoint of the project."""
+        with database.transaction() as tx:
+            return endpoints.add(tx, self.project_id, url=url, event_types=event_types, now=EPOCH)
+
+    def announce(self, tx: Transaction, number: int = 0, now: datetime = EPOCH, **options: Any) -> UUID:
+        """An event that tells its number."""
+        return outbox.announce(
+            tx,
+            project_id=self.project_id,
+            run_id=self.run_id,
+            type="run.suspected",
+            data={"number": number},
+            now=now,
+            **options,
+        )
+
+    def all(self, tx: Transaction, **filters: Any) -> list[Delivery]:
+        """All deliveries of the project, newest first."""
+        return deliveries.listing(tx, self.project_id, limit=100_000, **filters)
+
+
+def a_scene(database: Database) -> Scene:
+    """A project of its own with one run."""
+    scene = Scene(new_id(), new_id(), new_id())
+    with database.transaction() as tx:
+        tx.execute(
+            sa.insert(projects).values(
+                id=scene.project_id,
+                name=str(scene.project_id),
+                default_policy="paper",
+                default_mode="enforce",
+                grace_seconds=0,
+                created_at=EPOCH,
+            )
+        )
+        tx.execute(
+            sa.insert(policies).values(
+                id=scene.policy_id,
+                project_id=scene.project_id,
+                name="paper",
+                version=1,
+                document={},
+                created_at=EPOCH,
+            )
+        )
+        tx.execute(
+            sa.insert(runs).values(
+                id=scene.run_id,
+                project_id=scene.project_id,
+                name="ppo",
+                status="running",
+                attempt=1,
+                metrics={},
+                labels={},
+                policy_id=scene.policy_id,
+                mode="enforce",
+                version=0,
+                verdict={},
+                created_at=EPOCH,
+                updated_at=EPOCH,
+            )
+        )
+    return scene
+
+
+def utc_now() -> datetime:
+    """The clock of the tests that need a real one."""
+    return datetime.now(UTC)
+
+
+async def deliver_until(
+    condition: Callable[[], bool],
+    database: Database,
+    *,
+    backoff: Backoff | None = None,
+    pace: Pace | None = None,
+    timeout_seconds: float = 5.0,
+) -> None:
+    """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
+    stop = asyncio.Event()
+    async with Sender(timeout_seconds=timeout_seconds) as sender:
+        worker = Worker(
+            database,
+            sender,
+            clock=utc_now,
+            chance=random.Random(1),
+            backoff=backoff or Backoff(first_seconds=0.02),
+            pace=pace or Pace(poll_seconds=0.02, lease_seconds=20),
+        )
+        running = asyncio.create_task(worker.run(stop))
+        try:
+            await reach(condition, running)
+        finally:
+            stop.set()
+            await asyncio.wait_for(running, DEADLINE_SECONDS)
+
+
+async def reach(condition: Callable[[], bool], running: asyncio.Task[Any] | None = None) -> None:
+    """Wait for the condition, or fail after the deadline, or when what is running ends before."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was not reached in time"
+        if running is not None and running.done():
+            running.result()
+            raise AssertionError("the worker ended by itself")
+        await asyncio.sleep(0.01)
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """A URL where nobody listens, and nobody will while the block runs."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        yield f"http://127.0.0.1:{holder.getsockname()[1]}/"
