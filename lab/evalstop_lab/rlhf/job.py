@@ -139,6 +139,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--url", help="the EvalStop service (default: EVALSTOP_URL; without either, nothing is posted)")
     parser.add_argument("--key", help="a key with the scope ingest (default: EVALSTOP_KEY)")
+    parser.add_argument("--policy", help="the policy that watches the run (default: the project's)")
+    parser.add_argument("--mode", choices=("shadow", "enforce"), help="record a stop, or act on it")
     parser.add_argument(
         "--stop-by",
         choices=("poll", "signal"),
@@ -155,7 +157,15 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args)
     progress: Progress = JsonLines(sys.stdout) if args.json else Rows(Console(highlight=False))
     job = Job(plan, args.checkpoints, args.log, progress, polls=args.stop_by == "poll")
-    reported = Run(url=args.url, key=args.key, name=plan.run_name, metrics=METRICS, total_steps=plan.config.steps)
+    reported = Run(
+        url=args.url,
+        key=args.key,
+        name=plan.run_name,
+        metrics=METRICS,
+        policy=args.policy,
+        mode=args.mode,
+        total_steps=plan.config.steps,
+    )
     with Interruption() as interruption:
         try:
             job.train(reported, interruption)
