@@ -1,0 +1,142 @@
+# Everything this repository can do. `make` alone lists it; all it needs is make and Python 3.11 or newer.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PRESET ?= overoptimizes
+PYTEST ?= -q
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DISTRIBUTIONS := detectors clients service lab
+EDITABLE := $(addprefix -e ./,$(DISTRIBUTIONS))
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export PIP_NO_INPUT := 1
+
+.PHONY: help
+help:  ## List what there is to make
+	@awk 'BEGIN {FS = ":.*  ## "} /^[a-z-]+:.*  ## / {printf "  make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# --- use it
+
+.PHONY: setup
+setup: $(READY)  ## Make .venv with the four distributions and the tools; again when their versions change
+
+.PHONY: demo
+demo: $(READY)  ## Watch a real RLHF run be stopped at its turn; PRESET=healthy watches one run to its end
+	@$(BIN)/evalstop-lab demo --preset $(PRESET)
+
+.PHONY: run
+run: $(READY)  ## Start the service on this machine and say what to open
+	@$(BIN)/evalstop up
+
+# --- check it
+
+.PHONY: test
+test: $(READY) system-packages lint types imports pytest  ## Run every check and every test
+
+.PHONY: pytest
+pytest: $(READY)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WORKERS=0 keeps them in one process
+	$(BIN)/pytest -n $(WORKERS) --dist loadscope $(PYTEST)
+
+.PHONY: lint
+lint: $(READY)  ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(READY)  ## Check types
+	$(BIN)/mypy
+
+.PHONY: imports
+imports: $(READY)  ## Check who may import whom
+	@$(BIN)/lint-imports
+
+.PHONY: format
+format: $(READY)  ## Format the code and repair what can be repaired
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: system-packages
+system-packages:  ## Install PostgreSQL and Chromium for the tests where they are missing (Debian, as root)
+	@missing=()
+	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null \
+	  || [ -n "$${TEST_DATABASE_URL:-}" ] || missing+=(postgresql)
+	command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
+	if [ $${#missing[@]} -eq 0 ]; then exit 0; fi
+	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+	  echo "installing $${missing[*]} with apt-get"
+	  apt-get update -qq
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}" >/dev/null
+	elif [ "$${CI:-}" = true ]; then
+	  echo "missing: $${missing[*]}; the tests need them here" >&2
+	  exit 1
+	else
+	  echo "missing: $${missing[*]}; the tests that need them will be skipped (on Debian: sudo make system-packages)"
+	fi
+
+# --- measure and show it
+
+.PHONY: bench-first
+bench-first: $(READY)  ## Measure latency from eval to webhook and observations per second
+	$(BIN)/python -m evalstop_lab.bench_first
+
+# --- build it
+
+.PHONY: wheels
+wheels: $(READY)  ## Build wheels and sdists of the four distributions into dist/
+	@rm -rf dist
+	for distribution in $(DISTRIBUTIONS); do
+	  $(BIN)/python -m build --no-isolation --outdir dist $$distribution >/dev/null
+	done
+	ls -1 dist
+
+.PHONY: constraints
+constraints:  ## Renew constraints.txt: the newest versions that fit together
+	@fresh=$$(mktemp -d); trap 'rm -rf $$fresh' EXIT
+	$(call python) -m venv $$fresh
+	$$fresh/bin/python -m pip install -qq --upgrade pip
+	$$fresh/bin/python -m pip install -qq --group dev $(EDITABLE)
+	{ echo "# Every version that is installed, ours apart. Renewed by \`make constraints\`."
+	  $$fresh/bin/python -m pip freeze --all --exclude-editable --exclude setuptools | LC_ALL=C sort -f
+	} > constraints.txt
+	git diff --stat -- constraints.txt || true
+
+.PHONY: clean
+clean:  ## Remove what was built, cached and installed; the service's data in .evalstop/ stays
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find detectors service clients lab migrations tests -name __pycache__ -prune -exec rm -rf {} +
+
+# One shell for a whole recipe, so that conditions and loops read as they would in a script.
+.ONESHELL:
+
+# The newest Python that will do, as a word of a recipe.
+python = $$(for python in python3.13 python3.12 python3.11 python3; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; exit 0; fi; \
+	done; echo "EvalStop needs Python 3.11 or newer; none of python3.13, python3.12, python3.11, python3 is" >&2; \
+	echo false)
+
+$(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUTIONS))
+	@python=$(call python)
+	[ $$python != false ] || exit 1
+	if ! $$python -c 'import ensurepip, venv' 2>/dev/null; then  # Debian keeps them in a package of their own
+	  package=$$($$python -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+	  if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+	    echo "installing $$package with apt-get"
+	    apt-get update -qq
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package >/dev/null
+	  else
+	    echo "$$python cannot make virtual environments; install its package (on Debian: apt install $$package)" >&2
+	    exit 1
+	  fi
+	fi
+	[ -x $(BIN)/python ] || { echo "making $(VENV) with $$($$python --version)"; $$python -m venv $(VENV); }
+	echo "installing EvalStop and its tools into $(VENV), a minute or so"
+	$(PIP) install -qq --upgrade -c constraints.txt pip
+	$(PIP) install -qq -c constraints.txt --group dev
+	$(PIP) install -qq -c constraints.txt --no-build-isolation $(EDITABLE)
+	touch $@
