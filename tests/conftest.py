@@ -17,7 +17,7 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
-from tests.postgres_server import NoPostgres, connected, postgres
+from evalstop_lab.postgres_server import NoPostgres, connected, postgres
 
 BACKENDS = ("sqlite", "postgresql")
 

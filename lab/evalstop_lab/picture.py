@@ -42,15 +42,15 @@ def draw(path: Path, evals: Sequence[Eval], rest: Sequence[Eval], story: dict[st
     gold_axis.annotate(
         f"best checkpoint kept: {best['score']:.2f}",
         (best["step"], best["score"]),
-        xytext=(0, 12),
+        xytext=(-2, 12),
         textcoords="offset points",
-        ha="center",
+        ha="right",
     )
     final = rest[-1] if rest else evals[-1]
     gold_axis.annotate(
         f"left to run: {final.gold:.2f}",
         (final.step, final.gold),
-        xytext=(-4, 10),
+        xytext=(-12, -14),
         textcoords="offset points",
         ha="right",
         color=GOLD,

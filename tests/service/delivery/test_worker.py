@@ -1,0 +1,396 @@
+"""The worker against real endpoints and real databases: at least once, never held up, never brought down."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import standardwebhooks
+from evalstop_lab.postgres_server import connected
+from evalstop_service.delivery.backoff import Backoff
+from evalstop_service.delivery.sender import Sender
+from evalstop_service.delivery.worker import Pace, Worker
+from evalstop_service.lifecycle import State
+from evalstop_service.store import deliveries, endpoints, outbox
+from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.tables import decisions as decision_rows
+from evalstop_service.store.tables import endpoints as endpoint_rows
+
+from tests.service.delivery.fakes import (
+    DEADLINE_SECONDS,
+    EPOCH,
+    FakeEndpoint,
+    Reply,
+    Scene,
+    a_scene,
+    closed_port,
+    deliver_until,
+    reach,
+    utc_now,
+)
+
+
+@pytest.fixture
+def scene(database: Database) -> Scene:
+    """A project with a run."""
+    return a_scene(database)
+
+
+def states(database: Database, scene: Scene) -> Counter[str]:
+    with database.reading() as tx:
+        return Counter(one.state for one in scene.all(tx))
+
+
+def announce(database: Database, scene: Scene, count: int = 1) -> None:
+    with database.transaction() as tx:
+        for number in range(count):
+            scene.announce(tx, number)
+
+
+def settled(database: Database, scene: Scene) -> Callable[[], bool]:
+    return lambda: "waiting" not in states(database, scene)
+
+
+def test_delivers_signed(database: Database, scene: Scene) -> None:
+    """An event arrives once, its signature verifies under the secret and the one before, and its id is the event's."""
+    with FakeEndpoint(Reply(200)) as fake:
+        before = scene.endpoint(database, fake.url)
+        with database.transaction() as tx:
+            after = endpoints.rotate_secret(tx, scene.project_id, before.id, now=utc_now())
+            event = scene.announce(tx)
+        asyncio.run(deliver_until(settled(database, scene), database))
+    assert after is not None
+    (received,) = fake.received
+    assert received.headers["webhook-id"] == str(event)
+    for secret in (before.secret, after.secret):
+        message = standardwebhooks.Webhook(secret).verify(received.body, received.headers)
+        assert message["data"] == {"number": 0}
+    assert states(database, scene) == {"delivered": 1}
+
+
+def test_tries_again(database: Database, scene: Scene) -> None:
+    """After errors the same event is sent again under the same id, and each attempt is on record."""
+    with FakeEndpoint(lambda _request, number: Reply(500 if number < 2 else 200)) as fake:
+        scene.endpoint(database, fake.url)
+        announce(database, scene)
+        asyncio.run(deliver_until(settled(database, scene), database))
+    assert len(fake.received) == 3
+    assert len(set(fake.ids())) == 1
+    assert len({one.body for one in fake.received}) == 1
+    with database.reading() as tx:
+        (delivery,) = scene.all(tx)
+        log = deliveries.attempts(tx, delivery)
+    assert (delivery.state, delivery.attempts, delivery.last_error) == ("delivered", 3, None)
+    assert [(one.number, one.status_code) for one in log] == [(1, 500), (2, 500), (3, 200)]
+
+
+def test_gone_disables_the_endpoint(database: Database, scene: Scene) -> None:
+    """After 410 nothing more is sent there, and what waits for it waits on."""
+    with FakeEndpoint(Reply(410)) as gone, FakeEndpoint(Reply(200)) as fine:
+        endpoint = scene.endpoint(database, gone.url)
+        scene.endpoint(database, fine.url)
+        announce(database, scene, 3)
+        pace = Pace(poll_seconds=0.02, lease_seconds=20, per_endpoint=1)
+        asyncio.run(deliver_until(lambda: len(fine.received) == 3, database, pace=pace))
+    assert len(gone.received) == 1
+    assert states(database, scene) == {"dead": 1, "waiting": 2, "delivered": 3}
+    with database.reading() as tx:
+        found = endpoints.find(tx, scene.project_id, endpoint.id)
+    assert found is not None
+    assert not found.enabled
+
+
+def test_dead_until_retried(database: Database, scene: Scene) -> None:
+    """A refused event is dead after one attempt, stays so, and is sent again only when someone asks."""
+    with FakeEndpoint(lambda _request, number: Reply(400 if number == 0 else 200)) as fake:
+        scene.endpoint(database, fake.url)
+        announce(database, scene)
+        asyncio.run(deliver_until(settled(database, scene), database))
+        assert states(database, scene) == {"dead": 1}
+        assert len(fake.received) == 1
+        with database.transaction() as tx:
+            assert deliveries.retry(tx, scene.project_id, scene.all(tx)[0].id, utc_now())
+        asyncio.run(deliver_until(settled(database, scene), database))
+    assert states(database, scene) == {"delivered": 1}
+
+
+def test_gives_up(database: Database, scene: Scene) -> None:
+    """Where nobody listens, a delivery is dead after as many attempts as were allowed, with the reason."""
+    with closed_port() as url:
+        scene.endpoint(database, url)
+        announce(database, scene)
+        backoff = Backoff(first_seconds=0.01, max_attempts=3)
+        asyncio.run(deliver_until(settled(database, scene), database, backoff=backoff))
+    with database.reading() as tx:
+        (delivery,) = scene.all(tx)
+    assert (delivery.state, delivery.attempts) == ("dead", 3)
+    assert delivery.last_error is not None
+    assert "given up after 3 attempts" in delivery.last_error
+
+
+def test_hanging_endpoint_holds_up_nobody(database: Database, scene: Scene) -> None:
+    """While an endpoint with a long queue hangs, the events for another get through."""
+    with FakeEndpoint(Reply()) as hanging, FakeEndpoint(Reply(200)) as fine:
+        hanging.behavior = lambda _request, _number: Reply(after=hanging.released)
+        scene.endpoint(database, hanging.url)
+        announce(database, scene, 30)
+        scene.endpoint(database, fine.url)
+        announce(database, scene, 5)
+        pace = Pace(concurrency=6, per_endpoint=4, poll_seconds=0.02, lease_seconds=60)
+
+        def served() -> bool:
+            return len(fine.received) == 5 and states(database, scene)["delivered"] >= 5
+
+        async def run() -> None:
+            def served_then_release() -> bool:
+                if served():
+                    hanging.released.set()
+                return hanging.released.is_set()
+
+            await deliver_until(served_then_release, database, pace=pace, timeout_seconds=30)
+
+        asyncio.run(run())
+        assert hanging.most_under_way == 4
+
+
+def test_stops_gracefully(database: Database, scene: Scene) -> None:
+    """Told to stop, the worker starts nothing new and settles what is under way before it ends."""
+    with FakeEndpoint(Reply()) as fake:
+        fake.behavior = lambda _request, _number: Reply(after=fake.released)
+        scene.endpoint(database, fake.url)
+        announce(database, scene)
+
+        async def run() -> None:
+            stop = asyncio.Event()
+            async with Sender() as sender:
+                worker = Worker(database, sender, clock=utc_now, chance=random.Random(1))
+                running = asyncio.create_task(worker.run(stop))
+                await reach(lambda: len(fake.received) == 1, running)
+                stop.set()
+                done, _ = await asyncio.wait({running}, timeout=0.3)
+                assert not done, "it went without waiting for the attempt under way"
+                announce(database, scene)
+                fake.released.set()
+                await asyncio.wait_for(running, DEADLINE_SECONDS)
+
+        asyncio.run(run())
+        assert len(fake.received) == 1
+    assert states(database, scene) == {"delivered": 1, "waiting": 1}
+
+
+def test_a_broken_secret_ends_nothing(database: Database, scene: Scene) -> None:
+    """A secret that cannot sign fails its own deliveries and no others."""
+    with FakeEndpoint(Reply(200)) as fake, FakeEndpoint(Reply(200)) as fine:
+        broken = scene.endpoint(database, fake.url)
+        scene.endpoint(database, fine.url)
+        with database.transaction() as tx:
+            tx.execute(sa.update(endpoint_rows).where(endpoint_rows.c.id == broken.id).values(secret="whsec_?"))
+        announce(database, scene, 2)
+        backoff = Backoff(first_seconds=0.01, max_attempts=2)
+        asyncio.run(deliver_until(settled(database, scene), database, backoff=backoff))
+    assert fake.received == []
+    assert len(fine.received) == 2
+    assert states(database, scene) == {"dead": 2, "delivered": 2}
+
+
+def a_decision(database: Database, scene: Scene, grace: timedelta) -> Decision:
+    """A pending decision with its event, as ingest leaves them."""
+    now = utc_now()
+    row: dict[str, Any] = {
+        "run_id": scene.run_id,
+        "id": new_id(),
+        "project_id": scene.project_id,
+        "attempt": 1,
+        "state": State.PENDING,
+        "step": 5,
+        "verdict": {"reason": "three declines"},
+        "best_checkpoint": None,
+        "policy_id": scene.policy_id,
+        "due_at": now + grace,
+        "created_at": now,
+    }
+    with database.transaction() as tx:
+        tx.execute(sa.insert(decision_rows).values(row))
+        scene.announce(tx, now=now, due_at=now + grace, decision_id=row["id"])
+    return Decision(**row, run_name="ppo", policy_name="paper", policy_version=1)
+
+
+def state_of(database: Database, decision: Decision) -> str:
+    with database.reading() as tx:
+        query = sa.select(decision_rows.c.state).where(decision_rows.c.id == decision.id)
+        return str(tx.execute(query).scalar_one())
+
+
+def test_sends_after_the_grace_period(database: Database, scene: Scene) -> None:
+    """A stop is sent once its grace period is over, and its decision is `requested` by then."""
+    seen: list[str] = []
+    decision: list[Decision] = []
+
+    def behavior(_request: BaseHTTPRequestHandler, _number: int) -> Reply:
+        seen.append(state_of(database, decision[0]))
+        return Reply(200)
+
+    with FakeEndpoint(behavior) as fake:
+        scene.endpoint(database, fake.url)
+        decision.append(a_decision(database, scene, timedelta(seconds=0.3)))
+        asyncio.run(deliver_until(settled(database, scene), database))
+    assert seen == [State.REQUESTED]
+    assert utc_now() >= decision[0].due_at
+
+
+def test_a_decision_comes_due_without_endpoints(database: Database, scene: Scene) -> None:
+    """A decision is `requested` after its grace period even if nobody subscribed: the trainer may be polling."""
+    decision = a_decision(database, scene, timedelta(0))
+    asyncio.run(deliver_until(lambda: state_of(database, decision) == State.REQUESTED, database))
+
+
+def test_a_vetoed_stop_is_never_sent(database: Database, scene: Scene) -> None:
+    """What was vetoed within the grace period is not sent, not even when that time is over."""
+    with FakeEndpoint(Reply(200)) as fake:
+        scene.endpoint(database, fake.url)
+        decision = a_decision(database, scene, timedelta(seconds=0.2))
+        with database.transaction() as tx:
+            tx.execute(sa.update(decision_rows).values(state=State.VETOED))
+            assert outbox.cancel(tx, scene.run_id, decision.id, utc_now()) == 1
+        announce(database, scene)
+
+        def over() -> bool:
+            return utc_now() > decision.due_at and "waiting" not in states(database, scene)
+
+        asyncio.run(deliver_until(over, database))
+    assert len(fake.received) == 1
+    assert states(database, scene) == {"cancelled": 1, "delivered": 1}
+
+
+def test_killed_while_sending(database: Database, database_url: str, scene: Scene) -> None:
+    """What a worker was sending when it was killed is sent again by another, under the same id."""
+    with FakeEndpoint(Reply()) as fake:
+        fake.behavior = lambda _request, number: Reply(200, after=fake.released if number == 0 else None)
+        scene.endpoint(database, fake.url)
+        announce(database, scene)
+        lease_seconds = 3.0
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "worker_process.py"), database_url, str(lease_seconds)]
+        )
+        try:
+            asyncio.run(reach(lambda: len(fake.received) == 1))
+        finally:
+            process.kill()
+            process.wait()
+        asyncio.run(deliver_until(settled(database, scene), database))
+        with database.reading() as tx:
+            (delivery,) = scene.all(tx)
+            log = deliveries.attempts(tx, delivery)
+    assert (delivery.state, delivery.attempts) == ("delivered", 2)
+    assert [one.number for one in log] == [2], "the killed attempt left no record, and the other its own"
+    assert len(fake.received) == 2
+    assert len(set(fake.ids())) == 1
+
+
+def test_workers_share(database: Database, scene: Scene) -> None:
+    """Two workers on one outbox deliver everything, and no event twice while leases hold."""
+    with FakeEndpoint(Reply(200)) as fake:
+        scene.endpoint(database, fake.url)
+        announce(database, scene, 60)
+
+        async def both() -> None:
+            await asyncio.gather(*(deliver_until(settled(database, scene), database) for _ in range(2)))
+
+        asyncio.run(both())
+    assert len(fake.received) == 60
+    assert set(Counter(fake.ids()).values()) == {1}
+    assert states(database, scene) == {"delivered": 60}
+
+
+def test_claims_are_disjoint(database: Database, scene: Scene) -> None:
+    """Workers that claim at the very same time never hold the same delivery."""
+    scene.endpoint(database, "http://x.example")
+    announce(database, scene, 120)
+    workers = 4
+    together = threading.Barrier(workers)
+    claimed: list[str] = []
+    failures: list[BaseException] = []
+
+    def claim() -> None:
+        try:
+            for _ in range(10):
+                together.wait(DEADLINE_SECONDS)
+                with database.transaction() as tx:
+                    got = outbox.claim(tx, EPOCH, 60, 4, per_endpoint=16)
+                claimed.extend(str(one.id) for one in got)
+        except BaseException as error:
+            failures.append(error)
+            together.abort()
+
+    threads = [threading.Thread(target=claim) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert claimed
+    assert len(claimed) == len(set(claimed))
+
+
+def test_outlives_an_outage(postgres_database: Database, postgres_url: str) -> None:
+    """A database that goes away while an attempt is under way is waited for; then all is settled and delivered."""
+    database, name = postgres_database, postgres_database.url.database
+    scene = a_scene(database)
+
+    def allow(yes: bool) -> None:
+        with connected(postgres_url) as server:
+            server.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {str(yes).lower()}".encode())
+            if not yes:
+                server.execute(
+                    f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'".encode()
+                )
+
+    with FakeEndpoint(Reply()) as fake:
+        fake.behavior = lambda _request, number: Reply(200, after=fake.released if number == 0 else None)
+        scene.endpoint(database, fake.url)
+        announce(database, scene)
+
+        async def run() -> None:
+            stop = asyncio.Event()
+            async with Sender() as sender:
+                worker = Worker(database, sender, clock=utc_now, chance=random.Random(1))
+                running = asyncio.create_task(worker.run(stop))
+                await reach(lambda: len(fake.received) == 1, running)
+                allow(False)
+                fake.released.set()
+                done, _ = await asyncio.wait({running}, timeout=1.0)
+                assert not done, "the outage ended the worker"
+                allow(True)
+                announce(database, scene)
+                await reach(settled(database, scene), running)
+                stop.set()
+                await asyncio.wait_for(running, DEADLINE_SECONDS)
+
+        asyncio.run(run())
+    assert states(database, scene) == {"delivered": 2}
+    assert len(fake.received) == 2, "the attempt under way was settled, not repeated"
+
+
+def test_a_lease_outlasts_an_attempt(embedded_database: Database) -> None:
+    """A lease that could run out during an attempt is refused, since two workers would then send at one time."""
+    with pytest.raises(ValueError, match="lease_seconds"):
+        Worker(
+            embedded_database,
+            Sender(timeout_seconds=10),
+            clock=utc_now,
+            chance=random.Random(1),
+            pace=Pace(lease_seconds=10),
+        )

@@ -1,0 +1,29 @@
+"""A worker as a process of its own, to be killed: `python worker_process.py DATABASE_URL LEASE_SECONDS`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from datetime import UTC, datetime
+
+from evalstop_service.delivery.sender import Sender
+from evalstop_service.delivery.worker import Pace, Worker
+from evalstop_service.store.database import Database
+
+
+async def main(url: str, lease_seconds: float) -> None:
+    """Deliver until killed."""
+    async with Sender(timeout_seconds=lease_seconds * 0.9) as sender:
+        worker = Worker(
+            Database(url),
+            sender,
+            clock=lambda: datetime.now(UTC),
+            chance=random.Random(1),
+            pace=Pace(poll_seconds=0.02, lease_seconds=lease_seconds),
+        )
+        await worker.run(asyncio.Event())
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
