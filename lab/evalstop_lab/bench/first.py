@@ -157,9 +157,7 @@ def _hello() -> Iterator[str]:
 def _report(
     rates: dict[Cell, list[float]], latencies: dict[str, list[float]], options: argparse.Namespace
 ) -> dict[str, Any]:
-    bare = {
-        cell.connections: statistics.median(found) for cell, found in rates.items() if cell.contender == "bare route"
-    }
+    bare = {cell.connections: statistics.median(rates[cell]) for cell in rates if cell.contender == "bare route"}
     return {
         "command": f"make bench-first  ({options.rounds} rounds of {options.seconds:g} s, {options.stops} stops)",
         "python": platform.python_version(),
@@ -178,9 +176,7 @@ def _report(
             for cell, found in rates.items()
         ],
         "latency_ms": {
-            name: dict(
-                zip(("p50", "p90"), (statistics.median(found), statistics.quantiles(found, n=10)[-1]), strict=True)
-            )
+            name: {"p50": statistics.median(found), "p90": statistics.quantiles(found, n=10)[-1]}
             for name, found in latencies.items()
         },
     }
