@@ -83,6 +83,7 @@ async def _excerpt(response: aiohttp.ClientResponse) -> str:
                 chunk = await response.content.read(BODY_LIMIT_BYTES - len(read))
                 if not chunk:
                     return _printable(read.decode(errors="replace"))  # all of it: the connection can serve again
+                read += chunk
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
         pass
     response.close()  # the rest is not waited for
