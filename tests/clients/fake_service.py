@@ -218,7 +218,7 @@ class FakeService:
     def _verdict(self, run: FakeRun) -> Json:
         steps = [step for _, _, step in run.observations]
         stop = self.stop_at_step is not None and max(steps, default=-1) >= self.stop_at_step
-        verdict = {
+        verdict: Json = {
             "verdict": "stop" if stop else "continue",
             "step": max(steps, default=None),
             "turn_step": None,

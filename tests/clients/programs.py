@@ -28,11 +28,9 @@ def eventually(look: Callable[[], T], seconds: float = 20.0) -> T:
 
 
 @contextlib.contextmanager
-def program(
-    command: Sequence[str], stdout: int | None = subprocess.PIPE, stderr: int | None = None, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
+def program(command: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A program that is ended with the block if it has not ended by itself."""
-    child = subprocess.Popen(command, stdout=stdout, stderr=stderr, text=True, env={**os.environ, **environment})
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
     try:
         yield child
     finally:

@@ -353,10 +353,12 @@ def test_two_runs_of_a_name_at_once_do_not_disturb_each_other(server: FakeServer
 def test_calls_from_many_threads_all_arrive(server: FakeServer, service: FakeService) -> None:
     """log() may be called from any thread."""
     with start(server) as run:
-        threads = [
-            threading.Thread(target=lambda metric=f"m{number}": [run.log({metric: 1.0}, step=s) for s in range(100)])
-            for number in range(8)
-        ]
+
+        def log_hundred(metric: str) -> None:
+            for step in range(100):
+                run.log({metric: 1.0}, step=step)
+
+        threads = [threading.Thread(target=log_hundred, args=(f"m{number}",)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -82,7 +82,7 @@ class Receiver:
         with self._changed:
             return self._changed.wait_for(lambda: self._obeyed, timeout_seconds)
 
-    def wait_idle(self, timeout_seconds: float) -> bool:
+    def wait_idle(self, timeout_seconds: float | None = None) -> bool:
         """Wait until no stop is being carried out or reported; False when that took too long."""
         with self._changed:
             return self._changed.wait_for(lambda: self._acting == 0, timeout_seconds)

@@ -15,7 +15,7 @@ from types import FrameType
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.app import Receiver, ReceiverServer
 from evalstop_client.receivers.descendants import adopt_orphans
-from evalstop_client.receivers.process import KILL_SECONDS, Job, ProcessAction, marked_environment, new_receiver_id
+from evalstop_client.receivers.process import Job, ProcessAction, marked_environment, new_receiver_id
 from evalstop_client.receivers.report import Reports
 from evalstop_client.settings import checked_key, checked_url
 from evalstop_client.signature import secret_bytes
@@ -71,7 +71,8 @@ def run_process(options: argparse.Namespace) -> int:
         raise ConfigurationError("command: say what to run after --, as in: -- python train.py")
     secrets = secrets_from(options.secret_env, options.secret_file)
     url = checked_url(options.url) if options.url else None
-    reports = Reports(url, checked_key(os.environ.get(options.key_env)), ProcessAction.name)
+    key = checked_key(os.environ.get(options.key_env))
+    reports = Reports(url, key, ProcessAction.name, options.report_seconds)
     receiver_id = new_receiver_id()
     environment = marked_environment(_environment_without(options.secret_env, options.key_env), receiver_id)
     server = _listen(options.listen)  # before the job, which must not start if nobody could stop it
@@ -92,10 +93,11 @@ def run_process(options: argparse.Namespace) -> int:
         _write_whole(options.ready_file, json.dumps(ready) + "\n")
     status = job.wait()
     assert status is not None
-    if url is not None and not forwarding.happened:  # a job that polls may obey before the webhook is here: the stop gets its report
+    if (
+        url is not None and not forwarding.happened
+    ):  # a job that polls may obey before the webhook is here: the stop gets its report
         receiver.wait_obeyed(options.linger_seconds)
-    receiver.wait_idle(options.grace_seconds + KILL_SECONDS + options.report_seconds)
-    reports.give_up()
+    receiver.wait_idle()
     server.shutdown()
     return status if status >= 0 else 128 - status
 

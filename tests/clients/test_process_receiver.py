@@ -1,0 +1,292 @@
+"""`evalstop-receiver process` as a program, with children that are well behaved, deaf, fertile or already gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evalstop_client.receivers.process import marked_environment
+from evalstop_client.settings import labels_in
+
+from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
+from tests.clients.programs import eventually, is_alive, program
+from tests.clients.webhooks import SECRET, send, stop_event
+
+RECEIVER = [sys.executable, "-m", "evalstop_client.receivers.cli"]
+OBEDIENT = "import time; print('up', flush=True); time.sleep(3600)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
+CLEAN = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7));"
+    "print('up', flush=True); time.sleep(3600)"
+)
+
+
+@dataclass
+class Guarded:
+    """A receiver with its job."""
+
+    process: subprocess.Popen[str]
+    ready: dict[str, Any]
+
+    @property
+    def label(self) -> dict[str, str]:
+        return {"receiver": self.ready["receiver"]}
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["url"])
+
+    def line(self) -> str:
+        """What the job prints next: its standard output is the receiver's."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextlib.contextmanager
+def guarded(folder: Path, server: FakeServer, code: str, *options: str, **environment: str) -> Iterator[Guarded]:
+    """A Python job under a real receiver that listens."""
+    ready = folder / "ready.json"
+    command = [
+        *RECEIVER, "process", "--url", server.url, "--ready-file", str(ready), *options,
+        "--", sys.executable, "-c", code,
+    ]  # fmt: skip
+    settings = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY, **environment}
+    with program(command, **settings) as process:
+        try:
+            eventually(lambda: ready.exists() or process.poll() is not None)
+            yield Guarded(process, json.loads(ready.read_text()))
+        finally:
+            if ready.exists():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(json.loads(ready.read_text())["job_pid"], signal.SIGKILL)
+
+
+def only_report(service: FakeService) -> dict[str, Any]:
+    ((_, report),) = eventually(lambda: service.reports)
+    return report
+
+
+def test_obedient_job_is_ended_by_sigterm_and_confirmed(
+    tmp_path: Path, server: FakeServer, service: FakeService
+) -> None:
+    """The usual way: SIGTERM, the job is gone, the service hears how; the receiver exits like a job that was killed."""
+    with guarded(tmp_path, server, OBEDIENT) as job:
+        assert job.line() == "up"
+        assert send(job.url, stop_event(job.label)).status_code == 202
+        report = only_report(service)
+        assert report["state"] == "confirmed"
+        assert report["actor"] == "evalstop-receiver process"
+        details = report["details"]
+        assert (details["exit_status"], details["signal"]) == (-15, "SIGTERM")
+        assert details["ended_at"].endswith("Z")
+        assert 0 <= details["grace_used_seconds"] < details["grace_seconds"] == 30
+        assert job.process.wait(20) == 128 + signal.SIGTERM
+        assert not is_alive(job.ready["job_pid"])
+
+
+def test_job_that_cleans_up_keeps_its_own_exit_code(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A job that catches SIGTERM and exits 7 is reported with 7, and so does the receiver exit."""
+    with guarded(tmp_path, server, CLEAN) as job:
+        assert job.line() == "up"
+        send(job.url, stop_event(job.label))
+        details = only_report(service)["details"]
+        assert (details["exit_status"], details["signal"]) == (7, None)
+        assert job.process.wait(20) == 7
+
+
+def test_deaf_job_is_killed_after_the_period_of_grace(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A job that ignores SIGTERM gets its time, then SIGKILL, and the report says so."""
+    with guarded(tmp_path, server, DEAF, "--grace-seconds", "0.5") as job:
+        assert job.line() == "up"
+        send(job.url, stop_event(job.label))
+        report = only_report(service)
+        assert report["state"] == "confirmed"
+        assert "SIGKILL" in report["reason"]
+        assert report["details"]["signal"] == "SIGKILL"
+        assert report["details"]["grace_used_seconds"] >= 0.5
+        assert job.process.wait(20) == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("new_session", [False, True])
+def test_grandchildren_are_ended_too(
+    tmp_path: Path, server: FakeServer, service: FakeService, new_session: bool
+) -> None:
+    """Confirmed means that nobody is left: deaf grandchildren too, even in sessions of their own, as torchrun's are."""
+    code = (
+        "import subprocess, sys, time\n"
+        f"command, new_session = [sys.executable, '-c', {DEAF!r}], {new_session}\n"
+        "worker = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=new_session)\n"
+        "worker.stdout.readline(); print(worker.pid, flush=True); time.sleep(3600)"
+    )
+    with guarded(tmp_path, server, code, "--grace-seconds", "0.5") as job:
+        worker = int(job.line())
+        assert is_alive(worker)
+        send(job.url, stop_event(job.label))
+        report = only_report(service)
+        assert report["state"] == "confirmed"
+        assert not is_alive(worker)
+        assert report["details"]["exit_status"] == -15
+
+
+def test_repeats_and_second_decisions_get_the_same_answer(
+    tmp_path: Path, server: FakeServer, service: FakeService
+) -> None:
+    """A stop that is asked for again while it is carried out is carried out once, and each decision is answered."""
+    with guarded(tmp_path, server, DEAF, "--grace-seconds", "0.5") as job:
+        assert job.line() == "up"
+        assert send(job.url, stop_event(job.label)).status_code == 202
+        assert send(job.url, stop_event(job.label)).status_code == 200
+        assert send(job.url, stop_event(job.label, "decision-2"), webhook_id="msg_2").status_code == 202
+        eventually(lambda: len(service.reports) == 2)
+        (one, first), (other, second) = sorted(service.reports)
+        assert (one, other) == ("decision-1", "decision-2")
+        assert first == second
+
+
+def test_stop_of_another_run_leaves_the_job_alone(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """Events go to all receivers; a run with another label, or none, is not ours to end."""
+    with guarded(tmp_path, server, OBEDIENT) as job:
+        assert job.line() == "up"
+        assert send(job.url, stop_event({"receiver": "someone else"}), webhook_id="1").status_code == 202
+        assert send(job.url, stop_event({}), webhook_id="2").status_code == 202
+        assert send(job.url, stop_event(job.label), secret="whsec_AAAA", webhook_id="3").status_code == 401
+        assert is_alive(job.ready["job_pid"])
+        assert send(job.url, stop_event(job.label), webhook_id="4").status_code == 202
+        only_report(service)
+
+
+def test_job_that_ended_by_itself_is_reported_as_such(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A trainer that polls may obey before the webhook arrives: the stop is confirmed all the same."""
+    with guarded(tmp_path, server, "raise SystemExit(3)", "--linger-seconds", "60") as job:
+        eventually(lambda: not is_alive(job.ready["job_pid"]))
+        send(job.url, stop_event(job.label))
+        report = only_report(service)
+        assert report["state"] == "confirmed"
+        assert report["details"]["already_ended"] is True
+        assert report["details"]["exit_status"] == 3
+        assert job.process.wait(20) == 3
+
+
+def test_receiver_stays_until_its_report_is_accepted(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A service that is away when the job ends gets the report when it is back, and only then the receiver exits."""
+    service.forced = [Answer(503, {}), Answer(503, {})]
+    with guarded(tmp_path, server, OBEDIENT) as job:
+        assert job.line() == "up"
+        send(job.url, stop_event(job.label))
+        assert job.process.wait(30) == 143
+        assert only_report(service)["state"] == "confirmed"
+
+
+def test_receiver_does_not_stay_for_ever(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A service that never takes the report does not hold the machine."""
+    service.forced = [Answer(503, {})] * 10_000
+    with guarded(tmp_path, server, OBEDIENT, "--report-seconds", "0", "--grace-seconds", "1") as job:
+        assert job.line() == "up"
+        send(job.url, stop_event(job.label))
+        assert job.process.wait(40) == 143
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signal_at_the_receiver_reaches_the_job(
+    tmp_path: Path, server: FakeServer, service: FakeService, number: signal.Signals
+) -> None:
+    """Whoever signals the receiver means the job: a scheduler's cancel, Ctrl-C, a call for a checkpoint."""
+    code = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda got, _: (print('got', got, flush=True), sys.exit(9)))\n"
+        "print('up', flush=True); time.sleep(3600)"
+    )
+    with guarded(tmp_path, server, code, "--linger-seconds", "0") as job:
+        assert job.line() == "up"
+        job.process.send_signal(number)
+        assert job.line() == f"got {int(number)}"
+        assert job.process.wait(20) == 9
+    assert service.reports == []
+
+
+def test_job_has_our_streams_the_label_and_no_secret(tmp_path: Path, server: FakeServer) -> None:
+    """The job is told its label beside those it had; the webhook secret and the operator's key are not its business."""
+    code = (
+        "import json, os, sys; print(json.dumps([dict(os.environ), sys.stdin.read()]), flush=True);"
+        "print('e', file=sys.stderr)"
+    )
+    command = [
+        *RECEIVER, "process", "--url", server.url, "--linger-seconds", "0",
+        "--secret-env", "MY_SECRET", "--key-env", "OPERATOR_KEY", "--", sys.executable, "-c", code,
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "MY_SECRET": SECRET, "OPERATOR_KEY": "esk_operator", "EVALSTOP_KEY": "esk_ingest",
+        "EVALSTOP_LABELS": "seed=3",
+    }  # fmt: skip
+    done = subprocess.run(
+        command, input="hello", capture_output=True, text=True, env=environment, timeout=60, check=True
+    )
+    seen, standard_input = json.loads(done.stdout)
+    labels = labels_in(seen["EVALSTOP_LABELS"])
+    assert standard_input == "hello"
+    assert done.stderr.splitlines()[-1] == "e"
+    assert labels["seed"] == "3"
+    assert labels["receiver"]
+    assert seen["EVALSTOP_KEY"] == "esk_ingest"
+    assert SECRET not in seen.values()
+    assert "esk_operator" not in seen.values()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["process"], 2, "after --"),
+        (["process", "--listen", "nowhere", "--", "true"], 2, "host:port"),
+        (["process", "--listen", "203.0.113.1:9", "--", "true"], 2, "203.0.113.1"),
+        (["process", "--grace-seconds", "-1", "--", "true"], 2, "86400"),
+        (["process", "--url", "localhost", "--", "true"], 2, "http://"),
+        (["process", "--secret-env", "NOT_SET", "--", "true"], 2, "NOT_SET"),
+        (["process", "--", "/no/such/program"], 127, "/no/such/program"),
+        (["process", "--", "/etc/passwd"], 126, "/etc/passwd"),
+        ([], 2, "usage"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: list[str], code: int, words: str) -> None:
+    """What cannot work is said in a line, with the exit code that belongs to it."""
+    command = [*RECEIVER, *arguments]
+    environment = {**os.environ, "EVALSTOP_WEBHOOK_SECRET": SECRET}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_teaches_by_example() -> None:
+    """--help shows whole commands that can be copied."""
+    command = [*RECEIVER, "process", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "evalstop-receiver process --listen 0.0.0.0:9000 -- python train.py" in done.stdout
+
+
+def test_label_replaces_that_of_an_outer_receiver() -> None:
+    """A receiver started by a job of another receiver has its own label."""
+    outer = marked_environment({"EVALSTOP_LABELS": "a=b"}, "outer")
+    assert labels_in(marked_environment(outer, "inner")["EVALSTOP_LABELS"]) == {"a": "b", "receiver": "inner"}
+
+
+def test_whole_way_from_the_trainers_post_to_the_confirmed_end(
+    tmp_path: Path, server: FakeServer, service: FakeService
+) -> None:
+    """A real trainer under a real receiver: its run carries the label by which the stop finds it."""
+    code = (
+        "import time\nfrom evalstop_client import Run\n"
+        "with Run(name='a run') as run:\n    run.log({'gold': 1.0}, step=1)\n    time.sleep(3600)"
+    )
+    with guarded(tmp_path, server, code, EVALSTOP_URL=server.url) as job:
+        stored = eventually(lambda: [run for run in service.runs.values() if run.observations])
+        send(job.url, stop_event(stored[0].opening["labels"]))
+        assert only_report(service)["state"] == "confirmed"

@@ -1,0 +1,37 @@
+"""Stop events as the service sends them, signed and posted over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+from evalstop_client.signature import sign
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+def stop_event(labels: dict[str, str], decision_id: str = "decision-1") -> dict[str, Any]:
+    """An event of type run.stop_requested in the documented shape."""
+    verdict = {"verdict": "stop", "step": 150, "turn_step": 120, "reason": "3 declines in a row", "evidence": []}
+    return {
+        "type": "run.stop_requested",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "data": {
+            "project": {"id": "project-1", "name": "demo"},
+            "run": {"id": "run-1", "name": "a run", "attempt": 1, "labels": labels},
+            "decision": {"id": decision_id, "state": "requested", "step": 150, "due_at": None},
+            "verdict": verdict,
+            "best_checkpoint": {"step": 120, "uri": "file:///120", "score": 1.0, "chosen_by": "raw_maximum"},
+        },
+    }
+
+
+def send(
+    url: str, event: Any, webhook_id: str = "msg_1", secret: str = SECRET, age_seconds: float = 0
+) -> httpx.Response:
+    """Sign and post `event` (an object, or the bytes of a body)."""
+    body = event if isinstance(event, bytes) else json.dumps(event).encode()
+    headers = sign(secret, webhook_id, int(time.time() - age_seconds), body)
+    return httpx.post(url, content=body, headers=headers, timeout=20)
