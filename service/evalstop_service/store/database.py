@@ -75,7 +75,9 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
 def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], unique: list[str]) -> bool:
     """Insert a row unless there is one with the same `unique` columns; False if there was."""
     insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert
-    return tx.execute(insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)).rowcount == 1
+    statement = insert(table).values(**values).on_conflict_do_nothing(index_elements=unique)
+    # The number of rows would do, but not every driver tells it of an INSERT.
+    return tx.execute(statement.returning(sa.literal_column("1"))).first() is not None
 
 
 def like(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:
