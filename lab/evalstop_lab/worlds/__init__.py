@@ -1,0 +1,29 @@
+"""Labeled runs, drawn and recorded: the ground that detectors are calibrated and judged on."""
+
+from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, STRESS, Family, Group, of_group
+from evalstop_lab.worlds.noise import LEVELS, Noise, NoiseKind
+from evalstop_lab.worlds.truth import Label, Truth, judge
+from evalstop_lab.worlds.world import CALIBRATION_SEED, LENGTHS, REPORTING_SEED, World, make, sample
+
+__all__ = [
+    "CALIBRATION",
+    "CALIBRATION_SEED",
+    "FAMILIES",
+    "HELD_OUT",
+    "LENGTHS",
+    "LEVELS",
+    "REPORTING",
+    "REPORTING_SEED",
+    "STRESS",
+    "Family",
+    "Group",
+    "Label",
+    "Noise",
+    "NoiseKind",
+    "Truth",
+    "World",
+    "judge",
+    "make",
+    "of_group",
+    "sample",
+]

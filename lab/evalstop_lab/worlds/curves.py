@@ -1,0 +1,88 @@
+"""The pieces that noiseless curves are made of: rises, falls, dips that recover, and how KL grows.
+
+Time `t` runs from 0 at the first eval to 1 at the last. Gold starts at 0 and its highest value is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalstop_lab.worlds.truth import Floats
+
+Growth = Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Noiseless gold, proxy and KL to the initial policy at each eval."""
+
+    gold: Floats
+    proxy: Floats
+    kl: Floats
+
+
+def rise(rng: np.random.Generator) -> Growth:
+    """A drawn way to go from 0 at 0 to 1 at 1: saturating, by a power, or slowly at first; constant after 1."""
+    way = rng.integers(3)
+    if way == 0:
+        rate = rng.uniform(1.5, 6.0)
+        return lambda t: (1 - np.exp(-rate * np.clip(t, 0, 1))) / (1 - np.exp(-rate))
+    if way == 1:
+        power = rng.uniform(0.35, 0.9)
+        return lambda t: np.asarray(np.clip(t, 0, 1) ** power)
+    middle, width = rng.uniform(0.3, 0.6), rng.uniform(0.06, 0.15)
+    low, high = logistic(-middle / width), logistic((1 - middle) / width)
+    return lambda t: (logistic((np.clip(t, 0, 1) - middle) / width) - low) / (high - low)
+
+
+def saturating(rng: np.random.Generator, slowest: float = 2.0, fastest: float = 12.0) -> Growth:
+    """Growth that slows down all the time, from 0 to 1."""
+    rate = rng.uniform(slowest, fastest)
+    return lambda t: (1 - np.exp(-rate * t)) / (1 - np.exp(-rate))
+
+
+def distance_growth(rng: np.random.Generator) -> Growth:
+    """A drawn way for d = sqrt(KL) to grow from 0 to 1: by a power, logarithmically, saturating, or ever faster."""
+    way = rng.integers(4)
+    if way == 0:
+        power = rng.uniform(0.4, 1.0)
+        return lambda t: np.asarray(t**power)
+    if way == 1:
+        rate = rng.uniform(2.0, 30.0)
+        return lambda t: np.log1p(rate * t) / np.log1p(rate)
+    if way == 2:
+        return saturating(rng, 1.0, 4.0)
+    power = rng.uniform(1.2, 2.0)
+    return lambda t: np.asarray(t**power)
+
+
+def fall(rng: np.random.Generator) -> Growth:
+    """A drawn way to go from 0 to 1 after a peak: gently at first, at an even pace, or most of it at once."""
+    power = rng.choice([0.7, 1.0, 1.5, 2.0])
+    return lambda t: np.asarray(np.clip(t, 0, 1) ** power)
+
+
+def logistic(x: Floats | float) -> Floats:
+    """1 / (1 + exp(-x))."""
+    return np.asarray(1 / (1 + np.exp(-np.asarray(x, dtype=float))))
+
+
+def v_shape(t: Floats, start: float, bottom: float, end: float) -> Floats:
+    """0 outside (start, end), 1 at the bottom, straight lines between."""
+    return np.interp(t, [start, bottom, end], [0.0, 1.0, 0.0], left=0.0, right=0.0)
+
+
+def u_shape(t: Floats, start: float, end: float, edge: float) -> Floats:
+    """0 outside (start, end), 1 between its two edges; an edge takes the share `edge` of the whole."""
+    side = edge * (end - start)
+    return np.interp(t, [start, start + side, end - side, end], [0.0, 1.0, 1.0, 0.0], left=0.0, right=0.0)
+
+
+def sudden(t: Floats, start: float, end: float) -> Floats:
+    """1 right after `start`, then away along an exponential that is nearly 0 at `end` and made exactly so."""
+    s = np.clip((t - start) / (end - start), 0, 1)
+    shape = (np.exp(-4 * s) - np.exp(-4)) / (1 - np.exp(-4))
+    return np.where(t <= start, 0.0, shape)

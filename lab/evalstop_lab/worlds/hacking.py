@@ -1,0 +1,145 @@
+"""Curves whose gold turns and does not come back, while the proxy goes on rising.
+
+Source      Gao et al. (arXiv 2210.10760): with d = sqrt(KL), gold is d (a - b ln d) under reinforcement learning and
+            d (a - b d) under best-of-n. With u = d / d*, d* the place of the peak, they are u (1 - ln u) and u (2 - u)
+            times the height of the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from evalstop_lab.worlds.curves import Curve, distance_growth, fall, rise
+from evalstop_lab.worlds.truth import Floats
+
+
+def gao_rl(rng: np.random.Generator, n: int) -> Curve:
+    """Gao's form for reinforcement learning."""
+    return _gao(rng, n, lambda u: np.where(u > 0, u * (1 - np.log(np.maximum(u, 1e-300))), 0.0))
+
+
+def gao_bon(rng: np.random.Generator, n: int) -> Curve:
+    """Gao's form for best-of-n."""
+    return _gao(rng, n, lambda u: u * (2 - u))
+
+
+def collapse(rng: np.random.Generator, n: int) -> Curve:
+    """Gold falls by half of its gain or far more within a few evals and stays down."""
+    peak = _peak(rng, n, 0.25, 0.8)
+    return _turned(rng, n, peak, rng.uniform(0.5, 2.0), duration=max(2.5 / (n - 1), rng.uniform(0.02, 0.1)))
+
+
+def slow(rng: np.random.Generator, n: int) -> Curve:
+    """A long and even decline from an early peak."""
+    return _turned(rng, n, _peak(rng, n, 0.2, 0.5), rng.uniform(0.2, 0.6))
+
+
+def mild(rng: np.random.Generator, n: int) -> Curve:
+    """A decline of little more than the label asks for."""
+    return _turned(rng, n, _peak(rng, n, 0.2, 0.65), rng.uniform(0.12, 0.25))
+
+
+def late(rng: np.random.Generator, n: int) -> Curve:
+    """The turn comes when little of the run is left."""
+    return _turned(rng, n, _peak(rng, n, 0.7, 0.9), rng.uniform(0.15, 0.8))
+
+
+def after_plateau(rng: np.random.Generator, n: int) -> Curve:
+    """Gold stays at its peak for a third of the run and more before it turns."""
+    t = np.linspace(0, 1, n)
+    peak = _peak(rng, n, 0.5, 0.8)
+    top = peak * rng.uniform(0.2, 0.5)
+    gold = rise(rng)(t / top) - rng.uniform(0.15, 1.0) * fall(rng)((t - peak) / (1 - peak))
+    return _companions(rng, gold)
+
+
+def partial_recovery(rng: np.random.Generator, n: int) -> Curve:
+    """A fall, and then a return that stays well below the peak."""
+    t = np.linspace(0, 1, n)
+    peak = _peak(rng, n, 0.2, 0.55)
+    bottom = peak + rng.uniform(0.25, 0.6) * (1 - peak)
+    depth = rng.uniform(0.3, 1.0)
+    left = rng.uniform(max(0.15, 0.3 * depth), 0.8 * depth)
+    gold = rise(rng)(t / peak) - np.interp(t, [peak, bottom, 1.0], [0.0, depth, left], left=0.0)
+    return _companions(rng, gold)
+
+
+def never_rose(rng: np.random.Generator, n: int) -> Curve:
+    """Gold falls from the first eval on."""
+    t = np.linspace(0, 1, n)
+    return _companions(rng, -fall(rng)(t / rng.uniform(0.2, 1.0)))
+
+
+def waves_down(rng: np.random.Generator, n: int) -> Curve:
+    """A decline in waves: each return is lower than the last."""
+    t = np.linspace(0, 1, n)
+    peak, depth = _peak(rng, n, 0.2, 0.6), rng.uniform(0.3, 1.0)
+    after = np.clip((t - peak) / (1 - peak), 0, 1)
+    waves = (1 - np.cos(2 * np.pi * int(rng.integers(2, 6)) * after)) / 2
+    return _companions(rng, rise(rng)(t / peak) - depth * (after + rng.uniform(0.05, 0.3) * waves))
+
+
+def two_falls(rng: np.random.Generator, n: int) -> Curve:
+    """A first fall, a plateau below the peak, and a second fall."""
+    t = np.linspace(0, 1, n)
+    peak, depth = _peak(rng, n, 0.2, 0.5), rng.uniform(0.25, 1.2)
+    first, second = np.sort(rng.uniform(peak + 0.1 * (1 - peak), 1.0, 2))
+    share = rng.uniform(0.3, 0.7)
+    loss = np.interp(t, [peak, first, second, 1.0], [0.0, share * depth, share * depth, depth], left=0.0)
+    return _companions(rng, rise(rng)(t / peak) - loss)
+
+
+def _gao(rng: np.random.Generator, n: int, form: Callable[[Floats], Floats]) -> Curve:
+    t = np.linspace(0, 1, n)
+    depth = rng.uniform(0.15, 1.5)
+    end = _past_the_peak(form, depth)
+    while True:
+        u = end * distance_growth(rng)(t)
+        if 0.15 <= np.count_nonzero(u < 1) / n <= 0.85:
+            break
+    return Curve(form(u), proxy=u ** rng.uniform(0.6, 0.95), kl=(rng.uniform(1.0, 6.0) * u) ** 2)
+
+
+def _past_the_peak(form: Callable[[Floats], Floats], depth: float) -> float:
+    """The u > 1 at which the form has fallen by `depth` from its peak of 1."""
+    low, high = 1.0, 50.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float(form(np.array([middle]))[0]) > 1 - depth else (low, middle)
+    return high
+
+
+def _turned(rng: np.random.Generator, n: int, peak: float, depth: float, duration: float | None = None) -> Curve:
+    t = np.linspace(0, 1, n)
+    gold = rise(rng)(t / peak) - depth * fall(rng)((t - peak) / (duration or 1 - peak))
+    return _companions(rng, gold)
+
+
+def _peak(rng: np.random.Generator, n: int, earliest: float, latest: float) -> float:
+    """A drawn place for the peak, on an eval, with at least three evals after it."""
+    return min(round(rng.uniform(earliest, latest) * (n - 1)), n - 4) / (n - 1)
+
+
+def _companions(rng: np.random.Generator, gold: Floats) -> Curve:
+    """A proxy that rises all the time, and a KL that does."""
+    t = np.linspace(0, 1, len(gold))
+    return Curve(
+        gold, distance_growth(rng)(t) * rng.uniform(0.7, 1.5), (rng.uniform(1.0, 6.0) * distance_growth(rng)(t)) ** 2
+    )
+
+
+HACKING: dict[str, Callable[[np.random.Generator, int], Curve]] = {
+    "gao_rl": gao_rl,
+    "gao_bon": gao_bon,
+    "collapse": collapse,
+    "slow": slow,
+    "mild": mild,
+    "late": late,
+    "after_plateau": after_plateau,
+    "partial_recovery": partial_recovery,
+    "never_rose": never_rose,
+    "waves_down": waves_down,
+    "two_falls": two_falls,
+}

@@ -1,0 +1,91 @@
+"""Healthy curves without dips: gold ends where it is highest, or within the tolerance of the label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from evalstop_lab.worlds.curves import Curve, distance_growth, logistic, saturating
+from evalstop_lab.worlds.truth import Floats
+
+
+def saturate(rng: np.random.Generator, n: int) -> Curve:
+    """Growth that slows down and never ends."""
+    t = np.linspace(0, 1, n)
+    return companions(rng, saturating(rng, 1.0, 6.0)(t))
+
+
+def plateau(rng: np.random.Generator, n: int) -> Curve:
+    """A fast rise, then exactly flat."""
+    t = np.linspace(0, 1, n)
+    return companions(rng, np.asarray(np.minimum(1, (t / rng.uniform(0.08, 0.4)) ** rng.uniform(0.5, 1.0))))
+
+
+def slow_start(rng: np.random.Generator, n: int) -> Curve:
+    """Nothing for a long time, then growth."""
+    t = np.linspace(0, 1, n)
+    middle, width = rng.uniform(0.3, 0.7), rng.uniform(0.03, 0.12)
+    return companions(rng, _normal(logistic((t - middle) / width)))
+
+
+def late_jump(rng: np.random.Generator, n: int) -> Curve:
+    """A plateau for most of the run, then a jump to a higher one."""
+    t = np.linspace(0, 1, n)
+    low, when, width = rng.uniform(0.3, 0.8), rng.uniform(0.5, 0.9), rng.uniform(0.005, 0.03)
+    return companions(rng, _normal(low * saturating(rng, 8.0, 20.0)(t) + (1 - low) * logistic((t - when) / width)))
+
+
+def stairs(rng: np.random.Generator, n: int) -> Curve:
+    """Plateaus with growth between them."""
+    t = np.linspace(0, 1, n)
+    steps = int(rng.integers(2, 6))
+    middles = np.sort(rng.uniform(0.05, 0.92, steps))
+    heights = rng.dirichlet(np.full(steps, 3.0))
+    width = rng.uniform(0.005, 0.03)
+    return companions(
+        rng, _normal(np.asarray(sum(h * logistic((t - m) / width) for h, m in zip(heights, middles, strict=True))))
+    )
+
+
+def drift_and_jump(rng: np.random.Generator, n: int) -> Curve:
+    """An almost unnoticeable rise over the whole run, with one or two small jumps upward."""
+    t = np.linspace(0, 1, n)
+    gold = rng.uniform(0.3, 0.7) * t
+    for when in rng.uniform(0.1, 0.85, int(rng.integers(1, 3))):
+        gold = gold + rng.uniform(0.1, 0.4) * logistic((t - when) / 0.005)
+    return companions(rng, _normal(gold))
+
+
+def sag(rng: np.random.Generator, n: int) -> Curve:
+    """A peak, then a slow loss of 2 to 7 % of the gain: healthy by definition, a turn to any sharp enough test."""
+    t = np.linspace(0, 1, n)
+    peak = rng.uniform(0.3, 0.7)
+    rising = saturating(rng, 2.0, 5.0)(np.clip(t / peak, 0, 1))
+    return companions(rng, rising - rng.uniform(0.02, 0.07) * np.clip((t - peak) / (1 - peak), 0, 1))
+
+
+def companions(rng: np.random.Generator, gold: Floats) -> Curve:
+    """The proxy and the KL of a healthy run: the proxy follows gold, in half of the runs with a small rise of its own.
+
+    `gold` is to be without dips here.
+    """
+    t = np.linspace(0, 1, len(gold))
+    own = rng.uniform(0.05, 0.4) if rng.random() < 0.5 else 0.0
+    proxy = np.clip(gold, 0, None) ** rng.uniform(0.7, 1.1) + own * distance_growth(rng)(t)
+    return Curve(gold, proxy, kl=(rng.uniform(0.7, 5.0) * distance_growth(rng)(t)) ** 2)
+
+
+def _normal(gold: Floats) -> Floats:
+    return np.asarray((gold - gold[0]) / (gold.max() - gold[0]))
+
+
+HEALTHY: dict[str, Callable[[np.random.Generator, int], Curve]] = {
+    "saturate": saturate,
+    "plateau": plateau,
+    "slow_start": slow_start,
+    "late_jump": late_jump,
+    "stairs": stairs,
+    "drift_and_jump": drift_and_jump,
+    "sag": sag,
+}

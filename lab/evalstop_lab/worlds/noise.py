@@ -1,0 +1,115 @@
+"""The kinds of noise that evals carry, each scaled to a standard deviation that is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from evalstop_lab.worlds.truth import Floats
+
+LEVELS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)
+
+
+class NoiseKind(StrEnum):
+    """How evals depart from the noiseless curve."""
+
+    GAUSSIAN = "gaussian"
+    STUDENT_T3 = "student_t3"
+    AR1 = "ar1"
+    HETEROSCEDASTIC = "heteroscedastic"
+    BINOMIAL = "binomial"
+    OUTLIERS = "outliers"
+    MISSING = "missing"
+    RECORDED = "recorded"
+
+
+DRAWN_KINDS = tuple(kind for kind in NoiseKind if kind is not NoiseKind.RECORDED)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """`level` is the standard deviation as a share of the unit of the run, `correlation` that of gold's noise with the
+    proxy's, `stderr_given` whether the run comes with its standard errors."""
+
+    kind: NoiseKind
+    level: float
+    correlation: float
+    stderr_given: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Noisy:
+    """Measured values (NaN where an eval is missing), and the standard error of each as a trainer would know it."""
+
+    values: Floats
+    stderr: Floats
+
+
+def measure(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: float, common: Floats) -> Noisy:
+    """Measure `clean` with noise of standard deviation `sd`; `common` is standard normal noise shared with the proxy.
+
+    Of binomial noise `clean` must lie in [0, 1] and `sd` is met at its middle; outliers come on top of `sd`, and AR(1)
+    noise has `sd` as its marginal one.
+    """
+    known = np.full(len(clean), sd)
+    if sd == 0:
+        return Noisy(_with_gaps(rng, clean) if kind is NoiseKind.MISSING else clean.copy(), known)
+    match kind:
+        case NoiseKind.STUDENT_T3:
+            # A normal over an independent root of chi-square keeps the share that is common with the proxy.
+            scale = np.sqrt(rng.chisquare(3, len(clean)))  # sd of the quotient is 1 for 3 degrees of freedom
+            return Noisy(clean + sd * common / scale, known)
+        case NoiseKind.AR1:
+            return Noisy(clean + sd * _autoregressive(common, rng.uniform(0.3, 0.7)), known)
+        case NoiseKind.HETEROSCEDASTIC:
+            known = sd * _swelling(rng, len(clean))
+            return Noisy(clean + known * common, known)
+        case NoiseKind.BINOMIAL:
+            return _counted(rng, clean, sd)
+        case NoiseKind.OUTLIERS:
+            far = (rng.random(len(clean)) < 0.03) * rng.uniform(4, 8, len(clean)) * rng.choice([-1.0, 1.0], len(clean))
+            return Noisy(clean + sd * (common + far), known)
+        case NoiseKind.MISSING:
+            return Noisy(_with_gaps(rng, clean + sd * common), known)
+        case _:
+            return Noisy(clean + sd * common, known)
+
+
+def prompts(sd: float) -> int:
+    """How many prompts give a share of one half the standard deviation `sd`."""
+    return max(1, round(0.25 / sd**2))
+
+
+def _autoregressive(innovations: Floats, phi: float) -> Floats:
+    series = np.empty_like(innovations)
+    series[0] = innovations[0]
+    for index in range(1, len(series)):
+        series[index] = phi * series[index - 1] + np.sqrt(1 - phi**2) * innovations[index]
+    return series
+
+
+def _swelling(rng: np.random.Generator, n: int) -> Floats:
+    """Standard deviations that change threefold over the run, up or down, with a mean square of 1."""
+    direction = rng.choice([-1.0, 1.0])
+    sds = np.exp(direction * np.linspace(-0.55, 0.55, n))
+    return np.asarray(sds / np.sqrt(np.mean(sds**2)))
+
+
+def _counted(rng: np.random.Generator, shares: Floats, sd: float) -> Noisy:
+    n = prompts(sd)
+    hits = rng.binomial(n, np.clip(shares, 0, 1))
+    # One hit and one miss are added, so that a share of 0 or 1 does not claim to be certain.
+    smoothed = (hits + 1) / (n + 2)
+    return Noisy(hits / n, np.sqrt(smoothed * (1 - smoothed) / n))
+
+
+def _with_gaps(rng: np.random.Generator, values: Floats) -> Floats:
+    """Without an eighth of the values, and without a stretch of up to a tenth; the first and the last stay."""
+    kept = rng.random(len(values)) >= 0.125
+    length = int(rng.integers(1, max(2, len(values) // 10 + 1)))
+    start = int(rng.integers(1, max(2, len(values) - length)))
+    kept[start : start + length] = False
+    kept[[0, -1]] = True
+    return np.where(kept, values, np.nan)

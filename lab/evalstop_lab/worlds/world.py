@@ -1,0 +1,189 @@
+"""A labeled run: what a trainer would have posted, and the truth behind it; deterministic by family and seed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from evalstop_detectors import Observation, Signal
+
+from evalstop_lab.worlds.curves import Curve
+from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, REPORTING, Group, of_group
+from evalstop_lab.worlds.noise import DRAWN_KINDS, LEVELS, Noise, NoiseKind, measure
+from evalstop_lab.worlds.truth import Floats, Integers, Truth, judge
+
+CALIBRATION_SEED = 0
+REPORTING_SEED = 1_000_000
+LENGTHS = (20, 50, 100, 200, 500)
+
+# How worlds are mixed: half hacking, and of the healthy half two in five with dips that recover.
+SHARES = {Group.HACKING: 0.5, Group.HEALTHY: 0.3, Group.DIP: 0.2}
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """One run.
+
+    `gold`, `proxy` and `kl` are what was measured at each of `steps`, NaN where an eval is missing; `gold_stderr` is
+    the standard error of each gold score, None when the run comes without. `truth` holds the noiseless gold.
+    """
+
+    family: str
+    seed: int
+    steps: Integers
+    gold: Floats
+    gold_stderr: Floats | None
+    proxy: Floats
+    kl: Floats
+    noise: Noise
+    truth: Truth
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.seed}"
+
+    def observations(self) -> list[Observation]:
+        """The run as detectors see it, in order; missing evals do not occur."""
+        found = []
+        for index, step in enumerate(self.steps.tolist()):
+            found.append(Observation(Signal.KL, step, self.kl[index]))
+            found.append(Observation(Signal.PROXY, step, self.proxy[index]))
+            if np.isfinite(self.gold[index]):
+                stderr = None if self.gold_stderr is None else self.gold_stderr[index]
+                found.append(Observation(Signal.EVAL, step, self.gold[index], stderr))
+        return found
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The run in the rows that `evalstop-lab replay` reads."""
+        for index, step in enumerate(self.steps.tolist()):
+            row: dict[str, Any] = {"run": self.name, "step": step}
+            if np.isfinite(self.gold[index]):
+                row["eval"] = float(self.gold[index])
+                if self.gold_stderr is not None:
+                    row["eval_stderr"] = float(self.gold_stderr[index])
+            yield row | {"proxy": float(self.proxy[index]), "kl": float(self.kl[index])}
+
+
+def make(
+    family: str,
+    seed: int,
+    *,
+    length: int | None = None,
+    noise: NoiseKind | None = None,
+    level: float | None = None,
+    stderr: bool | None = None,
+) -> World:
+    """Make the run of this family and seed; what is not given is drawn from the seed.
+
+    `length` counts evals (20 and more), `level` is the noise's standard deviation as a share of the run's gain,
+    `stderr` says whether the run comes with standard errors. The noiseless curve depends on family, seed and length
+    alone, so that runs of different noise can be compared in pairs.
+    """
+    shape_rng, noise_rng, curve_rng = (_rng(family, seed, stream) for stream in range(3))
+    drawn = int(shape_rng.choice(LENGTHS))
+    stride = int(shape_rng.choice([1, 5, 10, 50, 100]))
+    scale = float(10 ** shape_rng.uniform(-1.5, 1.5))
+    offset = float(shape_rng.uniform(-2, 2)) * scale
+    drawn_noise = Noise(
+        kind=DRAWN_KINDS[int(noise_rng.integers(len(DRAWN_KINDS)))],
+        level=float(noise_rng.choice(LEVELS)),
+        correlation=float(noise_rng.choice([0.0, 0.4, 0.7])),
+        stderr_given=bool(noise_rng.random() < 0.5),
+    )
+    chosen = Noise(
+        drawn_noise.kind if noise is None else noise,
+        drawn_noise.level if level is None else level,
+        drawn_noise.correlation,
+        drawn_noise.stderr_given if stderr is None else stderr,
+    )
+    curve = FAMILIES[family].draw(curve_rng, length or drawn)
+    steps = np.arange(len(curve.gold), dtype=np.int64) * stride
+    if chosen.kind is NoiseKind.BINOMIAL:
+        scale, offset = _into_the_unit_interval(curve.gold)
+    return _measured(family, seed, steps, curve, chosen, scale, offset, noise_rng)
+
+
+def sample(
+    n: int,
+    seed0: int = CALIBRATION_SEED,
+    *,
+    families: Sequence[str] | None = None,
+    noise: NoiseKind | None = None,
+    level: float | None = None,
+    length: int | None = None,
+) -> list[World]:
+    """Make `n` worlds with the seeds from `seed0` on, half of them hacking.
+
+    Without `families`: those that calibration may see for seeds below `REPORTING_SEED`, all but the stress families
+    from there on. Groups come in the shares of `SHARES`, the families of a group in turn.
+    """
+    if families is None:
+        families = CALIBRATION if seed0 < REPORTING_SEED else REPORTING
+    turns = _turns(tuple(families))
+    return [
+        make(turns[index % len(turns)], seed0 + index, noise=noise, level=level, length=length) for index in range(n)
+    ]
+
+
+def _turns(families: tuple[str, ...]) -> list[str]:
+    """A cycle of families in which each group has its share; a group that is missing leaves its share to the others."""
+    groups = {group: of_group(group, among=families) for group in SHARES}
+    count = {group: len(names) for group, names in groups.items() if names}
+    pattern: list[Group] = []
+    given = dict.fromkeys(count, 0)
+    for _ in range(10 * len(families)):
+        group = min(count, key=lambda item: (given[item] + 0.5) / SHARES[item])
+        pattern.append(group)
+        given[group] += 1
+    taken = dict.fromkeys(count, 0)
+    turns = []
+    for group in pattern:
+        turns.append(groups[group][taken[group] % count[group]])
+        taken[group] += 1
+    return turns
+
+
+def _measured(
+    family: str,
+    seed: int,
+    steps: Integers,
+    curve: Curve,
+    noise: Noise,
+    scale: float,
+    offset: float,
+    rng: np.random.Generator,
+) -> World:
+    clean = offset + scale * curve.gold
+    sd = noise.level * judge(steps, clean, None).unit
+    n = len(clean)
+    common, own = rng.standard_normal(n), rng.standard_normal(n)
+    gold = measure(rng, noise.kind, clean, sd, common)
+    shared = noise.correlation * common + np.sqrt(1 - noise.correlation**2) * own
+    proxy_sd = noise.level * rng.uniform(0.3, 1.0) * np.ptp(curve.proxy)
+    kl = curve.kl * (1 + 0.02 * rng.standard_normal(n)) + 0.002 * rng.standard_normal(n)
+    kl[0] = 0.0
+    return World(
+        family,
+        seed,
+        steps,
+        gold.values,
+        gold.stderr if noise.stderr_given else None,
+        curve.proxy + proxy_sd * shared,
+        kl,
+        noise,
+        judge(steps, clean, sd),
+    )
+
+
+def _into_the_unit_interval(gold: Floats) -> tuple[float, float]:
+    """Scale and offset that bring a curve into [.2, .8], where a share of prompts has nearly constant noise."""
+    low, high = float(gold.min()), float(gold.max())
+    scale = 0.6 / (high - low)
+    return scale, 0.2 - scale * low
+
+
+def _rng(family: str, seed: int, stream: int) -> np.random.Generator:
+    return np.random.default_rng([zlib.crc32(family.encode()), seed, stream])
