@@ -123,11 +123,11 @@ def _peak(rng: np.random.Generator, n: int, earliest: float, latest: float) -> f
 
 
 def _companions(rng: np.random.Generator, gold: Floats) -> Curve:
-    """A proxy that rises all the time, and a KL that does."""
+    """A proxy that goes up with gold, goes up by itself too and never falls, and a KL that grows."""
     t = np.linspace(0, 1, len(gold))
-    return Curve(
-        gold, distance_growth(rng)(t) * rng.uniform(0.7, 1.5), (rng.uniform(1.0, 6.0) * distance_growth(rng)(t)) ** 2
-    )
+    shared = rng.uniform(0.0, 0.8)
+    proxy = shared * np.maximum.accumulate(gold) + (1 - shared) * distance_growth(rng)(t)
+    return Curve(gold, proxy, (rng.uniform(1.0, 6.0) * distance_growth(rng)(t)) ** 2)
 
 
 HACKING: dict[str, Callable[[np.random.Generator, int], Curve]] = {

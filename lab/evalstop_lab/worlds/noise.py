@@ -50,8 +50,8 @@ class Noisy:
 def measure(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: float, common: Floats) -> Noisy:
     """Measure `clean` with noise of standard deviation `sd`; `common` is standard normal noise shared with the proxy.
 
-    Of binomial noise `clean` must lie in [0, 1] and `sd` is met at its middle; outliers come on top of `sd`, and AR(1)
-    noise has `sd` as its marginal one.
+    Of binomial noise `clean` must lie in (0, 1) and `sd` is met as its mean square; outliers come on top of `sd`, and
+    AR(1) noise has `sd` as its marginal one.
     """
     known = np.full(len(clean), sd)
     if sd == 0:
@@ -77,9 +77,9 @@ def measure(rng: np.random.Generator, kind: NoiseKind, clean: Floats, sd: float,
             return Noisy(clean + sd * common, known)
 
 
-def prompts(sd: float) -> int:
-    """How many prompts give a share of one half the standard deviation `sd`."""
-    return max(1, round(0.25 / sd**2))
+def prompts(shares: Floats, sd: float) -> int:
+    """How many prompts give these shares the mean square error `sd`."""
+    return max(1, round(float(np.mean(shares * (1 - shares))) / sd**2))
 
 
 def _autoregressive(innovations: Floats, phi: float) -> Floats:
@@ -98,8 +98,8 @@ def _swelling(rng: np.random.Generator, n: int) -> Floats:
 
 
 def _counted(rng: np.random.Generator, shares: Floats, sd: float) -> Noisy:
-    n = prompts(sd)
-    hits = rng.binomial(n, np.clip(shares, 0, 1))
+    n = prompts(shares, sd)
+    hits = rng.binomial(n, shares)
     # One hit and one miss are added, so that a share of 0 or 1 does not claim to be certain.
     smoothed = (hits + 1) / (n + 2)
     return Noisy(hits / n, np.sqrt(smoothed * (1 - smoothed) / n))
