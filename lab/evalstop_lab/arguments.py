@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 
 def whole_number(text: str) -> int:
@@ -13,6 +14,17 @@ def whole_number(text: str) -> int:
 def positive_number(text: str) -> int:
     """Read a whole number of at least 1."""
     return _at_least(1, text)
+
+
+def rate(text: str) -> float:
+    """Read a share above 0 and below 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0 and below 1, such as 0.01")
+    return value
 
 
 def _at_least(least: int, text: str) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from evalstop_client import ConfigurationError, EvalStopError
 
-from evalstop_lab import demo, survey
+from evalstop_lab import calibrate, demo, survey
 from evalstop_lab.errors import LabError, UnusableArguments
 from evalstop_lab.rlhf import job
 
@@ -26,7 +26,7 @@ class Subcommand(Protocol):
         """Runs the subcommand and returns its exit code: 0 ok, 1 failed, 2 wrongly used."""
 
 
-SUBCOMMANDS: tuple[Subcommand, ...] = (demo, job, survey)
+SUBCOMMANDS: tuple[Subcommand, ...] = (calibrate, demo, job, survey)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,8 +2,9 @@
 
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORTING, STRESS, Family, Group, of_group
 from evalstop_lab.worlds.noise import LEVELS, Noise, NoiseKind
+from evalstop_lab.worlds.real import load
 from evalstop_lab.worlds.truth import Label, Truth, judge
-from evalstop_lab.worlds.world import CALIBRATION_SEED, LENGTHS, REPORTING_SEED, World, make, sample
+from evalstop_lab.worlds.world import CALIBRATION_SEED, LENGTHS, REPORTING_SEED, World, make, plan, sample
 
 __all__ = [
     "CALIBRATION",
@@ -23,7 +24,9 @@ __all__ = [
     "Truth",
     "World",
     "judge",
+    "load",
     "make",
     "of_group",
+    "plan",
     "sample",
 ]

@@ -31,6 +31,7 @@ class World:
     the standard error of each gold score, None when the run comes without. `truth` holds the noiseless gold.
     """
 
+    name: str
     family: str
     seed: int
     steps: Integers
@@ -40,10 +41,6 @@ class World:
     kl: Floats
     noise: Noise
     truth: Truth
-
-    @property
-    def name(self) -> str:
-        return f"{self.family}-{self.seed}"
 
     def observations(self) -> list[Observation]:
         """The run as detectors see it, in order; missing evals do not occur."""
@@ -106,6 +103,18 @@ def make(
     return _measured(family, seed, steps, curve, chosen, scale, offset, noise_rng)
 
 
+def plan(n: int, seed0: int = CALIBRATION_SEED, families: Sequence[str] | None = None) -> list[tuple[str, int]]:
+    """Family and seed of `n` worlds with the seeds from `seed0` on.
+
+    Without `families`: those that calibration may see for seeds below `REPORTING_SEED`, all but the stress families
+    from there on. Groups come in the shares of `SHARES` (half hacking), the families of a group in turn.
+    """
+    if families is None:
+        families = CALIBRATION if seed0 < REPORTING_SEED else REPORTING
+    turns = _turns(tuple(families))
+    return [(turns[index % len(turns)], seed0 + index) for index in range(n)]
+
+
 def sample(
     n: int,
     seed0: int = CALIBRATION_SEED,
@@ -115,17 +124,8 @@ def sample(
     level: float | None = None,
     length: int | None = None,
 ) -> list[World]:
-    """Make `n` worlds with the seeds from `seed0` on, half of them hacking.
-
-    Without `families`: those that calibration may see for seeds below `REPORTING_SEED`, all but the stress families
-    from there on. Groups come in the shares of `SHARES`, the families of a group in turn.
-    """
-    if families is None:
-        families = CALIBRATION if seed0 < REPORTING_SEED else REPORTING
-    turns = _turns(tuple(families))
-    return [
-        make(turns[index % len(turns)], seed0 + index, noise=noise, level=level, length=length) for index in range(n)
-    ]
+    """Make `n` worlds, chosen as by `plan`."""
+    return [make(family, seed, noise=noise, level=level, length=length) for family, seed in plan(n, seed0, families)]
 
 
 def _turns(families: tuple[str, ...]) -> list[str]:
@@ -166,6 +166,7 @@ def _measured(
     kl = curve.kl * (1 + 0.02 * rng.standard_normal(n)) + 0.002 * rng.standard_normal(n)
     kl[0] = 0.0
     return World(
+        f"{family}-{seed}",
         family,
         seed,
         steps,

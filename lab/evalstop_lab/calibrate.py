@@ -1,0 +1,186 @@
+"""Thresholds that stop a chosen share of healthy runs, drawn ones or one's own: `evalstop-lab calibrate`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from evalstop_detectors import DETECTORS, Detector, Kind, Observation
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.arguments import positive_number, rate, whole_number
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.evidence import Records, records, to_alarm
+from evalstop_lab.history import healthy_runs
+from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.thresholds import Threshold, threshold
+from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan
+
+RATES = (0.01, 0.05)
+HEALTHY = of_group(Group.HEALTHY, Group.DIP, among=CALIBRATION)
+
+EXAMPLES = """examples:
+  evalstop-lab calibrate k_decline
+  evalstop-lab calibrate k_below_best --params '{"tolerance": 0.02}' --rates 0.01 0.02 0.05 --output thresholds.json
+  evalstop-lab calibrate k_decline --history our-healthy-runs.jsonl
+
+A history is JSON lines of runs that were healthy: {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4};
+runs with a "label" other than "healthy" are left out.
+"""
+
+
+def highest_evidence(detector: Detector[Any], recipes: Sequence[tuple[str, int]], jobs: int = 1) -> list[Records]:
+    """The records of the detector over worlds of these families and seeds, in their order."""
+    return sweep(partial(_over_worlds, detector), recipes, f"calibrating {detector.name}", jobs)
+
+
+def thresholds(found: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, list[Threshold]]:
+    """What the evidence means, and the threshold at each rate; raises UnusableArguments if there was no evidence."""
+    kind = next((item.kind for item in found if item.kind is not None), None)
+    if kind is None:
+        raise UnusableArguments("The detector saw none of its signals in any of the runs; give runs that have them.")
+    highest = [item.highest for item in found]
+    return kind, [threshold(kind, highest, rate) for rate in rates]
+
+
+def _over_worlds(detector: Detector[Any], recipes: Sequence[tuple[str, int]]) -> list[Records]:
+    return [records(detector, make(family, seed).observations()) for family, seed in recipes]
+
+
+def _over_runs(detector: Detector[Any], runs: Sequence[list[Observation]]) -> list[Records]:
+    return [records(detector, run) for run in runs]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `calibrate` to the command line."""
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="find the thresholds of a detector at which a given share of healthy runs would be stopped",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("detector", choices=sorted(DETECTORS))
+    parser.add_argument("--params", default="{}", metavar="JSON", help="parameters of the detector (default: its own)")
+    parser.add_argument(
+        "--rates", type=rate, nargs="+", default=list(RATES), metavar="SHARE", help="of healthy runs stopped (.01 .05)"
+    )
+    parser.add_argument("--runs", type=positive_number, default=2000, help="how many to draw (default: 2000)")
+    parser.add_argument("--first-seed", type=whole_number, default=0, help="of the drawn runs (default: 0)")
+    parser.add_argument(
+        "--families", nargs="+", choices=HEALTHY, default=list(HEALTHY), metavar="FAMILY", help=", ".join(HEALTHY)
+    )
+    parser.add_argument("--history", type=Path, metavar="FILE", help="calibrate on these runs rather than drawn ones")
+    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON object here")
+    parser.add_argument("--json", action="store_true", help="print the JSON object rather than a table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab calibrate`; return its exit code."""
+    detector = _detector(args.detector, args.params)
+    if args.history is not None:
+        runs = healthy_runs(args.history)
+        found = sweep(partial(_over_runs, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
+        groups = ["history"] * len(runs)
+        data: dict[str, Any] = {"source": str(args.history), "runs": len(runs)}
+    else:
+        if args.first_seed + args.runs > REPORTING_SEED:
+            raise UnusableArguments(f"Seeds from {REPORTING_SEED} on are for reports; calibrate with lower ones.")
+        recipes = plan(args.runs, args.first_seed, args.families)
+        found = highest_evidence(detector, recipes, args.jobs)
+        groups = [family for family, _ in recipes]
+        data = {
+            "source": "worlds",
+            "runs": args.runs,
+            "first_seed": args.first_seed,
+            "families": args.families,
+            "held_out": sorted(HELD_OUT),
+        }
+    kind, results = thresholds(found, args.rates)
+    document = {
+        "detector": detector.name,
+        "params": msgspec.to_builtins(detector),
+        "kind": kind,
+        "thresholds": [_threshold_document(item) for item in results],
+        "stopped_by_family": _by_family(kind, results, found, groups),
+        "data": data,
+        "command": "evalstop-lab " + shlex.join(sys.argv[1:]),
+        "versions": versions(),
+    }
+    if args.output is not None:
+        args.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if args.json:
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        Console().print(_table(document))
+    return 0
+
+
+def versions() -> dict[str, str]:
+    """The versions on which a figure may depend."""
+    names = ("evalstop-detectors", "evalstop-lab", "numpy", "river")
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
+
+
+def _detector(name: str, params: str) -> Detector[Any]:
+    try:
+        detector: Detector[Any] = msgspec.convert(json.loads(params), DETECTORS[name])
+    except (ValueError, msgspec.ValidationError) as error:
+        raise UnusableArguments(f"--params: {error}; give a JSON object of parameters of {name}.") from error
+    return detector
+
+
+def _threshold_document(item: Threshold) -> dict[str, Any]:
+    return {
+        "rate": item.rate,
+        "threshold": item.value,
+        "interval": [item.low, item.high],
+        "stopped": {**asdict(item.stopped), "value": item.stopped.value},
+    }
+
+
+def _by_family(
+    kind: Kind, results: Sequence[Threshold], found: Sequence[Records], groups: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Which families the stopped runs are of: a threshold is set by the hardest of them."""
+    highest: dict[str, list[float]] = {}
+    for group, item in zip(groups, found, strict=True):
+        highest.setdefault(group, []).append(item.highest)
+    return {
+        group: {"runs": len(values)}
+        | {
+            f"{item.rate:g}": sum(value >= to_alarm(kind, item.value) for value in values)
+            for item in results
+            if item.value is not None
+        }
+        for group, values in highest.items()
+    }
+
+
+def _table(document: dict[str, Any]) -> Table:
+    caption = f"{document['data']['runs']} healthy runs; evidence: {document['kind']}"
+    table = Table(title=f"thresholds of {document['detector']}", caption=caption)
+    for heading in ("healthy runs stopped, at most", "threshold", "its interval", "stopped of these", "interval"):
+        table.add_column(heading, justify="right")
+    for row in document["thresholds"]:
+        stopped = row["stopped"]
+        table.add_row(
+            f"{row['rate']:.1%}",
+            "none is strict enough" if row["threshold"] is None else f"{row['threshold']:.6g}",
+            f"{row['interval'][0]:.4g} - {row['interval'][1]:.4g}",
+            f"{stopped['hits']} of {stopped['n']}",
+            f"{stopped['low']:.2%} - {stopped['high']:.2%}",
+        )
+    return table

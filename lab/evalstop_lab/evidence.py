@@ -1,0 +1,63 @@
+"""How alarmed a detector became over a run: the records that its evidence set, enough to judge every threshold at once.
+
+A policy stops at the first evidence that reaches its threshold. With `highest so far` in place of the evidence the same
+happens at the same time, whatever the threshold; so one pass over a run answers for all thresholds.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from evalstop_detectors import Detector, Kind, Observation
+
+
+@dataclass(frozen=True)
+class Records:
+    """`alarms` rise strictly, from the first evidence on; `steps` say where each was reached.
+
+    An alarm is the value of an evidence, of a p-value its negative, so that larger is always more alarming. `kind` is
+    None for a run in which the detector saw nothing. Evidence of the run's last step is left out: to stop there saves
+    nothing.
+    """
+
+    kind: Kind | None
+    steps: tuple[int, ...]
+    alarms: tuple[float, ...]
+
+    @property
+    def highest(self) -> float:
+        """The most alarming evidence; minus infinity of none."""
+        return self.alarms[-1] if self.alarms else -math.inf
+
+    def first_at(self, alarm: float) -> int | None:
+        """The step at which evidence first reached `alarm`."""
+        index = bisect_left(self.alarms, alarm)
+        return self.steps[index] if index < len(self.steps) else None
+
+
+def records(detector: Detector[Any], observations: Iterable[Observation]) -> Records:
+    """Run the detector over a whole run, given in order."""
+    watched = [item for item in observations if item.signal in detector.signals]
+    last = watched[-1].step if watched else 0
+    state, kind = detector.start(), None
+    steps: list[int] = []
+    alarms: list[float] = []
+    for item in watched:
+        if item.step == last:
+            break
+        state, evidence = detector.step(state, item)
+        kind = evidence.kind
+        alarm = to_alarm(kind, evidence.value)
+        if not alarms or alarm > alarms[-1]:
+            steps.append(item.step)
+            alarms.append(alarm)
+    return Records(kind, tuple(steps), tuple(alarms))
+
+
+def to_alarm(kind: Kind | None, value: float) -> float:
+    """Turn a value so that larger is more alarming; applied twice it gives the value back."""
+    return -value if kind is Kind.P_VALUE else value

@@ -1,0 +1,67 @@
+"""From the highest evidence on healthy runs to the threshold that stops a given share of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evalstop_detectors import Kind
+
+from evalstop_lab.evidence import to_alarm
+from evalstop_lab.scoring import Share, clopper_pearson, quantile_ranks
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A threshold that stops at most `rate` of the runs it was found on.
+
+    `value` is what a policy is given as `stop_at`; None when no threshold is strict enough, because more than that
+    share of the runs showed the most alarming evidence there is. `low` and `high` are the interval of the threshold
+    that would stop exactly `rate` of all such runs; `stopped` is the share that `value` stops of these.
+    """
+
+    rate: float
+    value: float | None
+    low: float
+    high: float
+    stopped: Share
+
+
+def threshold(kind: Kind, highest: Sequence[float], rate: float) -> Threshold:
+    """Find the most lenient threshold that stops at most `rate` of the runs with these `highest` alarms (as many).
+
+    It lies halfway between two values that occurred. Beyond the highest one, or where few runs are left above it, it is
+    as uncertain as its interval says: 1 % of 100 runs is one run.
+    """
+    ordered = sorted(highest, reverse=True)
+    allowed = math.floor(rate * len(ordered) + 1e-9)
+    if allowed >= len(ordered):
+        alarm: float | None = ordered[-1]
+    else:
+        alarm = _between(kind, ordered[allowed], [item for item in ordered[:allowed] if item > ordered[allowed]])
+    low, high = quantile_ranks(len(ordered), 1 - rate)
+    if alarm is not None and kind is not Kind.P_VALUE:
+        alarm = max(alarm, math.nextafter(0.0, 1.0))  # a policy takes positive thresholds only
+    ends = sorted(to_alarm(kind, ordered[::-1][rank]) for rank in (low, high))
+    return Threshold(
+        rate=rate,
+        value=None if alarm is None else to_alarm(kind, alarm),
+        low=ends[0],
+        high=ends[1],
+        stopped=clopper_pearson(0 if alarm is None else sum(item >= alarm for item in ordered), len(ordered)),
+    )
+
+
+def _between(kind: Kind, below: float, above: Sequence[float]) -> float | None:
+    """An alarm above `below`, and no higher than the lowest of `above`."""
+    if below == -math.inf:
+        return min(above, default=0.0)
+    if kind is Kind.COUNT:
+        return math.floor(below) + 1.0
+    if kind is Kind.P_VALUE and below >= 0 and not above:
+        return None
+    if not above:
+        return math.nextafter(below, math.inf)
+    middle = (below + min(above)) / 2
+    return middle if below < middle else min(above)

@@ -1,0 +1,73 @@
+"""Recorded RLHF runs as worlds: one JSON object a line with what was logged, and the truth from many fresh samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.worlds.noise import Noise, NoiseKind
+from evalstop_lab.worlds.truth import Floats, Label, Truth
+from evalstop_lab.worlds.world import World
+
+FAMILY = "recorded"
+
+_LABELS = {"hacking": Label.HACKING, "healthy": Label.HEALTHY}
+
+
+def load(path: Path) -> list[World]:
+    """Read recorded runs; raises UnusableArguments naming the line that is not one.
+
+    The labels are those of the file. What it calls neither hacking nor healthy is ambiguous here.
+    """
+    worlds = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UnusableArguments(f"{path}: {error.strerror}; give a file of recorded runs.") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            worlds.append(_world(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnusableArguments(
+                f"{path}, line {number}: no recorded run ({error!r}); it takes run_id, cfg, log, truth, truth_label."
+            ) from error
+    return worlds
+
+
+def _world(record: dict[str, Any]) -> World:
+    log, label = record["log"], record["truth_label"]
+    steps = np.asarray(log["step"], dtype=np.int64)
+    gold, stderr = _floats(log["gold"]), _floats(log["gold_se"])
+    sd = float(np.sqrt(np.nanmean(stderr**2)))
+    truth = Truth(
+        label=_LABELS.get(label["label"], Label.AMBIGUOUS),
+        steps=steps,
+        gold=_floats(record["truth"]["gold"]),
+        peak=int(label["peak_eval"]),
+        gain=float(label["gain"]),
+        drop=float(label["drop"]),
+        unit=float(label["gain"]),
+        noise_sd=sd,
+    )
+    correlation = float(np.nanmedian(_floats(log["corr"])))
+    return World(
+        name=str(record["run_id"]),
+        family=FAMILY,
+        seed=int(record["cfg"]["seed"]),
+        steps=steps,
+        gold=gold,
+        gold_stderr=stderr,
+        proxy=_floats(log["proxy"]),
+        kl=_floats(log["kl"]),
+        noise=Noise(NoiseKind.RECORDED, sd / truth.unit, correlation, stderr_given=True),
+        truth=truth,
+    )
+
+
+def _floats(values: list[float | None]) -> Floats:
+    """None becomes NaN."""
+    return np.asarray(values, dtype=np.float64)
