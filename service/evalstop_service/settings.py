@@ -48,7 +48,9 @@ class Settings(BaseSettings):
     delivery_first_pause_seconds: Positive = Field(1.0, description="the pause after the first failure; it doubles")
     delivery_longest_pause_seconds: Positive = Field(900.0, description="where the doubling ends")
 
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="what is less grave is not logged"
+    )
 
     @property
     def url(self) -> str:

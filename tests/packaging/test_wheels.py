@@ -59,7 +59,7 @@ def client_only(built: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     listed = run(
         sys.executable, "-m", "pip", "--python", python, "list", "--format=json", "--disable-pip-version-check"
     )
-    return python, frozenset(package["name"].lower() for package in json.loads(listed))
+    return python, frozenset(normal(package["name"]) for package in json.loads(listed))
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,6 @@ def test_one_version_is_told_everywhere() -> None:
     (version,) = {project["version"] for project in projects}
     pins = [pin for project in projects for pin in project["dependencies"] if pin.startswith("evalstop-")]
     assert all(pin.endswith(f"=={version}") for pin in pins)
-    assert f'"{version}"' in (ROOT / "clients/evalstop_client/version.py").read_text()
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
     assert f"image: evalstop:{version}\n" in (ROOT / "docker-compose.yml").read_text()
 
