@@ -119,6 +119,8 @@ class Spool:
                 return
             self._closed = True
             for segment in self._segments:
+                if isinstance(segment, MemorySegment) and not segment.is_sent:
+                    self._notices.drop("memory", segment.entry_count, "what the disk refused and nobody took is lost")
                 if segment.is_sent:
                     segment.delete()
                 else:
