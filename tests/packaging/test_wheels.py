@@ -217,11 +217,8 @@ def normal(name: str) -> str:
 
 def install(python: Path, *wheels: Path) -> None:
     """Install wheels with their pinned dependencies from wherever this machine's pip gets packages."""
-    constraints = ROOT / "constraints.txt"
-    run(
-        *(sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"),
-        *("install", "-qq", "--no-compile", "--constraint", constraints, *wheels),
-    )
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    run(*pip, "install", "-qq", "--no-compile", "--constraint", ROOT / "constraints.txt", *wheels)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
