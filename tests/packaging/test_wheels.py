@@ -160,11 +160,12 @@ def test_the_other_commands_are_installed(bare: Path, tmp_path: Path) -> None:
 
 
 def test_one_version_is_told_everywhere() -> None:
-    """The four distributions, what they require of each other, the client, the changelog and the image agree."""
+    """The four distributions, what they require of each other, the API, the changelog and the image agree."""
     projects = [tomllib.loads((ROOT / name / "pyproject.toml").read_text())["project"] for name in DISTRIBUTIONS]
     (version,) = {project["version"] for project in projects}
     pins = [pin for project in projects for pin in project["dependencies"] if pin.startswith("evalstop-")]
     assert all(pin.endswith(f"=={version}") for pin in pins)
+    assert f'version="{version}"' in (ROOT / "service/evalstop_service/app.py").read_text()
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
     assert f"image: evalstop:{version}\n" in (ROOT / "docker-compose.yml").read_text()
 
