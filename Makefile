@@ -62,11 +62,12 @@ format: $(READY)  ## Format the code and repair what can be repaired
 	$(BIN)/ruff format .
 
 .PHONY: system-packages
-system-packages:  ## Install PostgreSQL and Chromium for the tests where they are missing (Debian, as root)
+system-packages:  ## Install PostgreSQL, Chromium and curl for the tests where they are missing (Debian, as root)
 	@missing=()
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null \
 	  || [ -n "$${TEST_DATABASE_URL:-}" ] || missing+=(postgresql)
 	command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
+	command -v curl >/dev/null || missing+=(curl)
 	if [ $${#missing[@]} -eq 0 ]; then exit 0; fi
 	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
 	  echo "installing $${missing[*]} with apt-get"
@@ -84,6 +85,10 @@ system-packages:  ## Install PostgreSQL and Chromium for the tests where they ar
 .PHONY: bench-first
 bench-first: $(READY)  ## Measure latency from eval to webhook and observations per second
 	$(BIN)/python -m evalstop_lab.bench_first
+
+.PHONY: screenshots
+screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser
+	$(BIN)/python -m tests.screenshots
 
 # --- build it
 
@@ -134,7 +139,10 @@ $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUT
 	    exit 1
 	  fi
 	fi
-	[ -x $(BIN)/python ] || { echo "making $(VENV) with $$($$python --version)"; $$python -m venv $(VENV); }
+	if ! $(PIP) --version >/dev/null 2>&1; then  # none yet, or one that was moved or left half made
+	  echo "making $(VENV) with $$($$python --version)"
+	  $$python -m venv --clear $(VENV)
+	fi
 	echo "installing EvalStop and its tools into $(VENV), a minute or so"
 	$(PIP) install -qq --upgrade -c constraints.txt pip
 	$(PIP) install -qq -c constraints.txt --group dev

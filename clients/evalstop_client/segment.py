@@ -7,6 +7,7 @@ observations of an earlier attempt after its `resume`, where they would count as
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -154,7 +155,7 @@ class FileSegment:
 
     @classmethod
     def adopt(cls, path: Path) -> FileSegment | None:
-        """The segment at `path`, unless its process still lives; a torn last line is left out."""
+        """The segment at `path`, unless its process still lives; ValueError when it has no first line."""
         try:
             descriptor = os.open(path, os.O_RDWR)
         except FileNotFoundError:
@@ -163,8 +164,8 @@ class FileSegment:
             if not _lock(descriptor, adopting=True) or os.fstat(descriptor).st_nlink == 0:
                 os.close(descriptor)
                 return None
-            header = _line_at(descriptor, 0, os.fstat(descriptor).st_size)
-            size = _end_of_last_line(descriptor)
+            size = os.fstat(descriptor).st_size
+            header = _first_line(descriptor, size)
             sent = min(max(_sent_in(path.with_suffix(".sent")), len(header)), size)
             return cls(path, descriptor, Entry.from_line(header).body, sent, size)
         except BaseException:
@@ -202,8 +203,9 @@ class FileSegment:
         return Batch(self, self._opening, tuple(chosen), end, unreadable) if end > self._sent else None
 
     def advance(self, batch: Batch) -> None:
-        os.pwrite(self._marker, b"%020d" % batch.end, 0)
         self._sent = batch.end
+        with contextlib.suppress(OSError):  # a full disk must not hold up the sending: it makes room in the end
+            os.pwrite(self._marker, b"%020d" % batch.end, 0)
 
     def close(self) -> None:
         for descriptor in (self._descriptor, self._marker):
@@ -215,6 +217,7 @@ class FileSegment:
         self.close()
 
     def _lines(self) -> list[bytes]:
+        """Some whole lines from the first unsent one on; a last line torn by the death of its writer is none."""
         wanted = READ_BYTES
         while True:
             data = os.pread(self._descriptor, min(wanted, self._size - self._sent), self._sent)
@@ -250,26 +253,15 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def _line_at(descriptor: int, offset: int, size: int) -> bytes:
+def _first_line(descriptor: int, size: int) -> bytes:
     wanted = READ_BYTES
     while True:
-        data = os.pread(descriptor, wanted, offset)
-        if b"\n" in data:
-            return data[: data.index(b"\n") + 1]
-        if len(data) >= size - offset:
+        line, newline, _ = os.pread(descriptor, wanted, 0).partition(b"\n")
+        if newline:
+            return line + newline
+        if wanted >= size:
             raise ValueError("its first line, which says how to open the run, is torn")
         wanted *= 2
-
-
-def _end_of_last_line(descriptor: int) -> int:
-    end = os.fstat(descriptor).st_size
-    while end > 0:
-        start = max(0, end - READ_BYTES)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def _sent_in(marker: Path) -> int:

@@ -77,9 +77,12 @@ class Sender:
         return self._is_stuck
 
     def _run(self) -> None:
-        self._spool.adopt()
+        adopted = False
         while not self._closed.is_set():
             try:
+                if not adopted:
+                    self._spool.adopt()
+                    adopted = True
                 answer = self._step()
             except Exception as error:  # a fault of ours must not end the thread: the spool keeps what is unsent
                 if not self._failures:

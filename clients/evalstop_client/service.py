@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,11 @@ class Service:
 
     def __init__(self, url: str, key: str | None, timeout_seconds: float = 10.0) -> None:
         self._root = url.rstrip("/") + "/api/v1"
-        self._headers = {"user-agent": f"evalstop-client/{__version__}", "accept": "application/json"}
+        self._headers = {
+            "user-agent": f"evalstop-client/{__version__}",
+            "accept": "application/json",
+            "content-type": "application/json",
+        }
         if key:
             self._headers["authorization"] = f"Bearer {key}"
         self._timeout_seconds = timeout_seconds
@@ -63,7 +68,11 @@ class Service:
 
     def post(self, path: str, body: Json) -> Answer:
         """POST `body` to a path such as `/runs`."""
-        return self._request("POST", path, body)
+        try:
+            content = json.dumps(body, allow_nan=False).encode()  # all ASCII: names may hold halves of characters
+        except (TypeError, ValueError, RecursionError) as error:
+            return Refused(0, f"POST {path}: this is no JSON: {error}")
+        return self._request("POST", path, content)
 
     def get(self, path: str) -> Answer:
         """GET a path such as `/runs/{id}`."""
@@ -75,11 +84,11 @@ class Service:
             self._client.close()
             self._client = None
 
-    def _request(self, method: str, path: str, body: Json | None) -> Answer:
+    def _request(self, method: str, path: str, content: bytes | None) -> Answer:
         try:
             if self._client is None:  # made here, not before: it loads certificates, which takes its time
                 self._client = httpx.Client(headers=self._headers, timeout=self._timeout_seconds)
-            return understand(self._client.request(method, self._root + path, json=body))
+            return understand(self._client.request(method, self._root + path, content=content))
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return Away(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
 

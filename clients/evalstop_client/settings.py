@@ -18,6 +18,7 @@ from evalstop_client.errors import ConfigurationError
 
 SIGNALS = ("eval", "proxy", "kl", "loss")
 DIRECTIONS = ("maximize", "minimize")
+ROLE = {"signal", "direction"}
 MODES = ("shadow", "enforce")
 
 
@@ -168,8 +169,10 @@ def spool_folder_of(root: str | Path | None, environment: Mapping[str, str], url
 def _checked_metrics(metrics: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     taken: dict[str, str] = {}
     for name, role in metrics.items():
-        if not isinstance(name, str) or not name or not isinstance(role, Mapping):
-            raise ConfigurationError(f'metrics {name!r}: write {{"gold": {{"signal": "eval"}}}}.')
+        if not isinstance(name, str) or not name or not isinstance(role, Mapping) or not role.keys() <= ROLE:
+            raise ConfigurationError(
+                f'metrics {name!r}: write {{"gold": {{"signal": "eval", "direction": "maximize"}}}}.'
+            )
         signal, direction = role.get("signal"), role.get("direction")
         if signal not in SIGNALS:
             raise ConfigurationError(f"metrics {name!r}: signal {signal!r}; choose one of {', '.join(SIGNALS)}.")

@@ -35,6 +35,7 @@ class Spool:
     def adopt(self) -> int:
         """Take over what dead processes of this run name left, oldest first; returns how many segments."""
         with self._changed:
+            adopted: list[Segment] = []
             for path in sorted(self._folder.glob("*.jsonl")):
                 try:
                     segment = FileSegment.adopt(path)
@@ -42,9 +43,10 @@ class Spool:
                     self._notices.say("adopt", "%s cannot be read and is left where it is: %s", path, error)
                     continue
                 if segment is not None:
-                    self._segments.append(segment)
+                    adopted.append(segment)
+            self._segments.extendleft(reversed(adopted))  # before what this process may have recorded already
             self._changed.notify_all()
-            return len(self._segments)
+            return len(adopted)
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Make `entries` durable; when the disk refuses them, keep them in memory; when that is full, drop them."""
@@ -117,6 +119,8 @@ class Spool:
                 return
             self._closed = True
             for segment in self._segments:
+                if isinstance(segment, MemorySegment) and not segment.is_sent:
+                    self._notices.drop("memory", segment.entry_count, "what the disk refused and nobody took is lost")
                 if segment.is_sent:
                     segment.delete()
                 else:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 
@@ -46,12 +47,13 @@ def create_app(
     settings: Settings, database: Database, clock: Clock = utc_now, *, session_secret: str, deliver: bool = False
 ) -> FastAPI:
     """The web application on a database whose schema is at head; `deliver` runs a delivery worker beside it."""
-    app = FastAPI(
+    app = _App(
         lifespan=_delivering(settings, database) if deliver else None,
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
-        responses={"4XX": {"model": problems.ProblemDetails}, "5XX": {"model": problems.ProblemDetails}},
+        responses=problems.RESPONSES,
+        redirect_slashes=False,
     )
     app.state.context = Context(database, clock)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
@@ -63,6 +65,11 @@ def create_app(
     app.include_router(health.router)
     pages.install(app, database, clock, session_secret)
     return app
+
+
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        return problems.describe(super().openapi())
 
 
 async def deliver(settings: Settings, database: Database, stop: asyncio.Event) -> None:

@@ -30,7 +30,7 @@ OK, FAILED, USAGE = 0, 1, 2
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; 0 when it did what it was asked, 1 when it could not, 2 when it was asked wrongly."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         settings = _settings(options)
     except ValidationError as error:
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         command: Callable[[Settings, argparse.Namespace], int] = options.command
         return command(settings, options)
-    except sa.exc.OperationalError as error:
+    except sa.exc.DBAPIError as error:
         print(f"evalstop: the database does not answer: {str(error.orig).strip()}", file=sys.stderr)
     except (ServiceError, OSError) as error:
         print(f"evalstop: {error}", file=sys.stderr)
@@ -135,7 +135,7 @@ def key_create(settings: Settings, options: argparse.Namespace) -> int:
 
 def openapi(settings: Settings, options: argparse.Namespace) -> int:
     """Print the OpenAPI document."""
-    database = Database("sqlite:///:memory:")
+    database = Database(settings.url)  # never asked
     print(json.dumps(app.create_app(settings, database, session_secret="none").openapi(), indent=2))  # noqa: S106
     return OK
 
@@ -201,8 +201,9 @@ def _settings(options: argparse.Namespace) -> Settings:
     return Settings(**given)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """All commands; what is parsed holds the function that runs its command as `command`."""
+    root = argparse.ArgumentParser(
         prog="evalstop",
         description="Stops training jobs that no longer get better, and keeps their best checkpoints.",
         epilog="Every setting is an environment variable too: EVALSTOP_DATABASE_URL, EVALSTOP_PORT, ...\n"
@@ -226,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     listening.add_argument("--host", help="the address to listen on (default 127.0.0.1)")
     listening.add_argument("--port", type=int, help="the port to listen on, 0 for any free one (default 8787)")
 
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(to: Any, name: str, run: Callable[..., int], *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         command: argparse.ArgumentParser = to.add_parser(
@@ -242,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     add(commands, "openapi", openapi)
     _add_project(commands, add)
     _add_key(commands, add)
-    return parser
+    return root
 
 
 def _add_project(commands: Any, add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,7 +18,6 @@ from evalstop_detectors import (
     is_late,
     policy_from_document,
     replay,
-    start,
     state_from_json,
     state_to_json,
     step,
@@ -169,9 +169,9 @@ def _store_checkpoint(tx: Transaction, run: Run, checkpoint: Checkpoint) -> _Sto
 
 
 def _begin_attempt(tx: Transaction, run: Run, at: int, now: datetime) -> _Stored:
-    repeated = runs.resumed_from(tx, run) == at and not observations.any_since(tx, run.id, run.attempt)
-    if repeated:
+    if run.status == "running" and runs.resumed_from(tx, run) == at and not _anything_since(tx, run):
         return _Stored(run)
+    _withdraw(tx, run, at, now)
     run = replace(run, attempt=run.attempt + 1, status="running", ended_at=None)
     superseded = observations.supersede(tx, run.id, at, run.attempt)
     checkpoints.supersede(tx, run.id, at, run.attempt)
@@ -180,24 +180,51 @@ def _begin_attempt(tx: Transaction, run: Run, at: int, now: datetime) -> _Stored
     return _Stored(run, rewritten=True, checkpoints_changed=True, counts={"superseded": superseded})
 
 
+def _anything_since(tx: Transaction, run: Run) -> bool:
+    saved = any(checkpoint.attempt == run.attempt for checkpoint in checkpoints.listing(tx, run.id))
+    return saved or observations.any_since(tx, run.id, run.attempt)
+
+
+def _withdraw(tx: Transaction, run: Run, at: int, now: datetime) -> None:
+    """A stop that still waits for its grace period to end is not for the attempt that begins now."""
+    decision = decisions.of_attempt(tx, run.id, run.attempt)
+    if decision is None or decision.state != lifecycle.State.PENDING or decision.due_at <= now:
+        return
+    outbox.cancel(tx, run.id, decision.id, now)
+    why = f"the trainer went on from step {at} before the grace period was over"
+    decisions.change(tx, decision, lifecycle.State.VETOED, actor="evalstop", reason=why, details={}, now=now)
+
+
 def _follow(tx: Transaction, stored: _Stored, policy: Policy) -> tuple[MonitorState, list[Verdict]]:
     """Move the monitor on by what is new, or rebuild it; gives its state and the verdicts it came to on the way."""
     run = stored.run
     fresh = watching.observations(run, policy, stored.points)
-    try:
-        state = state_from_json(policy, run.monitor_state) if run.monitor_state else start(policy)
-        rebuild = stored.rewritten or run.monitor_state is None or any(is_late(state, item) for item in fresh[:1])
-    except StaleState:
-        rebuild = True
-    if rebuild:
-        past = observations.series(tx, run.id, watching.watched(run, policy))
-        state = replay(policy, watching.observations(run, policy, past))
-        return state, [state.verdict]
+    state = None if stored.rewritten else _kept(run, policy)
     reached = []
+    if state is None:  # as it was before the fresh points, so that they are taken in like any others
+        state = _rebuilt(tx, run, policy, without={point.identity for point in stored.points})
+        reached.append(state.verdict)
+    if any(is_late(state, observation) for observation in fresh[:1]):
+        state = _rebuilt(tx, run, policy)
+        return state, [*reached, state.verdict]
     for observation in fresh:
         state, verdict = step(policy, state, observation)
         reached.append(verdict)
     return state, reached
+
+
+def _kept(run: Run, policy: Policy) -> MonitorState | None:
+    try:
+        return state_from_json(policy, run.monitor_state) if run.monitor_state is not None else None
+    except StaleState:
+        return None
+
+
+def _rebuilt(
+    tx: Transaction, run: Run, policy: Policy, without: Collection[tuple[str, int]] = frozenset()
+) -> MonitorState:
+    past = observations.series(tx, run.id, watching.watched(run, policy))
+    return replay(policy, watching.observations(run, policy, (item for item in past if item.identity not in without)))
 
 
 def _with_best(tx: Transaction, stored: _Stored) -> Run:

@@ -35,8 +35,7 @@ def any_key(database: Database) -> Key | None:
 
 def add_project(database: Database, name: str, mode: str, grace_seconds: float, now: datetime) -> Project:
     """Make a project; raises Conflict if there is one of that name."""
-    if not name.strip() or len(name) > 256 or not name.isprintable():
-        raise Invalid(f"project {name!r}: a name has 1 to 256 printable characters")
+    _check_name("project", name)
     if not 0 <= grace_seconds <= 30 * 86400:
         raise Invalid(f"grace_seconds is {grace_seconds}; it may be 0 to {30 * 86400}")
     with database.transaction() as tx:
@@ -47,6 +46,7 @@ def add_key(
     database: Database, project_name: str | None, name: str, scopes: tuple[str, ...], now: datetime
 ) -> tuple[Key, str]:
     """Make a key and give its secret, bound to the project of that name, or (None) to the installation."""
+    _check_name("key", name)
     with database.transaction() as tx:
         project = projects.find_by_name(tx, project_name) if project_name is not None else None
         if project_name is not None and project is None:
@@ -54,6 +54,11 @@ def add_key(
         return keys.add(
             tx, project_id=project.id if project else None, name=name, scopes=tuple(dict.fromkeys(scopes)), now=now
         )
+
+
+def _check_name(noun: str, name: str) -> None:
+    if not name.strip() or len(name) > 256 or not name.isprintable():
+        raise Invalid(f"{noun} {name!r}: a name has 1 to 256 printable characters")
 
 
 def _make(tx: Transaction, name: str, mode: str, grace_seconds: float, now: datetime) -> Project:

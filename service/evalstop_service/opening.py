@@ -44,7 +44,7 @@ def open_run(database: Database, project_id: UUID, request: Request, now: dateti
 def resolve(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
     """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; a shipped one is stored on first use."""
     name, _, version = reference.partition("@")
-    if version and not version.isdecimal():
+    if version and not (version.isdecimal() and len(version) <= 9):  # what the database's integer holds
         raise Invalid(f"policy {reference!r}: after the @ comes a version number, as in paper@1")
     found = policies.find(tx, project.id, name, int(version) if version else None)
     if found is None and name in POLICIES and version in ("", "1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -48,7 +48,17 @@ class Settings(BaseSettings):
     delivery_first_pause_seconds: Positive = Field(1.0, description="the pause after the first failure; it doubles")
     delivery_longest_pause_seconds: Positive = Field(900.0, description="where the doubling ends")
 
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="what is less grave is not logged"
+    )
+
+    @field_validator("delivery_lease_seconds")
+    @classmethod
+    def outlasts_an_attempt(cls, seconds: float, others: ValidationInfo) -> float:
+        timeout_seconds = others.data.get("delivery_timeout_seconds", 0.0)
+        if seconds <= timeout_seconds:
+            raise ValueError(f"it must be longer than EVALSTOP_DELIVERY_TIMEOUT_SECONDS, which is {timeout_seconds:g}")
+        return seconds
 
     @property
     def url(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evalstop_client.receivers.descendants import DEAD_STATES, processes_by_ps
 from evalstop_client.receivers.process import marked_environment
 from evalstop_client.settings import labels_in
 
@@ -270,6 +272,14 @@ def test_help_teaches_by_example() -> None:
     command = [*RECEIVER, "process", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "evalstop-receiver process --listen 0.0.0.0:9000 -- python train.py" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
+def test_ps_tells_what_proc_tells() -> None:
+    """Where there is no /proc, `ps` names the same parent and group."""
+    (by_ps,) = [process for process in processes_by_ps() if process.pid == os.getpid()]
+    assert (by_ps.parent, by_ps.group) == (os.getppid(), os.getpgid(0))
+    assert by_ps.state[:1] not in DEAD_STATES
 
 
 def test_label_replaces_that_of_an_outer_receiver() -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeSer
 from tests.clients.programs import eventually
 
 METRICS = {"gold": {"signal": "eval", "direction": "maximize"}, "kl": {"signal": "kl"}}
-BRISK = Limits(poll_seconds=0.05, unauthorized_seconds=0.05)
+BRISK = Limits(flush_seconds=60, poll_seconds=0.05, unauthorized_seconds=0.05)
 
 
 def start(server: FakeServer, **arguments: Any) -> Run:
@@ -33,6 +33,11 @@ def posted(service: FakeService) -> list[tuple[str, dict[str, Any]]]:
         what = path.rpartition("/")[2]
         flat += [(what, point) for point in body["observations"]] if what == "observations" else [(what, body)]
     return flat
+
+
+def on_path(end: str, answer: Answer) -> Callable[[str, dict[str, Any]], Answer | None]:
+    """Says `answer` to the next post whose path has this end."""
+    return lambda path, body: answer if path.endswith(end) else None
 
 
 def words(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -203,12 +208,14 @@ def test_many_observations_travel_in_few_requests(server: FakeServer, service: F
 
 def test_trouble_of_the_service_is_waited_out(server: FakeServer, service: FakeService) -> None:
     """429, 500 and a foreign 404 lose nothing and change no order."""
-    service.forced = [
+    trouble = [
         Answer(503, "<html>"),
         Answer(429, {}, {"retry-after": "0"}),
         Answer(404, "<html>", {"content-type": "text/html"}),
         Answer(200, "<html>sign in</html>"),
-        Answer(500, {}, {"content-type": PROBLEM}),
+    ]
+    service.forced = [
+        on_path(path, answer) for path in ("/runs", "/observations", "/checkpoints") for answer in trouble
     ]
     with start(server) as run:
         run.log({"gold": 1.0}, step=1)
@@ -292,6 +299,15 @@ def test_run_that_the_service_lost_is_opened_again(server: FakeServer, service: 
             service.runs.clear()
         run.log({"gold": 1.0}, step=2)
     assert [step for _, _, step in service.run_named("a run").observations] == [2]
+
+
+def test_names_that_are_no_text_hold_nothing_up(server: FakeServer, service: FakeService) -> None:
+    """A path of bytes that are no UTF-8, as the system hands it over, is sent escaped."""
+    with start(server) as run:
+        run.checkpoint(os.fsdecode(b"/ckpt/\xff"), step=1)
+        run.log({"\ud800": 1.0}, step=1)
+    assert service.run_named("a run").checkpoints == {1: "/ckpt/\udcff"}
+    assert len(service.run_named("a run").observations) == 1
 
 
 def test_conflict_is_said_once(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:

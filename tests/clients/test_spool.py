@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from evalstop_client.notices import Notices
 from evalstop_client.segment import Entry
 from evalstop_client.settings import Limits
 from evalstop_client.spool import Spool
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 OPENING = {"name": "a run"}
@@ -55,6 +56,7 @@ def flat(chunks: list[list[Entry]]) -> list[Entry]:
     return [entry for chunk in chunks for entry in chunk]
 
 
+@settings(deadline=None)  # every append waits for the disk
 @given(appends)
 def test_comes_out_as_it_went_in(chunks: list[list[Entry]]) -> None:
     """What is appended comes out whole and in order, in batches that one request can carry; then nothing is left."""
@@ -68,6 +70,7 @@ def test_comes_out_as_it_went_in(chunks: list[list[Entry]]) -> None:
         assert not folder.exists()
 
 
+@settings(deadline=None)  # every append waits for the disk
 @given(appends, st.integers(0, 12))
 def test_next_process_goes_on_where_the_last_one_ended(chunks: list[list[Entry]], sent_before: int) -> None:
     """What a dead process had not sent comes out of the next spool first, once, and before what is new."""
@@ -86,6 +89,19 @@ def test_next_process_goes_on_where_the_last_one_ended(chunks: list[list[Entry]]
         assert not folder.exists()
 
 
+def test_what_is_recorded_before_the_adoption_is_sent_after_it(tmp_path: Path) -> None:
+    """The trainer may log before the folder has been looked through: the order is that of the making all the same."""
+    first = spool_in(tmp_path / "a-run")
+    first.append([Entry("resume", {"step": 1})])
+    first.close()
+    second = spool_in(tmp_path / "a-run")
+    second.append([Entry("resume", {"step": 2})])
+    second.adopt()
+    second.append([Entry("resume", {"step": 3})])
+    assert [entry.body["step"] for entry in drained(second)] == [1, 2, 3]
+
+
+@settings(deadline=None)  # every append waits for the disk
 @given(appends.filter(lambda chunks: flat(chunks) != []), st.data())
 def test_torn_tail_costs_only_the_torn_line(chunks: list[list[Entry]], data: st.DataObject) -> None:
     """A file cut at any byte yields every line that was whole, in order."""
@@ -120,12 +136,13 @@ def test_damaged_line_is_passed_over_and_counted(tmp_path: Path) -> None:
     assert notices.dropped == 1
 
 
-def test_living_process_keeps_its_segments(tmp_path: Path) -> None:
+def test_living_process_keeps_its_segments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A spool in use is not adopted by another, nor are its files touched."""
     first = spool_in(tmp_path / "a-run")
     first.append([Entry("resume", {"step": 1})])
     second = spool_in(tmp_path / "a-run")
     assert second.adopt() == 0
+    assert caplog.records == []
     second.close()
     assert drained(first) == [Entry("resume", {"step": 1})]
 

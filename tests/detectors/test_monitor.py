@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from evalstop_detectors import (
     start,
     step,
 )
+from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
 from evalstop_detectors.non_finite import NonFinite
@@ -41,23 +43,28 @@ def fold(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
     return states
 
 
-def reference_verdict(policy: Policy, history: list[Observation]) -> Call:
-    """What the policy's text says about this history, leaving aside earlier verdicts."""
+def reference_verdict(policy: Policy, history: list[Observation]) -> tuple[Call, int | None]:
+    """The call and the turn that the policy's text gives this history, leaving aside earlier verdicts."""
     calls = []
     for member in policy.members:
         shown = [item for item in history if item.signal in member.detector.signals]
-        value, _ = REFERENCES[member.detector.name](member.detector, shown)
+        value, turn = REFERENCES[member.detector.name](member.detector, shown)
         suspects, stops = (
             bool(shown) and threshold is not None and value >= threshold
             for threshold in (member.thresholds.suspect_at, member.thresholds.stop_at)
         )
-        calls.append((stops, suspects or stops, Signal.EVAL in member.detector.signals))
+        calls.append((stops, suspects or stops, Signal.EVAL in member.detector.signals, turn))
     evals = [item for item in history if item.signal is Signal.EVAL and math.isfinite(item.value)]
-    enough = sum(stops for stops, _, _ in calls) >= policy.at_least
-    gold = any(stops and sees_gold for stops, _, sees_gold in calls) or not policy.gold_required
+    enough = sum(stops for stops, *_ in calls) >= policy.at_least
+    gold = any(stops and sees_gold for stops, _, sees_gold, _ in calls) or not policy.gold_required
     if enough and gold and len(evals) >= policy.min_evals and history[-1].step >= policy.warmup_steps:
-        return Call.STOP
-    return Call.SUSPECT if any(suspects for _, suspects, _ in calls) else Call.CONTINUE
+        return Call.STOP, earliest(turn for stops, _, _, turn in calls if stops)
+    suspects = any(suspects for _, suspects, *_ in calls)
+    return Call.SUSPECT if suspects else Call.CONTINUE, earliest(turn for _, alarmed, _, turn in calls if alarmed)
+
+
+def earliest(turns: Iterable[int | None]) -> int | None:
+    return min((turn for turn in turns if turn is not None), default=None)
 
 
 @given(policy=policies(), observations=runs)
@@ -65,7 +72,7 @@ def test_the_verdict_is_what_the_policy_says(policy: Policy, observations: list[
     """Every verdict up to the first stop follows from at_least, gold, min_evals and warmup_steps by their words."""
     watched = [item for item in observations if item.signal in policy.signals]
     for count, state in enumerate(fold(policy, watched)[1:], start=1):
-        assert state.verdict.verdict is reference_verdict(policy, watched[:count])
+        assert (state.verdict.verdict, state.verdict.turn_step) == reference_verdict(policy, watched[:count])
         assert state.verdict.step == watched[count - 1].step
         if state.verdict.stops:
             break
@@ -196,6 +203,15 @@ def test_limits_are_reached_exactly() -> None:
     policy = msgspec.structs.replace(alone(KDecline(k=2)), min_evals=4, warmup_steps=4)
     states = fold(policy, eval_series([9, 5, 4, 3], start=1))
     assert [state.verdict.stops for state in states] == [False, False, False, False, True]
+
+
+def test_the_turn_is_the_earliest_belief() -> None:
+    """Of the detectors that call for a stop, the one that saw the turn first places it."""
+    members = (*alone(KDecline(k=1)).members, *alone(KBelowBest(k=1)).members)
+    verdict = replay(Policy("both", members, at_least=2), eval_series([9, 7, 8, 6])[1:]).verdict
+    assert (verdict.step, verdict.turn_step) == (3, 2)
+    verdict = replay(Policy("both", members, at_least=2, min_evals=4), eval_series([9, 7, 8, 6])).verdict
+    assert (verdict.step, verdict.turn_step) == (3, 0)
 
 
 def test_nothing_seen_is_no_verdict_to_act_on() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import socketserver
 import threading
 import time
 from collections import OrderedDict
@@ -127,6 +129,11 @@ class ReceiverServer(ThreadingHTTPServer):
         self.read_seconds = read_seconds
         super().__init__((host, port), _Handler)
 
+    def server_bind(self) -> None:
+        """Bind, without asking the name service who we are: it may take its time, and nobody wants to know."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
     def serve(self, receiver: Receiver) -> None:
         """Hand what arrives to `receiver`, from a thread; what arrived since the socket was bound has waited."""
         self.receiver = receiver
@@ -196,6 +203,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _hang_up(self) -> None:
         try:
-            self.connection.shutdown(2)
+            self.connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             logger.debug("a slow sender was gone already")

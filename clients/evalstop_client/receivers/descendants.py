@@ -56,12 +56,11 @@ def living_members(group: int, ancestor: int) -> list[Process]:
 
 def process_table() -> Iterator[Process]:
     """All processes, from /proc, or from `ps` where there is no /proc."""
-    if Path("/proc/self/stat").exists():
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdecimal():
-                with contextlib.suppress(OSError):  # it ended meanwhile
-                    yield _from_stat((folder / "stat").read_text(errors="replace"))
-        return
+    return _from_proc() if Path("/proc/self/stat").exists() else processes_by_ps()
+
+
+def processes_by_ps() -> Iterator[Process]:
+    """All processes but the `ps` that lists them."""
     command = ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="]
     listing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # a constant
     for line in listing.communicate()[0].splitlines():
@@ -78,8 +77,10 @@ def reap_orphans(child: int) -> None:
                 os.waitpid(process.pid, os.WNOHANG)
 
 
-def _from_stat(stat: str) -> Process:
-    # "pid (command) state ppid pgrp ...": the command may hold spaces and parentheses itself
-    head, _, tail = stat.rpartition(")")
-    state, parent, group = tail.split()[:3]
-    return Process(int(head.split()[0]), int(parent), int(group), state)
+def _from_proc() -> Iterator[Process]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                # "pid (command) state ppid pgrp ...": the command may hold spaces and parentheses itself
+                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                yield Process(int(folder.name), int(fields[1]), int(fields[2]), fields[0])

@@ -90,15 +90,16 @@ class Trainer:
     """A run of RLHF: iterate over `evals()`, and read `state` in between to save it."""
 
     def __init__(self, config: Config, state: State | None = None) -> None:
-        """Start at the initial policy, or where a saved state left off."""
+        """Start at the initial policy, or where a saved state left off: its own eval, if one was due, is done."""
         self.config = config
         self.world = make_world(config)
         initial = self.world.initial
+        self._resumed = state is not None
         self.state = state or State(0, initial, Moments.zero(initial.parameters.size))
 
     def evals(self, interrupted: Callable[[], bool] = lambda: False) -> Iterator[Eval]:
         """Train to the end or, asked before every step, until interrupted; yield an eval at 0 and each `eval_every`."""
-        if self.state.step == 0:
+        if self.state.step == 0 and not self._resumed:
             yield self.evaluate()
         while self.state.step < self.config.steps and not interrupted():
             self.train_step()

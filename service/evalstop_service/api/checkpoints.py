@@ -9,12 +9,13 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from evalstop_service import ingest
+from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Ingest, Now, Read
 from evalstop_service.api.runs import found
 from evalstop_service.api.schemas import Answer, BestOut, Body, Plain, Step, Time
 from evalstop_service.store import checkpoints
 
-router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"])
+router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)
 
 
 class CheckpointIn(Body):

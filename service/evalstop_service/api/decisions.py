@@ -9,8 +9,9 @@ from fastapi import APIRouter, Query
 from pydantic import Field, field_validator
 
 from evalstop_service import responses
+from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Caller, Db, Now, Operate, Read
-from evalstop_service.api.schemas import MAX_STEP, Body, Line, Name, plain
+from evalstop_service.api.schemas import Body, Line, Name, Step, plain
 from evalstop_service.api.views import DecisionOut, DecisionPage, decision_out, next_cursor
 from evalstop_service.errors import NotFound
 from evalstop_service.lifecycle import State
@@ -18,7 +19,7 @@ from evalstop_service.store import decisions
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 
-router = APIRouter(prefix="/decisions", tags=["decisions"])
+router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
 
 
 class VetoIn(Body):
@@ -49,7 +50,7 @@ class OutcomeIn(Body):
     """What turned out to be true."""
 
     outcome: Literal["right", "wrong", "unknown"]
-    turn_step: Annotated[int, Field(ge=0, le=MAX_STEP)] | None = None
+    turn_step: Step | None = None
     actor: Name | None = Field(None, description="by default the name of the key")
     note: Line = ""
 

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
+from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Now, Operate, Read
 from evalstop_service.api.schemas import Answer, Page, Time
 from evalstop_service.errors import Conflict, NotFound
@@ -14,7 +15,7 @@ from evalstop_service.store import deliveries
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.deliveries import Delivery
 
-router = APIRouter(prefix="/deliveries", tags=["webhooks"])
+router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRoute)
 
 State = Literal["waiting", "delivered", "dead", "cancelled"]
 

@@ -9,13 +9,14 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import AfterValidator, Field
 
+from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Now
 from evalstop_service.api.schemas import Answer, Body, Plain, Time
 from evalstop_service.errors import NotFound
 from evalstop_service.store import endpoints
 from evalstop_service.store.outbox import EVENT_TYPES
 
-router = APIRouter(prefix="/endpoints", tags=["webhooks"])
+router = APIRouter(prefix="/endpoints", tags=["webhooks"], route_class=JsonRoute)
 
 
 def _address(url: str) -> str:
@@ -38,7 +39,9 @@ def _event_type(name: str) -> str:
 
 
 Address = Annotated[str, Field(min_length=1, max_length=2048), Plain, AfterValidator(_address)]
-EventTypes = Annotated[list[Annotated[str, AfterValidator(_event_type)]], Field(min_length=1, max_length=20)]
+EventTypes = Annotated[
+    list[Annotated[str, AfterValidator(_event_type)]], Field(min_length=1, max_length=20, fail_fast=True)
+]
 
 
 class EndpointIn(Body):

@@ -8,19 +8,20 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
+from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Now
 from evalstop_service.api.schemas import Answer, Body, Name, Scope, Time
 from evalstop_service.errors import NotFound
 from evalstop_service.store import keys
 
-router = APIRouter(prefix="/keys", tags=["keys"])
+router = APIRouter(prefix="/keys", tags=["keys"], route_class=JsonRoute)
 
 
 class KeyIn(Body):
     """A new key of this project."""
 
     name: Name = Field(examples=["trainers"])
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=4)] = Field(examples=[["ingest"]])
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=4, fail_fast=True)] = Field(examples=[["ingest"]])
 
 
 class KeyOut(Answer):

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from evalstop_service import ingest
+from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Ingest, Now, Read
 from evalstop_service.api.runs import found
-from evalstop_service.api.schemas import MAX_POINTS, Answer, BestOut, Body, Measured, Name, Page, Step, Time, VerdictOut
+from evalstop_service.api.schemas import (
+    MAX_POINTS,
+    Answer,
+    BestOut,
+    Body,
+    Measured,
+    Name,
+    Page,
+    Step,
+    Stored,
+    Time,
+    VerdictOut,
+)
 from evalstop_service.errors import Invalid
 from evalstop_service.store import observations
 from evalstop_service.store.observations import Point
 
-router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"])
+router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"], route_class=JsonRoute)
 
 MOST_CONFLICTS = 100
 
@@ -33,10 +46,19 @@ class ObservationIn(Body):
     time: Time | None = Field(None, description="when it was measured")
 
 
+def _few_enough(points: Any) -> Any:
+    # Before the points are looked at: a million of them can be wrong in a million ways.
+    if isinstance(points, list) and len(points) > MAX_POINTS:
+        raise ValueError(f"{len(points)} points; a batch may hold 1 to {MAX_POINTS}")
+    return points
+
+
 class BatchIn(Body):
     """Observations in any order; repeats are harmless."""
 
-    observations: Annotated[list[ObservationIn], Field(min_length=1, max_length=MAX_POINTS)]
+    observations: Annotated[
+        list[ObservationIn], Field(min_length=1, max_length=MAX_POINTS), BeforeValidator(_few_enough)
+    ]
 
 
 class ConflictOut(Answer):
@@ -44,8 +66,8 @@ class ConflictOut(Answer):
 
     metric: str
     step: int
-    stored_value: Measured
-    sent_value: Measured
+    stored_value: Stored
+    sent_value: Stored
 
 
 class ReceiptOut(Answer):
@@ -65,7 +87,7 @@ class ObservationOut(Answer):
 
     metric: str
     step: int
-    value: Measured
+    value: Stored
     stderr: float | None
     time: Time | None
     attempt: int

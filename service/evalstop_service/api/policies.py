@@ -9,13 +9,14 @@ from evalstop_detectors import POLICIES, policy_from_document, policy_to_documen
 from fastapi import APIRouter, Body
 from pydantic import Field
 
+from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Now, Read
 from evalstop_service.api.schemas import Answer, Time
 from evalstop_service.errors import NotFound
 from evalstop_service.store import policies, projects
 from evalstop_service.store.policies import StoredPolicy
 
-router = APIRouter(prefix="/policies", tags=["policies"])
+router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
 
 EXAMPLE = {
     "name": "patient",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -59,6 +60,36 @@ class ProblemDetails(BaseModel):
     errors: list[FieldError] | None = Field(None, description=f"what was wrong where, at most {MOST_ERRORS} of them")
 
 
+class _Document(JSONResponse):
+    media_type = MEDIA_TYPE
+
+    def render(self, content: Any) -> bytes:
+        # In ASCII, because what was sent may be quoted here, down to half a surrogate pair that UTF-8 cannot write.
+        return json.dumps(content).encode()
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "model": ProblemDetails,
+        "description": "400 no JSON, 401 no valid key, 403 a key that may not, 404 not in this project, 409 against "
+        "what is on record, 413 too large, 415 not application/json, 422 not valid; nothing was stored",
+    },
+    "5XX": {"model": ProblemDetails, "description": "503 the database is away, send the same again; 500 a fault"},
+}
+"""What every route may answer besides."""
+
+
+def describe(document: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI document with the media type that problems really have."""
+    for path in document["paths"].values():
+        for operation in path.values():
+            for status in RESPONSES:
+                content = operation["responses"].get(status, {}).get("content", {})
+                if "application/json" in content:
+                    content[MEDIA_TYPE] = content.pop("application/json")
+    return document
+
+
 def answer(problem: Problem, path: str) -> JSONResponse:
     """The problem as a response to a request for `path`."""
     body: dict[str, Any] = {
@@ -70,7 +101,7 @@ def answer(problem: Problem, path: str) -> JSONResponse:
     }
     if problem.errors is not None:
         body["errors"] = problem.errors
-    return JSONResponse(body, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
+    return _Document(body, problem.status, headers=problem.headers)
 
 
 def install(app: FastAPI) -> None:
@@ -100,20 +131,30 @@ def _handler(to_problem: Any) -> Any:
 
 def _invalid_request(error: RequestValidationError) -> Problem:
     found = error.errors()
-    errors = [{"pointer": _pointer(item["loc"]), "detail": item["msg"]} for item in found[:MOST_ERRORS]]
+    errors = [
+        {"pointer": _pointer(item["loc"]), "detail": item["msg"].removeprefix("Value error, ")}
+        for item in found[:MOST_ERRORS]
+    ]
     detail = f"{len(found)} thing{'s' if len(found) != 1 else ''} wrong with the request; nothing of it was stored"
     return Problem(422, "The request is not valid", detail, errors=errors)
 
 
 def _pointer(location: tuple[int | str, ...]) -> str:
     if location and location[0] == "body":
-        return "".join(f"/{part}" for part in location[1:])
+        return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location[1:])
     return " ".join(str(part) for part in location)
 
 
 def _http_exception(error: HTTPException) -> Problem:
-    title = HTTPStatus(error.status_code).phrase
-    return Problem(error.status_code, title, str(error.detail), headers=error.headers)
+    headers = error.headers or {}
+    match error.status_code:
+        case 404:
+            return Problem(404, "Not found", "there is nothing at this path; /docs shows what there is")
+        case 405:
+            allowed = headers.get("Allow", "another one")
+            detail = f"this path takes {allowed}; /docs shows what there is"
+            return Problem(405, "Wrong method", detail, headers=headers)
+    return Problem(error.status_code, HTTPStatus(error.status_code).phrase, str(error.detail), headers=headers)
 
 
 def _database_away(error: Exception) -> Problem:

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from evalstop_service import opening
+from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Installation, Now, Read
 from evalstop_service.api.schemas import Answer, Body, Line, Mode, Name, ProjectOut
 from evalstop_service.errors import Conflict
@@ -16,7 +17,7 @@ from evalstop_service.store import projects
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 
-router = APIRouter(tags=["projects"])
+router = APIRouter(tags=["projects"], route_class=JsonRoute)
 
 Grace = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
 
@@ -73,7 +74,7 @@ def get_project(caller: Read, database: Db) -> ProjectOut:
 def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -> ProjectOut:
     """Change the defaults of the key's project; runs that are open keep theirs."""
     with database.transaction() as tx:
-        project = replace(projects.get(tx, caller.project_id), **body.model_dump(exclude_none=True))
+        project = replace(projects.lock(tx, caller.project_id), **body.model_dump(exclude_none=True))
         opening.resolve(tx, project, project.default_policy, now)
         projects.change(tx, project)
     return ProjectOut.model_validate(project)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field, field_validator
 
 from evalstop_service import ingest, opening, responses
+from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Ingest, Now, Read, ReadOrIngest
 from evalstop_service.api.schemas import (
     MAX_STEP,
@@ -23,6 +24,7 @@ from evalstop_service.api.schemas import (
     Step,
     Time,
     VerdictOut,
+    Whole,
 )
 from evalstop_service.api.views import RunOut, RunPage, next_cursor, run_out, runs_out
 from evalstop_service.errors import NotFound
@@ -30,7 +32,7 @@ from evalstop_service.store import runs, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
 
-router = APIRouter(prefix="/runs", tags=["runs"])
+router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
 
 class RunIn(Body):
@@ -52,7 +54,7 @@ class RunIn(Body):
         None, description="NAME or NAME@VERSION", examples=["paper"]
     )
     mode: Mode | None = None
-    total_steps: Annotated[int, Field(ge=1, le=MAX_STEP)] | None = None
+    total_steps: Annotated[Whole, Field(ge=1, le=MAX_STEP)] | None = None
 
     @field_validator("metrics")
     @classmethod

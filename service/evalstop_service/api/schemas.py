@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 import unicodedata
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from evalstop_service.clock import rfc3339
 
@@ -16,6 +18,9 @@ MAX_STEP = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
 
 MAX_POINTS = 10_000
+
+_MOST = sys.float_info.max
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d", re.ASCII)
 
 
 def plain(text: str) -> str:
@@ -25,9 +30,22 @@ def plain(text: str) -> str:
 
 
 def _measured(value: Any) -> Any:
-    if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError('a number, or one of the strings "NaN", "Infinity", "-Infinity"')
-    return float(value) if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity") else value
+    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_MOST <= value <= _MOST:
+        raise ValueError('a number that a double can hold, or one of the strings "NaN", "Infinity", "-Infinity"')
+    return value
+
+
+def _whole(value: Any) -> Any:
+    # To JSON 120.0 is as whole as 120.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _said(moment: Any) -> Any:
+    if isinstance(moment, datetime) or (isinstance(moment, str) and _MOMENT.match(moment)):
+        return moment
+    raise ValueError("a time as in 2026-01-01T00:00:00Z")
 
 
 def _written(value: float) -> float | str:
@@ -48,16 +66,20 @@ def _utc(moment: datetime) -> datetime:
 Plain = AfterValidator(plain)
 Name = Annotated[str, Field(min_length=1, max_length=256), Plain]
 Line = Annotated[str, Field(max_length=2000), Plain]
-Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
-Time = Annotated[datetime, AfterValidator(_utc), PlainSerializer(rfc3339, return_type=str)]
-Measured = Annotated[
-    float,
-    BeforeValidator(_measured),
-    PlainSerializer(_written),
-    Field(
-        json_schema_extra={"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}], "type": None},
-    ),
+Whole = Annotated[int, BeforeValidator(_whole)]
+Step = Annotated[Whole, Field(ge=0, le=MAX_STEP)]
+Time = Annotated[
+    datetime,
+    Field(strict=False),
+    BeforeValidator(_said),
+    AfterValidator(_utc),
+    PlainSerializer(rfc3339, return_type=str),
 ]
+_NUMBER = {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
+Measured = Annotated[float, BeforeValidator(_measured), WithJsonSchema(_NUMBER)]
+"""A number as it is sent."""
+Stored = Annotated[float, PlainSerializer(_written), WithJsonSchema(_NUMBER)]
+"""A number as it is answered; JSON has no NaN and no infinities."""
 Scope = Literal["ingest", "read", "operate", "admin"]
 Mode = Literal["shadow", "enforce"]
 
@@ -65,7 +87,7 @@ Mode = Literal["shadow", "enforce"]
 class Body(BaseModel):
     """A request body: nothing that is not understood is passed over in silence."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Answer(BaseModel):

@@ -1,19 +1,5 @@
-"""The dashboard: server-rendered pages for operators."""
+"""The dashboard: server-rendered pages for people, with charts that follow a run while it trains."""
 
-from __future__ import annotations
+from evalstop_service.pages.site import install, sign_in_token
 
-from uuid import UUID
-
-from fastapi import FastAPI
-
-from evalstop_service.clock import Clock
-from evalstop_service.store.database import Database
-
-
-def install(app: FastAPI, database: Database, clock: Clock, session_secret: str) -> None:
-    """Add the pages to the app."""
-
-
-def sign_in_token(session_secret: str, key_id: UUID) -> str:
-    """A signed token that signs a browser in."""
-    return ""
+__all__ = ["install", "sign_in_token"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -41,6 +42,26 @@ class StoredPoint(Point):
     attempt: int = 1
     superseded_by: int = LIVE
     received_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Latest:
+    """A metric's last live observation, and how many there are."""
+
+    metric: str
+    count: int
+    step: int
+    value: float
+    stderr: float | None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Some neighbouring values of a series: where they end, the lowest and the highest of them."""
+
+    step: int
+    lowest: float
+    highest: float
 
 
 def add(tx: Transaction, run_id: UUID, attempt: int, points: Iterable[Point], now: datetime) -> None:
@@ -93,6 +114,43 @@ def series(tx: Transaction, run_id: UUID, metrics: Collection[str]) -> list[Poin
         .order_by(observations.c.step)
     )
     return [Point(*row) for row in tx.execute(query)]
+
+
+def latest(tx: Transaction, run_id: UUID) -> list[Latest]:
+    """Each metric of a run, by name."""
+    live = (observations.c.run_id == run_id) & (observations.c.superseded_by == LIVE)
+    ends = sa.select(
+        observations.c.metric, sa.func.count().label("count"), sa.func.max(observations.c.step).label("step")
+    )
+    last = ends.where(live).group_by(observations.c.metric).subquery()
+    query = sa.select(last.c.metric, last.c.count, last.c.step, observations.c.value, observations.c.stderr)
+    query = query.join(
+        observations, (observations.c.metric == last.c.metric) & (observations.c.step == last.c.step) & live
+    )
+    return [Latest(*row) for row in tx.execute(query.order_by(last.c.metric))]
+
+
+def outlines(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> dict[UUID, list[Stretch]]:
+    """One metric a run: the finite live values in so many stretches of equal count, by ascending step."""
+    bucket = sa.func.ntile(stretches).over(partition_by=observations.c.run_id, order_by=observations.c.step)
+    rows = (
+        sa.select(observations.c.run_id, observations.c.step, observations.c.value, bucket.label("bucket"))
+        .where(
+            sa.tuple_(observations.c.run_id, observations.c.metric).in_(list(metrics.items())),
+            observations.c.superseded_by == LIVE,
+            observations.c.value.between(-sys.float_info.max, sys.float_info.max),
+        )
+        .subquery()
+    )
+    query = (
+        sa.select(rows.c.run_id, sa.func.max(rows.c.step), sa.func.min(rows.c.value), sa.func.max(rows.c.value))
+        .group_by(rows.c.run_id, rows.c.bucket)
+        .order_by(rows.c.run_id, rows.c.bucket)
+    )
+    found: dict[UUID, list[Stretch]] = defaultdict(list)
+    for run_id, *stretch in tx.execute(query):
+        found[run_id].append(Stretch(*stretch))
+    return found
 
 
 def last_step(tx: Transaction, run_id: UUID) -> int | None:

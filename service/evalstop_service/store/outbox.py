@@ -241,7 +241,7 @@ _CLAIMED = (
 
 
 def _due(now: datetime) -> sa.ColumnElement[bool]:
-    # The state is spelled out, not bound: only then does a planner see that the partial index answers.
+    # The state is spelled out, not bound, so that a plan made for any parameters may use the partial index too.
     waiting = deliveries.c.state == sa.literal_column("'waiting'")
     return sa.and_(waiting, deliveries.c.due_at <= now, targets.c.enabled, targets.c.deleted_at.is_(None))
 

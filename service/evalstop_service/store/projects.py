@@ -42,6 +42,12 @@ def change(tx: Transaction, project: Project) -> None:
     )
 
 
+def lock(tx: Transaction, project_id: UUID) -> Project:
+    """The project with this id, which some row refers to, locked until the transaction ends."""
+    tx.execute(sa.select(projects.c.id).where(projects.c.id == project_id).with_for_update())
+    return get(tx, project_id)
+
+
 def find(tx: Transaction, project_id: UUID) -> Project | None:
     """The project with this id."""
     return _one(tx, projects.c.id == project_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,7 +11,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, insert_if_new, like
-from evalstop_service.store.tables import attempts, policies, runs
+from evalstop_service.store.tables import attempts, decision_changes, outcomes, policies, runs
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,11 @@ def find_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
 
 def lock(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The run with its monitor's state, locked until the transaction ends."""
-    query = _SELECT.add_columns(runs.c.monitor_state).where(runs.c.project_id == project_id, runs.c.id == run_id)
-    return _one(tx, query.with_for_update(of=runs))
+    # Locked alone and read afterwards: in a join PostgreSQL finds no row when it had to wait for the lock and the run
+    # came out of the wait with another policy.
+    wanted = (runs.c.project_id == project_id, runs.c.id == run_id)
+    tx.execute(sa.select(runs.c.id).where(*wanted).with_for_update())
+    return _one(tx, _SELECT.add_columns(runs.c.monitor_state).where(*wanted))
 
 
 def listing(
@@ -101,14 +105,26 @@ def listing(
     limit: int = 50,
 ) -> list[Run]:
     """A project's runs, newest first: those whose name contains `name`, made before the run `before`."""
-    query = _SELECT.where(runs.c.project_id == project_id)
-    if name is not None:
-        query = query.where(like(runs.c.name, name))
-    if status is not None:
-        query = query.where(runs.c.status == status)
-    if before is not None:
-        query = query.where(runs.c.id < before)
-    return [Run(**row) for row in tx.execute(query.order_by(runs.c.id.desc()).limit(limit)).mappings()]
+    query = _page(_SELECT, project_id, name, status, before, limit)
+    return [Run(**row) for row in tx.execute(query).mappings()]
+
+
+def revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
+    """Differs whenever the run, or anything on record about its decisions, has changed."""
+    return _digest(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
+
+
+def listing_revision(
+    tx: Transaction,
+    project_id: UUID,
+    *,
+    name: str | None = None,
+    status: str | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> str:
+    """Differs whenever `listing` of the same arguments would, or the decisions on those runs."""
+    return _digest(tx, _page(_REVISION, project_id, name, status, before, limit))
 
 
 _SELECT = sa.select(
@@ -116,6 +132,33 @@ _SELECT = sa.select(
     policies.c.name.label("policy_name"),
     policies.c.version.label("policy_version"),
 ).join(policies, policies.c.id == runs.c.policy_id)
+
+_REVISION = sa.select(
+    runs.c.id,
+    runs.c.version,
+    runs.c.updated_at,
+    *(
+        sa.select(sa.func.count()).where(table.c.run_id == runs.c.id).scalar_subquery()
+        for table in (decision_changes, outcomes)
+    ),
+)
+
+
+def _page(
+    query: sa.Select[Any], project_id: UUID, name: str | None, status: str | None, before: UUID | None, limit: int
+) -> sa.Select[Any]:
+    query = query.where(runs.c.project_id == project_id)
+    if name is not None:
+        query = query.where(like(runs.c.name, name))
+    if status is not None:
+        query = query.where(runs.c.status == status)
+    if before is not None:
+        query = query.where(runs.c.id < before)
+    return query.order_by(runs.c.id.desc()).limit(limit)
+
+
+def _digest(tx: Transaction, query: sa.Select[Any]) -> str:
+    return hashlib.sha256(repr([tuple(row) for row in tx.execute(query)]).encode()).hexdigest()[:16]
 
 
 def _one(tx: Transaction, query: sa.Select[Any]) -> Run | None:

@@ -8,7 +8,9 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 
+from evalstop_service.errors import ServiceError
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import metadata
 
@@ -24,7 +26,10 @@ def upgrade(database: Database) -> None:
             tx.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
         config = _config()
         config.attributes.update(connection=tx, metadata=metadata)
-        command.upgrade(config, "head")
+        try:
+            command.upgrade(config, "head")
+        except CommandError as error:
+            raise ServiceError(f"{error}; it seems that a newer EvalStop made this schema") from error
 
 
 def current(database: Database) -> str | None:

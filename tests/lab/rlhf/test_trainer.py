@@ -81,7 +81,7 @@ def test_the_same_seed_gives_the_same_log() -> None:
     assert list(Trainer(replace(SMALL, seed=4)).evals()) != log
 
 
-@pytest.mark.parametrize("pause", [1, 10, 25, 40])
+@pytest.mark.parametrize("pause", [0, 1, 10, 25, 40])
 def test_a_resumed_run_goes_on_as_if_never_interrupted(pause: int) -> None:
     """Wherever a run is interrupted, a new trainer given its state logs exactly the rest."""
     whole = list(Trainer(SMALL).evals())

@@ -17,7 +17,14 @@ from evalstop_service.store.tables import deliveries as delivery_rows
 from evalstop_service.store.tables import delivery_attempts
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.service.delivery.fakes import EPOCH, Scene, a_scene
 
@@ -33,6 +40,9 @@ class Expected:
     state: str = "waiting"
     attempts: int = 0
     settled_attempts: int = 0
+
+
+ENDS = ("delivered", "retry", "dead", "gone")
 
 
 class OutboxMachine(RuleBasedStateMachine):
@@ -57,6 +67,11 @@ class OutboxMachine(RuleBasedStateMachine):
             if one.state == "waiting" and one.due_at <= self.now and self.enabled[one.endpoint_id]
         ]
         return sorted(due, key=lambda one: (one.due_at, one.id))
+
+    @initialize()
+    def begin(self) -> None:
+        self.announce(None)
+        self.claim(1, 5)
 
     @rule(wait=st.sampled_from([None, 0, 5, 40]))
     def announce(self, wait: int | None) -> None:
@@ -92,11 +107,29 @@ class OutboxMachine(RuleBasedStateMachine):
         self.held.remove(data.draw(st.sampled_from(self.held)))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), end=st.sampled_from(["delivered", "retry", "dead", "gone"]))
-    def settle(self, data: st.DataObject, end: str) -> None:
+    @rule(data=st.data(), end=st.sampled_from(ENDS), again=st.booleans())
+    def settle(self, data: st.DataObject, end: str, again: bool) -> None:
         claimed = data.draw(st.sampled_from(self.held))
-        if data.draw(st.booleans()):  # or it settles twice: a worker that came to life again
+        if not again:  # or it comes back and settles twice
             self.held.remove(claimed)
+        self.settle_one(claimed, end)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), end=st.sampled_from(ENDS))
+    def settle_after_the_lease(self, data: st.DataObject, end: str) -> None:
+        claimed = data.draw(st.sampled_from(self.held))
+        self.now = max(self.now, claimed.lease_until)
+        self.claim(4, 30)
+        self.settle_one(claimed, end)
+
+    @rule(end=st.sampled_from(ENDS))
+    def work(self, end: str) -> None:
+        before = len(self.held)
+        self.claim(4, 30)
+        for claimed in self.held[before:]:
+            self.settle_one(claimed, end)
+
+    def settle_one(self, claimed: Claimed, end: str) -> None:
         known = self.model[claimed.id]
         ends: dict[str, Result] = {
             "delivered": Delivered(),
@@ -139,7 +172,7 @@ class OutboxMachine(RuleBasedStateMachine):
         for one in waiting:
             one.state = "cancelled"
 
-    @rule(which=st.integers(0, 1), enabled=st.booleans())
+    @rule(which=st.integers(0, 1), enabled=st.sampled_from([True, True, False]))
     def switch_endpoint(self, which: int, enabled: bool) -> None:
         endpoint = self.endpoints[which]
         with self.database.transaction() as tx:
@@ -179,7 +212,7 @@ class OutboxMachine(RuleBasedStateMachine):
 def test_outbox_follows_its_model(database: Database) -> None:
     """Whatever workers, operators, crashes and time do, the outbox does what its model says."""
     budget = settings(
-        max_examples=40,
+        max_examples=80,
         stateful_step_count=30,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -245,6 +278,26 @@ def test_rolls_back_with_its_cause(database: Database, scene: Scene) -> None:
     with database.reading() as tx:
         assert scene.all(tx) == []
         assert not outbox.any_due(tx, EPOCH)
+
+
+@pytest.mark.parametrize("late", [Delivered(), Dead("HTTP 400"), Retry(EPOCH, "HTTP 500"), Dead("gone", gone=True)])
+def test_a_lost_lease_changes_nothing(database: Database, scene: Scene, late: Result) -> None:
+    """A worker that comes back after its lease was taken over can neither settle, record nor disable anything."""
+    endpoint = scene.endpoint(database, "http://x.example")
+    later = EPOCH + timedelta(seconds=11)
+    with database.transaction() as tx:
+        scene.announce(tx)
+        (lost,) = outbox.claim(tx, EPOCH, 10, 1)
+        assert outbox.claim(tx, later - timedelta(seconds=2), 10, 1) == []
+        (held,) = outbox.claim(tx, later, 10, 1)
+        assert not outbox.settle(tx, lost, late, at=later, duration_ms=1.0)
+        (delivery,) = scene.all(tx)
+        assert (delivery.state, delivery.due_at, delivery.attempts) == ("waiting", held.lease_until, 2)
+        assert deliveries.attempts(tx, delivery) == []
+        assert endpoints.find(tx, scene.project_id, endpoint.id) == endpoint
+        assert outbox.settle(tx, held, Delivered(), at=later, duration_ms=1.0)
+        assert not outbox.settle(tx, lost, Dead("HTTP 400"), at=later, duration_ms=1.0)
+        assert scene.all(tx)[0].state == "delivered"
 
 
 def test_goes_to_subscribers(database: Database, scene: Scene) -> None:

@@ -1,0 +1,32 @@
+# The service: `serve` by default; `migrate`, `deliver` and `up` are the same image with another command.
+
+FROM python:3.12-slim AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /source
+COPY constraints.txt ./
+RUN pip install -c constraints.txt build hatchling && python -m venv /opt/evalstop
+COPY detectors detectors
+COPY migrations migrations
+COPY service service
+RUN python -m build --no-isolation --wheel --outdir /wheels detectors \
+ && python -m build --no-isolation --wheel --outdir /wheels service \
+ && /opt/evalstop/bin/pip install -c constraints.txt /wheels/*.whl \
+ && /opt/evalstop/bin/pip uninstall --yes pip
+
+FROM python:3.12-slim
+ENV PATH=/opt/evalstop/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    EVALSTOP_HOST=0.0.0.0 \
+    EVALSTOP_PORT=8787 \
+    EVALSTOP_DATA_FOLDER=/data
+RUN groupadd --gid 10001 evalstop \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent evalstop \
+ && install --directory --owner=10001 --group=10001 /data
+COPY --from=build /opt/evalstop /opt/evalstop
+USER 10001
+EXPOSE 8787
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
+    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['EVALSTOP_PORT']), timeout=4); c.request('GET', '/readyz'); sys.exit(c.getresponse().status != 200)"]
+ENTRYPOINT ["evalstop"]
+CMD ["serve"]

@@ -1,0 +1,86 @@
+"""How a request's body is read: JSON by the letter of its standard, refused in our own words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from evalstop_service.api.problems import Problem
+
+MOST_NAMES = 1000
+"""In one object; no request needs as many, and each one that is not known is an error of its own."""
+
+
+class JsonRoute(APIRoute):
+    """A route whose body, if it takes one, is JSON: 415 for another type, 400 for what is not JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def strict(request: Request) -> Response:
+            content_type = request.headers.get("content-type", "")
+            if content_type.partition(";")[0].strip().lower() != "application/json":
+                raise Problem(415, "The body is not JSON", "send it with the header `Content-Type: application/json`")
+            return await handle(_Parsed(request, parse(await request.body())))
+
+        return strict
+
+
+class _Parsed(Request):
+    """A request whose body was read already."""
+
+    def __init__(self, request: Request, document: Any) -> None:
+        super().__init__(request.scope, request.receive)
+        self._document = document
+
+    async def body(self) -> bytes:
+        return b"read"
+
+    async def json(self) -> Any:
+        return self._document
+
+
+def parse(body: bytes) -> Any:
+    """The document in a body; raises Problem saying where it is not JSON."""
+    try:
+        return json.loads(
+            body.decode(), parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_distinct_names
+        )
+    except UnicodeDecodeError as error:
+        raise _problem(f"byte {error.start} is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        words = error.msg if body.strip() else "it is empty"
+        raise _problem(f"{words} at line {error.lineno}, column {error.colno}") from error
+    except RecursionError as error:
+        raise _problem("it is nested too deep") from error
+
+
+def _no_constant(name: str) -> Any:
+    raise _problem(f'{name} is no JSON; send it as the string "{name}"')
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 400:  # past what any double holds, and slow to read
+        raise _problem(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _problem(f"the name {twice[:100]!r} stands twice in one object")
+    if len(document) > MOST_NAMES:
+        raise _problem(f"an object has {len(document)} names; it may have {MOST_NAMES}")
+    return document
+
+
+def _problem(detail: str) -> Problem:
+    return Problem(400, "The body is not JSON that can be read", f"{detail}. Nothing was stored")

@@ -1,0 +1,146 @@
+"""The page of one run: where it stands, its chart, its decisions, and the numbers behind them."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import JSONResponse
+
+from evalstop_service.errors import NotFound
+from evalstop_service.pages import words
+from evalstop_service.pages.answers import PageRoute, page
+from evalstop_service.pages.thinning import thin
+from evalstop_service.pages.visitor import SignedIn, SiteOf, Visitor, known
+from evalstop_service.store import decisions, observations, runs, verdicts
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.observations import Latest, Point
+from evalstop_service.store.runs import Run
+
+router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
+
+MOST_POINTS = 2000
+MOST_METRICS = 100
+MOST_VERDICTS = 20
+CHARTED = ("eval", "proxy", "kl")
+
+
+@router.get("")
+def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """A run with its present decision, and those of its earlier attempts."""
+    with site.database.reading() as tx:
+        # Read first: what follows may be newer, never older.
+        revision = runs.revision(tx, visitor.project.id, run_id)
+        run = _found(tx, visitor, run_id)
+        on_record = decisions.listing(tx, run.project_id, run_id=run.id)
+        histories = {decision.id: decisions.history(tx, decision) for decision in on_record}
+        outcomes = {decision.id: decisions.outcome(tx, decision) for decision in on_record}
+        changes = verdicts.listing(tx, run.id, limit=MOST_VERDICTS)
+        metrics = _by_role(run, observations.latest(tx, run.id))
+        resumed_from = runs.resumed_from(tx, run)
+    present = _present(run, on_record)
+    return page(
+        "run.html",
+        visitor=visitor,
+        run=run,
+        revision=revision,
+        decision=present,
+        decisions=on_record,
+        histories=histories,
+        outcomes=outcomes,
+        states=words.STATES,
+        changes=changes,
+        metrics=metrics[:MOST_METRICS],
+        metrics_left_out=max(0, len(metrics) - MOST_METRICS),
+        resumed_from=resumed_from,
+        turn_step=_turn(run, present),
+        roles={role["signal"]: metric for metric, role in run.metrics.items()},
+        standing=words.standing(run, present, site.clock()),
+        reason=(present.verdict if present else run.verdict)["reason"],
+    )
+
+
+@router.get("/series.json")
+def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """What the chart draws; values that are not finite are null."""
+    with site.database.reading() as tx:
+        run = _found(tx, visitor, run_id)
+        present = decisions.of_attempt(tx, run.id, run.attempt)
+        charted = {metric: role for metric, role in run.metrics.items() if role["signal"] in CHARTED}
+        points: dict[str, list[Point]] = {metric: [] for metric in charted}
+        for point in observations.series(tx, run.id, points):
+            points[point.metric].append(point)
+    return JSONResponse(
+        {
+            # A list, because a metric may be called __proto__.
+            "series": [
+                {"metric": metric, "signal": charted[metric]["signal"], **_columns(thin(points[metric], MOST_POINTS))}
+                for metric in points
+            ],
+            "best_checkpoint": _mark(run.best_checkpoint),
+            "raw_maximum": _mark(run.raw_maximum),
+            "turn_step": _turn(run, present),
+            "decision": {"step": present.step, "state": words.STATES[present.state]} if present else None,
+        }
+    )
+
+
+@router.get("/events")
+def follow_run(
+    run_id: UUID,
+    request: Request,
+    site: SiteOf,
+    visitor: SignedIn,
+    since: str = "",
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Tell whenever the run or a decision on it has changed."""
+    with site.database.reading() as tx:
+        _found(tx, visitor, run_id)
+
+    def poll() -> str | None:
+        with site.database.reading() as tx:
+            if known(tx, site, request) is None:
+                return None
+            return runs.revision(tx, visitor.project.id, run_id)
+
+    return site.streams.answer(last_event_id or since, poll)
+
+
+def _found(tx: Transaction, visitor: Visitor, run_id: UUID) -> Run:
+    run = runs.find(tx, visitor.project.id, run_id)
+    if run is None:
+        raise NotFound
+    return run
+
+
+def _present(run: Run, on_record: list[Decision]) -> Decision | None:
+    return next((decision for decision in on_record if decision.attempt == run.attempt), None)
+
+
+def _turn(run: Run, decision: Decision | None) -> int | None:
+    """Where the turn is believed to be: as the decision says, or as the present verdict does."""
+    turn: int | None = (decision.verdict if decision else run.verdict)["turn_step"]
+    return turn
+
+
+def _by_role(run: Run, metrics: list[Latest]) -> list[tuple[Latest, dict[str, str] | None]]:
+    """The metrics with their roles, the watched ones first."""
+    order = list(run.metrics)
+    placed = [(item, run.metrics.get(item.metric)) for item in metrics]
+    return sorted(placed, key=lambda pair: order.index(pair[0].metric) if pair[1] else len(order))
+
+
+def _columns(points: list[Point]) -> dict[str, list[Any]]:
+    return {
+        "steps": [point.step for point in points],
+        "values": [point.value if math.isfinite(point.value) else None for point in points],
+        "stderrs": [point.stderr if point.stderr is None or math.isfinite(point.stderr) else None for point in points],
+    }
+
+
+def _mark(best: dict[str, Any] | None) -> dict[str, Any] | None:
+    return {"step": best["step"], "score": best["score"]} if best else None

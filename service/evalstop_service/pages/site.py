@@ -1,0 +1,27 @@
+"""Joins the pages to an app: what they share, and their routes."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fastapi import FastAPI
+
+from evalstop_service.clock import Clock, utc_now
+from evalstop_service.pages import assets, run, runs, signing_in
+from evalstop_service.pages.answers import TEMPLATES
+from evalstop_service.pages.live import Streams
+from evalstop_service.pages.sessions import Sessions
+from evalstop_service.pages.visitor import Site
+from evalstop_service.store.database import Database
+
+
+def install(app: FastAPI, database: Database, clock: Clock, session_secret: str) -> None:
+    """Add the pages to an app. Replicas of one service need the same `session_secret`."""
+    app.state.pages = Site(database, clock, Sessions(session_secret, clock), TEMPLATES, Streams())
+    for part in (assets, signing_in, runs, run):
+        app.include_router(part.router, include_in_schema=False)
+
+
+def sign_in_token(session_secret: str, key_id: UUID, clock: Clock = utc_now) -> str:
+    """The token of a link `/login?token=...` that signs in whoever opens it within twelve hours."""
+    return Sessions(session_secret, clock).link(key_id)

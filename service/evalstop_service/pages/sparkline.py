@@ -1,0 +1,48 @@
+"""The small drawing of a run's gold score: a line, the best checkpoint, the stop. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evalstop_service.store.observations import Stretch
+
+WIDTH, HEIGHT, MARGIN = 132, 34, 4
+
+STRETCHES = 120
+
+
+@dataclass(frozen=True)
+class Sparkline:
+    """Coordinates for an SVG of WIDTH x HEIGHT."""
+
+    line: str
+    last: tuple[float, float]
+    best: tuple[float, float] | None
+    stop_x: float | None
+
+
+def draw(stretches: Sequence[Stretch], best: dict[str, Any] | None, stop_step: int | None) -> Sparkline | None:
+    """The drawing; None when there is nothing to draw."""
+    if not stretches:
+        return None
+    first, last = stretches[0].step, stretches[-1].step
+    lowest, highest = min(item.lowest for item in stretches), max(item.highest for item in stretches)
+
+    def x(step: int) -> float:
+        share = (step - first) / (last - first) if last > first else 0.5
+        return round(MARGIN + min(1.0, max(0.0, share)) * (WIDTH - 2 * MARGIN), 1)
+
+    def y(value: float) -> float:
+        # Halves, because the distance of two doubles may be more than a double holds.
+        share = (value / 2 - lowest / 2) / (highest / 2 - lowest / 2) if highest / 2 > lowest / 2 else 0.5
+        return round(HEIGHT - MARGIN - min(1.0, max(0.0, share)) * (HEIGHT - 2 * MARGIN), 1)
+
+    corners = [(x(item.step), y(value)) for item in stretches for value in dict.fromkeys((item.lowest, item.highest))]
+    return Sparkline(
+        line=" ".join(f"{across},{down}" for across, down in corners),
+        last=corners[-1],
+        best=(x(best["step"]), y(best["score"])) if best else None,
+        stop_x=x(stop_step) if stop_step is not None else None,
+    )

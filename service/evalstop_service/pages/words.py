@@ -1,0 +1,84 @@
+"""How numbers, moments and the standing of a run are put into words. Pure."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+from evalstop_service.clock import rfc3339
+from evalstop_service.lifecycle import State
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.runs import Run
+
+STATES: dict[str, str] = {
+    State.SHADOW: "recorded only",
+    State.PENDING: "stop pending",
+    State.REQUESTED: "stop requested",
+    State.CONFIRMED: "stop confirmed",
+    State.VETOED: "vetoed",
+    State.FAILED: "stop failed",
+}
+
+
+def step(number: int) -> str:
+    """A step with its thousands set apart."""
+    return f"{number:,}".replace(",", "\u202f")
+
+
+def number(value: float | None) -> str:
+    """A number to four significant digits."""
+    if value is None:
+        return "–"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:.4g}" if value % 1 or abs(value) >= 1e6 else f"{value:.0f}"
+    return text.replace("-", "−")
+
+
+def moment(at: datetime) -> str:
+    """A moment for those whose browser does not put it into their own zone."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def iso(at: datetime) -> str:
+    """A moment for machines."""
+    return rfc3339(at.replace(microsecond=0))
+
+
+def standing(run: Run, decision: Decision | None, now: datetime) -> str:
+    """Where a run stands, in one sentence."""
+    if decision is not None:
+        return _decided(decision, now)
+    verdict = run.verdict
+    if run.last_step is None:
+        return "Nothing has been observed yet." if run.status == "running" else "The run ended unobserved."
+    if verdict["verdict"] == "stop":
+        return f"Calls for a stop since step {step(verdict['step'])}, but the run had ended."
+    if verdict["verdict"] == "suspect":
+        turn = verdict["turn_step"]
+        where = f" around step {step(turn)}" if turn is not None else ""
+        return f"Gold may have turned{where}; the evidence is not enough to stop."
+    if run.raw_maximum is None:
+        return "No eval has been observed yet: only the gold score can call for a stop."
+    ends = {"completed": "The run completed; g", "failed": "The run failed; g", "stopped": "The run was stopped; g"}
+    return f"{ends.get(run.status, 'G')}old shows no turn."
+
+
+def _decided(decision: Decision, now: datetime) -> str:
+    at = step(decision.step)
+    match State(decision.state):
+        case State.SHADOW:
+            return f"Would have been stopped at step {at}. In shadow mode a stop is recorded and nobody is told."
+        case State.PENDING if not decision.stops(now):
+            until = moment(decision.due_at)
+            return f"Will be stopped for its verdict at step {at} unless somebody vetoes it before {until}."
+        case State.PENDING | State.REQUESTED:
+            return f"A stop was requested for step {at}; no scheduler has confirmed yet that the job is gone."
+        case State.CONFIRMED:
+            return f"Stopped at step {at}; the job is confirmed to be gone."
+        case State.VETOED:
+            return f"A stop at step {at} was vetoed; the run goes on."
+        case State.FAILED:
+            return f"A stop was requested at step {at} and failed: the job may still be running."

@@ -1,0 +1,61 @@
+"""Reads the Markdown of the repository: code blocks, links and headings."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("", "docs", "docs/detectors", "detectors", "service", "clients", "lab", "tests/data")
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block: `kind` is its language, `runs` whether it is marked as one that can be run."""
+
+    file: Path
+    kind: str
+    runs: bool
+    text: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(ROOT)}[{self.number}]"
+
+
+def documents() -> list[Path]:
+    """Every document for people."""
+    return sorted(file for folder in FOLDERS for file in (ROOT / folder).glob("*.md"))
+
+
+def blocks(kind: str) -> list[Block]:
+    """All code blocks of a language."""
+    found = []
+    for file in documents():
+        for number, match in enumerate(FENCE.finditer(file.read_text()), start=1):
+            language, _, mark = match[1].partition(" ")
+            if language == kind:
+                found.append(Block(file, kind, mark == "run", match[2], number))
+    return found
+
+
+def links(file: Path) -> list[str]:
+    """The targets of all links and pictures, code left aside."""
+    prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", file.read_text()))
+    return LINK.findall(prose)
+
+
+def anchors(file: Path) -> set[str]:
+    """The anchors that the headings of a document make, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", file.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(block: Block) -> list[str]:
+    """The commands of a shell block, one a line, comments and continuations resolved."""
+    text = block.text.replace("\\\n", " ")
+    lines = (re.sub(r"(^|\s+)#.*$", "", line).strip() for line in text.splitlines())
+    return [line for line in lines if line]

@@ -1,0 +1,170 @@
+"""What the documents say is so: links lead somewhere, examples run, commands, settings, states and events exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from evalstop_client.receivers import cli as receiver_cli
+from evalstop_lab import cli as lab_cli
+from evalstop_service import cli
+from evalstop_service.lifecycle import FOLLOWS
+from evalstop_service.settings import Settings
+from evalstop_service.store.outbox import EVENT_TYPES
+
+from tests.docs.documents import ROOT, Block, anchors, blocks, commands, documents, links
+
+SHELL = blocks("sh")
+PYTHON = blocks("python")
+ELSEWHERE = {"cd", "curl", "docker", "echo", "export", "pg_dump", "pip", "python", "source"}
+"""Programs that an example may call and that are not ours to check."""
+
+LEFT_TO_THE_READER = """
+def train_and_evaluate(step):
+    return 1 - ((step - 1000) / 1000) ** 2, 0.01, step / 1000
+"""
+
+
+@pytest.mark.parametrize("file", documents(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_links_lead_somewhere(file: Path) -> None:
+    """Every relative link names a file, and its anchor a heading."""
+    for target in links(file):
+        if target.startswith("https://"):
+            continue
+        place, _, anchor = target.partition("#")
+        there = (file.parent / place).resolve() if place else file
+        assert there.exists(), target
+        assert there.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors(there), target
+
+
+def test_every_document_can_be_reached_from_the_index() -> None:
+    """No page of docs/ is an island."""
+    seen: set[Path] = set()
+    waiting = [ROOT / "docs/README.md"]
+    while waiting:
+        file = waiting.pop()
+        if file not in seen and file.suffix == ".md":
+            seen.add(file)
+            waiting += [(file.parent / link.partition("#")[0]).resolve() for link in links(file) if "://" not in link]
+    assert {file for file in documents() if file.is_relative_to(ROOT / "docs")} <= seen
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_examples_are_python(block: Block) -> None:
+    """Every Python block compiles."""
+    compile(block.text + ("\n    ...\n" if block.text.rstrip().endswith('"""') else ""), str(block), "exec")
+
+
+@pytest.mark.parametrize("block", [block for block in PYTHON if block.runs], ids=str)
+def test_python_examples_run(block: Block, service: dict[str, str], tmp_path: Path) -> None:
+    """Every Python block that is marked to run does, against a service that is up, and raises and warns of nothing."""
+    program = [sys.executable, "-W", "error", "-c", LEFT_TO_THE_READER + block.text]
+    done = subprocess.run(program, env=service, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("block", [block for block in SHELL if block.runs], ids=str)
+def test_shell_examples_run(block: Block, service: dict[str, str], tmp_path: Path) -> None:
+    """Every shell block that is marked to run does, and the service answers none of it with an error."""
+    if shutil.which("curl") is None:
+        assert os.environ.get("CI") != "true", "there is no curl to run the examples with"
+        pytest.skip("there is no curl to run the examples with")
+    script = 'set -eu\ncurl() { command curl --fail-with-body "$@"; }\n' + block.text
+    done = subprocess.run(["bash", "-c", script], env=service, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_shell_examples_call_what_exists(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of ours is one that its own parser takes, every make target is there."""
+    for command in commands(block):
+        words = shlex.split(command.rstrip("&"))
+        words = words[: next((index for index, word in enumerate(words) if word in (">", ">>", "|")), len(words))]
+        match words[0]:
+            case "evalstop":
+                cli.parser().parse_args(words[1:])
+            case "evalstop-receiver":
+                assert_parses(receiver_cli.main, words[1 : words.index("--")], capsys)
+                if "evalstop-lab" in words:
+                    assert_parses(lab_cli.main, words[words.index("evalstop-lab") + 1 :], capsys)
+            case "make":
+                targets = [word for word in words[1:] if "=" not in word]
+                assert set(targets) <= make_targets(), command
+            case program:
+                assert program in ELSEWHERE, command
+
+
+def assert_parses(main: object, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line knows every option among the words: with `--help` behind them it only explains itself."""
+    assert callable(main)
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--help"])
+    assert end.value.code == 0
+    explained = capsys.readouterr().out
+    assert [word for word in words if word.startswith("--") and word not in explained] == []
+
+
+def make_targets() -> set[str]:
+    """The targets that `make` lists."""
+    return set(re.findall(r"^([a-z-]+):.*  ## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_make_explains_itself() -> None:
+    """`make` alone lists every target that is meant to be called."""
+    listed = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+    phony = set(re.findall(r"^\.PHONY: ([a-z-]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"^  make ([a-z-]+) +\S", listed.stdout, re.MULTILINE)) == phony == make_targets()
+
+
+def test_make_targets_in_prose_exist() -> None:
+    """A `make something` in any document is a target."""
+    for file in documents():
+        named = set(re.findall(r"`make ([a-z-]+)", file.read_text()))
+        assert named <= make_targets(), file
+
+
+def test_every_setting_is_documented_as_it_is() -> None:
+    """The table of settings holds each one with its default and what the code says of it."""
+    rows = []
+    for name, field in Settings.model_fields.items():
+        default = "none" if field.default is None else f"`{field.default}`"
+        rows.append(f"| `EVALSTOP_{name.upper()}` | {default} | {field.description} |")
+    table = "\n".join(["| variable | default | what it is |", "|---|---|---|", *rows, ""])
+    assert table in (ROOT / "docs/operations.md").read_text(), f"docs/operations.md should say:\n\n{table}"
+
+
+def test_every_variable_that_is_named_is_read() -> None:
+    """An EVALSTOP_ variable in a document is a setting, one that client or receiver read, or one given by name."""
+    settings = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
+    sources = "".join(file.read_text() for file in (ROOT / "clients/evalstop_client").rglob("*.py"))
+    read = settings | set(re.findall(r"EVALSTOP_[A-Z_]+[A-Z]", sources))
+    for file in documents():
+        text = file.read_text()
+        given = set(re.findall(r"--key-env (EVALSTOP_[A-Z_]+)", text))
+        assert set(re.findall(r"EVALSTOP_[A-Z_]*[A-Z]", text)) <= read | given, file
+
+
+def test_the_life_of_a_decision_is_drawn_as_it_is() -> None:
+    """The table of states in docs/architecture.md is that of lifecycle.py."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
+    told = {state: set(re.findall(r"`(\w+)`", following)) for state, following in rows}
+    assert told == {str(state): {str(one) for one in following} for state, following in FOLLOWS.items()}
+
+
+def test_every_event_type_is_named() -> None:
+    """docs/architecture.md names the events that endpoints can subscribe to, and no other."""
+    assert set(re.findall(r"`(run\.[a-z_]+)`", (ROOT / "docs/architecture.md").read_text())) == set(EVENT_TYPES)
+
+
+def test_the_documents_one_begins_with_hold_examples_that_run() -> None:
+    """README, quickstart and why each hold Python that is run; quickstart and operations hold commands that are."""
+    assert {block.file.name for block in PYTHON if block.runs} == {"README.md", "quickstart.md", "why.md"}
+    assert {block.file.name for block in SHELL if block.runs} == {"quickstart.md", "operations.md"}

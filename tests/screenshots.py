@@ -1,0 +1,122 @@
+"""Draws docs/images/runs.png and docs/images/run.png from real recorded runs: `python -m tests.screenshots`."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from evalstop_service import pages, responses
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
+from playwright.sync_api import Browser, Page
+
+from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.pages.serving import SECRET, browsing, serving
+
+FOLDER = Path(__file__).parents[1] / "docs" / "images"
+
+NOW = datetime.now(UTC)
+
+# Name in the pages, run of the data set, share of it that is told, mode, how it ended, hours since it began.
+RUNS = (
+    ("ppo-7b-helpful-seed1", "np-0082", 1.0, "enforce", "completed", 31.0),
+    ("ppo-7b-helpful-seed2", "np-0052", 1.0, "shadow", "completed", 29.0),
+    ("grpo-3b-math-lr3e-6", "np-0192", 1.0, "shadow", "completed", 27.0),
+    ("ppo-7b-summarize-beta0.02", "np-0118", 0.5, "shadow", "failed", 22.0),
+    ("ppo-13b-harmless-beta0.05", "np-0180", 1.0, "enforce", "stopped", 9.0),
+    ("ppo-7b-helpful-seed3", "np-0044", 1.0, "enforce", "stopped", 4.0),
+    ("grpo-7b-code-seed4", "np-0188", 0.66, "enforce", None, 0.95),
+    ("ppo-7b-summarize-beta0.05", "np-0082", 0.7, "enforce", None, 0.72),
+)
+
+SHOWN = "ppo-7b-helpful-seed3"
+
+
+def main() -> None:
+    """Tell the runs, look at them, keep the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the pictures are put")
+    parser.add_argument("--all", action="store_true", help="also dark, narrow, empty and the sign-in page")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        database = Database(f"sqlite:///{scratch}/evalstop.db", "NORMAL")
+        schema.upgrade(database)
+        empty = add_tenant(database, NOW, "empty")
+        tenant = add_tenant(database, NOW - timedelta(days=2))
+        shown = tell(database, tenant)
+        with serving(database) as address, browsing() as browser:
+            path = f"/runs/{shown}"
+            shoot(browser, address, tenant, "/", arguments.folder / "runs.png", height=660)
+            shoot(browser, address, tenant, path, arguments.folder / "run.png")
+            if arguments.all:
+                shoot(browser, address, tenant, "/", arguments.folder / "runs-dark.png", dark=True)
+                shoot(browser, address, tenant, path, arguments.folder / "run-dark.png", dark=True)
+                shoot(browser, address, tenant, "/", arguments.folder / "runs-narrow.png", width=375)
+                shoot(browser, address, tenant, path, arguments.folder / "run-narrow.png", width=375, dark=True)
+                shoot(browser, address, empty, "/", arguments.folder / "empty.png")
+                shoot(browser, address, None, "/login", arguments.folder / "login.png")
+        database.close()
+
+
+def tell(database: Database, tenant: Tenant) -> str:
+    """Open and report the runs; gives the id of the one to be shown."""
+    ids = {}
+    for index, (name, run_id, share, mode, ended, hours) in enumerate(RUNS):
+        begun = NOW - timedelta(hours=hours)
+        evals = recorded(run_id)
+        labels = {"slurm_job_id": str(4700 + index), "cluster": "a100-west"}
+        run = open_run(database, tenant, begun, name, mode=mode, labels=labels, total_steps=evals[-1].step)
+        ids[name] = run.id
+        last = begun
+        for number, item in enumerate(evals[: int(share * len(evals))]):
+            last = begun + timedelta(minutes=2 * number)
+            receipt = report(database, tenant, run.id, (item,), last)
+            if ended == "stopped" and receipt.decision:
+                confirm(database, tenant, receipt.decision.id, last + timedelta(seconds=9))
+                break
+        if ended in ("completed", "failed"):
+            responses.finish(database, tenant.project.id, run.id, ended, last)
+    return str(ids[SHOWN])
+
+
+def shoot(
+    browser: Browser,
+    address: str,
+    visitor: Tenant | None,
+    path: str,
+    file: Path,
+    *,
+    width: int = 1280,
+    height: int = 800,
+    dark: bool = False,
+) -> None:
+    """A picture of a whole page."""
+    with browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",
+        device_scale_factor=1.5,
+    ) as context:
+        page = context.new_page()
+        if visitor is not None:
+            page.goto(f"{address}/login?token={pages.sign_in_token(SECRET, visitor.key.id)}")
+            page.wait_for_url(f"{address}/")
+        page.goto(address + path)
+        wait_until_drawn(page)
+        page.screenshot(path=file, full_page=True)
+    print(file)
+
+
+def wait_until_drawn(page: Page) -> None:
+    """Return once the page follows its events and its chart stands."""
+    if page.locator("[data-events]").count():
+        page.wait_for_selector('.live[data-live="on"]')
+    if page.locator('[data-page="run"]').count():
+        page.wait_for_selector("#chart .scatterlayer, .chart-empty:not([hidden])", state="attached")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Real training runs, told to the service as a trainer tells them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from pathlib import Path
+from uuid import UUID
+
+from evalstop_service import ingest, opening, responses
+from evalstop_service.lifecycle import State
+from evalstop_service.store import keys, projects
+from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.keys import Key
+from evalstop_service.store.observations import Point
+from evalstop_service.store.projects import Project
+from evalstop_service.store.runs import Run
+
+FILE = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
+
+METRICS = {
+    "reward/gold": {"signal": "eval", "direction": "maximize"},
+    "reward/proxy": {"signal": "proxy", "direction": "maximize"},
+    "policy/kl": {"signal": "kl", "direction": "minimize"},
+}
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A project with a key that may do everything in it, and the key's secret."""
+
+    project: Project
+    key: Key
+    secret: str
+
+
+@dataclass(frozen=True)
+class Eval:
+    """What a trainer reports at one step."""
+
+    step: int
+    gold: float
+    gold_stderr: float
+    proxy: float
+    kl: float
+
+
+@cache
+def recorded(run_id: str) -> tuple[Eval, ...]:
+    """The evals of a run of the data set."""
+    for line in FILE.read_text().splitlines():
+        run = json.loads(line)
+        if run["run_id"] == run_id:
+            log = run["log"]
+            columns = (log["step"], log["gold"], log["gold_se"], log["proxy"], log["kl"])
+            return tuple(Eval(*row) for row in zip(*columns, strict=True))
+    raise LookupError(f"there is no run {run_id} in {FILE}")
+
+
+def add_tenant(
+    database: Database,
+    now: datetime,
+    name: str = "alignment",
+    scopes: tuple[str, ...] = keys.SCOPES,
+    grace_seconds: float = 0.0,
+) -> Tenant:
+    """A new project and a key to it."""
+    project = Project(new_id(), name, "level", "shadow", grace_seconds, now)
+    with database.transaction() as tx:
+        assert projects.add(tx, project)
+        key, secret = keys.add(tx, project_id=project.id, name="test", scopes=scopes, now=now)
+    return Tenant(project, key, secret)
+
+
+def open_run(database: Database, tenant: Tenant, now: datetime, name: str, **terms: object) -> Run:
+    """A run that watches gold, proxy and KL."""
+    request = opening.Request(name=name, metrics=METRICS, **terms)  # type: ignore[arg-type]
+    return opening.open_run(database, tenant.project.id, request, now)[0]
+
+
+def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, ...], now: datetime) -> ingest.Receipt:
+    """Post evals and their checkpoints, one by one, as a trainer does."""
+    for item in evals:
+        points = (
+            Point("reward/gold", item.step, item.gold, item.gold_stderr),
+            Point("reward/proxy", item.step, item.proxy),
+            Point("policy/kl", item.step, item.kl),
+        )
+        saved = ingest.Saved(item.step, f"s3://checkpoints/ppo/step-{item.step:06d}")
+        ingest.take(database, tenant.project.id, run_id, saved, now)
+        receipt = ingest.take(database, tenant.project.id, run_id, ingest.Points(points), now)
+    return receipt
+
+
+def confirm(database: Database, tenant: Tenant, decision_id: UUID, now: datetime) -> None:
+    """Say, as a receiver does, that the job is gone."""
+    details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (now - timedelta(seconds=1)).isoformat()}
+    said = responses.Report(
+        State.CONFIRMED, "evalstop-receiver process", "the process ended within its grace period", details
+    )
+    responses.report(database, tenant.project.id, decision_id, said, now)

@@ -1,0 +1,70 @@
+"""A real server on a free port of loopback, and a real browser to look at it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from evalstop_service.app import create_app
+from evalstop_service.clock import Clock, utc_now
+from evalstop_service.settings import Settings
+from evalstop_service.store.database import Database
+from playwright.sync_api import Browser, sync_playwright
+
+SECRET = "a secret of the tests"
+
+START_SECONDS = 30.0
+
+BROWSER_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
+
+
+class NoChromium(Exception):
+    """There is no Chromium to look with: `apt-get install --no-install-recommends chromium fonts-dejavu-core`."""
+
+
+@contextmanager
+def serving(database: Database, clock: Clock = utc_now) -> Iterator[str]:
+    """A server on a database at head; yields its address."""
+    app = create_app(Settings(), database, clock, session_secret=SECRET)
+    config = uvicorn.Config(app, "127.0.0.1", 0, ws="none", log_level="warning", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + START_SECONDS
+    while not server.started:
+        if not thread.is_alive() or time.monotonic() > deadline:
+            raise RuntimeError("the server did not start")
+        time.sleep(0.005)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(START_SECONDS)
+
+
+@contextmanager
+def browsing() -> Iterator[Browser]:
+    """A running Chromium, Debian's or the one that CHROMIUM names."""
+    program = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if program is None or not Path(program).exists():
+        raise NoChromium(NoChromium.__doc__)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=BROWSER_ARGUMENTS)
+        yield browser
+        browser.close()

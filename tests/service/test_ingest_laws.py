@@ -1,0 +1,219 @@
+"""The verdict depends on the set of observations, not on how they arrived: laws, tried on both databases."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from evalstop_detectors import Call
+from evalstop_service.ingest import News, Points, Resumed, Saved
+from evalstop_service.store import checkpoints, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.service.scenes import Scene, set_up
+
+METRICS = ("eval", "proxy", "kl", "loss", "lr")
+POLICIES = ("paper", "level", "watchful")
+LAST_STEP = 12
+
+LAWS = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+values = st.one_of(
+    st.integers(-3, 3).map(float),
+    st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324]),
+)
+
+
+@st.composite
+def measured(draw: st.DrawFn, first_step: int = 0) -> list[Point]:
+    """Points with distinct identities, by ascending step; most steps have an eval."""
+    cells = st.sets(st.tuples(st.sampled_from(METRICS), st.integers(first_step, LAST_STEP)), max_size=12)
+    identities = draw(cells) | {("eval", step) for step in range(first_step, draw(st.integers(first_step, LAST_STEP)))}
+    ordered = sorted(identities, key=lambda item: (item[1], METRICS.index(item[0])))
+    return [Point(metric, step, draw(values)) for metric, step in ordered]
+
+
+@st.composite
+def scattered(draw: st.DrawFn, points: list[Point], saved: list[int]) -> list[News]:
+    """The points in any order, some of them more than once, cut into batches, with checkpoints in between."""
+    again = draw(st.lists(st.sampled_from(points), max_size=6)) if points else []
+    mixed = draw(st.permutations(points + again))
+    news: list[News] = []
+    while mixed:
+        size = draw(st.integers(1, len(mixed)))
+        news.append(Points(tuple(mixed[:size])))
+        mixed = mixed[size:]
+    return draw(st.permutations([*news, *(Saved(step, f"file:///{step}") for step in saved)]))
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened to a run, as it was and as it may have arrived."""
+
+    policy: str
+    direction: str
+    first: list[Point]
+    resumed_at: int | None
+    second: list[Point]
+    saved: list[int]
+    arrived: list[News]
+    forgetting: set[int]
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    first = draw(measured())
+    saved = sorted(draw(st.sets(st.integers(0, LAST_STEP), max_size=4)))
+    resumed_at = draw(st.none() | st.integers(0, LAST_STEP))
+    arrived = draw(scattered(first, saved))
+    second: list[Point] = []
+    if resumed_at is not None:
+        second = draw(measured(first_step=min(resumed_at + 1, LAST_STEP)))
+        second = [point for point in second if point.step > resumed_at]
+        arrived = [*arrived, Resumed(resumed_at), *draw(scattered(second, []))]
+    forgetting = draw(st.sets(st.integers(0, max(0, len(arrived) - 1)), max_size=3))
+    policy, direction = draw(st.sampled_from(POLICIES)), draw(st.sampled_from(["maximize", "minimize"]))
+    return Story(policy, direction, first, resumed_at, second, saved, arrived, forgetting)
+
+
+@pytest.fixture
+def scene(database_url: str) -> Iterator[Scene]:
+    """A project in a database that does not wait for the disk: these laws say nothing of a loss of power."""
+    url = sa.make_url(database_url)
+    if url.get_backend_name() == "postgresql":
+        url = url.update_query_dict({"options": "-csynchronous_commit=off"})
+    database = Database(url.render_as_string(hide_password=False), synchronous="NORMAL")
+    yield set_up(database)
+    database.close()
+
+
+def open_run(scene: Scene, story: Story, sign: float = 1.0) -> Run:
+    directions = {1.0: story.direction, -1.0: {"maximize": "minimize", "minimize": "maximize"}[story.direction]}
+    roles = {name: {"signal": name, "direction": directions[sign]} for name in ("eval", "proxy", "kl", "loss")}
+    roles["kl"]["direction"] = "minimize"
+    return scene.open(metrics=roles, policy=story.policy, total_steps=LAST_STEP)
+
+
+def in_order(scene: Scene, story: Story) -> Run:
+    """The run as it would have been told without any accident."""
+    run = open_run(scene, story)
+    for step in story.saved:
+        scene.take(run, Saved(step, f"file:///{step}"))
+    if story.first:
+        scene.post(run, story.first)
+    if story.resumed_at is not None:
+        scene.take(run, Resumed(story.resumed_at))
+        if story.second:
+            scene.post(run, story.second)
+    return scene.read(run)
+
+
+def stands(run: Run) -> dict[str, Any]:
+    return {
+        "verdict": run.verdict,
+        "best_checkpoint": run.best_checkpoint,
+        "raw_maximum": run.raw_maximum,
+        "last_step": run.last_step,
+        "attempt": run.attempt,
+    }
+
+
+@LAWS
+@given(story=stories())
+def test_arrival_changes_nothing(scene: Scene, story: Story) -> None:
+    """Shuffled, repeated, cut into batches, with the cached state thrown away: a run stands where it would in order."""
+    run = open_run(scene, story)
+    for index, news in enumerate(story.arrived):
+        if index in story.forgetting:
+            scene.forget_state(run)
+        scene.take(run, news)
+    assert stands(scene.read(run)) == stands(in_order(scene, story))
+
+
+@LAWS
+@given(story=stories())
+def test_forgetting_changes_nothing(scene: Scene, story: Story) -> None:
+    """Thrown away before every batch, the cached state is rebuilt to the same answers, verdicts and events."""
+    kept, forgotten = open_run(scene, story), open_run(scene, story)
+    for news in story.arrived:
+        scene.forget_state(forgotten)
+        one, other = scene.take(kept, news), scene.take(forgotten, news)
+        assert stands(one.run) == stands(other.run)
+        assert one.run.monitor_state == other.run.monitor_state
+        assert (one.decision is None) == (other.decision is None)
+    changes = [
+        [(row["sequence"], row["attempt"], row["document"]) for row in scene.rows(tables.verdicts, run)]
+        for run in (kept, forgotten)
+    ]
+    assert changes[0] == changes[1]
+    types = [sorted(row["type"] for row in scene.rows(tables.events, run)) for run in (kept, forgotten)]
+    assert types[0] == types[1]
+
+
+@LAWS
+@given(story=stories())
+def test_mirrors(scene: Scene, story: Story) -> None:
+    """A minimized metric is judged as its negative is when maximized; the scores are told as they were measured."""
+    run, mirror = open_run(scene, story), open_run(scene, story, sign=-1.0)
+    for news in story.arrived:
+        scene.take(run, news)
+        scene.take(mirror, mirrored(news))
+    one, other = scene.read(run), scene.read(mirror)
+    assert one.verdict == other.verdict
+    for pointer, reflected in (
+        (one.best_checkpoint, other.best_checkpoint),
+        (one.raw_maximum, other.raw_maximum),
+    ):
+        assert (pointer is None) == (reflected is None)
+        assert pointer is None or reflected is None or pointer | {"score": -pointer["score"]} == reflected
+
+
+def mirrored(news: News) -> News:
+    if not isinstance(news, Points):
+        return news
+    return Points(tuple(p if p.metric == "kl" else Point(p.metric, p.step, -p.value) for p in news.points))
+
+
+@LAWS
+@given(story=stories())
+def test_agrees_with_the_obvious(scene: Scene, story: Story) -> None:
+    """Stop, best checkpoint and raw maximum are what a few plain lines make of all points that still count."""
+    run = in_order(scene, story)
+    cut = math.inf if story.resumed_at is None else story.resumed_at
+    sign = 1.0 if story.direction == "maximize" else -1.0
+    counted = [point for point in story.first if point.step <= cut] + story.second
+    gold = [(p.step, sign * p.value) for p in counted if p.metric == "eval" and math.isfinite(p.value)]
+    with scene.database.reading() as tx:
+        saved = {item.step for item in checkpoints.listing(tx, run.id)}
+    assert saved == {step for step in story.saved if step <= cut}
+    raw = max(gold, key=lambda item: (item[1], -item[0]), default=None)
+    best = max((item for item in gold if item[0] in saved), key=lambda item: (item[1], -item[0]), default=None)
+    assert pointed(run.raw_maximum) == (raw and (raw[0], sign * raw[1]))
+    assert pointed(run.best_checkpoint) == (best and (best[0], sign * best[1]))
+    if story.policy == "paper":
+        stop = first_stop(gold, k=3)
+        assert (run.verdict["verdict"] == Call.STOP) == (stop is not None)
+        assert stop is None or run.verdict["step"] == stop
+
+
+def pointed(pointer: dict[str, Any] | None) -> tuple[int, float] | None:
+    return (pointer["step"], pointer["score"]) if pointer else None
+
+
+def first_stop(gold: list[tuple[int, float]], k: int) -> int | None:
+    for end in range(k, len(gold)):
+        window = [value for _, value in gold[end - k : end + 1]]
+        if all(later < earlier for earlier, later in itertools.pairwise(window)):
+            return gold[end][0]
+    return None
