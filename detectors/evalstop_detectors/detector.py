@@ -17,11 +17,18 @@ Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 class Kind(StrEnum):
-    """What the number of an evidence means; it decides which way is alarming."""
+    """What the number of an evidence means; it decides which way is alarming.
+
+    `log_e_value` is the natural logarithm of an e-value, `statistic` a number on its detector's own scale, `posterior`
+    a probability. Of p-values the small ones alarm, of all others the large ones.
+    """
 
     COUNT = "count"
     FRACTION = "fraction"
     P_VALUE = "p_value"
+    LOG_E_VALUE = "log_e_value"
+    STATISTIC = "statistic"
+    POSTERIOR = "posterior"
 
 
 class Evidence(Struct, frozen=True):
