@@ -90,6 +90,10 @@ bench-first: $(READY)  ## Measure latency from eval to webhook and observations 
 screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser
 	$(BIN)/python -m tests.screenshots
 
+.PHONY: bench-detection
+bench-detection: $(READY)  ## Measure how well and how fast each detector and policy finds the turn; BENCH=--quick tries it
+	@$(BIN)/python -m evalstop_lab.bench.detection $(BENCH)
+
 # --- build it
 
 .PHONY: wheels

@@ -1,0 +1,136 @@
+"""The plots of `make bench-detection`: ROC by noise, and delay against its lower bound, as PNG and HTML."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from plotly import graph_objects
+from plotly.subplots import make_subplots
+
+from evalstop_lab.worlds import LEVELS
+
+matplotlib.use("Agg")  # a file, never a window
+
+from matplotlib import pyplot as plt
+
+Curves = dict[str, dict[str, list[tuple[float, float]]]]
+
+SMALLEST = 1e-3
+
+
+def draw(folder: Path, report: dict[str, Any], curves: Curves) -> None:
+    """Write roc.png, roc.html, delay.png and delay.html into the folder."""
+    groups = {row["contender"]: row["group"] for row in report["rows"]}
+    _roc_png(folder / "roc.png", curves, groups)
+    _roc_html(folder / "roc.html", curves, groups)
+    delays = _delays(report)
+    _delay_png(folder / "delay.png", delays)
+    _delay_html(folder / "delay.html", delays)
+
+
+def _panels() -> list[str]:
+    return [f"{level:g}" for level in LEVELS]
+
+
+def _roc_png(path: Path, curves: Curves, groups: dict[str, str]) -> None:
+    figure, axes = plt.subplots(2, 3, figsize=(13, 8), dpi=130, layout="constrained", sharex=True, sharey=True)
+    for axis, panel in zip(axes.flat, _panels(), strict=True):
+        for index, (name, by_noise) in enumerate(curves.items()):
+            x, y = zip(*by_noise[panel], strict=True)
+            line = "o" if groups[name] != "detector" else "-"
+            axis.plot([max(item, SMALLEST) for item in x], y, line, color=f"C{index % 10}", label=name, markersize=4)
+        axis.set_xscale("log")
+        axis.set_title(f"noise {panel} of the gain")
+        axis.axvline(0.01, color="#999999", linewidth=0.8)
+    for axis in axes[-1]:
+        axis.set_xlabel("false stops per healthy run")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("recall")
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _roc_html(path: Path, curves: Curves, groups: dict[str, str]) -> None:
+    figure = make_subplots(2, 3, subplot_titles=[f"noise {panel} of the gain" for panel in _panels()])
+    for place, panel in enumerate(_panels()):
+        for index, (name, by_noise) in enumerate(curves.items()):
+            x, y = zip(*by_noise[panel], strict=True)
+            figure.add_trace(
+                graph_objects.Scatter(
+                    x=[max(item, SMALLEST) for item in x],
+                    y=y,
+                    name=name,
+                    legendgroup=name,
+                    showlegend=place == 0,
+                    mode="lines" if groups[name] == "detector" else "markers",
+                    line={"color": _COLORS[index % len(_COLORS)]},
+                ),
+                row=place // 3 + 1,
+                col=place % 3 + 1,
+            )
+    figure.update_xaxes(type="log", title="false stops per healthy run")
+    figure.update_yaxes(title="recall", range=[0, 1.02])
+    figure.write_html(path, include_plotlyjs=True)
+
+
+def _delays(report: dict[str, Any]) -> dict[str, list[tuple[float, float, str]]]:
+    """By contender: median bound, median delay and noise, where there is a delay and the bound is reached."""
+    found: dict[str, list[tuple[float, float, str]]] = {}
+    for row in report["rows"]:
+        if row["at"] == "5%":
+            continue
+        for panel in _panels():
+            cell = row["by_noise"][panel]
+            bound, evals = cell["bound"]["value"], cell["delay"]["value"]
+            if math.isfinite(bound) and math.isfinite(evals):
+                found.setdefault(f"{row['contender']} at {row['at']}", []).append((bound, evals, panel))
+    return found
+
+
+def _delay_png(path: Path, delays: dict[str, list[tuple[float, float, str]]]) -> None:
+    figure, axis = plt.subplots(figsize=(10, 7), dpi=130, layout="constrained")
+    for index, (name, found) in enumerate(delays.items()):
+        axis.plot(
+            [b for b, _, _ in found], [max(d, 0.5) for _, d, _ in found], "o-", color=f"C{index % 10}", label=name
+        )
+    longest = max((bound for found in delays.values() for bound, _, _ in found), default=1.0)
+    axis.plot([1, longest], [1, longest], "--", color="#555555", label="the bound itself")
+    axis.set(xscale="log", yscale="log", xlabel="median lower bound, in evals", ylabel="median delay, in evals")
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _delay_html(path: Path, delays: dict[str, list[tuple[float, float, str]]]) -> None:
+    figure = graph_objects.Figure()
+    for name, found in delays.items():
+        figure.add_trace(
+            graph_objects.Scatter(
+                x=[bound for bound, _, _ in found],
+                y=[evals for _, evals, _ in found],
+                text=[f"noise {panel}" for _, _, panel in found],
+                name=name,
+                mode="lines+markers",
+            )
+        )
+    figure.update_xaxes(type="log", title="median lower bound, in evals")
+    figure.update_yaxes(type="log", title="median delay, in evals")
+    figure.write_html(path, include_plotlyjs=True)
+
+
+_COLORS = (
+    "#1f77b4",
+    "#ff7f0e",
+    "#2ca02c",
+    "#d62728",
+    "#9467bd",
+    "#8c564b",
+    "#e377c2",
+    "#7f7f7f",
+    "#bcbd22",
+    "#17becf",
+)

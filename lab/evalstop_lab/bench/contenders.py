@@ -1,0 +1,128 @@
+"""Who takes part in `make bench-detection`: detectors, policies, river's detectors as shipped, and an oracle."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import evalstop_detectors
+import msgspec
+import numpy as np
+from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, Policy
+from river import drift
+
+from evalstop_lab.evidence import Records, records
+from evalstop_lab.worlds import Label, World
+
+# Parameters under which a detector takes part besides its defaults.
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {}
+
+# These look at signals or at faults that worlds do not have.
+NOT_RUN = frozenset({"fixed_progress", "loss_plateau", "non_finite"})
+
+AS_SHIPPED = "as shipped"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Someone who grows alarmed over a run.
+
+    `points` are the alarms at which it stops, by name, for those that bring their own: they are not calibrated.
+    """
+
+    name: str
+    group: str
+    run: Callable[[World], Records]
+    points: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def calibrated(self) -> bool:
+        return not self.points
+
+
+def contenders() -> list[Contender]:
+    """All that there are in the catalog and among the policies now, and those to compare them with."""
+    found = [
+        Contender("k_decline k=3", "published", partial(_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 3.0}),
+        Contender("k_decline k=5", "published", partial(_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 5.0}),
+    ]
+    for name, detector_type in DETECTORS.items():
+        if name in NOT_RUN:
+            continue
+        for variant, params in {"": {}, **VARIANTS.get(name, {})}.items():
+            detector: Detector[Any] = msgspec.convert(params, detector_type)
+            found.append(Contender(f"{name} {variant}".strip(), "detector", partial(_detector, detector)))
+    found += [
+        Contender(f"policy {name}", "policy", partial(_policy, policy), {AS_SHIPPED: 1.0})
+        for name, policy in POLICIES.items()
+    ]
+    found += [
+        Contender(f"river {name}", "river", partial(_river, name), {AS_SHIPPED: 1.0})
+        for name in ("ADWIN", "PageHinkley", "KSWIN")
+    ]
+    found.append(Contender("oracle", "oracle", oracle, {f"{rate:.0%}": math.log(1 / rate) for rate in (0.01, 0.05)}))
+    return found
+
+
+def oracle(world: World) -> Records:
+    """The sequential likelihood ratio of one who knows the curve and the noise, but not whether the run has turned.
+
+    After the peak it weighs the true curve against one that stays at the peak. By Ville's inequality, stopping at
+    ln(1/alpha) stops a run that stays there with probability alpha at most. It stops no healthy run: it knows that
+    every dip comes back.
+    """
+    truth, sd = world.truth, world.truth.noise_sd
+    if truth.label is not Label.HACKING or sd is None:
+        return Records(Kind.COUNT, (), ())
+    steps: list[int] = []
+    alarms: list[float] = []
+    ratio = 0.0
+    top = truth.gold[truth.peak]
+    for index in range(truth.peak + 1, len(world.steps) - 1):
+        score, curve = world.gold[index], truth.gold[index]
+        if np.isfinite(score) and curve != top:
+            gain = (score - top) ** 2 - (score - curve) ** 2
+            ratio = math.inf if sd == 0 else ratio + float(gain) / (2 * sd**2)
+            if ratio > 0 and (not alarms or ratio > alarms[-1]):
+                steps.append(int(world.steps[index]))
+                alarms.append(ratio)
+    return Records(Kind.COUNT, tuple(steps), tuple(alarms))
+
+
+def _detector(detector: Detector[Any], world: World) -> Records:
+    return records(detector, world.observations())
+
+
+def _policy(policy: Policy, world: World) -> Records:
+    state, last = evalstop_detectors.start(policy), int(world.steps[-1])
+    for item in world.observations():
+        if item.step == last:
+            break
+        state, verdict = evalstop_detectors.step(policy, state, item)
+        if verdict.stops:
+            return Records(Kind.COUNT, (item.step,), (1.0,))
+    return Records(Kind.COUNT, (), ())
+
+
+def _river(name: str, world: World) -> Records:
+    """A detector of river with its defaults, on gold in units of the run's gain: a kindness, as they have a scale.
+
+    They call every drift; only one downward stops, where the later half of the last 40 scores lies below the earlier.
+    """
+    detector = getattr(drift, name)(**({"seed": 1} if name == "KSWIN" else {}))
+    seen: list[float] = []
+    for index in range(len(world.steps) - 1):
+        if not np.isfinite(world.gold[index]):
+            continue
+        seen.append(float((world.gold[index] - world.truth.gold[0]) / world.truth.unit))
+        detector.update(seen[-1])
+        if detector.drift_detected:
+            recent = seen[-40:]
+            half = len(recent) // 2
+            if half and statistics.fmean(recent[half:]) < statistics.fmean(recent[:half]):
+                return Records(Kind.COUNT, (int(world.steps[index]),), (1.0,))
+    return Records(Kind.COUNT, (), ())

@@ -1,0 +1,172 @@
+"""`make bench-detection`: how well each detector and policy finds the turn, beside what is published and an oracle.
+
+Thresholds come from calibration seeds and families alone; the figures are of reporting seeds, with families among them
+that calibration never saw. Recall and false stops are shares of hacking and of healthy runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.bench.charts import draw
+from evalstop_lab.bench.contenders import Contender, contenders
+from evalstop_lab.bench.standing import Passed, figures, is_dip, leave_one_out, points, roc, tally
+from evalstop_lab.bench.tables import print_tables
+from evalstop_lab.calibrate import HEALTHY, versions
+from evalstop_lab.evidence import Records
+from evalstop_lab.sweep import cores, sweep
+from evalstop_lab.worlds import HELD_OUT, LEVELS, REPORTING, REPORTING_SEED, Group, load, make, of_group, plan
+
+QUICK_RUNS = 60
+LEFT_OUT_SEED = REPORTING_SEED + 1_000_000
+RECORDED = Path("tests/data/rlhf_runs_public.jsonl")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark, print its tables and leave its plots in a folder."""
+    parser = argparse.ArgumentParser(
+        prog="make bench-detection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--calibration-runs", type=positive_number, default=2000, help="healthy ones (default: 2000)")
+    parser.add_argument("--runs", type=positive_number, default=2000, help="to report on, half hacking (default: 2000)")
+    parser.add_argument(
+        "--family-runs", type=positive_number, default=100, help="more of each healthy family to be left out in turn"
+    )
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders whose names begin so (default: all)")
+    parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help=f"default: {RECORDED}")
+    parser.add_argument("--folder", type=Path, default=Path("bench-detection"), help="for the plots (%(default)s)")
+    parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_RUNS} runs of each kind: to try it, not to quote it"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.calibration_runs = options.runs = QUICK_RUNS
+        options.family_runs = 2
+    report, curves = measure(options)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    document = json.dumps(_finite(report))
+    (options.folder / "report.json").write_text(document + "\n", encoding="utf-8")
+    draw(options.folder, report, curves)
+    if options.json:
+        sys.stdout.write(document + "\n")
+    else:
+        console = Console() if sys.stdout.isatty() else Console(width=220)
+        print_tables(console, report)
+        console.print(f"plots and report.json are in {options.folder}/")
+    return 0
+
+
+def measure(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str, list[tuple[float, float]]]]]:
+    """The report as JSON values, and the ROC of each contender by noise."""
+    entered = [
+        item for item in contenders() if options.only is None or any(item.name.startswith(n) for n in options.only)
+    ]
+    calibrating = _run(entered, plan(options.calibration_runs, families=HEALTHY), "calibrating", options.jobs)
+    reporting = _run(entered, plan(options.runs, REPORTING_SEED, REPORTING), "reporting", options.jobs)
+    families = of_group(Group.HEALTHY, Group.DIP)
+    one_each = [(family, LEFT_OUT_SEED + seed) for seed in range(options.family_runs) for family in families]
+    left_out = _run(entered, one_each, "leaving families out", options.jobs)
+    recorded = load(options.recorded) if options.recorded.exists() else []
+    rows: list[dict[str, Any]] = []
+    curves = {}
+    for item in entered:
+        runs = _Runs(
+            calibrating[item.name],
+            reporting[item.name],
+            left_out[item.name],
+            [Passed(world, item.run(world)) for world in recorded],
+        )
+        rows += _rows(item, runs)
+        curves[item.name] = {
+            f"{level:g}": roc([passed for passed in runs.reporting if passed.world.noise.level == level])
+            for level in LEVELS
+        }
+    setting = {name: getattr(options, name) for name in ("calibration_runs", "runs", "family_runs")}
+    report = {
+        "rows": rows,
+        "setting": setting | {"held_out": sorted(HELD_OUT), "recorded_runs": len(recorded)},
+        "versions": versions(),
+    }
+    return report, curves
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """What one contender recorded, by what the runs are for."""
+
+    calibration: Sequence[Passed]
+    reporting: Sequence[Passed]
+    left_out: Sequence[Passed]
+    recorded: Sequence[Passed]
+
+
+def _rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
+    """One row an operating point."""
+    cost = _microseconds(item)
+    dipless = [passed for passed in runs.reporting if not is_dip(passed)]
+    at_clear = points(item, [passed for passed in runs.calibration if not is_dip(passed)])
+    for point, clear in zip(points(item, runs.calibration), at_clear, strict=True):
+        yield {
+            "contender": item.name,
+            "group": item.group,
+            "at": point.name,
+            "microseconds": cost,
+            **figures(runs.reporting, point),
+            "without_dips": tally(dipless, clear),
+            "left_out": leave_one_out(runs.calibration, runs.left_out, point.alpha or 0) if item.calibrated else {},
+            "recorded": tally(runs.recorded, point),
+        }
+
+
+def _run(
+    entered: Sequence[Contender], recipes: Sequence[tuple[str, int]], title: str, jobs: int
+) -> dict[str, list[Passed]]:
+    found = sweep(partial(_over_worlds, list(entered)), recipes, title, jobs)
+    worlds = [make(family, seed) for family, seed in recipes]
+    return {
+        item.name: [Passed(world, row[index]) for world, row in zip(worlds, found, strict=True)]
+        for index, item in enumerate(entered)
+    }
+
+
+def _over_worlds(entered: Sequence[Contender], recipes: Sequence[tuple[str, int]]) -> list[list[Records]]:
+    worlds = [make(family, seed) for family, seed in recipes]
+    return [[item.run(world) for item in entered] for world in worlds]
+
+
+def _microseconds(item: Contender) -> float:
+    """Microseconds an eval, of all signals, best of three, on a run that is healthy and never stopped by its noise."""
+    world = make("saturate", REPORTING_SEED, length=500, level=0.05)
+    best = math.inf
+    for _ in range(3):
+        began = time.perf_counter()
+        item.run(world)
+        best = min(best, time.perf_counter() - began)
+    return best / len(world.steps) * 1e6
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: never and unknown become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

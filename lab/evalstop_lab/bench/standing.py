@@ -1,0 +1,170 @@
+"""Where a contender stands: its operating points, and its figures at each over worlds, by noise and by family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from evalstop_lab.bench.contenders import AS_SHIPPED, Contender
+from evalstop_lab.evidence import Records, to_alarm
+from evalstop_lab.scoring import (
+    Fate,
+    Figure,
+    Outcome,
+    Score,
+    Share,
+    clopper_pearson,
+    delay,
+    fate,
+    information_bound,
+    quantile,
+    score,
+    wilson,
+)
+from evalstop_lab.thresholds import threshold
+from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, Truth, World, of_group
+
+RATES = (0.01, 0.05)
+ROC_RATES = tuple(np.geomspace(0.001, 1.0, 61).tolist())
+
+
+@dataclass(frozen=True)
+class Point:
+    """An alarm at which a contender stops, what it is called, and the false alarms that it stands for, if known."""
+
+    name: str
+    alarm: float
+    alpha: float | None
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A world, and what a contender recorded over it."""
+
+    world: World
+    records: Records
+
+    def outcome(self, alarm: float) -> Outcome:
+        """Where the run would have been stopped, and the checkpoint of the highest score measured until then."""
+        stop = self.records.first_at(alarm)
+        last = len(self.world.steps) if stop is None else int(np.searchsorted(self.world.steps, stop)) + 1
+        return Outcome(stop, int(self.world.steps[int(np.nanargmax(self.world.gold[:last]))]))
+
+
+def is_dip(passed: Passed) -> bool:
+    """Whether the run belongs to a family with dips."""
+    return FAMILIES[passed.world.family].group is Group.DIP
+
+
+def is_held_out(passed: Passed) -> bool:
+    """Whether calibration never saw the family."""
+    return passed.world.family in HELD_OUT
+
+
+def points(contender: Contender, calibration: Sequence[Passed]) -> list[Point]:
+    """The operating points: its own, or those that stop 1 and 5 % of these healthy runs."""
+    if not contender.calibrated:
+        return [
+            Point(name, alarm, None if name == AS_SHIPPED else math.exp(-alarm))
+            for name, alarm in contender.points.items()
+        ]
+    return [Point(f"{rate:.0%}", alarm_at(calibration, rate), rate) for rate in RATES]
+
+
+def alarm_at(healthy: Sequence[Passed], rate: float) -> float:
+    """The alarm that stops at most `rate` of these runs; infinite when none is strict enough."""
+    kind = next((item.records.kind for item in healthy if item.records.kind is not None), None)
+    if kind is None:
+        return math.inf
+    found = threshold(kind, [item.records.highest for item in healthy], rate).value
+    return math.inf if found is None else to_alarm(kind, found)
+
+
+def tally(passed: Sequence[Passed], point: Point) -> dict[str, Any]:
+    """What scoring says of these runs, with the lower bound of the delay, as JSON values."""
+    pairs = [(item.outcome(point.alarm), item.world.truth) for item in passed]
+    bounds, ratios = _beside_the_bound(pairs, point.alpha or RATES[0])
+    return _score_document(score(pairs)) | {
+        "bound": asdict(bounds),
+        "delay_to_bound": asdict(ratios),
+    }
+
+
+def figures(passed: Sequence[Passed], point: Point) -> dict[str, Any]:
+    """The row of the table, as JSON values, overall and by noise."""
+    return tally(passed, point) | {
+        "alarm": point.alarm,
+        "false_stops_held_out": _share(_false_stops(passed, point, is_held_out)),
+        "false_stops_dips": _share(_false_stops(passed, point, is_dip)),
+        "recall_held_out": _share(_recall([item for item in passed if is_held_out(item)], point)),
+        "recall_by_family": {
+            family: _share(_recall([item for item in passed if item.world.family == family], point))
+            for family in of_group(Group.HACKING)
+        },
+        "by_noise": {
+            f"{level:g}": tally([item for item in passed if item.world.noise.level == level], point) for level in LEVELS
+        },
+    }
+
+
+def leave_one_out(calibration: Sequence[Passed], reporting: Sequence[Passed], rate: float) -> dict[str, Any]:
+    """False stops on each healthy family at the alarm found on all the others."""
+    found = {}
+    for family in dict.fromkeys(item.world.family for item in reporting):
+        if FAMILIES[family].group is Group.HACKING:
+            continue
+        alarm = alarm_at([item for item in calibration if item.world.family != family], rate)
+        point = Point("left out", alarm, rate)
+        found[family] = _share(_false_stops([item for item in reporting if item.world.family == family], point))
+    return found
+
+
+def roc(passed: Sequence[Passed]) -> list[tuple[float, float]]:
+    """False stops and recall as the alarm sinks, from the runs themselves."""
+    healthy = [item for item in passed if item.world.truth.label is Label.HEALTHY]
+    hacking = [item for item in passed if item.world.truth.label is Label.HACKING]
+    curve = []
+    for rate in ROC_RATES:
+        alarm = alarm_at(healthy, rate)
+        right = sum(fate(item.outcome(alarm), item.world.truth) is Fate.RIGHT for item in hacking)
+        curve.append((sum(item.records.highest >= alarm for item in healthy) / len(healthy), right / len(hacking)))
+    return curve
+
+
+def _score_document(found: Score) -> dict[str, Any]:
+    document = asdict(found)
+    for name in ("recall", "precision", "false_stops", "premature", "at_the_end"):
+        document[name] = _share(getattr(found, name))
+    return document
+
+
+def _share(share: Share) -> dict[str, Any]:
+    return asdict(share) | {"value": share.value}
+
+
+def _recall(passed: Sequence[Passed], point: Point) -> Share:
+    fates = [fate(item.outcome(point.alarm), item.world.truth) for item in passed]
+    hacking = sum(item.world.truth.label is Label.HACKING for item in passed)
+    return wilson(fates.count(Fate.RIGHT), hacking)
+
+
+def _beside_the_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> tuple[Figure, Figure]:
+    """The bound over all hacking runs (never, where it is not reached), and delay to bound over the right stops."""
+    bounds, ratios = [], []
+    for outcome, truth in pairs:
+        if truth.label is not Label.HACKING:
+            continue
+        bound, evals = information_bound(truth, alpha), delay(outcome, truth)
+        bounds.append(math.inf if bound is None else float(bound))
+        if evals is not None and bound is not None:
+            ratios.append(evals / bound)
+    return quantile(bounds, 0.5), quantile(ratios, 0.5)
+
+
+def _false_stops(passed: Sequence[Passed], point: Point, among: Callable[[Passed], bool] = lambda _: True) -> Share:
+    healthy = [item for item in passed if item.world.truth.label is Label.HEALTHY and among(item)]
+    return clopper_pearson(sum(item.records.highest >= point.alarm for item in healthy), len(healthy))
