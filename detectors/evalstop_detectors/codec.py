@@ -3,41 +3,60 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType, inspect
+from msgspec import UNSET, Meta, Struct, UnsetType
 
+from evalstop_detectors.allowed import allowed_at
 from evalstop_detectors.catalog import DETECTORS
-from evalstop_detectors.detector import CountOrZero, Evidence, Thresholds
+from evalstop_detectors.detector import CountOrZero, Detector, Evidence, Thresholds
 from evalstop_detectors.errors import InvalidPolicy, StaleState
 from evalstop_detectors.monitor import MonitorState
-from evalstop_detectors.policy import Member, Policy, Verdict
+from evalstop_detectors.policy import Member, Policy, Verdict, member_ids
+from evalstop_detectors.risk import Calibration, CalibrationDocument, Risk, calibration, threshold
 
 STATE_VERSION = 1
 
 _Threshold = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+_Weight = Annotated[float, Meta(ge=0, le=1_000_000)]
+_AtLeast = Annotated[float, Meta(gt=0, le=sys.float_info.max)] | Literal["any", "all"]
 _Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
 # Databases refuse the character NUL, and UTF-8 half a surrogate pair.
 _Text = Annotated[str, Meta(max_length=2000, pattern=r"^[^\x00\ud800-\udfff]*\Z")]
 
 
+_PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
+_STEP = re.compile(r"\[\d+\]|\.[A-Za-z_]\w*")
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+
+Path = tuple[str | int, ...]
+
+
 class _MemberDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     detector: str
     params: dict[str, Any] = {}
-    suspect_at: _Threshold | UnsetType | None = UNSET
-    stop_at: _Threshold | UnsetType | None = UNSET
+    suspect_at: _Threshold | Risk | UnsetType | None = UNSET
+    stop_at: _Threshold | Risk | UnsetType | None = UNSET
+    weight: _Weight | UnsetType = UNSET
+    id: _Name | None = None
 
 
 class _PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     name: _Name
     members: Annotated[list[_MemberDocument], Meta(min_length=1, max_length=32)]
-    at_least: Annotated[int, Meta(ge=1, le=32)] = 1
+    at_least: _AtLeast = 1.0
+    suspect_at_least: _AtLeast = "any"
+    gate: Annotated[list[str], Meta(max_length=32)] = []
     gold_required: bool = True
     min_evals: CountOrZero = 0
     warmup_steps: Annotated[int, Meta(ge=0, le=2**53)] = 0
     description: _Text = ""
+    calibration: Annotated[list[CalibrationDocument], Meta(max_length=256)] = []
 
 
 class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,44 +71,52 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def policy_from_document(document: object) -> Policy:
-    """Read a policy from parsed JSON; raises InvalidPolicy naming the key and what it may hold."""
+    """Read a policy from parsed JSON or YAML; raises InvalidPolicy naming the key and what it may hold."""
     try:
         parsed = msgspec.convert(document, _PolicyDocument)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise InvalidPolicy(f"{error}; a policy may hold {_allowed(_PolicyDocument)}") from error
-    if parsed.at_least > len(parsed.members):
-        raise InvalidPolicy(
-            f"at_least is {parsed.at_least}, but may be 1 to {len(parsed.members)}, the number of members"
-            " - at `$.at_least`"
-        )
-    members = tuple(_member(item, index) for index, item in enumerate(parsed.members))
+        raise _refusal(error, (), _PolicyDocument) from error
+    ids = member_ids([(item.id, item.detector) for item in parsed.members])
+    _check_gate(parsed, ids)
+    own = [_calibration(item, index) for index, item in enumerate(parsed.calibration)]
+    members = tuple(
+        _member(item, ("members", index), 0.0 if name in parsed.gate else 1.0, own)
+        for index, (item, name) in enumerate(zip(parsed.members, ids, strict=True))
+    )
+    weights = [member.weight for member in members]
     return Policy(
-        parsed.name,
-        members,
-        parsed.at_least,
-        parsed.gold_required,
-        parsed.min_evals,
-        parsed.warmup_steps,
-        parsed.description,
+        name=parsed.name,
+        members=members,
+        at_least=_needed("at_least", parsed.at_least, weights),
+        suspect_at_least=_needed("suspect_at_least", parsed.suspect_at_least, weights),
+        gate=_gate(parsed, ids, members),
+        gold_required=parsed.gold_required,
+        min_evals=parsed.min_evals,
+        warmup_steps=parsed.warmup_steps,
+        description=parsed.description,
     )
 
 
 def policy_to_document(policy: Policy) -> dict[str, Any]:
-    """The policy as JSON values with every parameter written out, so that later defaults cannot change it."""
+    """The policy as JSON values with every number written out, so that later defaults cannot change it."""
     members = [
         {
             "detector": member.detector.name,
             "params": msgspec.to_builtins(member.detector),
+            "weight": float(member.weight),
             "suspect_at": member.thresholds.suspect_at,
             "stop_at": member.thresholds.stop_at,
         }
+        | ({} if member.id is None else {"id": member.id})
         for member in policy.members
     ]
     return {
         "name": policy.name,
         "description": policy.description,
         "members": members,
-        "at_least": policy.at_least,
+        "at_least": float(policy.at_least),
+        "suspect_at_least": float(policy.suspect_at_least),
+        "gate": list(policy.gate),
         "gold_required": policy.gold_required,
         "min_evals": policy.min_evals,
         "warmup_steps": policy.warmup_steps,
@@ -137,59 +164,105 @@ def verdict_to_document(verdict: Verdict) -> dict[str, Any]:
     return document
 
 
-def _member(item: _MemberDocument, index: int) -> Member:
-    where = f"$.members[{index}]"
+def _check_gate(parsed: _PolicyDocument, ids: Sequence[str]) -> None:
+    for index, name in enumerate(ids):
+        if name in ids[:index]:
+            raise _invalid(("members", index, "id"), f"two members have the id {name}; an id may occur once")
+    for index, name in enumerate(parsed.gate):
+        if name not in ids:
+            raise _invalid(("gate", index), f"there is no member {name!r}; a gate may name {', '.join(ids)}")
+
+
+def _gate(parsed: _PolicyDocument, ids: Sequence[str], members: Sequence[Member]) -> tuple[str, ...]:
+    for index, name in enumerate(parsed.gate):
+        if members[ids.index(name)].thresholds.stop_at is None:
+            raise _invalid(
+                ("gate", index),
+                f"{name} never calls for a stop, so this gate would never open; give it a number as its `stop_at`",
+            )
+    return tuple(parsed.gate)
+
+
+def _needed(key: str, given: float | str, weights: Sequence[float]) -> float:
+    """The weight that `given` stands for."""
+    total = math.fsum(weights)
+    if total == 0:
+        raise _invalid(("members",), "no member has a weight, so the policy would never stop; give one a `weight`")
+    if isinstance(given, str):
+        return total if given == "all" else min(weight for weight in weights if weight)
+    if given > total * (1 + 1e-9):
+        raise _invalid(
+            (key,), f"{key} is {given:g}, but may be above 0 and up to {total:g}, the sum of the members' weights"
+        )
+    return given
+
+
+def _calibration(document: CalibrationDocument, index: int) -> Calibration:
+    where = ("calibration", index)
+    try:
+        return calibration(document)
+    except InvalidPolicy as error:
+        raise _invalid((*where, *error.path), str(error)) from error
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise _refusal(error, (*where, "params"), DETECTORS[document.detector]) from error
+
+
+def _member(item: _MemberDocument, where: Path, weight: float, own: Sequence[Calibration]) -> Member:
     detector_type = DETECTORS.get(item.detector)
     if detector_type is None:
-        raise InvalidPolicy(
-            f"there is no detector {item.detector!r}; there are {', '.join(DETECTORS)} - at `{where}.detector`"
-        )
+        names = ", ".join(DETECTORS)
+        raise _invalid((*where, "detector"), f"there is no detector {item.detector!r}; there are {names}")
     try:
         detector = msgspec.convert(item.params, detector_type)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        allowed = _allowed(detector_type)
-        raise InvalidPolicy(f"{error} of `{where}.params`; {item.detector} takes {allowed}") from error
+        raise _refusal(error, (*where, "params"), detector_type) from error
     implied = detector.thresholds
     return Member(
         detector,
         Thresholds(
-            suspect_at=implied.suspect_at if item.suspect_at is UNSET else item.suspect_at,
-            stop_at=implied.stop_at if item.stop_at is UNSET else item.stop_at,
+            suspect_at=_threshold(item.suspect_at, implied.suspect_at, detector, (*where, "suspect_at"), own),
+            stop_at=_threshold(item.stop_at, implied.stop_at, detector, (*where, "stop_at"), own),
         ),
+        weight if item.weight is UNSET else item.weight,
+        item.id,
     )
+
+
+def _threshold(
+    given: float | Risk | UnsetType | None,
+    implied: float | None,
+    detector: Detector[Any],
+    where: Path,
+    own: Sequence[Calibration],
+) -> float | None:
+    if given is UNSET:
+        return implied
+    if not isinstance(given, Risk):
+        return given
+    try:
+        return threshold(detector, given.risk, own)
+    except InvalidPolicy as error:
+        raise _invalid((*where, "risk"), str(error)) from error
+
+
+def _invalid(path: Path, words: str) -> InvalidPolicy:
+    return InvalidPolicy(f"{words} - at `{_written(path)}`", path)
+
+
+def _refusal(error: Exception, where: Path, struct: type[Any]) -> InvalidPolicy:
+    """What msgspec found in a document of `struct` that stands at `where`, and what may stand there."""
+    found = _PLACE.fullmatch(str(error))
+    words, steps = (found[1], found[2]) if found else (str(error), "")
+    inner: Path = tuple(int(step[1:-1]) if step[0] == "[" else step[1:] for step in _STEP.findall(steps))
+    unknown = _UNKNOWN_FIELD.fullmatch(words)
+    path = (*where, *inner, *([unknown[1]] if unknown else []))
+    return InvalidPolicy(f"{words} - at `{_written((*where, *inner))}`; allowed: {allowed_at(struct, inner)}", path)
+
+
+def _written(path: Path) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
 def _fingerprint(policy: Policy) -> str:
     """The same for equal policies only: a state goes with the parameters that it was folded under."""
     return hashlib.sha256(msgspec.json.encode(policy_to_document(policy))).hexdigest()[:16]
-
-
-def _allowed(struct: type[Any]) -> str:
-    info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
-    return ", ".join(f"{field.encode_name} ({_words(field.type)})" for field in info.fields)
-
-
-def _words(kind: inspect.Type) -> str:
-    match kind:
-        case inspect.IntType(ge=ge, le=le):
-            return f"whole number from {ge} to {le}"
-        case inspect.FloatType(gt=gt, ge=ge, le=le):
-            low = f"number > {gt:g}" if gt is not None else f"number >= {ge:g}"
-            return low if le is None or le == sys.float_info.max else f"{low} and <= {le:g}"
-        case inspect.EnumType(cls=cls):
-            return "one of " + ", ".join(cls)
-        case inspect.UnionType(types=types):
-            return " or ".join(_words(item) for item in types)
-        case inspect.ListType(item_type=inspect.StructType(cls=cls)):
-            return f"list of objects of {_allowed(cls)}"
-        case inspect.StrType(pattern=str(pattern)):
-            return f"text that matches {pattern}"
-        case inspect.BoolType():
-            return "true or false"
-        case inspect.NoneType():
-            return "null"
-        case inspect.DictType():
-            return "object"
-        case _:
-            return "text"

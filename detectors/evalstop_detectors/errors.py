@@ -17,7 +17,14 @@ class DetectorError(Exception):
 
 
 class InvalidPolicy(DetectorError):
-    """The policy is not valid; the message names the key and what it may hold."""
+    """The policy is not valid; the message names the key and what it may hold.
+
+    `path` leads to that place in the document: `("members", 0, "stop_at")`.
+    """
+
+    def __init__(self, detail: str = "", path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(detail)
+        self.path = path
 
 
 class StaleState(DetectorError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -55,61 +56,125 @@ NOTHING_SEEN = Verdict(Call.CONTINUE, None, None, "nothing observed yet")
 
 
 class Member(Struct, frozen=True):
-    """A detector and the thresholds that this policy holds it to."""
+    """A detector, the thresholds that this policy holds it to, and how much its call weighs.
+
+    `id` is what a policy calls this member by; None takes the detector's name.
+    """
 
     detector: Detector[Any]
     thresholds: Thresholds
+    weight: float = 1.0
+    id: str | None = None
 
     @property
     def sees_gold(self) -> bool:
         return Signal.EVAL in self.detector.signals
 
 
+Called = Sequence[tuple[Member, Evidence]]
+
+
 class Policy(Struct, frozen=True):
     """A named composition of detectors.
 
-    `at_least`: how many members must call for a stop (1 is any of them, `len(members)` is all).
+    The policy stops when the weights of the members that call for a stop reach `at_least`, and suspects when those of
+    the members that call for a suspicion or a stop reach `suspect_at_least`.
+    `gate`: ids of members without whose call there is no stop, whatever the weights.
     `gold_required`: members that never see the eval signal may raise a suspicion, but not stop a run by themselves.
     `min_evals`: no stop before so many finite evals; `warmup_steps`: none before this step.
     """
 
     name: str
     members: tuple[Member, ...]
-    at_least: int = 1
+    at_least: float = 1.0
     gold_required: bool = True
     min_evals: int = 0
     warmup_steps: int = 0
     description: str = ""
+    suspect_at_least: float = 1.0
+    gate: tuple[str, ...] = ()
 
     @property
     def signals(self) -> frozenset[Signal]:
         """The signals that any member watches, and gold, of which the policy itself keeps count."""
         return frozenset({Signal.EVAL}).union(*(member.detector.signals for member in self.members))
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What each member is called: its id, or its detector's name, numbered from the second of that name on."""
+        return member_ids([(member.id, member.detector.name) for member in self.members])
+
     def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int) -> Verdict:
         """The verdict on one evidence a member (None: that member has seen nothing), after `evals` finite evals."""
         seen = [(member, item) for member, item in zip(self.members, evidence, strict=True) if item is not None]
         findings = tuple(_finding(member, item) for member, item in seen)
-        stopping = [(m, e) for m, e in seen if e.reaches(m.thresholds.stop_at)]
-        alarmed = [(m, e) for m, e in seen if e.reaches(m.thresholds.stop_at) or e.reaches(m.thresholds.suspect_at)]
-        held_back = self._held_back(stopping, step, evals)
+        stopping = [(m, e) for m, e in seen if m.weight and e.reaches(m.thresholds.stop_at)]
+        enough = bool(stopping) and _reaches(stopping, self.at_least)
+        held_back = self._held_back(enough, stopping, evidence, step, evals) if stopping else None
         if stopping and held_back is None:
             return Verdict(Call.STOP, step, _turn(stopping), _words(stopping), findings)
-        if alarmed:
-            reason = _words(alarmed) + (f"; no stop: {held_back}" if stopping and held_back else "")
+        alarmed = [
+            (m, e)
+            for m, e in seen
+            if m.weight and (e.reaches(m.thresholds.stop_at) or e.reaches(m.thresholds.suspect_at))
+        ]
+        if enough or (alarmed and _reaches(alarmed, self.suspect_at_least)):
+            reason = _words(alarmed) + (f"; no stop: {held_back}" if held_back else "")
             return Verdict(Call.SUSPECT, step, _turn(alarmed), reason, findings)
-        return Verdict(Call.CONTINUE, step, None, "no detector calls for a stop", findings)
+        return Verdict(Call.CONTINUE, step, None, self._quiet(alarmed), findings)
 
-    def _held_back(self, stopping: Sequence[tuple[Member, Evidence]], step: int, evals: int) -> str | None:
-        if len(stopping) < self.at_least:
-            return f"{len(stopping)} of the {self.at_least} detectors needed call for one"
+    def _quiet(self, alarmed: Called) -> str:
+        if alarmed:
+            weight = _weight(alarmed)
+            return f"the detectors that are alarmed weigh {weight:g} of the {self.suspect_at_least:g} needed to suspect"
+        return "no detector calls for a stop"
+
+    def _held_back(
+        self, enough: bool, stopping: Called, evidence: Sequence[Evidence | None], step: int, evals: int
+    ) -> str | None:
+        if not enough:
+            return f"the detectors that call for one weigh {_weight(stopping):g} of the {self.at_least:g} needed"
         if self.gold_required and not any(member.sees_gold for member, _ in stopping):
             return "there is no evidence from the eval score"
+        if closed := self._closed(evidence):
+            return f"{closed} must call for one too and does not"
         if evals < self.min_evals:
             return f"{evals} of the {self.min_evals} evals needed were seen"
         if step < self.warmup_steps:
             return f"the run is in its first {self.warmup_steps} steps"
         return None
+
+    def _closed(self, evidence: Sequence[Evidence | None]) -> str | None:
+        """The first member of the gate that does not call for a stop."""
+        if not self.gate:
+            return None
+        for name, member, item in zip(self.ids, self.members, evidence, strict=True):
+            if name in self.gate and (item is None or not item.reaches(member.thresholds.stop_at)):
+                return name
+        return None
+
+
+def member_ids(named: Sequence[tuple[str | None, str]]) -> tuple[str, ...]:
+    """The id of each member, given its own (if it has one) and its detector's name; its own ids stand as they are."""
+    taken = {own for own, _ in named if own is not None}
+    ids = []
+    for own, detector in named:
+        name, number = own or detector, 1
+        while own is None and name in taken:
+            number += 1
+            name = f"{detector}-{number}"
+        taken.add(name)
+        ids.append(name)
+    return tuple(ids)
+
+
+def _weight(called: Called) -> float:
+    return math.fsum(member.weight for member, _ in called)
+
+
+def _reaches(called: Called, needed: float) -> bool:
+    # Weights such as .7 and .1 add up to a hair less than .8.
+    return _weight(called) >= needed * (1 - 1e-9)
 
 
 def _finding(member: Member, evidence: Evidence) -> Finding:
@@ -125,9 +190,9 @@ def _finding(member: Member, evidence: Evidence) -> Finding:
     )
 
 
-def _turn(alarmed: Sequence[tuple[Member, Evidence]]) -> int | None:
+def _turn(alarmed: Called) -> int | None:
     return min((e.turn_step for _, e in alarmed if e.turn_step is not None), default=None)
 
 
-def _words(alarmed: Sequence[tuple[Member, Evidence]]) -> str:
+def _words(alarmed: Called) -> str:
     return "; ".join(f"{member.detector.name}: {evidence.note}" for member, evidence in alarmed)

@@ -185,7 +185,7 @@ def test_a_stop_has_its_reason_and_numbers() -> None:
     [
         ({"min_evals": 5}, "4 of the 5 evals needed were seen"),
         ({"warmup_steps": 7}, "the run is in its first 7 steps"),
-        ({"at_least": 2}, "1 of the 2 detectors needed call for one"),
+        ({"at_least": 2}, "the detectors that call for one weigh 1 of the 2 needed"),
     ],
 )
 def test_a_stop_that_is_held_back_says_why(change: dict[str, int], words: str) -> None:

@@ -1,0 +1,94 @@
+"""From a risk to the threshold that carries it: which share of healthy runs a detector would stop, as calibrated.
+
+A calibration belongs to a detector with exactly its parameters. It is what `evalstop-lab calibrate --json` prints; only
+the detector, its parameters and the thresholds are read here, the rest is its record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from evalstop_detectors.calibration import CALIBRATIONS
+from evalstop_detectors.catalog import DETECTORS
+from evalstop_detectors.detector import Detector
+from evalstop_detectors.errors import InvalidPolicy
+
+Share = Annotated[float, Meta(gt=0, lt=1)]
+
+
+class Risk(Struct, frozen=True, forbid_unknown_fields=True):
+    """A threshold by what it costs: the share of healthy runs that this detector alone would stop."""
+
+    risk: Share
+
+
+class Level(Struct, frozen=True):
+    """The threshold at which that share of healthy runs is stopped; None when none is strict enough."""
+
+    rate: Share
+    threshold: float | None
+
+
+class CalibrationDocument(Struct, frozen=True):
+    """What is read of one calibration."""
+
+    detector: str
+    params: dict[str, Any]
+    thresholds: list[Level]
+
+
+class Calibration(Struct, frozen=True):
+    """The thresholds of one detector as its parameters are."""
+
+    detector: Detector[Any]
+    levels: tuple[Level, ...]
+
+
+def calibration(document: CalibrationDocument) -> Calibration:
+    """Read one calibration; raises InvalidPolicy, or ValidationError for parameters that the detector does not take."""
+    detector_type = DETECTORS.get(document.detector)
+    if detector_type is None:
+        names = ", ".join(DETECTORS)
+        raise InvalidPolicy(f"there is no detector {document.detector!r}; there are {names}", ("detector",))
+    return Calibration(msgspec.convert(document.params, detector_type), tuple(document.thresholds))
+
+
+def threshold(detector: Detector[Any], risk: float, own: Sequence[Calibration]) -> float:
+    """The threshold of this risk by the policy's own calibrations, else by those that come with EvalStop.
+
+    Raises InvalidPolicy when nobody has found one.
+    """
+    for found in (own, SHIPPED):
+        levels = {level.rate: level.threshold for item in found if _same(item, detector) for level in item.levels}
+        if risk in levels:
+            if (value := levels[risk]) is not None and value > 0:
+                return value
+            raise InvalidPolicy(
+                f"no threshold of {detector.name} is strict enough for a risk of {risk:g}; take a larger risk, or null"
+            )
+    raise InvalidPolicy(_unknown(detector, risk, [*own, *SHIPPED]))
+
+
+def _same(item: Calibration, detector: Detector[Any]) -> bool:
+    return type(item.detector) is type(detector) and item.detector == detector
+
+
+def _unknown(detector: Detector[Any], risk: float, known: Iterable[Calibration]) -> str:
+    params = json.dumps(msgspec.to_builtins(detector))
+    rates = sorted({level.rate for item in known if _same(item, detector) for level in item.levels})
+    there_are = "risks of " + ", ".join(f"{rate:g}" for rate in rates) if rates else "none with these parameters"
+    return (
+        f"there is no threshold of {detector.name} {params} for a risk of {risk:g}; there are {there_are}. Give a"
+        f" number, or put under `calibration` what `evalstop-lab calibrate {detector.name} --params '{params}' --rates"
+        f" {risk:g} --json` prints"
+    )
+
+
+SHIPPED: tuple[Calibration, ...] = tuple(
+    calibration(document) for document in msgspec.convert(CALIBRATIONS, list[CalibrationDocument])
+)
