@@ -10,6 +10,7 @@ from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
 from evalstop_detectors.non_finite import NonFinite
+from evalstop_detectors.plateau_drop import PlateauDrop
 
 DETECTORS: dict[str, type[Detector[Any]]] = {
     "fixed_progress": FixedProgress,
@@ -17,4 +18,5 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "k_decline": KDecline,
     "loss_plateau": LossPlateau,
     "non_finite": NonFinite,
+    "plateau_drop": PlateauDrop,
 }

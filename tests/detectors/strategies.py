@@ -13,6 +13,7 @@ from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
 from evalstop_detectors.non_finite import NonFinite
+from evalstop_detectors.plateau_drop import PlateauDrop
 from hypothesis import strategies as st
 
 AnyDetector = Detector[Any]
@@ -33,6 +34,7 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
     "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, signal=signals),
     "loss_plateau": st.builds(LossPlateau, patience=small_counts, min_delta=amounts),
     "non_finite": st.builds(NonFinite, signal=signals),
+    "plateau_drop": st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.0, 4.0]), use_proxy=st.booleans()),
 }
 
 any_value = st.sampled_from(ABSURD) | st.floats()

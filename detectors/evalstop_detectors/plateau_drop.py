@@ -1,0 +1,261 @@
+"""Gold has fallen from its best and stays down: how large a share of the run, and of what it had gained.
+
+Source      Our own. Kin to scan statistics over windows of geometric lengths (Arias-Castro, Donoho & Huo 2005), and to
+            drawdown.
+Kernel      For windows of w evals: the best mean of an earlier window minus the mean of the last one, in standard
+            deviations of that difference, less sqrt(2 ln(n / w)) for the windows looked at. What exceeds `sigmas` is a
+            fall that noise does not explain. As a share of the gain so far it says how deep the fall is; w / n says how
+            long it has lasted. Their product, length x sqrt(depth), is what tells a turn from a dip that recovers: dips
+            are sharp but short, or long but shallow. Significance alone does not tell them apart.
+Proxy       What pulls both scores down is no over-optimization: the proxy's own fall, in its standard deviations, is
+            taken off. A proxy that goes on rising over the same windows makes up to twice of the number. Without a
+            proxy neither happens.
+Recovery    While the last blocks show a significant upward slope the number is 0.
+Blocks      Up to 128 evals each is a block of its own. Then blocks are joined in pairs, and so on: a run is always
+            seen as 64 to 128 blocks, and the number moves when a block is full. A stop needs a fall that has lasted for
+            several hundredths of the run, so that nothing is lost but a delay of less than a 64th of the run.
+State       At most 128 blocks of gold and proxy, the noise of both, and the best earlier window of each length. O(1).
+Evidence    A statistic from 0 to 2; .1 is a tenth of the run spent with the whole gain lost, or a fifth with a quarter
+            of it. The turn is placed at the end of the best earlier window.
+Not done    A long deep dip that recovers in the end is a turn to this detector until it recovers. There is no p-value:
+            what sets the false stops is which dips occur, not noise; thresholds are calibrated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from operator import mul
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.noise import Noise, NoiseState, advance, clipped, estimate
+from evalstop_detectors.observation import Observation, Signal
+
+_BLOCKS = 128
+_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_SLOPE_SPANS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
+_SLOPE_SIGMAS = 2.0
+_LEAST_GAIN_SIGMAS = 6.0
+_PROXY_WEIGHT = 2.0
+_FULL_RISE_SIGMAS = 5.0
+_SOONEST = 4
+_LARGEST_SIGMAS = 1e9
+
+
+class Best(Struct, frozen=True):
+    """Of the earlier windows of one length: the best mean of gold and the block it ends with, and of the proxy."""
+
+    gold: float
+    ends: int
+    proxy: float
+
+
+class PlateauDropState(Struct, frozen=True):
+    """See the module's docstring. `size` is how many evals make a block, `open_*` are those of the unfinished one,
+    `pending_*` the values of the proxy since the last eval, `top` the best mean of three evals."""
+
+    noise: NoiseState = NoiseState()
+    proxy_noise: NoiseState = NoiseState()
+    size: int = 1
+    gold: tuple[float, ...] = ()
+    proxy: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    best: tuple[Best, ...] = ()
+    open_evals: int = 0
+    open_gold: float = 0.0
+    open_proxy: float = 0.0
+    proxy_origin: float | None = None
+    pending: int = 0
+    pending_proxy: float = 0.0
+    start: float = 0.0
+    top: float = 0.0
+    evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
+
+
+class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
+    """Weighs how long and how deep gold has been below its best.
+
+    `sigmas`: how many standard deviations of a fall are put down to noise. `use_proxy`: whether the proxy is looked at.
+    """
+
+    name: ClassVar[str] = "plateau_drop"
+    state_type: ClassVar[type[PlateauDropState]] = PlateauDropState
+
+    sigmas: Annotated[float, Meta(ge=0, le=100)] = 4.0
+    use_proxy: bool = True
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.EVAL, Signal.PROXY}) if self.use_proxy else frozenset({Signal.EVAL})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=0.025, stop_at=0.12)
+
+    def start(self) -> PlateauDropState:
+        return PlateauDropState()
+
+    def step(self, state: PlateauDropState, observation: Observation) -> tuple[PlateauDropState, Evidence]:
+        if observation.finite:
+            if observation.signal is Signal.PROXY:
+                state = _with_proxy(state, observation.value)
+            else:
+                state = self._with_gold(state, observation)
+        return state, state.evidence
+
+    def _with_gold(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
+        before, proxy_before = estimate(state.noise), estimate(state.proxy_noise)
+        noise = advance(state.noise, observation.value, observation.stderr)
+        state = _with_proxy_of_eval(state)
+        last_three = noise.recent[-3:]
+        mean = sum(last_three) / len(last_three)
+        state = replace(
+            state,
+            noise=noise,
+            open_evals=state.open_evals + 1,
+            open_gold=state.open_gold + noise.recent[-1],
+            start=mean if noise.seen <= 3 else state.start,
+            top=mean if noise.seen <= 3 else max(state.top, mean),
+        )
+        if state.open_evals < state.size:
+            return state
+        state = _with_block(state, observation.step)
+        state = replace(state, evidence=self._weigh(state, before, proxy_before))
+        return _folded(state) if len(state.gold) == _BLOCKS else state
+
+    def _weigh(self, state: PlateauDropState, noise: Noise, proxy_noise: Noise) -> Evidence:
+        if state.noise.seen < _SOONEST:
+            missing = _SOONEST - state.noise.seen
+            return Evidence(Kind.STATISTIC, 0.0, None, f"needs {missing} more evals")
+        if noise.sd == 0:
+            return Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
+        gain = max(state.top - state.start, _LEAST_GAIN_SIGMAS * noise.sd)
+        count, size = len(state.gold), state.size
+        value, depth_seen, length_seen, turn, risen = 0.0, 0.0, 0, None, 0.0
+        for length, best in zip(_LENGTHS, state.best, strict=False):
+            fall = best.gold - sum(state.gold[-length:]) / length
+            if fall <= 0:
+                continue
+            looks = math.sqrt(2 * math.log(count / length))
+            sd = _of_mean(noise, length * size)
+            fall_of_proxy = 0.0
+            if proxy_noise.sd > 0:
+                fall_of_proxy = (best.proxy - sum(state.proxy[-length:]) / length) / _of_mean(
+                    proxy_noise, length * size
+                )
+            common = max(0.0, min(fall_of_proxy, _LARGEST_SIGMAS) - looks + 1)
+            excess = min(fall / sd, _LARGEST_SIGMAS) - looks - _PROXY_WEIGHT * common - self.sigmas
+            if excess <= 0:
+                continue
+            depth = min(1.0, excess * sd / gain)
+            rises = min(max((-fall_of_proxy - 1) / (_FULL_RISE_SIGMAS - 1), 0.0), 1.0)
+            weight = length * size / (count * size + _SOONEST) * math.sqrt(depth) * (1 + rises)
+            if weight > value:
+                value, depth_seen, length_seen, turn, risen = weight, depth, length, best.ends, rises
+        if turn is None:
+            return Evidence(Kind.STATISTIC, 0.0, None, "gold is not below its best by more than its noise")
+        if _slopes_up(state, noise):
+            return Evidence(Kind.STATISTIC, 0.0, None, "gold is below its best and rising")
+        proxy = "not seen" if not state.proxy_noise.seen else "rising" if risen > 0 else "not falling alike"
+        return Evidence(
+            Kind.STATISTIC,
+            value,
+            state.steps[turn],
+            f"the last {length_seen * size} of {count * size} evals lie below the best by at least"
+            f" {depth_seen:.0%} of the gain; proxy {proxy}",
+        )
+
+
+def _with_proxy(state: PlateauDropState, value: float) -> PlateauDropState:
+    """Several values of the proxy between two evals are averaged."""
+    origin = clipped(value) if state.proxy_origin is None else state.proxy_origin
+    total = state.pending_proxy + clipped(clipped(value) - origin)
+    return replace(state, proxy_origin=origin, pending=state.pending + 1, pending_proxy=total)
+
+
+def _with_proxy_of_eval(state: PlateauDropState) -> PlateauDropState:
+    """Without a new value of the proxy the last one still stands, and says nothing about its noise."""
+    noise = advance(state.proxy_noise, state.pending_proxy / state.pending) if state.pending else state.proxy_noise
+    # Counted from its first value the proxy is 0 there, and is taken to have been that before it was seen.
+    last = noise.recent[-1] if noise.recent else 0.0
+    return replace(state, proxy_noise=noise, pending=0, pending_proxy=0.0, open_proxy=state.open_proxy + last)
+
+
+def _with_block(state: PlateauDropState, step: int) -> PlateauDropState:
+    """Close the open block; the windows that end before the last one of their length has begun become earlier ones."""
+    gold = (*state.gold, state.open_gold / state.size)
+    proxy = (*state.proxy, state.open_proxy / state.size)
+    best = []
+    for index, length in enumerate(_LENGTHS):
+        end = len(gold) - length
+        if end < length:
+            break
+        window = _window(gold, proxy, end, length)
+        best.append(_better(state.best[index], window) if index < len(state.best) else window)
+    return replace(
+        state,
+        gold=gold,
+        proxy=proxy,
+        steps=(*state.steps, step),
+        best=tuple(best),
+        open_evals=0,
+        open_gold=0.0,
+        open_proxy=0.0,
+    )
+
+
+def _window(gold: Sequence[float], proxy: Sequence[float], end: int, length: int) -> Best:
+    return Best(sum(gold[end - length : end]) / length, end - 1, sum(proxy[end - length : end]) / length)
+
+
+def _better(a: Best, b: Best) -> Best:
+    """The better gold, of equals the later, beside the better proxy."""
+    gold = a if a.gold > b.gold else b
+    return Best(gold.gold, gold.ends, max(a.proxy, b.proxy))
+
+
+def _folded(state: PlateauDropState) -> PlateauDropState:
+    """Join the blocks in pairs, and look for the best earlier windows again."""
+    gold, proxy = _paired(state.gold), _paired(state.proxy)
+    best = []
+    for length in _LENGTHS:
+        windows = [_window(gold, proxy, end, length) for end in range(length, len(gold) - length + 1)]
+        if not windows:
+            break
+        best.append(reduce(_better, windows))
+    return replace(state, size=2 * state.size, gold=gold, proxy=proxy, steps=state.steps[1::2], best=tuple(best))
+
+
+def _paired(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple((a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=True))
+
+
+def _of_mean(noise: Noise, evals: int) -> float:
+    """The standard deviation of the mean of so many evals."""
+    return noise.sd * (noise.inflation if evals > 1 else 1.0) / math.sqrt(evals)
+
+
+def _slopes_up(state: PlateauDropState, noise: Noise) -> bool:
+    """Whether the last blocks have an upward slope at any of several spans."""
+    bound = _SLOPE_SIGMAS * noise.inflation * noise.sd / math.sqrt(state.size)
+    for span, weights in _SLOPE_WEIGHTS:
+        if span > len(state.gold):
+            break
+        if sum(map(mul, weights, state.gold[-span:])) >= bound:
+            return True
+    return False
+
+
+def _unit_slope(span: int) -> tuple[float, ...]:
+    """Weights whose product with values is their least-squares slope in standard deviations, for unit noise."""
+    centered = [index - (span - 1) / 2 for index in range(span)]
+    norm = math.sqrt(sum(x * x for x in centered))
+    return tuple(x / norm for x in centered)
+
+
+_SLOPE_WEIGHTS = tuple((span, _unit_slope(span)) for span in _SLOPE_SPANS)
