@@ -212,7 +212,7 @@ def mean(numbers: Sequence[float], seed: int, confidence: float = CONFIDENCE) ->
     if len(values) == 0:
         return Figure(math.nan, math.nan, math.nan, 0)
     rng = np.random.default_rng(seed)
-    means = [float(rng.choice(values, len(values)).mean()) for _ in range(RESAMPLES)]
+    means = rng.choice(values, (RESAMPLES, len(values))).mean(axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Figure(float(values.mean()), float(low), float(high), len(values))
 

@@ -1,0 +1,62 @@
+"""The benchmark of detection: quick, whole, and in line with what is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from evalstop_lab.bench.contenders import contenders, oracle
+from evalstop_lab.bench.detection import main
+from evalstop_lab.worlds import HELD_OUT, NoiseKind, make
+
+RECORDED = str(Path(__file__).parents[1] / "data" / "rlhf_runs_public.jsonl")
+
+
+def test_a_quick_run_leaves_tables_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every contender has its row, every row its figures, and the published rule on recorded runs is as known."""
+    names = ["k_decline", "policy paper", "oracle"]
+    arguments = ["--quick", "--jobs", "1", "--folder", str(tmp_path), "--recorded", RECORDED]
+    assert main([*arguments, "--json", "--only", *names]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    rows = {(row["contender"], row["at"]): row for row in report["rows"]}
+    assert {("k_decline", "1%"), ("k_decline", "5%"), ("policy paper", "as shipped"), ("oracle", "1%")} <= set(rows)
+    paper = rows["policy paper", "as shipped"]
+    assert paper["recorded"]["recall"]["hits"] == 47
+    assert paper["recall"] == rows["k_decline k=3", "as shipped"]["recall"]
+    assert rows["oracle", "1%"]["false_stops"]["hits"] == 0
+    assert set(rows["k_decline", "1%"]["left_out"]) & HELD_OUT
+    for name in ("roc.png", "roc.html", "delay.png", "delay.html"):
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_the_tables_can_be_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where there are no recorded runs."""
+    arguments = ["--quick", "--jobs", "1", "--folder", str(tmp_path), "--recorded", str(tmp_path / "none")]
+    assert main([*arguments, "--only", "k_decline"]) == 0
+    printed = capsys.readouterr().out
+    assert "finding the turn" in printed
+    assert "k_decline k=5" in printed
+
+
+def test_everyone_runs_over_a_world() -> None:
+    """Whatever is in the catalog sees a run to its end, and never stops at its last eval."""
+    world = make("late", 5, length=40, noise=NoiseKind.MISSING, level=0.05)
+    for item in contenders():
+        assert all(step < world.steps[-1] for step in item.run(world).steps)
+
+
+def test_the_oracle_keeps_its_promise() -> None:
+    """Where gold truly stays at its peak, it would stop 1 % at most; where gold falls it stops close to the bound."""
+    crossed = 0
+    for seed in range(400):
+        world = make("collapse", seed, length=60, noise=NoiseKind.GAUSSIAN, level=0.1)
+        stays = world.gold - world.truth.gold
+        stays[: world.truth.peak] += world.truth.gold[: world.truth.peak]
+        stays[world.truth.peak :] += world.truth.gold[world.truth.peak]
+        flat = type(world)(**{**vars(world), "gold": np.asarray(stays)})
+        crossed += oracle(flat).first_at(np.log(20)) is not None
+        assert oracle(world).first_at(np.log(20)) is not None
+    assert crossed <= 0.05 * 400 + 3 * np.sqrt(0.05 * 400)

@@ -1,0 +1,52 @@
+"""Recorded runs as worlds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from evalstop_detectors import POLICIES, replay
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.scoring import Fate, Outcome, fate
+from evalstop_lab.worlds import Label, load
+
+RECORDED = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
+
+
+def test_recorded_runs_keep_their_labels_and_their_truth() -> None:
+    """56 hacking, 84 healthy, and 13 that are neither; the peak is where the file says."""
+    worlds = load(RECORDED)
+    assert Counter(world.truth.label for world in worlds) == {
+        Label.HACKING: 56,
+        Label.HEALTHY: 84,
+        Label.AMBIGUOUS: 13,
+    }
+    for world in worlds:
+        if world.truth.label is Label.HACKING:  # the peak in the file is that of a smoothed curve
+            assert world.truth.gold[world.truth.peak] > world.truth.gold.max() - 0.06 * world.truth.unit
+        assert len(world.gold) == len(world.proxy) == len(world.kl) == len(world.steps)
+        assert world.gold_stderr is not None
+        assert (world.gold_stderr > 0).all()
+
+
+def test_the_published_rule_fares_on_them_as_is_written_beside_them() -> None:
+    """47 of 56 turns are found by three declines."""
+    worlds = load(RECORDED)
+    stops = [replay(POLICIES["paper"], world.observations()).verdict for world in worlds]
+    fates = Counter(
+        fate(Outcome(verdict.step if verdict.stops else None), world.truth)
+        for verdict, world in zip(stops, worlds, strict=True)
+    )
+    assert fates[Fate.RIGHT] == 47
+    assert fates[Fate.PREMATURE] == 7
+
+
+def test_a_line_that_is_no_run_is_named(tmp_path: Path) -> None:
+    """The message says which line, and what a line holds."""
+    file = tmp_path / "runs.jsonl"
+    file.write_text(RECORDED.read_text().splitlines()[0] + '\n{"run": 1}\n')
+    with pytest.raises(UnusableArguments, match=r"line 2.*run_id"):
+        load(file)
+    with pytest.raises(UnusableArguments, match=r"none\.jsonl"):
+        load(tmp_path / "none.jsonl")
