@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ Curves = dict[str, dict[str, list[tuple[float, float]]]]
 
 SMALLEST = 1e-3
 
+_OWN_POINTS = 2  # who brings own points has no curve
+_COLORS = tuple(matplotlib.colors.to_hex(matplotlib.colormaps["tab20"](index)) for index in range(20))
+
 
 def draw(folder: Path, report: dict[str, Any], curves: Curves) -> None:
     """Write roc.png, roc.html, delay.png and delay.html into the folder."""
-    groups = {row["contender"]: row["group"] for row in report["rows"]}
-    _roc_png(folder / "roc.png", curves, groups)
-    _roc_html(folder / "roc.html", curves, groups)
+    _roc_png(folder / "roc.png", curves)
+    _roc_html(folder / "roc.html", curves)
     delays = _delays(report)
     _delay_png(folder / "delay.png", delays)
     _delay_html(folder / "delay.html", delays)
@@ -35,18 +38,18 @@ def _panels() -> list[str]:
     return [f"{level:g}" for level in LEVELS]
 
 
-def _roc_png(path: Path, curves: Curves, groups: dict[str, str]) -> None:
-    figure, axes = plt.subplots(2, 3, figsize=(13, 8), dpi=130, layout="constrained", sharex=True, sharey=True)
+def _roc_png(path: Path, curves: Curves) -> None:
+    figure, axes = plt.subplots(2, 3, figsize=(14, 8.5), dpi=130, layout="constrained", sharex=True, sharey=True)
     for axis, panel in zip(axes.flat, _panels(), strict=True):
-        for index, (name, by_noise) in enumerate(curves.items()):
+        for (name, by_noise), color in zip(curves.items(), itertools.cycle(_COLORS)):
             x, y = zip(*by_noise[panel], strict=True)
-            line = "o" if groups[name] != "detector" else "-"
-            axis.plot([max(item, SMALLEST) for item in x], y, line, color=f"C{index % 10}", label=name, markersize=4)
+            line = "-" if len(x) > _OWN_POINTS else "o"
+            axis.plot([max(item, SMALLEST) for item in x], y, line, color=color, label=name, markersize=6)
         axis.set_xscale("log")
         axis.set_title(f"noise {panel} of the gain")
         axis.axvline(0.01, color="#999999", linewidth=0.8)
     for axis in axes[-1]:
-        axis.set_xlabel("false stops per healthy run")
+        axis.set_xlabel(f"false stops per healthy run (none: at {SMALLEST})")
     for axis in axes[:, 0]:
         axis.set_ylabel("recall")
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
@@ -54,10 +57,10 @@ def _roc_png(path: Path, curves: Curves, groups: dict[str, str]) -> None:
     plt.close(figure)
 
 
-def _roc_html(path: Path, curves: Curves, groups: dict[str, str]) -> None:
+def _roc_html(path: Path, curves: Curves) -> None:
     figure = make_subplots(2, 3, subplot_titles=[f"noise {panel} of the gain" for panel in _panels()])
     for place, panel in enumerate(_panels()):
-        for index, (name, by_noise) in enumerate(curves.items()):
+        for (name, by_noise), color in zip(curves.items(), itertools.cycle(_COLORS)):
             x, y = zip(*by_noise[panel], strict=True)
             figure.add_trace(
                 graph_objects.Scatter(
@@ -66,8 +69,9 @@ def _roc_html(path: Path, curves: Curves, groups: dict[str, str]) -> None:
                     name=name,
                     legendgroup=name,
                     showlegend=place == 0,
-                    mode="lines" if groups[name] == "detector" else "markers",
-                    line={"color": _COLORS[index % len(_COLORS)]},
+                    mode="lines" if len(x) > _OWN_POINTS else "markers",
+                    line={"color": color},
+                    marker={"color": color},
                 ),
                 row=place // 3 + 1,
                 col=place % 3 + 1,
@@ -87,7 +91,7 @@ def _delays(report: dict[str, Any]) -> dict[str, list[tuple[float, float, str]]]
             cell = row["by_noise"][panel]
             bound, evals = cell["bound"]["value"], cell["delay"]["value"]
             if math.isfinite(bound) and math.isfinite(evals):
-                found.setdefault(f"{row['contender']} at {row['at']}", []).append((bound, evals, panel))
+                found.setdefault(f"{row['contender']} {row['at']}", []).append((bound, evals, panel))
     return found
 
 
@@ -120,17 +124,3 @@ def _delay_html(path: Path, delays: dict[str, list[tuple[float, float, str]]]) -
     figure.update_xaxes(type="log", title="median lower bound, in evals")
     figure.update_yaxes(type="log", title="median delay, in evals")
     figure.write_html(path, include_plotlyjs=True)
-
-
-_COLORS = (
-    "#1f77b4",
-    "#ff7f0e",
-    "#2ca02c",
-    "#d62728",
-    "#9467bd",
-    "#8c564b",
-    "#e377c2",
-    "#7f7f7f",
-    "#bcbd22",
-    "#17becf",
-)

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.bench.charts import draw
+from evalstop_lab.bench.checkpoints import checkpoint_losses
 from evalstop_lab.bench.contenders import Contender, contenders
 from evalstop_lab.bench.standing import Passed, figures, is_dip, leave_one_out, points, roc, tally
 from evalstop_lab.bench.tables import print_tables
@@ -80,6 +81,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict
     families = of_group(Group.HEALTHY, Group.DIP)
     one_each = [(family, LEFT_OUT_SEED + seed) for seed in range(options.family_runs) for family in families]
     left_out = _run(entered, one_each, "leaving families out", options.jobs)
+    worlds = [passed.world for passed in next(iter(reporting.values()))]
     recorded = load(options.recorded) if options.recorded.exists() else []
     rows: list[dict[str, Any]] = []
     curves = {}
@@ -91,13 +93,15 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict
             [Passed(world, item.run(world)) for world in recorded],
         )
         rows += _rows(item, runs)
+        own = [] if item.calibrated else points(item, runs.calibration)
         curves[item.name] = {
-            f"{level:g}": roc([passed for passed in runs.reporting if passed.world.noise.level == level])
+            f"{level:g}": roc([passed for passed in runs.reporting if passed.world.noise.level == level], own)
             for level in LEVELS
         }
     setting = {name: getattr(options, name) for name in ("calibration_runs", "runs", "family_runs")}
     report = {
         "rows": rows,
+        "checkpoints": checkpoint_losses(worlds),
         "setting": setting | {"held_out": sorted(HELD_OUT), "recorded_runs": len(recorded)},
         "versions": versions(),
     }

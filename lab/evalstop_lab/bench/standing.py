@@ -123,13 +123,12 @@ def leave_one_out(calibration: Sequence[Passed], reporting: Sequence[Passed], ra
     return found
 
 
-def roc(passed: Sequence[Passed]) -> list[tuple[float, float]]:
-    """False stops and recall as the alarm sinks, from the runs themselves."""
+def roc(passed: Sequence[Passed], own: Sequence[Point] = ()) -> list[tuple[float, float]]:
+    """False stops and recall as the alarm sinks, by the runs themselves; of `own` points, at those alone."""
     healthy = [item for item in passed if item.world.truth.label is Label.HEALTHY]
     hacking = [item for item in passed if item.world.truth.label is Label.HACKING]
     curve = []
-    for rate in ROC_RATES:
-        alarm = alarm_at(healthy, rate)
+    for alarm in [point.alarm for point in own] or [alarm_at(healthy, rate) for rate in ROC_RATES]:
         right = sum(fate(item.outcome(alarm), item.world.truth) is Fate.RIGHT for item in hacking)
         curve.append((sum(item.records.highest >= alarm for item in healthy) / len(healthy), right / len(hacking)))
     return curve
@@ -153,14 +152,17 @@ def _recall(passed: Sequence[Passed], point: Point) -> Share:
 
 
 def _beside_the_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> tuple[Figure, Figure]:
-    """The bound over all hacking runs (never, where it is not reached), and delay to bound over the right stops."""
+    """The bound over all hacking runs (never, where it is not reached), and delay to bound over the right stops.
+
+    Runs without noise have no ratio: one eval after the peak proves the turn to whoever knows that there is no noise.
+    """
     bounds, ratios = [], []
     for outcome, truth in pairs:
         if truth.label is not Label.HACKING:
             continue
         bound, evals = information_bound(truth, alpha), delay(outcome, truth)
         bounds.append(math.inf if bound is None else float(bound))
-        if evals is not None and bound is not None:
+        if evals is not None and bound is not None and truth.noise_sd != 0:
             ratios.append(evals / bound)
     return quantile(bounds, 0.5), quantile(ratios, 0.5)
 

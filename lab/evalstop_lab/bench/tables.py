@@ -17,6 +17,7 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
     console.print(_by_noise(report))
     console.print(_without_dips(report))
     console.print(_left_out(report))
+    console.print(_checkpoints(report))
     if report["setting"]["recorded_runs"]:
         console.print(_of_recorded(report))
 
@@ -105,6 +106,15 @@ def _left_out(report: dict[str, Any]) -> Table:
         shares = (row["left_out"][family] for family in families)
         table.add_row(row["contender"], row["at"], *(f"{100 * share['value']:.1f}" for share in shares))
     table.caption = "* no threshold has ever seen it"
+    return table
+
+
+def _checkpoints(report: dict[str, Any]) -> Table:
+    table = Table(title="what the chosen checkpoint lacks, as a share of the gain, by noise")
+    for heading in ("", *(f"{level:g}" for level in LEVELS)):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, by_noise in report["checkpoints"].items():
+        table.add_row(name, *(_number(by_noise[f"{level:g}"]["value"], 4) for level in LEVELS))
     return table
 
 

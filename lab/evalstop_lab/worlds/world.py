@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,12 @@ class World:
     noise: Noise
     truth: Truth
 
-    def observations(self) -> list[Observation]:
+    def observations(self) -> tuple[Observation, ...]:
         """The run as detectors see it, in order; missing evals do not occur."""
+        return self._observed
+
+    @cached_property
+    def _observed(self) -> tuple[Observation, ...]:
         found = []
         for index, step in enumerate(self.steps.tolist()):
             found.append(Observation(Signal.KL, step, self.kl[index]))
@@ -51,7 +56,7 @@ class World:
             if np.isfinite(self.gold[index]):
                 stderr = None if self.gold_stderr is None else self.gold_stderr[index]
                 found.append(Observation(Signal.EVAL, step, self.gold[index], stderr))
-        return found
+        return tuple(found)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The run in the rows that `evalstop-lab replay` reads."""
