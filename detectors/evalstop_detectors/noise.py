@@ -1,7 +1,8 @@
 """How noisy one signal of a run is, estimated while it trends: the scale of one value and its lag-1 autocorrelation.
 
-Source      Medians of |y[t] - y[t-1]| and |y[t] - y[t-2]|: differences forget a slow trend, medians forget jumps and
-            outliers (Rice 1984 for differences; Hampel 1974 for the median deviation).
+Source      Medians of first and second absolute differences: differences forget a trend, medians forget jumps and
+            outliers (Rice 1984 and Gasser, Sroka & Jennen-Steinmetz 1986 for the differences; Hampel 1974 for the
+            median deviation). The autocorrelation comes from differences at lags 1 and 2.
 Departs     Only the last 64 differences count, so that noise that grows or shrinks is followed. What is estimated is
             made larger while little was seen, and never falls below a small share of the range of the run: a series
             that repeats itself exactly is not known to be noiseless. A standard error that the trainer gives is a lower
@@ -15,8 +16,8 @@ Not done    A random walk looks like a smooth curve to differences and its scale
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -24,8 +25,13 @@ from msgspec import Struct
 LARGEST = 1e120
 
 _WINDOW = 64
-# The median of |a - b| of two independent normal values, in standard deviations of one.
+# The medians of |a - b| and |a - 2 b + c| of independent normal values, in standard deviations of one.
 _MEDIAN_DIFFERENCE = 0.9539
+_MEDIAN_SECOND_DIFFERENCE = 1.6522
+# Second differences vary more, and of two estimates the smaller one is too small.
+_SECOND_MARGIN = 1.15
+_SUPPOSED_CORRELATION = 0.2
+_STRONGEST_SUPPOSED = 0.8
 _FEW = 8
 _SHARE_OF_RANGE_WHILE_FEW = 0.05
 _SHARE_OF_RANGE = 0.02
@@ -82,21 +88,24 @@ def estimate(state: NoiseState) -> Noise:
     known = math.sqrt(state.mean_square)
     if state.seen < 2:
         return Noise(known, 1.0)
-    first = _median_difference(state.recent, 1)
-    sd = max(first * (1 + 2 / state.seen), least, known)
+    values = state.recent
+    first = _median(abs(b - a) for a, b in pairwise(values)) / _MEDIAN_DIFFERENCE
+    found = first
+    if state.seen >= 4:
+        second = _median(abs(c - 2 * b + a) for a, b, c in zip(values, values[1:], values[2:], strict=False))
+        found = min(first, _SECOND_MARGIN * second / _MEDIAN_SECOND_DIFFERENCE)
     correlation = 0.0
     if state.seen >= _FEW + 2 and first > least:
-        ratio = _median_difference(state.recent, 2) / first
+        ratio = _median(abs(b - a) for a, b in zip(values, values[2:], strict=False)) / _MEDIAN_DIFFERENCE / first
         pairs = state.seen - 2
         correlation = min(max(ratio * ratio - 1, 0.0), _STRONGEST_CORRELATION) * pairs / (pairs + 10)
-    return Noise(sd, math.sqrt((1 + correlation) / (1 - correlation)))
+    correlation = min(correlation + _SUPPOSED_CORRELATION * 10 / (state.seen + 10), _STRONGEST_SUPPOSED)
+    return Noise(max(found * (1 + 2 / state.seen), least, known), math.sqrt((1 + correlation) / (1 - correlation)))
 
 
-def _median_difference(values: Sequence[float], lag: int) -> float:
-    """The standard deviation of one value, by the median of the differences at this lag."""
-    differences = sorted([abs(b - a) for a, b in zip(values, islice(values, lag, None), strict=False)])
-    count = len(differences)
-    return (differences[(count - 1) // 2] + differences[count // 2]) / 2 / _MEDIAN_DIFFERENCE
+def _median(numbers: Iterable[float]) -> float:
+    ordered = sorted(numbers)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def clipped(value: float) -> float:

@@ -37,13 +37,17 @@ from evalstop_detectors.noise import Noise, NoiseState, advance, clipped, estima
 from evalstop_detectors.observation import Observation, Signal
 
 _BLOCKS = 128
-_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _SLOPE_SPANS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SLOPE_SIGMAS = 2.0
 _LEAST_GAIN_SIGMAS = 6.0
-_PROXY_WEIGHT = 2.0
+_PROXY_WEIGHT = 3.0
+_PROXY_MARGIN = 1.5
+_FULL_RISE_FACTOR = 3.0
+_DEPTH_POWER = 0.4
+_EVALS_BEFORE = 8
 _FULL_RISE_SIGMAS = 5.0
-_SOONEST = 4
+_SOONEST = 6
 _LARGEST_SIGMAS = 1e9
 
 
@@ -86,7 +90,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
     name: ClassVar[str] = "plateau_drop"
     state_type: ClassVar[type[PlateauDropState]] = PlateauDropState
 
-    sigmas: Annotated[float, Meta(ge=0, le=100)] = 4.0
+    sigmas: Annotated[float, Meta(ge=0, le=100)] = 2.5
     use_proxy: bool = True
 
     @property
@@ -95,7 +99,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=0.025, stop_at=0.12)
+        return Thresholds(suspect_at=0.07, stop_at=0.22)
 
     def start(self) -> PlateauDropState:
         return PlateauDropState()
@@ -148,13 +152,14 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
                 fall_of_proxy = (best.proxy - sum(state.proxy[-length:]) / length) / _of_mean(
                     proxy_noise, length * size
                 )
-            common = max(0.0, min(fall_of_proxy, _LARGEST_SIGMAS) - looks + 1)
+            common = max(0.0, min(fall_of_proxy, _LARGEST_SIGMAS) - looks + _PROXY_MARGIN)
             excess = min(fall / sd, _LARGEST_SIGMAS) - looks - _PROXY_WEIGHT * common - self.sigmas
             if excess <= 0:
                 continue
             depth = min(1.0, excess * sd / gain)
             rises = min(max((-fall_of_proxy - 1) / (_FULL_RISE_SIGMAS - 1), 0.0), 1.0)
-            weight = length * size / (count * size + _SOONEST) * math.sqrt(depth) * (1 + rises)
+            weight = length * size / (count * size + _EVALS_BEFORE) * depth**_DEPTH_POWER
+            weight *= 1 + (_FULL_RISE_FACTOR - 1) * rises
             if weight > value:
                 value, depth_seen, length_seen, turn, risen = weight, depth, length, best.ends, rises
         if turn is None:
