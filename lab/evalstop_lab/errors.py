@@ -4,6 +4,7 @@ LabError
 ├── CheckpointUnreadable
 ├── DemoFailed
 ├── ServiceUnavailable
+├── UnreadableInput
 └── UnusableArguments
     └── CannotHasten
 """
@@ -11,6 +12,7 @@ LabError
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 
 class LabError(Exception):
@@ -35,6 +37,14 @@ class UnusableArguments(LabError):
 
 class CannotHasten(UnusableArguments):
     """A run can only be hastened by a factor that divides the steps between two evals."""
+
+
+class UnreadableInput(LabError):
+    """The log of a run cannot be read."""
+
+    def __init__(self, path: Path, words: str, line: int | None = None) -> None:
+        place = "standard input" if path == Path("-") else str(path)
+        super().__init__(f"{place}{'' if line is None else f', line {line}'}: {words}.")
 
 
 class ServiceUnavailable(LabError):

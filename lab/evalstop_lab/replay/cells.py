@@ -1,0 +1,94 @@
+"""From what stands in a log to steps, values and standard errors; a ValueError says what may stand there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from evalstop_detectors import Signal
+
+from evalstop_lab.replay.runs import MAX_STEP, Roles, Run
+
+NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
+
+
+def add_row(
+    run: Run, step: int, row: Mapping[str, Any], roles: Roles, number: Callable[[Any, str], float | None]
+) -> int:
+    """Take the signals of one row into the run; `number` reads a cell. Returns how many there were."""
+    added = 0
+    for signal, column in roles.columns.items():
+        cell = row.get(column)
+        if cell is None or (value := number(cell, column)) is None:
+            continue
+        beside = row.get(f"{column}_stderr")
+        run.add(signal, step, value, None if beside is None else stderr_of(number(beside, f"{column}_stderr"), signal))
+        added += 1
+    return added
+
+
+def number_of(cell: object, column: str) -> float | None:
+    """Read a JSON value: a number, null, or one of the names of what is not finite."""
+    if cell is None:
+        return None
+    if type(cell) is float:
+        return cell
+    if isinstance(cell, int | float) and not isinstance(cell, bool):
+        return float(cell) if abs(cell) < 2**1023 else _refuse_number(cell, column)
+    if isinstance(cell, str) and cell.lower() in NOT_FINITE:
+        return NOT_FINITE[cell.lower()]
+    return _refuse_number(cell, column)
+
+
+def number_in(cell: str, column: str) -> float | None:
+    """Read a cell of text: a number, nan, inf, or nothing."""
+    text = cell.strip()
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return _refuse_number(cell, column)
+
+
+def stderr_of(value: float | None, signal: Signal) -> float | None:
+    """Read a standard error; NaN is as good as none."""
+    if value is None or math.isnan(value):
+        return None
+    if value < 0 or math.isinf(value):
+        raise ValueError(
+            f"the standard error of {signal} is {value:g}; give a finite number of at least 0, or leave it out"
+        )
+    return value
+
+
+def step_of(cell: object) -> int:
+    """Read a step: a whole number, also written as 10.0 or in text."""
+    number = cell
+    if isinstance(cell, str):
+        number = int(cell) if cell.strip().isdecimal() else number_in(cell, "step")
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_STEP:
+        return number
+    raise ValueError(f"the step is {shown(cell)}; give a whole number from 0 to 2**53 - 1")
+
+
+def run_of(cell: object) -> str:
+    """Read the name of a run: text, or a whole number."""
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    if isinstance(cell, str) and cell:
+        return cell
+    raise ValueError(f"the run is {shown(cell)}; give its name as text")
+
+
+def shown(cell: object) -> str:
+    """The cell as a message may hold it, however long or odd it is."""
+    text = ascii(cell)
+    return "missing" if cell is None else text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _refuse_number(cell: object, column: str) -> float:
+    raise ValueError(f"{column} is {shown(cell)}; give a number, NaN, Infinity or -Infinity, or leave it out")

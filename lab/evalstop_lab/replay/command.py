@@ -1,0 +1,110 @@
+"""`evalstop-lab replay`: what a policy would have made of runs that are over."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from evalstop_detectors import Call, Policy, Signal
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.replay.judged import Judged, judge
+from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.replay.runs import Conflict, Roles, Run
+from evalstop_lab.replay.sources import default_roles, read
+from evalstop_lab.sweep import cores, sweep
+
+FEW_RUNS = 500
+"""Up to so many runs a second process costs more than it saves."""
+
+MOST_CONFLICTS_SHOWN = 20
+
+EXAMPLES = """examples:
+  evalstop-lab replay runs.jsonl --policy paper
+  evalstop-lab replay runs.csv --policy my-policy.yaml --eval reward/gold --proxy reward/proxy --json
+  evalstop-lab replay out/trainer_state.json --eval eval_loss --minimize eval_loss
+  evalstop-lab replay logs/tensorboard --eval eval/score
+
+JSON lines hold one object an observation set,
+  {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02, "proxy": 1.2, "kl": 3.4}
+and a CSV has these names as its header. `eval_stderr` is the standard error of `eval`, and so for every column. A
+folder may hold trainer_state.json files and TensorBoard events. - reads JSON lines from standard input.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `replay` to the command line."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="run logged runs through a policy: where it would have stopped each, and why",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines, CSV, trainer state or events")
+    parser.add_argument("--policy", default="paper", metavar="NAME|FILE", help="default: paper")
+    for signal in reversed(Signal):
+        parser.add_argument(f"--{signal}", metavar="COLUMN", help=f"the column with the {signal} (default: {signal})")
+    parser.add_argument(
+        "--minimize", action="append", default=[], metavar="COLUMN", help="a column that is better when lower"
+    )
+    parser.add_argument(
+        "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not say"
+    )
+    parser.add_argument("--jobs", type=positive_number, help="processes (default: one a core for many runs)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a run rather than a table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab replay`; return its exit code."""
+    policy = load_policy(args.policy)
+    roles = default_roles({signal: getattr(args, signal) for signal in Signal}, args.minimize)
+    runs = read(args.files, roles)
+    _report_conflicts(runs.settle())
+    logged = list(runs.by_name.values())
+    for item in logged:
+        item.total_steps = item.total_steps or args.total_steps
+    jobs = args.jobs or (cores() if len(logged) > FEW_RUNS else 1)
+    judged = sweep(partial(_judge_some, policy, roles), logged, f"replaying under {policy.name}", jobs)
+    if args.json:
+        for result in judged:
+            sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    else:
+        Console().print(_table(judged, policy.name))
+    return 0
+
+
+def _judge_some(policy: Policy, roles: Roles, runs: Sequence[Run]) -> list[Judged]:
+    return [judge(policy, roles, item) for item in runs]
+
+
+def _report_conflicts(conflicts: Sequence[Conflict]) -> None:
+    for item in conflicts[:MOST_CONFLICTS_SHOWN]:
+        sys.stderr.write(
+            f"evalstop-lab: run {item.run!r}: {item.column} at step {item.step} is {item.first:g} and again"
+            f" {item.second:g}; the first stands\n"
+        )
+    if len(conflicts) > MOST_CONFLICTS_SHOWN:
+        sys.stderr.write(f"evalstop-lab: and {len(conflicts) - MOST_CONFLICTS_SHOWN} more such conflicts\n")
+
+
+def _table(judged: Sequence[Judged], policy: str) -> Table:
+    stopped = sum(item.verdict == Call.STOP for item in judged)
+    table = Table(caption=f"policy {policy}: {stopped} of {len(judged)} runs stopped")
+    table.add_column("run", overflow="fold")
+    table.add_column("verdict")
+    for heading in ("stop step", "first suspected", "best step"):
+        table.add_column(heading, justify="right")
+    table.add_column("reason", overflow="fold")
+    for item in judged:
+        steps = (item.stop_step, item.suspect_step, item.best_step)
+        shown = ("-" if step is None else str(step) for step in steps)
+        table.add_row(Text(item.run), item.verdict, *shown, Text(item.reason))
+    return table

@@ -1,0 +1,69 @@
+"""One logged run through a policy: by the same `monitor.step` that the service calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from evalstop_detectors import Chooser, MonitorState, Observation, Policy, RawMaximum, start, step
+
+from evalstop_lab.replay.runs import Roles, Run
+
+CHOOSER: Chooser = RawMaximum()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What became of a run.
+
+    `best_step` is the eval whose checkpoint would have been kept, chosen among those up to the stop.
+    `detectors` holds the evidence of each member of the policy by its id, as it was at the stop or at the end.
+    """
+
+    run: str
+    verdict: str
+    stop_step: int | None
+    suspect_step: int | None
+    best_step: int | None
+    reason: str
+    detectors: dict[str, dict[str, Any]]
+
+
+def judge(policy: Policy, roles: Roles, run: Run) -> Judged:
+    """Replay a settled run up to its stop: later observations change no verdict, and there would have been none."""
+    state = until_stop(policy, run.observations(roles))
+    verdict = state.verdict
+    stop_step = verdict.step if verdict.stops else None
+    scores = run.scores(roles, stop_step)
+    best = CHOOSER.choose(scores, {score.step for score in scores})
+    return Judged(
+        run=run.name,
+        verdict=str(verdict.verdict),
+        stop_step=stop_step,
+        suspect_step=state.suspect_step,
+        best_step=None if best is None else best.step,
+        reason=verdict.reason,
+        detectors=_evidence(policy, state),
+    )
+
+
+def until_stop(policy: Policy, observations: Sequence[Observation]) -> MonitorState:
+    """The state of the monitor at the first stop, else at the end of the run."""
+    state = start(policy)
+    for observation in observations:
+        state, verdict = step(policy, state, observation)
+        if verdict.stops:
+            break
+    return state
+
+
+def _evidence(policy: Policy, state: MonitorState) -> dict[str, dict[str, Any]]:
+    """By member: what it found and what it was held against; a member that has seen nothing is left out."""
+    found = {}
+    for name, member, evidence in zip(policy.ids, policy.members, state.evidence, strict=True):
+        if evidence is not None:
+            thresholds = msgspec.to_builtins(member.thresholds)
+            found[name] = {"detector": member.detector.name} | msgspec.to_builtins(evidence) | thresholds
+    return found

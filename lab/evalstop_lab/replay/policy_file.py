@@ -1,0 +1,116 @@
+"""A policy by its name, or from a JSON or YAML file, where an error has its line and column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document
+
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.replay.cells import shown
+
+LARGEST = 4 << 20
+
+
+def load_policy(name_or_file: str) -> Policy:
+    """The shipped policy of this name, else the one in this file; raises UnusableArguments."""
+    if name_or_file in POLICIES:
+        return POLICIES[name_or_file]
+    path = Path(name_or_file)
+    if not path.is_file():
+        raise UnusableArguments(
+            f"There is no policy and no file {name_or_file!r}; the policies are {', '.join(POLICIES)}, and a file holds"
+            " one in JSON or YAML."
+        )
+    return policy_from_file(path)
+
+
+def policy_from_file(path: Path) -> Policy:
+    """Read a policy; raises UnusableArguments naming file, line, column, the key and what it may hold."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UnusableArguments(f"{path}: it is larger than {LARGEST:,} bytes; that is no policy.")
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnusableArguments(f"{path}: {error}; give a policy in JSON or YAML.") from error
+    node = None
+    try:
+        if path.suffix == ".json":
+            document = json.loads(text, object_pairs_hook=_without_repeats)
+        else:
+            node = yaml.compose(text, yaml.SafeLoader)
+            _check(node)
+            document = yaml.safe_load(text)
+        return policy_from_document(document)
+    except InvalidPolicy as error:
+        raise UnusableArguments(f"{path}{_place(node, error.path)}: {error}.") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UnusableArguments(f"{path}{place}: {error.problem or error.context}; give a policy in YAML.") from error
+    except json.JSONDecodeError as error:
+        raise UnusableArguments(
+            f"{path}, line {error.lineno}, column {error.colno}: {error.msg}; give a policy in JSON."
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UnusableArguments(f"{path}: {error}; give a policy in JSON or YAML.") from error
+
+
+def _place(node: yaml.Node | None, path: tuple[str | int, ...]) -> str:
+    """The line and column of the deepest part of the path that is there."""
+    if node is None:
+        return ""
+    for step in path:
+        inner = _inner(node, step)
+        if inner is None:
+            break
+        node = inner
+    return f", line {node.start_mark.line + 1}, column {node.start_mark.column + 1}"
+
+
+def _inner(node: yaml.Node, step: str | int) -> yaml.Node | None:
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        found: yaml.Node = node.value[step]
+        return found
+    if isinstance(node, yaml.MappingNode):
+        # A scalar is shown by its key, so that a value on the next line is not pointed at without its name.
+        return next((key if not _deep(value) else value for key, value in node.value if key.value == step), None)
+    return None
+
+
+def _deep(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.MappingNode | yaml.SequenceNode)
+
+
+def _check(node: yaml.Node | None) -> None:
+    """Refuse what YAML passes over in silence or blows up on: repeated keys, aliases."""
+    seen: set[int] = set()
+    waiting = [] if node is None else [node]
+    while waiting:
+        here = waiting.pop()
+        if id(here) in seen:
+            raise yaml.MarkedYAMLError(problem="an alias has no place in a policy", problem_mark=here.start_mark)
+        seen.add(id(here))
+        if isinstance(here, yaml.SequenceNode):
+            waiting.extend(here.value)
+        elif isinstance(here, yaml.MappingNode):
+            keys = set()
+            for key, value in here.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise yaml.MarkedYAMLError(problem="a key is one word", problem_mark=key.start_mark)
+                if key.value in keys:
+                    words = f"the key {shown(key.value)} stands here twice"
+                    raise yaml.MarkedYAMLError(problem=words, problem_mark=key.start_mark)
+                keys.add(key.value)
+                waiting.append(value)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {shown(next(name for name in names if names.count(name) > 1))} stands there twice")
+    return document

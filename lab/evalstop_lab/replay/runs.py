@@ -1,0 +1,136 @@
+"""What was read: the runs, each signal's points in step order, the first value of a step standing."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from evalstop_detectors import Observation, Score, Signal
+
+MAX_STEP = 2**53 - 1
+"""The largest step that the service takes, too."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which column (JSON key, TensorBoard tag) plays which role, and which columns are better when lower.
+
+    The standard error of a column stands in a column of its name with `_stderr` at the end.
+    """
+
+    columns: Mapping[Signal, str] = field(default_factory=lambda: {signal: signal.value for signal in Signal})
+    minimized: frozenset[str] = frozenset({"loss"})
+
+    def sign(self, signal: Signal) -> float:
+        """What turns the column so that higher is better. A KL is a distance, not a quality: it stays as it is."""
+        return -1.0 if signal is not Signal.KL and self.columns[signal] in self.minimized else 1.0
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A step that was logged twice with different values."""
+
+    run: str
+    column: str
+    step: int
+    first: float
+    second: float
+
+
+@dataclass
+class Series:
+    """One signal of one run as it was read; the standard error is NaN where there is none."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+    stderrs: array[float] = field(default_factory=lambda: array("d"))
+    ascending: bool = True
+
+    def add(self, step: int, value: float, stderr: float | None) -> None:
+        """Take in one point, in any order."""
+        if self.steps and step <= self.steps[-1]:
+            self.ascending = False
+        self.steps.append(step)
+        self.values.append(value)
+        self.stderrs.append(math.nan if stderr is None else stderr)
+
+    def settle(self) -> list[tuple[int, float, float]]:
+        """Bring the points in step order; of a step the first one read stands. Returns what was in conflict with it."""
+        if self.ascending:
+            return []
+        first: dict[int, int] = {}
+        conflicts = []
+        for index, step in enumerate(self.steps):
+            kept = first.setdefault(step, index)
+            before, after = self.values[kept], self.values[index]
+            if before != after and not (math.isnan(before) and math.isnan(after)):
+                conflicts.append((step, before, after))
+        order = [first[step] for step in sorted(first)]
+        self.steps = array("q", [self.steps[index] for index in order])
+        self.values = array("d", [self.values[index] for index in order])
+        self.stderrs = array("d", [self.stderrs[index] for index in order])
+        self.ascending = True
+        return conflicts
+
+
+@dataclass
+class Run:
+    """One run. `total_steps` is its planned end, None when it is not known."""
+
+    name: str
+    total_steps: int | None = None
+    series: dict[Signal, Series] = field(default_factory=dict)
+
+    def add(self, signal: Signal, step: int, value: float, stderr: float | None) -> None:
+        """Take in one value as it was logged."""
+        series = self.series.get(signal)
+        if series is None:
+            series = self.series[signal] = Series()
+        series.add(step, value, stderr)
+
+    def observations(self, roles: Roles) -> list[Observation]:
+        """The settled run as detectors see it, in order, turned so that higher is better."""
+        found = [item for signal in self.series for item in self._of(signal, roles)]
+        return sorted(found, key=lambda item: item.order)
+
+    def scores(self, roles: Roles, until: int | None) -> list[Score]:
+        """The finite gold scores of the settled run, up to the step at which it was stopped."""
+        return [
+            Score(item.step, item.value, item.stderr)
+            for item in self._of(Signal.EVAL, roles)
+            if item.finite and (until is None or item.step <= until)
+        ]
+
+    def _of(self, signal: Signal, roles: Roles) -> Iterator[Observation]:
+        if (series := self.series.get(signal)) is None:
+            return
+        sign, total = roles.sign(signal), self.total_steps
+        for step, value, stderr in zip(series.steps, series.values, series.stderrs, strict=True):
+            progress = min(1.0, step / total) if total else None
+            yield Observation(signal, step, sign * value, None if math.isnan(stderr) else stderr, progress)
+
+
+@dataclass
+class Runs:
+    """All runs that were read, by name in the order of their first point. Rows of one run may be anywhere."""
+
+    roles: Roles = field(default_factory=Roles)
+    by_name: dict[str, Run] = field(default_factory=dict)
+
+    def run(self, name: str) -> Run:
+        """The run of this name, new if there is none yet."""
+        run = self.by_name.get(name)
+        if run is None:
+            run = self.by_name[name] = Run(name)
+        return run
+
+    def settle(self) -> list[Conflict]:
+        """Bring every run in order; returns the points that were logged twice with different values."""
+        return [
+            Conflict(run.name, self.roles.columns[signal], *conflict)
+            for run in self.by_name.values()
+            for signal, series in run.series.items()
+            for conflict in series.settle()
+        ]

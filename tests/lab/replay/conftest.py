@@ -1,0 +1,55 @@
+"""What the tests of replay share: the command as a person calls it, and a run that turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evalstop_lab.cli import main
+from hypothesis import HealthCheck, settings
+
+patiently = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60
+)
+
+TURNING = (0.1, 0.4, 0.7, 0.9, 0.8, 0.6, 0.4, 0.2)
+"""Gold at steps 0, 10, ...: three declines in a row are complete at step 60, the peak is at step 30."""
+
+Replay = Callable[..., list[dict[str, Any]]]
+
+
+def rows(run: str = "a", golds: Sequence[float] = TURNING, **more: Any) -> list[dict[str, Any]]:
+    return [{"run": run, "step": 10 * index, "eval": gold} | more for index, gold in enumerate(golds)]
+
+
+def write_jsonl(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def replay(capsys: pytest.CaptureFixture[str]) -> Replay:
+    """Runs `evalstop-lab replay ... --json`, which has to succeed; returns its objects."""
+
+    def replayed(*arguments: object) -> list[dict[str, Any]]:
+        assert main(["replay", *map(str, arguments), "--json"]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return replayed
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs `evalstop-lab replay ...`, which has to fail with this exit code; returns what it said."""
+
+    def refusal(code: int, *arguments: object) -> str:
+        assert main(["replay", *map(str, arguments)]) == code
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    return refusal

@@ -1,0 +1,157 @@
+"""What is wrong with a log is said with file, line and what to do; nothing is guessed, and nothing crashes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from evalstop_lab.cli import main
+from evalstop_lab.replay.lines import LONGEST_LINE
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.lab.replay.conftest import Replay, patiently, rows, write_jsonl
+
+GOOD = '{"run": "a", "step": 1, "eval": 1}\n'
+Refused = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", "", ["it has none of the columns", "no others"]),
+        ("a.jsonl", "\n \n", ["none of the columns"]),
+        ("a.jsonl", GOOD + "\xff\xfe", ["line 2", "no UTF-8"]),
+        ("a.jsonl", GOOD + "\0\0", ["line 2", "NUL"]),
+        ("a.jsonl", GOOD + "{", ["line 2", "no JSON", '"run": "a"']),
+        ("a.jsonl", GOOD + "[" * 100_000, ["line 2", "no JSON"]),
+        ("a.jsonl", GOOD + "[1]\n", ["line 2", "no JSON object"]),
+        ("a.jsonl", GOOD + '{"step": 2, "eval": 1}\n', ["line 2", "the run is missing"]),
+        ("a.jsonl", '{"run": "", "step": 2, "eval": 1}\n', ["line 1", "the run is ''"]),
+        ("a.jsonl", '{"run": ["a"], "step": 2, "eval": 1}\n', ["line 1", "name as text"]),
+        ("a.jsonl", '{"run": "a", "eval": 1}\n', ["line 1", "the step is missing", "whole number"]),
+        ("a.jsonl", '{"run": "a", "step": 1.5, "eval": 1}\n', ["line 1", "the step is 1.5"]),
+        ("a.jsonl", '{"run": "a", "step": true, "eval": 1}\n', ["line 1", "the step is True"]),
+        ("a.jsonl", '{"run": "a", "step": -1, "eval": 1}\n', ["line 1", "the step is -1"]),
+        ("a.jsonl", '{"run": "a", "step": 9007199254740992, "eval": 1}\n', ["line 1", "2**53"]),
+        ("a.jsonl", '{"run": "a", "step": NaN, "eval": 1}\n', ["line 1", "the step is nan"]),
+        ("a.jsonl", '{"run": "a", "step": 1, "eval": "high"}\n', ["line 1", "eval is 'high'", "NaN, Infinity"]),
+        ("a.jsonl", '{"run": "a", "step": 1, "eval": false}\n', ["line 1", "eval is False"]),
+        ("a.jsonl", '{"run": "a", "step": 1, "eval": {}}\n', ["line 1", "eval is {}"]),
+        ("a.jsonl", '{"run": "a", "step": 1, "eval": 1' + "0" * 400 + "}\n", ["line 1", "eval is 1000"]),
+        ("a.jsonl", '{"run": "a", "step": 1, "eval": 1, "eval_stderr": -1}\n', ["line 1", "standard error", "-1"]),
+        ("a.jsonl", '{"run": "a", "step": 1, "gold": 1}\n', ["but gold;", "--eval"]),
+        ("a.csv", "", ["none of the columns"]),
+        ("a.csv", "a,b\n1,2\n", ["line 1", "no column `step`", "a, b"]),
+        ("a.csv", "step;eval\n1;2\n", ["line 1", "step;eval"]),
+        ("a.csv", "step,eval,eval\n1,2,3\n", ["line 1", "eval twice"]),
+        ("a.csv", "step,eval\n1,2\n1,2,3\n", ["line 3", "3 cells", "2"]),
+        ("a.csv", "step,eval\n1,x\n", ["line 2", "eval is 'x'"]),
+        ("a.csv", "step,eval\n,1\n", ["line 2", "the step is ''"]),
+        ("a.csv", 'step,eval\n1,"2\n', ["line 2", "end of data"]),
+        ("a.csv", "run,step,eval\n,1,1\n", ["line 2", "the run is ''"]),
+        ("a.csv", "step,eval\n\xff,1\n", ["line 2", "no UTF-8"]),
+        ("a.json", GOOD, ["no list `log_history`", ".jsonl"]),
+        ("a.json", GOOD + GOOD, ["no JSON", ".jsonl"]),
+        ("a.json", '{"log_history": [{"step": 1, "eval": 1}, 3]}', ["entry 1 of log_history", "3"]),
+        ("a.json", '{"log_history": [{"eval": 1}]}', ["entry 0 of log_history", "step is missing"]),
+        ("a.json", '{"log_history": []}', ["none of the columns"]),
+        ("a.json", "[" * 100_000, ["no JSON"]),
+    ],
+)
+def test_bad_content(tmp_path: Path, refused: Refused, name: str, content: str, words: list[str]) -> None:
+    """The message names the file, the line if there is one, what is wrong and what to do; the exit code is 1."""
+    (tmp_path / name).write_bytes(content.encode("latin-1"))
+    message = refused(1, tmp_path / name)
+    for word in [str(tmp_path / name), *words]:
+        assert word in message
+
+
+def test_a_line_that_never_ends(tmp_path: Path, refused: Refused) -> None:
+    """A file without line ends is given up early instead of being read whole."""
+    (tmp_path / "a.jsonl").write_bytes(GOOD.encode() + b"{" + b" " * (10 * LONGEST_LINE))
+    assert "line 2: the line is longer than 1,048,576 bytes" in refused(1, tmp_path / "a.jsonl")
+
+
+def test_what_is_no_log(tmp_path: Path, refused: Refused) -> None:
+    """Missing files, empty folders and files that are no event files are refused by name."""
+    assert "No such file" in refused(1, tmp_path / "absent.jsonl")
+    assert "No such file" in refused(1, tmp_path / "absent.json")
+    assert "neither trainer_state.json nor TensorBoard" in refused(1, tmp_path)
+
+
+def test_an_event_file_that_is_none(tmp_path: Path, refused: Refused) -> None:
+    """A broken event file is refused, not passed over."""
+    pytest.importorskip("tensorboard")
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"not an event file" * 100)
+    assert str(tmp_path) in refused(1, tmp_path)
+
+
+def test_columns_that_occur_nowhere(tmp_path: Path, refused: Refused) -> None:
+    """A misspelt --eval or --minimize is a wrong call, exit code 2, and the columns that exist are named."""
+    log = write_jsonl(tmp_path / "a.jsonl", rows(proxy=1.0))
+    assert "--eval gold: there is no such column; there are eval, proxy." in refused(2, log, "--eval", "gold")
+    assert "--minimize evl" in refused(2, log, "--minimize", "evl")
+
+
+def test_not_finite_values(tmp_path: Path, replay: Replay) -> None:
+    """NaN and the infinities may be strings or Python's bare tokens, and are passed over by the detector."""
+    odd = ["NaN", '"NaN"', "Infinity", '"-Infinity"', "-Infinity", "null", '"nan"', "1e999"]
+    lines = [json.dumps(row) for row in rows()]
+    lines += [f'{{"run": "a", "step": {5 + 10 * i}, "eval": {text}, "eval_stderr": NaN}}' for i, text in enumerate(odd)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "b.csv").write_text("step,eval\n0,1\n1,nan\n2,NaN\n3,-inf\n4,Infinity\n5,.5\n6,.4\n7,.3\n")
+    assert [item["stop_step"] for item in replay(tmp_path / "a.jsonl", tmp_path / "b.csv")] == [60, 7]
+
+
+def test_a_run_of_nothing_but_nan(tmp_path: Path, replay: Replay) -> None:
+    """There is no best step and nothing to stop."""
+    (result,) = replay(write_jsonl(tmp_path / "a.jsonl", rows(golds=[float("nan")] * 9)))
+    assert (result["verdict"], result["stop_step"], result["best_step"]) == ("continue", None, None)
+
+
+def test_the_first_value_of_a_step_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Duplicates are silent, conflicts are named on standard error, and neither changes a verdict."""
+    twice = [*rows(), *rows(), {"run": "a", "step": 30, "eval": -5.0}, {"run": "a", "step": 70, "eval": 7}]
+    assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", twice)), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["stop_step"] == 60
+    assert [line for line in captured.err.splitlines() if line] == [
+        "evalstop-lab: run 'a': eval at step 30 is 0.9 and again -5; the first stands",
+        "evalstop-lab: run 'a': eval at step 70 is 0.2 and again 7; the first stands",
+    ]
+
+
+def test_many_conflicts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log of nothing but conflicts does not flood the screen."""
+    log = [*rows(golds=range(99)), *rows(golds=range(1, 100))]
+    assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", log)), "--json"]) == 0
+    assert "evalstop-lab: and 79 more such conflicts" in capsys.readouterr().err.splitlines()
+
+
+@patiently
+@given(
+    content=st.binary(max_size=300) | st.text(max_size=100).map(str.encode),
+    suffix=st.sampled_from([".jsonl", ".csv", ".json"]),
+)
+def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes, suffix: str) -> None:
+    """No file whatever makes replay fail otherwise than by its own message."""
+    file = tmp_path / f"any{suffix}"
+    file.write_bytes(content)
+    assert main(["replay", str(file)]) in (0, 1)
+
+
+cells = st.sampled_from(
+    ["1", "-1.5", "NaN", '"NaN"', "null", "true", '""', "[]", '{"a": 1}', "1e400", "9" * 400, '"\\ud800"']
+)
+
+
+@patiently
+@given(step=cells, gold=cells, stderr=cells, run=cells)
+def test_any_json_row_is_read_or_refused(tmp_path: Path, step: str, gold: str, stderr: str, run: str) -> None:
+    """No JSON row whatever makes replay fail otherwise than by its own message."""
+    file = tmp_path / "any.jsonl"
+    file.write_text(f'{{"run": {run}, "step": {step}, "eval": {gold}, "eval_stderr": {stderr}}}\n')
+    assert main(["replay", str(file), "--json"]) in (0, 1)

@@ -1,0 +1,128 @@
+"""A policy in a file: JSON or YAML, and an error with its line and column."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from evalstop_detectors import DETECTORS, POLICIES, policy_from_document, policy_to_document
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.replay import load_policy, policy_from_file
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.lab.replay.conftest import patiently, rows, write_jsonl
+
+GOOD = """name: mine
+members:
+  - detector: k_decline
+    params: {k: 4}
+    stop_at: 5
+  - detector: k_below_best
+    id: below
+at_least: all
+"""
+
+
+def test_yaml_and_json_say_the_same(tmp_path: Path) -> None:
+    """The same policy in both languages is the same policy."""
+    (tmp_path / "p.yaml").write_text(GOOD)
+    policy = policy_from_file(tmp_path / "p.yaml")
+    (tmp_path / "p.json").write_text(json.dumps(policy_to_document(policy)))
+    assert policy_from_file(tmp_path / "p.json") == policy
+    assert policy == policy_from_document(
+        {
+            "name": "mine",
+            "members": [
+                {"detector": "k_decline", "params": {"k": 4}, "stop_at": 5},
+                {"detector": "k_below_best", "id": "below"},
+            ],
+            "at_least": 2,
+        }
+    )
+
+
+def test_a_policy_by_name() -> None:
+    """A shipped policy is called by its name; a name that is none is refused with those that are."""
+    assert load_policy("paper") is POLICIES["paper"]
+    with pytest.raises(UnusableArguments, match=f"'papr'; the policies are {', '.join(POLICIES)}"):
+        load_policy("papr")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("stop_at: 5", "stop_at: -5", ["line 5, column 5", "$.members[0].stop_at", "number > 0"]),
+        ("stop_at: 5", "stopat: 5", ["line 5, column 5", "`stopat`", "stop_at (number > 0"]),
+        ("k: 4", "k: four", ["line 4, column 14", "$.members[0].params.k", "from 1 to 1000000"]),
+        ("k: 4", "q: 4", ["line 4, column 14", "`q`", "min_delta (number >= 0)"]),
+        ("k_below_best", "k_below", ["line 6, column 5", "'k_below'", *DETECTORS]),
+        ("at_least: all", "at_least: most", ["line 8, column 1", "$.at_least", '"all" or "any"']),
+        ("at_least: all", "at_least: 3", ["line 8, column 1", "up to 2"]),
+        ("at_least: all", "gate:\n  - below\n  - above", ["line 10, column 5", "'above'", "k_decline, below"]),
+        ("name: mine", "nme: mine", ["line 1, column 1", "`nme`", "at_least (number > 0"]),
+        ("name: mine\n", "", ["line 1, column 1", "`name`"]),
+        ("name: mine", "name: mine\nname: yours", ["line 2, column 1", "'name' stands here twice"]),
+        ("params: {k: 4}", "params: {k: 4", ["line 5, column 12"]),
+        ("params: {k: 4}", "params: &p {k: *p}", ["line 4"]),
+        ("at_least: all", "? [a]\n: 1", ["line 8", "a key is one word"]),
+        ("at_least: all", "min_evals: 2026-11-21", ["line 8, column 1", "$.min_evals", "whole number"]),
+        ("at_least: all", "description: !!python/object:os.system {}", ["line 8", "tag"]),
+        ("at_least: all", "stop: {risk: 1e-2}", ["line 8", "`stop`"]),
+        ("stop_at: 5", "stop_at: {risk: 0.123}", ["line 5", "a risk of 0.123", "evalstop-lab calibrate k_decline"]),
+        ("at_least: all", "at_least: \0", ["p.yaml"]),
+        (GOOD, "", ["p.yaml", "object"]),
+        (GOOD, "[" * 5000, ["p.yaml"]),
+    ],
+)
+def test_an_error_has_its_place(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+    """File, line, column, the key and what it may hold."""
+    assert old in GOOD
+    (tmp_path / "p.yaml").write_text(GOOD.replace(old, new))
+    with pytest.raises(UnusableArguments) as refusal:
+        policy_from_file(tmp_path / "p.yaml")
+    for word in [str(tmp_path / "p.yaml"), *words]:
+        assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"name": "p",\n "members": [}', ["line 2, column 14"]),
+        ('{"name": "p", "name": "q", "members": []}', ["'name' stands there twice"]),
+        ('{"name": "p", "members": []}', ["$.members", "length >= 1"]),
+        ("[" * 100_000, ["p.json"]),
+    ],
+)
+def test_json_errors(tmp_path: Path, text: str, words: list[str]) -> None:
+    """JSON that cannot be read is named with its place, and a policy in it with its key."""
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(UnusableArguments) as refusal:
+        policy_from_file(tmp_path / "p.json")
+    for word in words:
+        assert word in str(refusal.value)
+
+
+@patiently
+@given(
+    start=st.integers(0, len(GOOD)),
+    length=st.integers(0, 12),
+    put=st.text(st.sampled_from(":-{}[]&*!|>'\"%@`# \n\tab01.é\0")) | st.text(max_size=5),
+)
+def test_any_damage_is_read_or_refused(tmp_path: Path, start: int, length: int, put: str) -> None:
+    """A policy with anything at all put anywhere is read or refused, never another error."""
+    file = tmp_path / "p.yaml"
+    file.write_bytes((GOOD[:start] + put + GOOD[start + length :]).encode("utf-8", "surrogatepass"))
+    with contextlib.suppress(UnusableArguments):
+        policy_from_file(file)
+
+
+def test_a_bad_policy_is_a_wrong_call(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """The command ends with exit code 2."""
+    (tmp_path / "p.yaml").write_text("name: p")
+    log = write_jsonl(tmp_path / "a.jsonl", rows())
+    assert "`members`" in refused(2, log, "--policy", tmp_path / "p.yaml")
+    assert "no file 'nowhere'" in refused(2, log, "--policy", "nowhere")
