@@ -7,8 +7,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from evalstop_detectors import Detector, Member, Observation, Policy, Signal, Thresholds
+from evalstop_detectors.e_process import EProcess
+from evalstop_detectors.ema_decline import EmaDecline
 from evalstop_detectors.fixed_progress import FixedProgress
+from evalstop_detectors.floor import Floor
 from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
@@ -29,6 +33,16 @@ amounts = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 3.0, 5e-324, sys.float_info.
 )
 
 DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
+    "e_process": st.builds(EProcess, alpha=st.sampled_from([1e-9, 0.01, 0.5]), tolerance=amounts),
+    "ema_decline": st.builds(
+        EmaDecline,
+        k=small_counts,
+        weight=st.sampled_from([1e-300, 0.1, 0.3, 1.0]),
+        min_delta=amounts,
+        warmup_evals=warmups,
+        signal=signals,
+    ),
+    "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([5e-324, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "fixed_progress": st.builds(FixedProgress, fraction=st.floats(0, 1, exclude_min=True)),
     "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, signal=signals),
     "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, signal=signals),
@@ -81,17 +95,38 @@ def in_order(drawn: Sequence[Drawn], shape: str) -> list[Observation]:
 
 @st.composite
 def policies(draw: st.DrawFn, gold_required: bool | None = None) -> Policy:
-    """Policies of one to four detectors, most of them quick to stop."""
+    """Policies of one to four detectors, most of them quick to stop, many weighted, some with a gate."""
     detectors = draw(st.lists(st.one_of(*DETECTORS_DRAWN.values()), min_size=1, max_size=4))
-    return Policy(
+    weights = draw(st.just([1.0] * len(detectors)) | weightings(len(detectors)))
+    ids = draw(st.just([None] * len(detectors)) | st.permutations([None, "first", "b", "k_decline"]))
+    members = tuple(
+        Member(detector, draw(thresholds(detector)), weight, own)
+        for detector, weight, own in zip(detectors, weights, ids, strict=False)
+    )
+    policy = Policy(
         name=draw(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)),
-        members=tuple(Member(detector, draw(thresholds(detector))) for detector in detectors),
-        at_least=draw(st.integers(1, len(detectors))),
+        members=members,
+        at_least=draw(reachable(weights)),
         gold_required=draw(st.booleans()) if gold_required is None else gold_required,
         min_evals=draw(st.sampled_from([0, 0, 3])),
         warmup_steps=draw(st.sampled_from([0, 0, 5])),
         description=draw(st.sampled_from(["", "Stops early; é, 停."])),
+        suspect_at_least=draw(st.just(min(filter(None, weights))) | reachable(weights)),
     )
+    can_open = [name for name, m in zip(policy.ids, members, strict=True) if m.thresholds.stop_at is not None]
+    gate = draw(st.just([]) | st.lists(st.sampled_from(can_open), unique=True, max_size=2)) if can_open else []
+    return msgspec.structs.replace(policy, gate=tuple(gate))
+
+
+def weightings(size: int) -> st.SearchStrategy[list[float]]:
+    """The weights of so many members, at least one of them above 0."""
+    return st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0, 2.0]), min_size=size, max_size=size).filter(any)
+
+
+def reachable(weights: Sequence[float]) -> st.SearchStrategy[float]:
+    """What may be asked of members of these weights: any of their sums, or something between."""
+    ends = [1.0] if sum(weights) >= 1 else []
+    return st.sampled_from([*filter(None, weights), sum(weights), sum(weights) / 2, *ends])
 
 
 @st.composite

@@ -1,0 +1,228 @@
+"""Evidence that may be looked at for ever: expected gold has fallen below its best by more than a tolerance.
+
+Source      Shin, Ramdas & Rinaldo, "E-detectors" (arXiv 2203.03532), for evidence of a change at an unknown time;
+            Howard, Ramdas, McAuliffe & Sekhon (arXiv 1810.08240) for bounds that hold at all times at once;
+            Ville's inequality turns both into a bound on ever having a false alarm.
+Null        At no time has the expected score been below the best expected score before it by more than `tolerance`.
+Assumes     Noise of an eval given those before it is sub-Gaussian with the standard error given; without one, that it
+            is independent with the same distribution at all times, and as heavy about its middle as a normal one.
+Bets        After eval n the process has gained exp(b z - b^2 / 2) on every bet b, z = (reference - tolerance - y) / sd
+            and at most 4. The reference, fixed before y is seen, lies below the best expected score so far, so that
+            under the null no bet gains on average. Bets start at every eval, the j-th with the share
+            1 / (2.11 (j + 1) ln^2 (j + 1)) of all money; four sizes b share alike. Money not yet put down counts.
+Reference   The largest lower bound so far of the mean of a window: mean - sd sqrt(2 ln(1 / share) / w). The shares of
+            all windows ever looked at add up to alpha / 4. A bound at one standard deviation, tempting because the
+            process then gains sooner, is not a bound: with it a nominal .01 became .7 and more.
+Scale       Without standard errors: an upper bound of the median of |y[2i] - y[2i-1]| over disjoint pairs, that holds
+            at all times but for a chance of alpha / 4, from a histogram with eight bins an octave, rounded up.
+Windows     Of 1, 2, 4, 8, ... evals, side by side, and each two neighbors together.
+State       For each length one window and a half, the money on four bets, and the histogram. O(log n).
+Evidence    The natural logarithm of the e-value; a chance of alpha / 2 at most that it ever reaches ln(2 / alpha), and
+            of alpha that one of all three bounds fails. The turn is placed at the end of the reference's window.
+Not done    It certifies that gold has fallen, not that it stays down: a dip that recovers is a true fall. Positive
+            autocorrelation makes the scale too small and the guarantee void; so do single standard errors that are too
+            small. See the table in its documentation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from evalstop_detectors.detector import Amount, Evidence, Kind, Thresholds
+from evalstop_detectors.noise import clipped
+from evalstop_detectors.observation import Observation, Signal
+
+_BETS = (0.125, 0.25, 0.5, 1.0)
+_LARGEST_Z = 4.0
+_SMALLEST_Z = -1e6
+_ALL_STARTS = 2.10975
+_MEDIAN_DIFFERENCE = 0.9538
+_BINS_AN_OCTAVE = 8
+_BINS = 40 * _BINS_AN_OCTAVE
+_NO_DIFFERENCE = -1_000_000
+_LARGEST_STDERR = 1e100
+_UNKNOWN = 1e240
+_KNOWN = 1e220
+
+
+class Window(Struct, frozen=True):
+    """The mean of some consecutive values, counted from the first of the run, and of the variances of their noise."""
+
+    mean: float
+    variance: float
+
+
+class EProcessState(Struct, frozen=True):
+    """See the module's docstring. `windows[k]` is the last whole window of 2^k evals. `log_money` is what is on the
+    bets of each size, `rest` what was not put down yet; `bins` counts pairs by the size of their difference."""
+
+    seen: int = 0
+    origin: float = 0.0
+    windows: tuple[Window, ...] = ()
+    reference: float | None = None
+    reference_step: int | None = None
+    starts: int = 0
+    log_money: tuple[float, ...] = ()
+    rest: float = 1.0
+    unpaired: float | None = None
+    pairs: int = 0
+    bins: dict[str, int] = {}
+    sd: float | None = None
+    evidence: Evidence = Evidence(Kind.LOG_E_VALUE, 0.0, None, "no evals yet")
+
+
+class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
+    """Bets that gold lies below its best.
+
+    `alpha`: the chance of a false alarm, ever. `tolerance`: how far below its best gold may lie, in its unit.
+    """
+
+    name: ClassVar[str] = "e_process"
+    state_type: ClassVar[type[EProcessState]] = EProcessState
+
+    alpha: Annotated[float, Meta(ge=1e-9, le=0.5)] = 0.01
+    tolerance: Amount = 0.0
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.EVAL})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        stop_at = math.log(2 / self.alpha)
+        return Thresholds(suspect_at=stop_at / 2, stop_at=stop_at)
+
+    def start(self) -> EProcessState:
+        return EProcessState()
+
+    def step(self, state: EProcessState, observation: Observation) -> tuple[EProcessState, Evidence]:
+        if observation.finite:
+            state = self._advance(state, observation)
+        return state, state.evidence
+
+    def _advance(self, state: EProcessState, observation: Observation) -> EProcessState:
+        origin = state.origin if state.seen else clipped(observation.value)
+        value = clipped(clipped(observation.value) - origin)
+        stderr = observation.stderr
+        sd = min(stderr, _LARGEST_STDERR) if stderr is not None and 0 < stderr < math.inf else state.sd
+        variance = _UNKNOWN if sd is None else sd * sd
+        state = replace(self._bet(state, value, sd if variance > 0 else None), seen=state.seen + 1, origin=origin)
+        state = self._refer(state, Window(value, variance), observation.step)
+        return self._measure(state, value)
+
+    def _bet(self, state: EProcessState, value: float, sd: float | None) -> EProcessState:
+        """Let every bet gain or lose by this value."""
+        if state.reference is None or sd is None:
+            missing = "needs standard errors, or some 40 evals without"
+            return state if state.log_money else replace(state, evidence=_evidence(0.0, None, missing))
+        z = min(max((state.reference - self.tolerance - value) / sd, _SMALLEST_Z), _LARGEST_Z)
+        starts = state.starts + 1
+        share = 1 / (_ALL_STARTS * (starts + 1) * math.log(starts + 1) ** 2)
+        log_share = math.log(share)
+        held = state.log_money or (None,) * len(_BETS)
+        log_money = tuple(
+            (log_share if money is None else _log_sum(money, log_share)) + bet * z - bet * bet / 2
+            for bet, money in zip(_BETS, held, strict=True)
+        )
+        rest = max(state.rest - share, 0.0)
+        top = max(log_money)
+        log_mean = top + math.log(sum(math.exp(money - top) for money in log_money) / len(_BETS))
+        log_value = max(_log_sum(log_mean, math.log(rest)) if rest > 0 else log_mean, 0.0)
+        note = (
+            f"log evidence of {log_value:.1f} that gold has fallen below its best, {math.log(2 / self.alpha):.1f} stops"
+        )
+        evidence = _evidence(log_value, state.reference_step if log_value > 0 else None, note)
+        return replace(state, starts=starts, log_money=log_money, rest=rest, evidence=evidence)
+
+    def _refer(self, state: EProcessState, window: Window, step: int) -> EProcessState:
+        """Look at the windows that end with this value."""
+        windows = list(state.windows)
+        bounds = [self._lower_bound(window, 0, state.seen)]
+        power, index = 0, state.seen
+        while power < len(windows):
+            # The last two windows of one length make one of twice the length, a whole one if their number is even.
+            joined = _joined(windows[power], window)
+            bounds.append(self._lower_bound(joined, power + 1, index))
+            windows[power] = window
+            if index % 2:
+                break
+            window, power, index = joined, power + 1, index // 2
+        else:
+            windows.append(window)
+        best = max((bound for bound in bounds if bound is not None), default=None)
+        if best is None or (state.reference is not None and best <= state.reference):
+            return replace(state, windows=tuple(windows))
+        return replace(state, windows=tuple(windows), reference=best, reference_step=step)
+
+    def _lower_bound(self, window: Window, power: int, index: int) -> float | None:
+        """Of the mean of a window of 2^power evals, the index-th of this length; the shares add up to alpha / 4."""
+        if not 0 < window.variance < _KNOWN:
+            return None
+        log_share = math.log(self.alpha / 4) - math.log((power + 1) * (power + 2)) - math.log(index * (index + 1))
+        return window.mean - math.sqrt(-2 * log_share * window.variance / 2**power)
+
+    def _measure(self, state: EProcessState, value: float) -> EProcessState:
+        """Bound the scale anew after each pair of values."""
+        if state.unpaired is None:
+            return replace(state, unpaired=value)
+        bins = _binned(state.bins, abs(value - state.unpaired))
+        pairs = state.pairs + 1
+        rank = _rank(pairs, math.log(pairs * (pairs + 1) * 4 / self.alpha))
+        # Of values that repeat themselves the scale stays unknown.
+        sd = None if rank is None else _upper_end(bins, rank) / _MEDIAN_DIFFERENCE or None
+        return replace(state, unpaired=None, bins=bins, pairs=pairs, sd=sd)
+
+
+def _evidence(value: float, turn_step: int | None, note: str) -> Evidence:
+    return Evidence(Kind.LOG_E_VALUE, value, turn_step, note)
+
+
+def _joined(a: Window, b: Window) -> Window:
+    return Window((a.mean + b.mean) / 2, (a.variance + b.variance) / 2)
+
+
+def _log_sum(a: float, b: float) -> float:
+    """log(exp(a) + exp(b))."""
+    return max(a, b) + math.log1p(math.exp(-abs(a - b)))
+
+
+def _binned(bins: dict[str, int], difference: float) -> dict[str, int]:
+    """Count one difference; what lies 40 octaves below the largest is counted there, which only raises the bound."""
+    counts = dict(bins)
+    if difference > 0:
+        mantissa, exponent = math.frexp(difference)
+        number = _BINS_AN_OCTAVE * exponent + int((2 * mantissa - 1) * _BINS_AN_OCTAVE)
+    else:
+        number = _NO_DIFFERENCE
+    counts[str(number)] = counts.get(str(number), 0) + 1
+    lowest = max(map(int, counts)) - _BINS
+    for key in [key for key in counts if _NO_DIFFERENCE < int(key) < lowest]:
+        counts[str(lowest)] = counts.get(str(lowest), 0) + counts.pop(key)
+    return counts
+
+
+def _upper_end(bins: dict[str, int], rank: int) -> float:
+    """The upper end of the bin that holds the difference of this rank, from 1."""
+    for number in sorted(map(int, bins)):
+        rank -= bins[str(number)]
+        if rank <= 0:
+            exponent, part = divmod(number, _BINS_AN_OCTAVE)
+            return math.ldexp(0.5 + (part + 1) / (2 * _BINS_AN_OCTAVE), exponent)
+    raise AssertionError("a rank is at most the number of pairs")
+
+
+def _rank(pairs: int, log_odds: float) -> int | None:
+    """The smallest rank that lies below the median with a chance of at most exp(-log_odds), by Chernoff's bound."""
+    low, high = pairs // 2, pairs
+    if pairs * math.log(2) < log_odds:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        q = middle / pairs
+        divergence = math.log(2) + q * math.log(q) + (1 - q) * math.log(1 - q)
+        low, high = (low, middle) if pairs * divergence >= log_odds else (middle, high)
+    return high

@@ -1,0 +1,89 @@
+"""k consecutive declines of the exponential moving average of one signal.
+
+Source      EvalStop's rule (arXiv 2606.04145) on a smoothed signal; the bias correction is that of Adam (Kingma & Ba
+            2015), so that the first values do not pull the average to 0.
+Departs     `min_delta` and `warmup_evals` are ours; at 0 this is the published rule on the average.
+            Non-finite values are passed over: they neither enter the average nor end a run of declines.
+State       The average before its correction (counted from the first value), how many finite values were seen, the last
+            corrected average and its step, the length of the present run of declines and the step before it. O(1).
+Evidence    A count: the length of the present run of declines of the average. The turn is placed before the first.
+Not done    No scale of noise: smoothing makes declines last longer, so that k has to grow with 1 / weight.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from evalstop_detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
+from evalstop_detectors.noise import clipped
+from evalstop_detectors.observation import Observation, Signal
+
+
+class EmaDeclineState(Struct, frozen=True):
+    """See the module's docstring."""
+
+    seen: int = 0
+    origin: float = 0.0
+    raw: float = 0.0
+    previous: float = 0.0
+    previous_step: int | None = None
+    declines: int = 0
+    turn_step: int | None = None
+
+
+class EmaDecline(Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts consecutive declines of a moving average.
+
+    `weight`: that of a new value, 1 is no smoothing at all. `min_delta`: a fall of the average counts if it is larger
+    than this, in the unit of the signal. `warmup_evals`: comparisons begin after this many finite values.
+    """
+
+    name: ClassVar[str] = "ema_decline"
+    state_type: ClassVar[type[EmaDeclineState]] = EmaDeclineState
+
+    k: Count = 5
+    weight: Annotated[float, Meta(gt=0, le=1)] = 0.3
+    min_delta: Amount = 0.0
+    warmup_evals: CountOrZero = 0
+    signal: Signal = Signal.EVAL
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({self.signal})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
+
+    def start(self) -> EmaDeclineState:
+        return EmaDeclineState()
+
+    def step(self, state: EmaDeclineState, observation: Observation) -> tuple[EmaDeclineState, Evidence]:
+        if observation.finite:
+            state = self._advance(state, observation)
+        return state, Evidence(Kind.COUNT, float(state.declines), state.turn_step, self._note(state))
+
+    def _advance(self, state: EmaDeclineState, observation: Observation) -> EmaDeclineState:
+        origin = state.origin if state.seen else clipped(observation.value)
+        raw = state.raw + self.weight * (clipped(clipped(observation.value) - origin) - state.raw)
+        # The weights of all values so far add up to this; 1 at the latest when the power is lost beside 1.
+        total = 1 - (1 - self.weight) ** (state.seen + 1)
+        average = raw / total if total > 0 else 0.0
+        warm = state.seen >= max(1, self.warmup_evals)
+        declined = warm and average < state.previous - self.min_delta
+        return EmaDeclineState(
+            seen=state.seen + 1,
+            origin=origin,
+            raw=raw,
+            previous=average,
+            previous_step=observation.step,
+            declines=state.declines + 1 if declined else 0,
+            turn_step=(state.turn_step if state.declines else state.previous_step) if declined else None,
+        )
+
+    def _note(self, state: EmaDeclineState) -> str:
+        if state.seen < self.warmup_evals:
+            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.signal} seen"
+        return f"{state.declines} consecutive declines of the moving average of {self.signal}, k = {self.k}"

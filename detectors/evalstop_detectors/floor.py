@@ -1,0 +1,87 @@
+"""Gold lies well below where it started: the collapse that never rose, to which every test of a drop is blind.
+
+Source      Our own, from recorded runs whose gold fell from the first eval on.
+Kernel      The mean of the first three evals minus the best of the last `k`, held against what may be noise or a
+            passing weakness: `sigmas` standard deviations of one eval, or `share` of what the run has gained since its
+            start, whichever is larger.
+State       The noise of gold, which holds its last values, the mean of the first three evals and the best mean of
+            three. O(1).
+Evidence    A statistic: 1 where all of the last `k` evals lie below the start by just that much, 0 where one of them
+            does not lie below it at all. The turn is placed at the first eval.
+Not done    Runs whose gold sinks at first and then learns are stopped too, if they sink for `k` evals; ask for more
+            evals (`k`), or for `min_evals` in the policy, where that is usual.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.noise import NoiseState, advance, estimate
+from evalstop_detectors.observation import Observation, Signal
+
+_START = 3
+_LARGEST = 1e6
+
+
+class FloorState(Struct, frozen=True):
+    """See the module's docstring."""
+
+    noise: NoiseState = NoiseState()
+    first_step: int | None = None
+    start: float = 0.0
+    top: float = 0.0
+    evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
+
+
+class Floor(Struct, frozen=True, forbid_unknown_fields=True):
+    """Weighs how far the last evals lie below the first ones.
+
+    `k`: how many evals in a row must lie there. `sigmas` and `share` (of the gain so far): by how much at the least.
+    """
+
+    name: ClassVar[str] = "floor"
+    state_type: ClassVar[type[FloorState]] = FloorState
+
+    k: Annotated[int, Meta(ge=1, le=50)] = 3
+    sigmas: Annotated[float, Meta(gt=0, le=100)] = 3.0
+    share: Annotated[float, Meta(ge=0, le=100)] = 0.2
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.EVAL})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=0.5, stop_at=1.0)
+
+    def start(self) -> FloorState:
+        return FloorState()
+
+    def step(self, state: FloorState, observation: Observation) -> tuple[FloorState, Evidence]:
+        if observation.finite:
+            state = self._advance(state, observation)
+        return state, state.evidence
+
+    def _advance(self, state: FloorState, observation: Observation) -> FloorState:
+        noise = advance(state.noise, observation.value, observation.stderr)
+        last = noise.recent[-_START:]
+        mean = sum(last) / len(last)
+        starting = noise.seen <= _START
+        first_step = observation.step if state.first_step is None else state.first_step
+        start, top = (mean, mean) if starting else (state.start, max(state.top, mean))
+        # The scale is that from before this eval: a worse eval must not excuse itself by looking like more noise.
+        allowed = max(self.sigmas * estimate(state.noise).sd * math.sqrt(1 + 1 / _START), self.share * (top - start))
+        missing = _START + self.k - noise.seen
+        if missing > 0:
+            evidence = Evidence(Kind.STATISTIC, 0.0, None, f"needs {missing} more evals")
+        elif allowed == 0:
+            evidence = Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
+        else:
+            value = min(max((start - max(noise.recent[-self.k :])) / allowed, 0.0), _LARGEST)
+            note = f"the last {self.k} evals lie below the first {_START} by {value:.2g} times what is allowed for"
+            evidence = Evidence(Kind.STATISTIC, value, first_step if value > 0 else None, note)
+        return FloorState(noise, first_step, start, top, evidence)
