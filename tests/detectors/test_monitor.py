@@ -29,7 +29,6 @@ from evalstop_detectors.non_finite import NonFinite
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.detectors.references import REFERENCES
 from tests.detectors.strategies import alone, eval_series, policies, round_values, series
 
 runs = series(set(Signal), max_size=25)
@@ -45,22 +44,29 @@ def fold(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
 
 def reference_verdict(policy: Policy, history: list[Observation]) -> tuple[Call, int | None]:
     """The call and the turn that the policy's text gives this history, leaving aside earlier verdicts."""
-    calls = []
-    for member in policy.members:
-        shown = [item for item in history if item.signal in member.detector.signals]
-        value, turn = REFERENCES[member.detector.name](member.detector, shown)
-        suspects, stops = (
-            bool(shown) and threshold is not None and value >= threshold
-            for threshold in (member.thresholds.suspect_at, member.thresholds.stop_at)
-        )
-        calls.append((stops, suspects or stops, Signal.EVAL in member.detector.signals, turn))
+    stopping, alarmed, called = [], [], set()
+    for name, member in zip(policy.ids, policy.members, strict=True):
+        state, evidence = member.detector.start(), None
+        for item in history:
+            if item.signal in member.detector.signals:
+                state, evidence = member.detector.step(state, item)
+        if evidence is None:
+            continue
+        sees_gold = Signal.EVAL in member.detector.signals
+        if evidence.reaches(member.thresholds.stop_at):
+            called.add(name)
+            stopping.append((member.weight, sees_gold, evidence.turn_step))
+        if evidence.reaches(member.thresholds.stop_at) or evidence.reaches(member.thresholds.suspect_at):
+            alarmed.append((member.weight, sees_gold, evidence.turn_step))
     evals = [item for item in history if item.signal is Signal.EVAL and math.isfinite(item.value)]
-    enough = sum(stops for stops, *_ in calls) >= policy.at_least
-    gold = any(stops and sees_gold for stops, _, sees_gold, _ in calls) or not policy.gold_required
-    if enough and gold and len(evals) >= policy.min_evals and history[-1].step >= policy.warmup_steps:
-        return Call.STOP, earliest(turn for stops, _, _, turn in calls if stops)
-    suspects = any(suspects for _, suspects, *_ in calls)
-    return Call.SUSPECT if suspects else Call.CONTINUE, earliest(turn for _, alarmed, _, turn in calls if alarmed)
+    enough = sum(weight for weight, *_ in stopping) + 1e-6 >= policy.at_least
+    gold = any(weight and sees_gold for weight, sees_gold, _ in stopping) or not policy.gold_required
+    free = gold and set(policy.gate) <= called and len(evals) >= policy.min_evals
+    if enough and free and history[-1].step >= policy.warmup_steps:
+        return Call.STOP, earliest(turn for weight, _, turn in stopping if weight)
+    if enough or sum(weight for weight, *_ in alarmed) + 1e-6 >= policy.suspect_at_least:
+        return Call.SUSPECT, earliest(turn for weight, _, turn in alarmed if weight)
+    return Call.CONTINUE, None
 
 
 def earliest(turns: Iterable[int | None]) -> int | None:
