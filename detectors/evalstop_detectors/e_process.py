@@ -11,7 +11,8 @@ Bets        After eval n the process has gained exp(b z - b^2 / 2) on every bet 
             under the null no bet gains on average. Bets start at every eval, the j-th with the share
             1 / (2.11 (j + 1) ln^2 (j + 1)) of all money; four sizes b share alike. Money not yet put down counts.
 Reference   The largest lower bound so far of the mean of a window: mean - sd sqrt(2 ln(1 / share) / w). The shares of
-            all windows ever looked at add up to alpha / 4. A bound at one standard deviation, tempting because the
+            all windows ever looked at add up to alpha / 4. A value counts in it for at most 4 standard deviations more
+            than the one before. A bound at one standard deviation, tempting because the
             process then gains sooner, is not a bound: with it a nominal .01 became .7 and more.
 Scale       Without standard errors: an upper bound of the median of |y[2i] - y[2i-1]| over disjoint pairs, that holds
             at all times but for a chance of alpha / 4, from a histogram with eight bins an octave, rounded up.
@@ -62,6 +63,7 @@ class EProcessState(Struct, frozen=True):
 
     seen: int = 0
     origin: float = 0.0
+    previous: float = 0.0
     windows: tuple[Window, ...] = ()
     reference: float | None = None
     reference_step: int | None = None
@@ -111,7 +113,9 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
         sd = min(stderr, _LARGEST_STDERR) if stderr is not None and 0 < stderr < math.inf else state.sd
         variance = _UNKNOWN if sd is None else sd * sd
         state = replace(self._bet(state, value, sd if variance > 0 else None), seen=state.seen + 1, origin=origin)
-        state = self._refer(state, Window(value, variance), observation.step)
+        # What a value may rise at once is bounded: that only lowers a lower bound, and keeps outliers out of it.
+        counted = value if sd is None else min(value, state.previous + _LARGEST_Z * sd)
+        state = replace(self._refer(state, Window(counted, variance), observation.step), previous=value)
         return self._measure(state, value)
 
     def _bet(self, state: EProcessState, value: float, sd: float | None) -> EProcessState:
