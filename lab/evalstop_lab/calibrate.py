@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from evalstop_detectors import DETECTORS, Detector, Kind, Observation
+from evalstop_detectors import DETECTORS, Detector, Kind, Observation, Signal
 from rich.console import Console
 from rich.table import Table
 
@@ -23,6 +23,7 @@ from evalstop_lab.arguments import positive_number, rate, whole_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.evidence import Records, records, to_alarm
 from evalstop_lab.history import healthy_runs
+from evalstop_lab.replay.sources import default_roles
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.thresholds import Threshold, threshold
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan
@@ -35,8 +36,9 @@ EXAMPLES = """examples:
   evalstop-lab calibrate k_below_best --params '{"tolerance": 0.02}' --rates 0.01 0.02 0.05 --output thresholds.json
   evalstop-lab calibrate k_decline --history our-healthy-runs.jsonl
 
-A history is JSON lines of runs that were healthy: {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4};
-runs with a "label" other than "healthy" are left out.
+A history holds runs that were healthy, in any format that `evalstop-lab replay` reads, such as JSON lines:
+  {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}
+Runs of JSON lines with a "label" other than "healthy" are left out.
 """
 
 
@@ -80,7 +82,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--families", nargs="+", choices=HEALTHY, default=list(HEALTHY), metavar="FAMILY", help=", ".join(HEALTHY)
     )
-    parser.add_argument("--history", type=Path, metavar="FILE", help="calibrate on these runs rather than drawn ones")
+    parser.add_argument("--history", type=Path, nargs="+", metavar="FILE", help="healthy runs, rather than drawn ones")
+    for signal in reversed(Signal):
+        parser.add_argument(f"--{signal}", metavar="COLUMN", help=f"of a history, the column with the {signal}")
+    parser.add_argument(
+        "--minimize", action="append", default=[], metavar="COLUMN", help="a column that is better when lower"
+    )
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON object here")
     parser.add_argument("--json", action="store_true", help="print the JSON object rather than a table")
@@ -91,10 +98,10 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab calibrate`; return its exit code."""
     detector = _detector(args.detector, args.params)
     if args.history is not None:
-        runs = healthy_runs(args.history)
+        runs = healthy_runs(args.history, default_roles({item: getattr(args, item) for item in Signal}, args.minimize))
         found = sweep(partial(_over_runs, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
         groups = ["history"] * len(runs)
-        data: dict[str, Any] = {"source": str(args.history), "runs": len(runs)}
+        data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}
     else:
         if args.first_seed + args.runs > REPORTING_SEED:
             raise UnusableArguments(f"Seeds from {REPORTING_SEED} on are for reports; calibrate with lower ones.")

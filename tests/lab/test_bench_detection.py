@@ -50,7 +50,7 @@ def test_everyone_runs_over_a_world() -> None:
 
 
 def test_the_oracle_keeps_its_promise() -> None:
-    """Where gold truly stays at its peak it stops 5 % at most, and not far less; where gold falls it finds most turns."""
+    """Where gold truly stays at its peak it stops 5 % at most, and not far less; where gold falls it finds most."""
     crossed = found = 0
     for seed in range(400):
         world = make("mild", seed, length=200, noise=NoiseKind.GAUSSIAN, level=0.1)
