@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from evalstop_detectors.bocpd import Bocpd
+from evalstop_detectors.cusum import Cusum
 from evalstop_detectors.detector import Detector
 from evalstop_detectors.e_process import EProcess
 from evalstop_detectors.ema_decline import EmaDecline
 from evalstop_detectors.fixed_progress import FixedProgress
 from evalstop_detectors.floor import Floor
+from evalstop_detectors.focus import Focus
 from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
@@ -16,13 +19,34 @@ from evalstop_detectors.non_finite import NonFinite
 from evalstop_detectors.plateau_drop import PlateauDrop
 
 DETECTORS: dict[str, type[Detector[Any]]] = {
+    "bocpd": Bocpd,
+    "cusum": Cusum,
     "e_process": EProcess,
     "ema_decline": EmaDecline,
     "floor": Floor,
     "fixed_progress": FixedProgress,
+    "focus": Focus,
     "k_below_best": KBelowBest,
     "k_decline": KDecline,
     "loss_plateau": LossPlateau,
     "non_finite": NonFinite,
     "plateau_drop": PlateauDrop,
 }
+
+_TO_INSTALL: dict[str, str] = {}
+
+try:
+    from evalstop_detectors.river_drift import RiverDrift
+except ModuleNotFoundError as error:
+    if error.name != "river":
+        raise
+    _TO_INSTALL["river_drift"] = "evalstop-detectors[river]"
+else:
+    DETECTORS["river_drift"] = RiverDrift
+
+
+def unknown(name: str) -> str:
+    """What to say to one who names a detector that is not there."""
+    if name in _TO_INSTALL:
+        return f"the detector {name} needs what is not installed; run pip install '{_TO_INSTALL[name]}'"
+    return f"there is no detector {name!r}; there are {', '.join(DETECTORS)}"

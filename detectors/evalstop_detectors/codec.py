@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from evalstop_detectors.allowed import allowed_at
-from evalstop_detectors.catalog import DETECTORS
+from evalstop_detectors.catalog import DETECTORS, unknown
 from evalstop_detectors.detector import CountOrZero, Detector, Evidence, Thresholds
 from evalstop_detectors.errors import InvalidPolicy, StaleState
 from evalstop_detectors.monitor import MonitorState
@@ -210,8 +210,7 @@ def _calibration(document: CalibrationDocument, index: int) -> Calibration:
 def _member(item: _MemberDocument, where: Path, weight: float, own: Sequence[Calibration]) -> Member:
     detector_type = DETECTORS.get(item.detector)
     if detector_type is None:
-        names = ", ".join(DETECTORS)
-        raise _invalid((*where, "detector"), f"there is no detector {item.detector!r}; there are {names}")
+        raise _invalid((*where, "detector"), unknown(item.detector))
     try:
         detector = msgspec.convert(item.params, detector_type)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from evalstop_detectors.calibration import CALIBRATIONS
-from evalstop_detectors.catalog import DETECTORS
+from evalstop_detectors.catalog import DETECTORS, unknown
 from evalstop_detectors.detector import Detector
 from evalstop_detectors.errors import InvalidPolicy
 
@@ -53,8 +53,7 @@ def calibration(document: CalibrationDocument) -> Calibration:
     """Read one calibration; raises InvalidPolicy, or ValidationError for parameters that the detector does not take."""
     detector_type = DETECTORS.get(document.detector)
     if detector_type is None:
-        names = ", ".join(DETECTORS)
-        raise InvalidPolicy(f"there is no detector {document.detector!r}; there are {names}", ("detector",))
+        raise InvalidPolicy(unknown(document.detector), ("detector",))
     return Calibration(msgspec.convert(document.params, detector_type), tuple(document.thresholds))
 
 

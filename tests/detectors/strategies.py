@@ -9,15 +9,19 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import Detector, Member, Observation, Policy, Signal, Thresholds
+from evalstop_detectors.bocpd import Bocpd
+from evalstop_detectors.cusum import Cusum
 from evalstop_detectors.e_process import EProcess
 from evalstop_detectors.ema_decline import EmaDecline
 from evalstop_detectors.fixed_progress import FixedProgress
 from evalstop_detectors.floor import Floor
+from evalstop_detectors.focus import Focus
 from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
 from evalstop_detectors.non_finite import NonFinite
 from evalstop_detectors.plateau_drop import PlateauDrop
+from evalstop_detectors.river_drift import RiverDrift
 from hypothesis import strategies as st
 
 AnyDetector = Detector[Any]
@@ -32,7 +36,31 @@ amounts = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 3.0, 5e-324, sys.float_info.
     0, allow_infinity=False, allow_nan=False
 )
 
+RIVER: list[tuple[str, dict[str, bool | int | float | str]]] = [
+    ("ADWIN", {"delta": 0.9, "clock": 1, "min_window_length": 1, "grace_period": 1}),
+    ("PageHinkley", {"min_instances": 2, "threshold": 1}),
+    ("PageHinkley", {"min_instances": 1, "threshold": 0.1, "delta": 0.0, "mode": "down"}),
+    ("KSWIN", {"window_size": 8, "stat_size": 3, "alpha": 0.9}),
+    ("DummyDriftDetector", {"trigger_method": "random", "t_0": 3, "w": 2}),
+]
+"""Detectors of river with parameters that let them call drifts in short runs."""
+
 DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
+    "bocpd": st.builds(
+        Bocpd,
+        level_evals=st.sampled_from([1.5, 10.0, 100.0]),
+        least_evals=st.integers(1, 3),
+        margin_sigmas=st.sampled_from([0.0, 1.0]),
+        run_lengths=st.sampled_from([4, 32]),
+    ),
+    "cusum": st.builds(
+        Cusum,
+        reference=st.sampled_from(["best", "mean"]),
+        window=small_counts,
+        allowance=st.sampled_from([0.0, 0.5]),
+        largest_sigmas=st.sampled_from([4.0, 1e6]),
+        scale=st.sampled_from(["estimated", "given"]),
+    ),
     "e_process": st.builds(EProcess, alpha=st.sampled_from([1e-9, 0.01, 0.5]), tolerance=amounts),
     "ema_decline": st.builds(
         EmaDecline,
@@ -44,11 +72,18 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
     ),
     "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([5e-324, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "fixed_progress": st.builds(FixedProgress, fraction=st.floats(0, 1, exclude_min=True)),
+    "focus": st.builds(Focus, rise_sigmas=st.none() | st.sampled_from([0.1, 4.0]), candidates=st.sampled_from([4, 32])),
     "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, signal=signals),
     "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, signal=signals),
     "loss_plateau": st.builds(LossPlateau, patience=small_counts, min_delta=amounts),
     "non_finite": st.builds(NonFinite, signal=signals),
     "plateau_drop": st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.0, 4.0]), use_proxy=st.booleans()),
+    "river_drift": st.builds(
+        lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
+        st.sampled_from(RIVER),
+        st.sampled_from(["signal", "minus_mean", "minus_best"]),
+        st.sampled_from([16, 1024]),
+    ),
 }
 
 any_value = st.sampled_from(ABSURD) | st.floats()

@@ -19,6 +19,8 @@ from tests.detectors.strategies import DETECTORS_DRAWN, AnyDetector, alone, fini
 
 every_detector = pytest.mark.parametrize("name", sorted(DETECTORS))
 AMOUNTS = ("min_delta", "tolerance")
+# One value far below all others is an outlier to these rather than a lower level.
+DOUBTING = {"bocpd", "river_drift"}
 
 
 def fold(detector: AnyDetector, observations: Sequence[Observation]) -> list[Evidence]:
@@ -156,7 +158,7 @@ def test_it_knows_only_the_order_of_steps(name: str, data: st.DataObject, stretc
     assert numbers(fold(detector, renumbered)) == expected
 
 
-@every_detector
+@pytest.mark.parametrize("name", sorted(set(DETECTORS) - DOUBTING))
 @given(data=st.data())
 def test_a_worse_last_value_is_never_less_alarming(name: str, data: st.DataObject) -> None:
     """Lowering the last value of a run leaves the evidence as it is or raises it."""

@@ -1,0 +1,208 @@
+"""The probability that gold's level has changed and now lies below the best level before.
+
+Source      Adams & MacKay 2007 (Bayesian online changepoint detection): a distribution over how many evals the present
+            level has lasted, with a Normal-Gamma prior of each level's mean and precision, so that predictions are
+            Student's t. Constant hazard 1 / `level_evals`.
+Evidence    A posterior: over the run lengths, the sum of their probability times that of the level being more than
+            `margin_sigmas` below the best level before it. A level of fewer than `least_evals` evals says nothing
+            itself; what was believed at its birth stands. The turn is placed at the last eval before the change that
+            carries most of it.
+Best level  Adams & MacKay forget the levels before the last. Here each run length carries the best level before it: at
+            its birth the mean, over the run lengths of that moment, of what was the best for each.
+Units       The first 8 evals set zero and unit (their mean, and the noise by noise.py) for the whole run; the prior
+            of a level's mean is `spread_sigmas` wide around that zero, that of the variance worth 2 evals. Values count
+            at most 1e6 units.
+Departs     At most `run_lengths` are kept, the most probable ones, and none below 1e-9. The t distribution's tail is
+            the approximation of Peizer & Pratt 1968, good to 2e-3. The last parameters are ours.
+State       The noise while the unit is sought, then eight numbers a run length. O(run_lengths).
+Not done    A level is flat: on a slope the levels follow each other, and each new one is a change. Noise is independent
+            from eval to eval; autocorrelation looks like changes. It says that the level has fallen, not that it stays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.noise import NoiseState, advance, clipped, estimate
+from evalstop_detectors.observation import Observation, Signal
+
+_FIRST = 8
+_LARGEST = 1e6
+_LEAST_PROBABILITY = 1e-9
+_ALPHA = 1.0
+
+
+class RunLength(Struct, frozen=True, array_like=True):
+    """That the present level has lasted for `evals`: its mean, `beta` (the Gamma's rate), the best level before it and
+    the step of the last eval before it, both None for the level that the run began with. `lower` is the evidence at its
+    birth, which stands until it is long enough to speak for itself."""
+
+    evals: int
+    probability: float
+    mean: float
+    beta: float
+    best: float | None = None
+    turn_step: int | None = None
+    lower: float = 0.0
+    lower_turn: int | None = None
+
+
+class BocpdState(Struct, frozen=True):
+    """See the module's docstring; `first` holds the steps of the first evals, `unit` is 0 while it is not known."""
+
+    noise: NoiseState = NoiseState()
+    first: tuple[int, ...] = ()
+    origin: float = 0.0
+    zero: float = 0.0
+    unit: float = 0.0
+    run_lengths: tuple[RunLength, ...] = ()
+    evidence: Evidence = Evidence(Kind.POSTERIOR, 0.0, None, "no evals yet")
+
+
+class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
+    """Weighs how long the present level has lasted, and whether it is a lower one.
+
+    `level_evals`: how long a level lasts before it changes, on average. `least_evals`: how many evals a level needs to
+    be one. `margin_sigmas`, `spread_sigmas`: standard deviations of one eval. `run_lengths`: how many are kept.
+    """
+
+    name: ClassVar[str] = "bocpd"
+    state_type: ClassVar[type[BocpdState]] = BocpdState
+
+    level_evals: Annotated[float, Meta(gt=1, le=1e6)] = 100.0
+    least_evals: Annotated[int, Meta(ge=1, le=1000)] = 3
+    margin_sigmas: Annotated[float, Meta(ge=0, le=1e6)] = 1.0
+    spread_sigmas: Annotated[float, Meta(gt=0, le=1e6)] = 10.0
+    run_lengths: Annotated[int, Meta(ge=4, le=1000)] = 32
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.EVAL})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=0.5, stop_at=0.999)
+
+    def start(self) -> BocpdState:
+        return BocpdState()
+
+    def step(self, state: BocpdState, observation: Observation) -> tuple[BocpdState, Evidence]:
+        if observation.finite:
+            state = self._advance(state, observation) if state.unit else self._begin(state, observation)
+        return state, state.evidence
+
+    def _begin(self, state: BocpdState, observation: Observation) -> BocpdState:
+        """Look for the unit; when there is one, take in the evals so far."""
+        noise = advance(state.noise, observation.value, observation.stderr)
+        first = (*state.first, observation.step)[-_FIRST:]
+        unit = estimate(noise).sd if noise.seen >= _FIRST else 0.0
+        if unit == 0:
+            missing = f"needs {_FIRST - noise.seen} more evals" if noise.seen < _FIRST else "gold has not moved yet"
+            return BocpdState(noise, first, evidence=Evidence(Kind.POSTERIOR, 0.0, None, missing))
+        values = noise.recent[-_FIRST:]
+        zero = sum(values) / _FIRST
+        state = BocpdState(NoiseState(), (), noise.origin, zero, unit, (RunLength(0, 1.0, 0.0, _ALPHA),))
+        for value, step in zip(values, first, strict=True):
+            state = self._folded(state, _in_units(value, zero, unit), step)
+        return state
+
+    def _advance(self, state: BocpdState, observation: Observation) -> BocpdState:
+        value = clipped(clipped(observation.value) - state.origin)
+        return self._folded(state, _in_units(value, state.zero, state.unit), observation.step)
+
+    def _folded(self, state: BocpdState, value: float, step: int) -> BocpdState:
+        """The distribution after one more value: every level goes on, or a new one begins after this value."""
+        kappa, hazard = 1 / self.spread_sigmas**2, 1 / self.level_evals
+        fits = [_log_predictive(item, kappa, value) for item in state.run_lengths]
+        top = max(fits)
+        joint = [item.probability * math.exp(fit - top) for item, fit in zip(state.run_lengths, fits, strict=True)]
+        kept = self._kept(joint)
+        total = sum([joint[index] for index in kept])
+        lower, most, turn, length, best = 0.0, 0.0, None, 0, 0.0
+        grown = []
+        for index in kept:
+            share = joint[index] / total
+            item = _longer(state.run_lengths[index], kappa, value, share * (1 - hazard))
+            own = item.evals >= self.least_evals
+            best += share * _best(item, own)
+            below = item.lower
+            if own:
+                below = 0.0 if item.best is None else _below(item, kappa, item.best - self.margin_sigmas)
+            lower += share * below
+            if share * below > most:
+                most, length = share * below, item.evals
+                turn = item.turn_step if own else item.lower_turn
+            grown.append(item)
+        grown.append(RunLength(0, hazard, 0.0, _ALPHA, best, step, lower, turn))
+        if turn is None:
+            evidence = Evidence(Kind.POSTERIOR, 0.0, None, "no change of gold's level is likely")
+        else:
+            note = f"that gold's level has fallen below its best; most likely it has lasted for {length} evals"
+            evidence = Evidence(Kind.POSTERIOR, min(lower, 1.0), turn, note)
+        return BocpdState(state.noise, state.first, state.origin, state.zero, state.unit, tuple(grown), evidence)
+
+    def _kept(self, joint: list[float]) -> list[int]:
+        """The places of the most probable ones, in order, leaving one for a new one; of equals the older stay."""
+        least = _LEAST_PROBABILITY * max(joint)
+        places = [index for index, mass in enumerate(joint) if mass >= least]
+        if len(places) < self.run_lengths:
+            return places
+        return sorted(sorted(places, key=lambda index: -joint[index])[: self.run_lengths - 1])
+
+
+def _best(item: RunLength, own: bool) -> float:
+    """The best level so far for one who believes in this run length."""
+    if item.best is None:
+        return item.mean
+    return max(item.best, item.mean) if own else item.best
+
+
+def _in_units(value: float, zero: float, unit: float) -> float:
+    return min(max((value - zero) / unit, -_LARGEST), _LARGEST)
+
+
+def _longer(item: RunLength, kappa: float, value: float, probability: float) -> RunLength:
+    """The Normal-Gamma posterior with one more value; kappa and alpha follow from the number of evals."""
+    weight = kappa + item.evals
+    off = value - item.mean
+    return RunLength(
+        item.evals + 1,
+        probability,
+        item.mean + off / (weight + 1),
+        item.beta + weight * off * off / (2 * (weight + 1)),
+        item.best,
+        item.turn_step,
+        item.lower,
+        item.lower_turn,
+    )
+
+
+def _log_predictive(item: RunLength, kappa: float, value: float) -> float:
+    """The log density of the next value under Student's t, less a constant."""
+    weight, alpha = kappa + item.evals, _ALPHA + item.evals / 2
+    spread = 2 * item.beta * (weight + 1) / weight
+    off = value - item.mean
+    gammas = _GAMMAS[item.evals] if item.evals < len(_GAMMAS) else _log_gammas(item.evals)
+    return gammas - 0.5 * math.log(spread) - (alpha + 0.5) * math.log1p(off * off / spread)
+
+
+def _log_gammas(evals: int) -> float:
+    alpha = _ALPHA + evals / 2
+    return math.lgamma(alpha + 0.5) - math.lgamma(alpha)
+
+
+_GAMMAS = tuple(_log_gammas(evals) for evals in range(1024))
+
+
+def _below(item: RunLength, kappa: float, level: float) -> float:
+    """The probability that the mean of this run length lies below the level."""
+    weight, alpha = kappa + item.evals, _ALPHA + item.evals / 2
+    t = (level - item.mean) * math.sqrt(weight * alpha / item.beta)
+    freedom = 2 * alpha
+    root = math.sqrt(math.log1p(t * t / freedom) / (freedom - 5 / 6))
+    z = math.copysign((freedom - 2 / 3 + 0.1 / freedom) * root, t)
+    return 0.5 * math.erfc(-z / math.sqrt(2))

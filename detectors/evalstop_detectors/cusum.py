@@ -1,0 +1,124 @@
+"""Cumulative sum of how far gold lies below its best level, in standard deviations.
+
+Source      Page 1954 (cumulative sums); Hinkley 1971 for the sum against a mean that is learned on the way, which is
+            `reference="mean"` here and Page-Hinkley elsewhere. Capped steps: Hawkins 1993.
+Kernel      S = max(0, S + min(max((reference - y) / sd, -largest), largest) - allowance), from 0.
+Reference   `best`: the best mean of `window` evals in a row before the present one, less what the best of that many
+            means of pure noise gains by being the best. `mean`: the mean of all evals up to the present one.
+Scale       `estimated`: see noise.py, as known before the present value; with the autocorrelation. `given`: the
+            standard error of the value, else those before it, else the estimate. Or a known `sd`.
+Departs     Page knows the level before the change and the scale; both are learned here, so that his run lengths do not
+            hold. Steps are capped, so that one eval cannot make an alarm and depth counts less than duration.
+State       The noise (see noise.py), the best mean, the sum and where it was last 0. O(1).
+Evidence    A statistic, 0 or more: `largest_sigmas` - `allowance` a step at the most. The turn is placed at the last
+            eval at which the sum was 0.
+Not done    A dip that recovers is a change of the mean, and sets the false stops. The sum falls again only as fast as
+            gold rises above the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.noise import LARGEST, NoiseState, advance, estimate
+from evalstop_detectors.observation import Observation, Signal
+
+_SOONEST = 4
+
+
+class CusumState(Struct, frozen=True):
+    """See the module's docstring; `reference` is counted from the first value, `turn_step` is where the sum was 0."""
+
+    noise: NoiseState = NoiseState()
+    reference: float = 0.0
+    total: float = 0.0
+    turn_step: int | None = None
+    evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
+
+
+class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
+    """Adds up falls below a reference.
+
+    `allowance`: standard deviations a step that are put down to noise; half the fall that matters is the classic one.
+    `largest_sigmas`: the most that one eval can lie off. `sd`: the known noise of one eval, in the unit of the score.
+    """
+
+    name: ClassVar[str] = "cusum"
+    state_type: ClassVar[type[CusumState]] = CusumState
+
+    reference: Literal["best", "mean"] = "best"
+    window: Annotated[int, Meta(ge=1, le=64)] = 5
+    allowance: Annotated[float, Meta(ge=0, le=100)] = 0.5
+    largest_sigmas: Annotated[float, Meta(gt=0, le=1e6)] = 4.0
+    scale: Literal["estimated", "given"] = "estimated"
+    sd: Annotated[float, Meta(gt=0, le=LARGEST)] | None = None
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.EVAL})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=20.0, stop_at=60.0)
+
+    def start(self) -> CusumState:
+        return CusumState()
+
+    def step(self, state: CusumState, observation: Observation) -> tuple[CusumState, Evidence]:
+        if observation.finite:
+            state = self._advance(state, observation)
+        return state, state.evidence
+
+    def _advance(self, state: CusumState, observation: Observation) -> CusumState:
+        noise = advance(state.noise, observation.value, observation.stderr)
+        sd, inflation = self._scale(state.noise, observation.stderr)
+        seen, value = state.noise.seen, noise.recent[-1]
+        soonest = max(_SOONEST, self.window) if self.reference == "best" else _SOONEST
+        total, missing = 0.0, ""
+        if seen < soonest:
+            missing = f"needs {soonest - seen} more evals"
+        elif sd == 0:
+            missing = "gold has not moved yet"
+        else:
+            if self.reference == "best":
+                lucky = sd * inflation * math.sqrt(2 * math.log(seen / self.window) / self.window)
+                below = state.reference - lucky - value
+            else:  # with the present value in the mean, as Hinkley has it
+                below = (state.reference - value) * (seen / (seen + 1))
+            sigmas = min(max(below / (sd * inflation), -self.largest_sigmas), self.largest_sigmas)
+            total = max(0.0, state.total + sigmas - self.allowance)
+        turn = state.turn_step if total else observation.step
+        note = missing or f"gold lies below its {self.reference} level, less noise: sum in standard deviations"
+        return CusumState(
+            noise=noise,
+            reference=self._reference(state, noise),
+            total=total,
+            turn_step=turn,
+            evidence=Evidence(Kind.STATISTIC, total, turn if total else None, note),
+        )
+
+    def _scale(self, noise: NoiseState, stderr: float | None) -> tuple[float, float]:
+        """The standard deviation of the value that comes next, and the inflation of a sum of many."""
+        if self.sd is not None:
+            return self.sd, 1.0
+        if self.scale == "given":
+            # A standard error whose square is nothing is as good as none, as in noise.py.
+            if stderr is not None and 0 < stderr * stderr < math.inf:
+                return stderr, 1.0
+            if noise.mean_square > 0:
+                return math.sqrt(noise.mean_square), 1.0
+        estimated = estimate(noise)
+        return estimated.sd, estimated.inflation
+
+    def _reference(self, state: CusumState, noise: NoiseState) -> float:
+        """The level for the evals to come."""
+        if self.reference == "mean":
+            return state.reference + (noise.recent[-1] - state.reference) / noise.seen
+        if noise.seen < self.window:
+            return 0.0
+        mean = sum(noise.recent[-self.window :]) / self.window
+        return mean if noise.seen == self.window else max(state.reference, mean)

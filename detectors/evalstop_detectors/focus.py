@@ -1,0 +1,154 @@
+"""The likelihood ratio of a fall of gold's mean at any earlier eval, both means unknown.
+
+Source      FOCuS: Romano, Eckley, Fearnhead & Rigaill 2023 (JMLR 24), for an unknown mean before the change. Which
+            change points can still come to be the best is decided on the convex hull of the cumulative sums, which is
+            the same functional pruning (Pishchagina, Romano, Fearnhead, Runge & Rigaill 2023).
+Kernel      max over t of t (n - t) / n (mean of 1..t - mean of t+1..n)^2 / (2 sd^2), where the first mean is larger.
+            For any two given means it is linear in (t, sum of 1..t): only the vertices of the upper hull can win.
+Departs     The noise is estimated (see noise.py, as known before the present value, with the autocorrelation). A rise
+            that is significant by the same ratio, with `rise_sigmas` standard deviations, begins the series anew where
+            it rose, at most 64 evals back: else what a run has gained hides what it loses, and a dip that has recovered
+            still counts. None: the plain method.
+State       The upper and, for rises, the lower hull, the noise, and the steps of the last 64 evals. Of random walks the
+            hulls have about ln n vertices each; a steady fall makes every eval one. At most `candidates` are kept: the
+            one that stands out least goes. The ratio can only become too small by it.
+Evidence    A statistic: the log of the ratio, half the square of standard deviations. The turn is placed at the last
+            eval before the change.
+Not done    A recovery in part begins the series anew too, and the level before the fall is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.noise import NoiseState, advance, estimate
+from evalstop_detectors.observation import Observation, Signal
+
+_SOONEST = 4
+_REMEMBERED = 64
+_LARGEST_SIGMAS = 1e9
+
+# A change point: how many evals lie before it, their sum, and the step of the last of them.
+Candidate = tuple[int, float, int]
+
+
+class FocusState(Struct, frozen=True):
+    """See the module's docstring. `count` and `total` are of the evals since the series began."""
+
+    noise: NoiseState = NoiseState()
+    steps: tuple[int, ...] = ()
+    count: int = 0
+    total: float = 0.0
+    upper: tuple[Candidate, ...] = ((0, 0.0, 0),)
+    lower: tuple[Candidate, ...] = ((0, 0.0, 0),)
+    evidence: Evidence = Evidence(Kind.STATISTIC, 0.0, None, "no evals yet")
+
+
+class Focus(Struct, frozen=True, forbid_unknown_fields=True):
+    """Looks for a fall of the mean at every earlier eval.
+
+    `rise_sigmas`: how significant a rise begins the series anew; None: no rise does. `candidates`: how many change
+    points are kept.
+    """
+
+    name: ClassVar[str] = "focus"
+    state_type: ClassVar[type[FocusState]] = FocusState
+
+    rise_sigmas: Annotated[float, Meta(gt=0, le=1e6)] | None = 4.0
+    candidates: Annotated[int, Meta(ge=4, le=128)] = 32
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.EVAL})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=12.0, stop_at=50.0)
+
+    def start(self) -> FocusState:
+        return FocusState()
+
+    def step(self, state: FocusState, observation: Observation) -> tuple[FocusState, Evidence]:
+        if observation.finite:
+            state = self._advance(state, observation)
+        return state, state.evidence
+
+    def _advance(self, state: FocusState, observation: Observation) -> FocusState:
+        known = estimate(state.noise)
+        sd = known.sd * known.inflation
+        noise = advance(state.noise, observation.value, observation.stderr)
+        steps = (*state.steps[1 - _REMEMBERED :], observation.step)
+        count, total = state.count + 1, state.total + noise.recent[-1]
+        # The present eval weighs on the change points before it, and is one itself only for those to come.
+        fall, before = _best(state.upper, count, total, 1.0)
+        evidence = _evidence(noise.seen, sd, fall, before, count)
+        upper = self._with(state.upper, (count, total, observation.step), 1.0)
+        lower = state.lower
+        if self.rise_sigmas is not None:
+            rise, start = _best(state.lower, count, total, -1.0)
+            lower = self._with(lower, (count, total, observation.step), -1.0)
+            if noise.seen >= _SOONEST and sd > 0 and rise / sd >= self.rise_sigmas:
+                kept = min(count - start[0], _REMEMBERED)
+                count, total, upper, lower = self._anew(noise.recent[-kept:], steps[-kept:])
+                evidence = Evidence(Kind.STATISTIC, 0.0, None, "gold has risen")
+        return FocusState(noise, steps, count, total, upper, lower, evidence)
+
+    def _anew(
+        self, values: Sequence[float], steps: Sequence[int]
+    ) -> tuple[int, float, tuple[Candidate, ...], tuple[Candidate, ...]]:
+        """The series of these evals alone: their number, their sum, and both hulls."""
+        start = FocusState()
+        count, total, upper, lower = start.count, start.total, start.upper, start.lower
+        for value, step in zip(values, steps, strict=True):
+            count, total = count + 1, total + value
+            upper = self._with(upper, (count, total, step), 1.0)
+            lower = self._with(lower, (count, total, step), -1.0)
+        return count, total, upper, lower
+
+    def _with(self, hull: tuple[Candidate, ...], new: Candidate, sign: float) -> tuple[Candidate, ...]:
+        """The hull with one more point: what lies on or under the line from its neighbor to the new point goes."""
+        size = len(hull)
+        while size >= 2 and _height(hull[size - 2], hull[size - 1], new) * sign <= 0:
+            size -= 1
+        grown = (*hull[:size], new)
+        if len(grown) <= self.candidates:
+            return grown
+        heights = [_height(grown[i - 1], grown[i], grown[i + 1]) * sign for i in range(1, len(grown) - 1)]
+        least = 1 + heights.index(min(heights))
+        return (*grown[:least], *grown[least + 1 :])
+
+
+def _height(left: Candidate, middle: Candidate, right: Candidate) -> float:
+    """How far the middle point lies above the line between its neighbors."""
+    share = (middle[0] - left[0]) / (right[0] - left[0])
+    return (middle[1] - left[1]) - (right[1] - left[1]) * share
+
+
+def _best(hull: Sequence[Candidate], count: int, total: float, sign: float) -> tuple[float, Candidate]:
+    """Of the change points the one with the largest difference of means, in units of one eval's, and that; 0 if none
+    has a difference of this sign."""
+    best, where = 0.0, hull[0]
+    for candidate in hull[1:]:
+        before, sum_before, _ = candidate
+        after = count - before
+        change = sign * (sum_before / before - (total - sum_before) / after) * math.sqrt(before * after / count)
+        if change > best:
+            best, where = change, candidate
+    return best, where
+
+
+def _evidence(seen: int, sd: float, fall: float, before: Candidate, count: int) -> Evidence:
+    if seen < _SOONEST:
+        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {_SOONEST - seen} more evals")
+    if sd == 0:
+        return Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
+    value = min(fall / sd, _LARGEST_SIGMAS) ** 2 / 2
+    if value == 0:
+        return Evidence(Kind.STATISTIC, 0.0, None, "gold has no lower mean than before")
+    note = f"log likelihood ratio of a lower mean in the last {count - before[0]} evals than in {before[0]} before"
+    return Evidence(Kind.STATISTIC, value, before[2], note)

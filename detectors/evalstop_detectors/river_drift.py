@@ -1,0 +1,236 @@
+"""Drifts of gold downwards, as any detector of `river.drift` calls them.
+
+Source      river (Montiel et al. 2021) itself: ADWIN (Bifet & Gavalda 2007), PageHinkley (Page 1954), KSWIN (Raab,
+            Heusinger & Schleif 2020) and whatever else it has for numbers. Its detectors of right and wrong answers
+            (DDM, EDDM, FHDDM, HDDM) take no scores and are refused.
+Input       `signal`: gold counted from its first value. `minus_mean`: less the mean of all evals before it.
+            `minus_best`: less the best mean of 5 earlier evals in a row. Each in units of the noise (see noise.py), so
+            that river's parameters, which have a unit, mean the same for every run: the unit is taken when 8 evals were
+            seen, and again after each drift. Inputs beyond 1e6 units are cut off.
+Direction   River says that there was a drift, not which way. The inputs since the last one are split where their means
+            differ most significantly; a drift is downward when the later mean is lower.
+Departs     After a drift a new detector of river is begun, which is what ADWIN, PageHinkley and KSWIN do by themselves.
+            When `memory` inputs were taken in without a drift, a new one is begun from the later half of them: river
+            forgets what is older, and an alarm may come later for it. A missing seed is 1.
+State       The inputs since the detector was begun, at most `memory`, with their steps; the noise; the reference. The
+            live object of river is carried along beside the fields, never stored: without it the inputs are replayed,
+            which gives the same object. O(memory).
+Evidence    A count: drifts downward less drifts upward, never below 0. The turn is placed at the split of the first one
+            that stands.
+Cost        That of river. A stored state costs a replay of its inputs before it goes on: for KSWIN, that tests each, a
+            thousand times the rest of a step.
+Not done    River's detectors know no plateau: a dip that recovers is a drift like any other until it has recovered.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, Struct
+from river import base, drift
+from river.drift import binary
+
+from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.noise import NoiseState, advance, estimate
+from evalstop_detectors.observation import Observation, Signal
+
+_FIRST = 8
+_BEST_OF = 5
+_LARGEST = 1e6
+_SEED = 1
+
+DRIFT_DETECTORS: dict[str, type[base.DriftDetector]] = {
+    name: item
+    for name, item in sorted(vars(drift).items())
+    if isinstance(item, type) and issubclass(item, base.DriftDetector)
+}
+
+Param = bool | int | float | str
+
+
+class RiverDriftState(Struct, frozen=True, dict=True):
+    """See the module's docstring; while `unit` is 0 the inputs wait for it in the unit of the signal."""
+
+    noise: NoiseState = NoiseState()
+    unit: float = 0.0
+    reference: float = 0.0
+    inputs: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    downward: int = 0
+    turn_step: int | None = None
+
+
+class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts the downward drifts that a detector of river calls.
+
+    `detector` and `params`: the name of a class in `river.drift` and what its constructor is called with. `series`: see
+    above. `memory`: how many inputs are kept; whole numbers among the parameters may be up to half of it.
+    """
+
+    name: ClassVar[str] = "river_drift"
+    state_type: ClassVar[type[RiverDriftState]] = RiverDriftState
+
+    detector: str = "PageHinkley"
+    params: dict[str, Param] = {}
+    series: Literal["signal", "minus_mean", "minus_best"] = "signal"
+    memory: Annotated[int, Meta(ge=16, le=4096)] = 1024
+
+    def __post_init__(self) -> None:
+        _check(self.detector, self.params, self.memory)
+
+    @property
+    def signals(self) -> frozenset[Signal]:
+        return frozenset({Signal.EVAL})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=None, stop_at=1.0)
+
+    def start(self) -> RiverDriftState:
+        return RiverDriftState()
+
+    def step(self, state: RiverDriftState, observation: Observation) -> tuple[RiverDriftState, Evidence]:
+        if observation.finite:
+            state = self._advance(state, observation)
+        if state.noise.seen < _FIRST:
+            return state, Evidence(Kind.COUNT, 0.0, None, f"needs {_FIRST - state.noise.seen} more evals")
+        if state.unit == 0:
+            return state, Evidence(Kind.COUNT, 0.0, None, "gold has not moved yet")
+        note = f"drifts of gold downward by river's {self.detector}, less those upward"
+        return state, Evidence(Kind.COUNT, float(state.downward), state.turn_step, note)
+
+    def _advance(self, state: RiverDriftState, observation: Observation) -> RiverDriftState:
+        noise = advance(state.noise, observation.value, observation.stderr)
+        raw = noise.recent[-1] - (0.0 if self.series == "signal" else state.reference)
+        reference = self._reference(state, noise)
+        steps = (*state.steps, observation.step)
+        if state.unit:
+            return self._fed(state, noise, reference, (*state.inputs, _in_units(raw, state.unit)), steps)
+        waiting = (*state.inputs, raw)[-_FIRST:]
+        unit = estimate(noise).sd if noise.seen >= _FIRST else 0.0
+        if unit == 0:
+            return RiverDriftState(noise, 0.0, reference, waiting, steps[-_FIRST:])
+        inputs = tuple([_in_units(item, unit) for item in waiting])
+        return self._carrying(
+            RiverDriftState(noise, unit, reference, inputs, steps[-_FIRST:]), begun(self.detector, self.params, inputs)
+        )
+
+    def _fed(
+        self,
+        state: RiverDriftState,
+        noise: NoiseState,
+        reference: float,
+        inputs: tuple[float, ...],
+        steps: tuple[int, ...],
+    ) -> RiverDriftState:
+        """The state after river has taken in the last of the inputs."""
+        live = self._live(state)
+        live.update(inputs[-1])
+        unit, downward, turn = state.unit, state.downward, state.turn_step
+        if live.drift_detected:
+            change, split = largest_change(inputs)
+            if change < 0:
+                downward, turn = downward + 1, steps[split - 1] if turn is None else turn
+            elif change > 0:
+                downward = max(0, downward - 1)
+                turn = turn if downward else None
+            unit, inputs, steps = estimate(noise).sd, (), ()
+            live = begun(self.detector, self.params, inputs)
+        elif len(inputs) >= self.memory:
+            inputs, steps = inputs[-(self.memory // 2) :], steps[-(self.memory // 2) :]
+            live = begun(self.detector, self.params, inputs)
+        return self._carrying(RiverDriftState(noise, unit, reference, inputs, steps, downward, turn), live)
+
+    def _reference(self, state: RiverDriftState, noise: NoiseState) -> float:
+        """What is taken off the evals to come."""
+        if self.series == "minus_mean":
+            return state.reference + (noise.recent[-1] - state.reference) / noise.seen
+        if self.series == "signal":
+            return 0.0
+        mean = sum(noise.recent[-_BEST_OF:]) / min(noise.seen, _BEST_OF)
+        return mean if noise.seen <= _BEST_OF else max(state.reference, mean)
+
+    def _carrying(self, state: RiverDriftState, live: base.DriftDetector) -> RiverDriftState:
+        """The state with river's object beside its fields, where neither equality nor the codec sees it."""
+        state.__dict__["live"] = (self, live)
+        return state
+
+    def _live(self, state: RiverDriftState) -> base.DriftDetector:
+        """River's object after the inputs of the state. It is taken away, as it changes with the next input: who goes
+        on from the same state once more, or has it from elsewhere, replays the inputs."""
+        owner, live = state.__dict__.pop("live", (None, None))
+        return live if live is not None and owner == self else begun(self.detector, self.params, state.inputs)
+
+
+def begun(detector: str, params: Mapping[str, Param], inputs: Sequence[float]) -> base.DriftDetector:
+    """A new object of river that has taken in these inputs."""
+    constructor: Any = DRIFT_DETECTORS[detector]
+    seeded = {"seed": _SEED} if "seed" in inspect.signature(constructor).parameters else {}
+    live: base.DriftDetector = constructor(**(seeded | dict(params)))
+    for item in inputs:
+        live.update(item)
+    return live
+
+
+def largest_change(inputs: Sequence[float]) -> tuple[float, int]:
+    """The most significant change of the mean, with its sign, and how many inputs lie before it; 0 if there is none."""
+    count, best, where = len(inputs), 0.0, 0
+    sums = list(accumulate(inputs))
+    for before in range(1, count):
+        after = count - before
+        change = (sums[-1] - sums[before - 1]) / after - sums[before - 1] / before
+        change *= math.sqrt(before * after / count)
+        if abs(change) > abs(best):
+            best, where = change, before
+    return best, where
+
+
+def _in_units(value: float, unit: float) -> float:
+    return min(max(value / unit, -_LARGEST), _LARGEST)
+
+
+def _check(detector: str, params: Mapping[str, Param], memory: int) -> None:
+    """Refuse what river would refuse now or at some later input, with what may stand there instead."""
+    if detector not in DRIFT_DETECTORS:
+        names = ", ".join(DRIFT_DETECTORS)
+        if hasattr(binary, detector):
+            raise ValueError(f"{detector} of river takes right and wrong answers, not scores; take one of {names}")
+        raise ValueError(f"river.drift has no {detector!r} for scores; there are {names}")
+    known = inspect.signature(DRIFT_DETECTORS[detector]).parameters
+    usable = {name: item.default for name, item in known.items() if isinstance(item.default, Param) or name == "seed"}
+    for name, value in (usable | dict(params)).items():
+        if name not in usable:
+            raise ValueError(
+                f"{detector} of river has no parameter {name!r} that can be set; there are {_list(usable)}"
+            )
+        _check_param(name, value, usable[name], memory)
+    try:
+        # As many inputs as its longest window holds: some faults of the parameters come out only when it is full.
+        longest = max([value for value in (usable | dict(params)).values() if type(value) is int], default=0)
+        begun(detector, params, [float(index % 3) for index in range(min(longest, memory) + 2)])
+    except Exception as error:
+        raise ValueError(f"{detector} of river does not take {dict(params)}: {error}") from error
+
+
+def _check_param(name: str, value: Param | None, default: Param | None, memory: int) -> None:
+    if name == "seed":
+        if value is not None and (type(value) is not int or not 0 <= value < 2**31):
+            raise ValueError(f"seed is {value!r}, but is a whole number from 0 to {2**31 - 1}")
+    elif type(default) is int:
+        if type(value) is not int or not min(default, 1) <= value <= memory // 2:
+            raise ValueError(
+                f"{name} is {value!r}, but is a whole number from {min(default, 1)} to {memory // 2}, half of `memory`"
+            )
+    elif type(default) is float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise ValueError(f"{name} is {value!r}, but is a number")
+    elif type(value) is not type(default):
+        raise ValueError(f"{name} is {value!r}, but is {'text' if isinstance(default, str) else 'true or false'}")
+
+
+def _list(usable: Mapping[str, Param | None]) -> str:
+    return ", ".join(usable) or "none"
