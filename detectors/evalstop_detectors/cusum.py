@@ -107,7 +107,7 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
             return self.sd, 1.0
         if self.scale == "given":
             # A standard error whose square is nothing is as good as none, as in noise.py.
-            if stderr is not None and 0 < stderr * stderr < math.inf:
+            if stderr is not None and stderr > 0 and 0 < stderr * stderr < math.inf:
                 return stderr, 1.0
             if noise.mean_square > 0:
                 return math.sqrt(noise.mean_square), 1.0
