@@ -11,6 +11,7 @@ import matplotlib
 from plotly import graph_objects
 from plotly.subplots import make_subplots
 
+from evalstop_lab.bench.contenders import STATED
 from evalstop_lab.worlds import LEVELS
 
 matplotlib.use("Agg")  # a file, never a window
@@ -85,7 +86,7 @@ def _delays(report: dict[str, Any]) -> dict[str, list[tuple[float, float, str]]]
     """By contender: median bound, median delay and noise, where there is a delay and the bound is reached."""
     found: dict[str, list[tuple[float, float, str]]] = {}
     for row in report["rows"]:
-        if row["at"] == "5%":
+        if row["at"] in ("5%", STATED):
             continue
         for panel in _panels():
             cell = row["by_noise"][panel]

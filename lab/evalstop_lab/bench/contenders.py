@@ -12,36 +12,40 @@ from typing import Any
 import evalstop_detectors
 import msgspec
 import numpy as np
-from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, Policy
+from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, Observation, Policy, Signal
 from river import drift
 
-from evalstop_lab.evidence import Records, records
+from evalstop_lab.evidence import Records, records, to_alarm
 from evalstop_lab.worlds import Label, World
 
 # Parameters under which a detector takes part besides its defaults.
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "river_drift": {
+        "ADWIN": {"detector": "ADWIN"},
+        "KSWIN": {"detector": "KSWIN"},
+        "below best": {"detector": "PageHinkley", "series": "minus_best"},
+    },
+}
 
 # These look at signals or at faults that worlds do not have.
 NOT_RUN = frozenset({"fixed_progress", "loss_plateau", "non_finite"})
 
 AS_SHIPPED = "as shipped"
+STATED = "default"
 
 
 @dataclass(frozen=True)
 class Contender:
     """Someone who grows alarmed over a run.
 
-    `points` are the alarms at which it stops, by name, for those that bring their own: they are not calibrated.
+    `points` are alarms at which it stops, by name, that it brings along: all that there are unless it is `calibrated`.
     """
 
     name: str
     group: str
     run: Callable[[World], Records]
     points: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def calibrated(self) -> bool:
-        return not self.points
+    calibrated: bool = False
 
 
 def contenders() -> list[Contender]:
@@ -55,7 +59,8 @@ def contenders() -> list[Contender]:
             continue
         for variant, params in {"": {}, **VARIANTS.get(name, {})}.items():
             detector: Detector[Any] = msgspec.convert(params, detector_type)
-            found.append(Contender(f"{name} {variant}".strip(), "detector", partial(_detector, detector)))
+            run, stated = partial(_detector, detector), _stated(detector)
+            found.append(Contender(f"{name} {variant}".strip(), "detector", run, stated, calibrated=True))
     found += [
         Contender(f"policy {name}", "policy", partial(_policy, policy), {AS_SHIPPED: 1.0})
         for name, policy in POLICIES.items()
@@ -91,6 +96,15 @@ def oracle(world: World) -> Records:
                 steps.append(int(world.steps[index]))
                 alarms.append(ratio)
     return Records(Kind.COUNT, tuple(steps), tuple(alarms))
+
+
+def _stated(detector: Detector[Any]) -> dict[str, float]:
+    """The alarm at which the detector stops by its parameters."""
+    stop_at = detector.thresholds.stop_at
+    if stop_at is None:
+        return {}
+    _, evidence = detector.step(detector.start(), Observation(Signal.EVAL, 0, 0.0))
+    return {STATED: to_alarm(evidence.kind, stop_at)}
 
 
 def _detector(detector: Detector[Any], world: World) -> Records:

@@ -131,7 +131,9 @@ def _rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
             "microseconds": cost,
             **figures(runs.reporting, point),
             "without_dips": tally(dipless, clear),
-            "left_out": leave_one_out(runs.calibration, runs.left_out, point.alpha or 0) if item.calibrated else {},
+            "left_out": leave_one_out(runs.calibration, runs.left_out, point.alpha)
+            if item.calibrated and point.alpha
+            else {},
             "recorded": tally(runs.recorded, point),
         }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evalstop_lab.bench.contenders import AS_SHIPPED, Contender
+from evalstop_lab.bench.contenders import AS_SHIPPED, STATED, Contender
 from evalstop_lab.evidence import Records, to_alarm
 from evalstop_lab.scoring import (
     Fate,
@@ -66,13 +66,14 @@ def is_held_out(passed: Passed) -> bool:
 
 
 def points(contender: Contender, calibration: Sequence[Passed]) -> list[Point]:
-    """The operating points: its own, or those that stop 1 and 5 % of these healthy runs."""
+    """The operating points: its own, and if it is calibrated those that stop 1 and 5 % of these healthy runs."""
+    own = [
+        Point(name, alarm, None if name in (AS_SHIPPED, STATED) else math.exp(-alarm))
+        for name, alarm in contender.points.items()
+    ]
     if not contender.calibrated:
-        return [
-            Point(name, alarm, None if name == AS_SHIPPED else math.exp(-alarm))
-            for name, alarm in contender.points.items()
-        ]
-    return [Point(f"{rate:.0%}", alarm_at(calibration, rate), rate) for rate in RATES]
+        return own
+    return [Point(f"{rate:.0%}", alarm_at(calibration, rate), rate) for rate in RATES] + own
 
 
 def alarm_at(healthy: Sequence[Passed], rate: float) -> float:
