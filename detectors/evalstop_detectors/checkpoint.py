@@ -2,9 +2,9 @@
 
 Source      Centered means; their width by an unbiased estimate of risk (Mallows 1973, Stein 1981), mixed rather than
             picked (Leung & Barron 2006); the noise from second differences (Gasser et al. 1986).
-Departs     The weights of the mixture are flatter than the theory's (16 for 4), which matters little. Each mean is taken
-            twice, which turns the hard edges of the window into a triangle. Values far from their neighbors are drawn
-            in first, so that one outlier cannot win.
+Departs     The weights of the mixture are flatter than the theory's (16 for 4), which matters little. Each mean is
+            taken twice, which turns the hard edges of the window into a triangle. Values far from their neighbors are
+            drawn in first, so that one outlier cannot win.
 Cost        O(n) by cumulative sums, for each of the six windows: some 0.1 s for 10^4 scores.
 Not done    Steps may be uneven: neighbors are counted in evals. Standard errors that differ within a run are used for
             the scale of the noise and for the standard error of the choice, not as weights.
@@ -38,7 +38,7 @@ class Best(Struct, frozen=True):
     """The step of the chosen checkpoint, the raw score measured there, and the rule that chose it.
 
     `smoothed` is what the rule believes the score to be, with its standard error, both in the score's unit; None where
-    a rule takes scores as they were measured. The error is that of the noise alone: smoothing also flattens sharp peaks.
+    a rule takes scores as they were measured. The error is that of the noise alone: smoothing flattens peaks, too.
     """
 
     step: int
@@ -89,16 +89,35 @@ class SmoothedMaximum(Struct, frozen=True):
         candidates = [index for index, score in enumerate(finite) if score.step in existing]
         if not candidates:
             return None
-        frame = _Frame.around(finite)
-        smooth = _Smooth.of([frame.inward(score.value) for score in finite], frame.noise(finite))
-        best = max(candidates, key=lambda index: (smooth.bound(index, self.caution), -index))
+        frame = _Frame.around([score.value for score in finite])
+        smoothed = _Smooth.of([frame.inward(score.value) for score in finite], frame.noise(finite))
+        best = max(candidates, key=lambda index: (smoothed.bound(index, self.caution), -index))
         return Best(
             finite[best].step,
             finite[best].value,
             self.name,
-            frame.outward(smooth.mean[best]),
-            frame.width_outward(smooth.stderr(best)),
+            frame.outward(smoothed.mean[best]),
+            frame.width_outward(smoothed.stderr(best)),
         )
+
+
+class Smoothed(Struct, frozen=True):
+    """A curve without most of its noise, about what each of its values errs by, and the noise's standard deviation."""
+
+    mean: list[float]
+    stderr: list[float]
+    noise: float
+
+
+def smooth(values: Sequence[float]) -> Smoothed:
+    """Take most of the noise from finite values, at least one."""
+    frame = _Frame.around(values)
+    inside = _Smooth.of([frame.inward(value) for value in values], 0.0)
+    return Smoothed(
+        [frame.outward(value) for value in inside.mean],
+        [frame.width_outward(inside.sd * spread) for spread in inside.spread],
+        frame.width_outward(inside.sd),
+    )
 
 
 class _Frame(Struct, frozen=True):
@@ -114,9 +133,9 @@ class _Frame(Struct, frozen=True):
     high: float
 
     @staticmethod
-    def around(scores: Sequence[Score]) -> _Frame:
-        outer = math.frexp(max(abs(score.value) for score in scores))[1]
-        scaled = [math.ldexp(score.value, -outer) for score in scores]
+    def around(values: Sequence[float]) -> _Frame:
+        outer = math.frexp(max(abs(value) for value in values))[1]
+        scaled = [math.ldexp(value, -outer) for value in values]
         inner = math.frexp(max(abs(value - scaled[0]) for value in scaled))[1]
         return _Frame(outer, scaled[0], inner, min(scaled), max(scaled))
 
@@ -186,7 +205,8 @@ def _drawn_in(values: list[float]) -> list[float]:
         return values
     padded = [values[0]] * 2 + values + [values[-1]] * 2
     medians = [sorted(padded[index : index + 5])[2] for index in range(len(values))]
-    reach = 3 * 1.2 / 0.6745 * _median([abs(value - median) for value, median in zip(values, medians, strict=True)])
+    typical = 1.2 / 0.6745 * _median([abs(value - median) for value, median in zip(values, medians, strict=True)])
+    reach = 3 * max(typical, _noise(values))  # coarse scores often are their neighbors' median
     if reach <= 0:
         return values
     return [min(max(value, median - reach), median + reach) for value, median in zip(values, medians, strict=True)]

@@ -9,10 +9,12 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_detectors import (
+    Best,
     Chooser,
     MonitorState,
     Policy,
     RawMaximum,
+    SmoothedMaximum,
     StaleState,
     Verdict,
     is_late,
@@ -24,7 +26,7 @@ from evalstop_detectors import (
     verdict_to_document,
 )
 
-from evalstop_service import events, lifecycle, watching
+from evalstop_service import events, hindsight, lifecycle, watching
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.store import checkpoints, decisions, observations, outbox, policies, projects, runs, verdicts
 from evalstop_service.store.checkpoints import Checkpoint
@@ -34,7 +36,7 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
-CHOOSER: Chooser = RawMaximum()
+CHOOSER: Chooser = SmoothedMaximum()
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def _begin_attempt(tx: Transaction, run: Run, at: int, now: datetime) -> _Stored
     if run.status == "running" and runs.resumed_from(tx, run) == at and not _anything_since(tx, run):
         return _Stored(run)
     _withdraw(tx, run, at, now)
-    run = replace(run, attempt=run.attempt + 1, status="running", ended_at=None)
+    run = replace(run, attempt=run.attempt + 1, status="running", ended_at=None, turn=None)
     superseded = observations.supersede(tx, run.id, at, run.attempt)
     checkpoints.supersede(tx, run.id, at, run.attempt)
     runs.add_attempt(tx, run, at, now)
@@ -228,7 +230,7 @@ def _rebuilt(
 
 
 def _with_best(tx: Transaction, stored: _Stored) -> Run:
-    """The run with its pointer to the best checkpoint, and the raw maximum to be shown beside it."""
+    """The run with its pointer to the best checkpoint, the raw maximum to be shown beside it, and its turn."""
     run, gold = stored.run, watching.eval_metric(stored.run)
     if gold is None or not (stored.checkpoints_changed or any(point.metric == gold for point in stored.points)):
         return run
@@ -237,12 +239,23 @@ def _with_best(tx: Transaction, stored: _Stored) -> Run:
     best = CHOOSER.choose(scores, saved)
     raw = RawMaximum().choose(scores, {score.step for score in scores})
     sign = watching.sign(run.metrics, gold)
-    pointer = {"step": best.step, "uri": saved[best.step], "score": sign * best.score} if best else None
     return replace(
         run,
-        best_checkpoint=pointer | {"chosen_by": CHOOSER.name} if pointer else None,
+        best_checkpoint=_pointer(best, saved[best.step], sign) if best else None,
         raw_maximum={"step": raw.step, "score": sign * raw.score} if raw else None,
+        turn=hindsight.turn_of(tx, run) if run.ended_at is not None else None,
     )
+
+
+def _pointer(best: Best, uri: str, sign: float) -> dict[str, Any]:
+    return {
+        "step": best.step,
+        "uri": uri,
+        "score": sign * best.score,
+        "chosen_by": best.chosen_by,
+        "smoothed": None if best.smoothed is None else sign * best.smoothed,
+        "smoothed_stderr": best.smoothed_stderr,
+    }
 
 
 def _decide(tx: Transaction, run: Run, verdict: Verdict, now: datetime) -> Decision | None:
@@ -293,10 +306,16 @@ def _announce(tx: Transaction, before: Run, run: Run, reached: list[Verdict], no
             if word == "suspect" and not verdicts.reached(tx, run.id, run.attempt, "suspect"):
                 news.append("run.suspected")
             verdicts.add(tx, run.id, run.attempt, verdict_to_document(verdict), now)
-    if run.best_checkpoint != before.best_checkpoint:
+    if _place(run) != _place(before):
         news.append("run.best_checkpoint_changed")
     if news:
         project = projects.get(tx, run.project_id)
         for event_type in news:
             data = events.data(project, run, None)
             outbox.announce(tx, project_id=project.id, run_id=run.id, type=event_type, data=data, now=now)
+
+
+def _place(run: Run) -> tuple[int, str] | None:
+    """The checkpoint pointed at: its smoothed score may change with every eval, which is no news."""
+    best = run.best_checkpoint
+    return (best["step"], best["uri"]) if best else None

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from evalstop_service import events
+from evalstop_service import events, hindsight
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.lifecycle import State, may_follow
 from evalstop_service.store import decisions, outbox, projects, runs
@@ -51,10 +51,12 @@ def report(database: Database, project_id: UUID, decision_id: UUID, said: Report
             decision = _change(tx, decision, State.REQUESTED, "evalstop", "the grace period is over", {}, now)
         if not may_follow(State(decision.state), said.state):
             raise Conflict(f"the decision is {decision.state}; it cannot become {said.state}")
-        decision = _change(tx, decision, said.state, said.actor, said.reason, said.details, now)
+        details = said.details
         if said.state == State.CONFIRMED and run.attempt == decision.attempt:
-            run = replace(run, status="stopped", ended_at=now, updated_at=now)
+            run = replace(run, status="stopped", ended_at=now, updated_at=now, turn=hindsight.turn_of(tx, run))
             runs.save(tx, run)
+            details = details | ({"turn_step": run.turn["step"]} if run.turn else {})
+        decision = _change(tx, decision, said.state, said.actor, said.reason, details, now)
         outbox.announce(
             tx,
             project_id=project_id,
@@ -91,7 +93,7 @@ def finish(database: Database, project_id: UUID, run_id: UUID, status: str, now:
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
         if run.status == "running":
-            run = replace(run, status=status, ended_at=now, updated_at=now)
+            run = replace(run, status=status, ended_at=now, updated_at=now, turn=hindsight.turn_of(tx, run))
             runs.save(tx, run)
         return run
 

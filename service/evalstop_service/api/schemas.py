@@ -133,8 +133,10 @@ class BestOut(Answer):
 
     step: int
     uri: str
-    score: float
+    score: float = Field(description="as measured at this step")
     chosen_by: str
+    smoothed: float | None = Field(None, description="the score that the rule believes in, from the evals around it")
+    smoothed_stderr: float | None = Field(None, description="its standard error, of the noise alone")
 
 
 class RawMaximumOut(Answer):
@@ -142,6 +144,16 @@ class RawMaximumOut(Answer):
 
     step: int
     score: float
+
+
+class TurnOut(Answer):
+    """Where gold turned, told with hindsight from all evals of a run that has ended."""
+
+    step: int = Field(description="the last eval before gold fell for good")
+    low_step: int = Field(description="the first of the steps between which the peak lies")
+    high_step: int = Field(description="the last of them")
+    gain: float = Field(description="how much better gold was there than at the first eval, in its unit")
+    drop: float = Field(description="how much worse gold was at the last eval")
 
 
 class PolicyName(Answer):

@@ -9,7 +9,17 @@ from uuid import UUID
 
 from pydantic import Field
 
-from evalstop_service.api.schemas import Answer, BestOut, Mode, Page, PolicyName, RawMaximumOut, Time, VerdictOut
+from evalstop_service.api.schemas import (
+    Answer,
+    BestOut,
+    Mode,
+    Page,
+    PolicyName,
+    RawMaximumOut,
+    Time,
+    TurnOut,
+    VerdictOut,
+)
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -80,6 +90,7 @@ class RunOut(Answer):
     should_stop: bool = Field(description="true once a stop of this attempt was requested")
     best_checkpoint: BestOut | None
     raw_maximum: RawMaximumOut | None
+    turn: TurnOut | None = Field(None, description="null while the run goes on, and where gold shows no fall")
     decision: DecisionOut | None
 
 

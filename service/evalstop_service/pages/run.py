@@ -122,7 +122,9 @@ def _present(run: Run, on_record: list[Decision]) -> Decision | None:
 
 
 def _turn(run: Run, decision: Decision | None) -> int | None:
-    """Where the turn is believed to be: as the decision says, or as the present verdict does."""
+    """Where the turn is believed to be: with hindsight, or as the decision says, or as the present verdict does."""
+    if run.turn is not None:
+        return int(run.turn["step"])
     turn: int | None = (decision.verdict if decision else run.verdict)["turn_step"]
     return turn
 

@@ -18,8 +18,8 @@ from evalstop_service.store.tables import attempts, decision_changes, outcomes, 
 class Run:
     """A row of runs, with the name of its policy.
 
-    `verdict`, `best_checkpoint` and `raw_maximum` are JSON values as they are answered; `monitor_state` is opaque, and
-    None when it was not asked for or has to be rebuilt.
+    `verdict`, `best_checkpoint`, `raw_maximum` and `turn` are JSON values as they are answered; `turn` is None while
+    the run goes on. `monitor_state` is opaque, and None when it was not asked for or has to be rebuilt.
     """
 
     id: UUID
@@ -43,6 +43,7 @@ class Run:
     updated_at: datetime
     ended_at: datetime | None
     monitor_state: str | None = None
+    turn: dict[str, Any] | None = None
 
 
 def add(tx: Transaction, run: Run) -> bool:

@@ -117,6 +117,7 @@ runs = sa.Table(
     sa.Column("verdict", sa.JSON, nullable=False),
     sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
     sa.Column("raw_maximum", sa.JSON(none_as_null=True)),
+    sa.Column("turn", sa.JSON(none_as_null=True)),  # told with hindsight once the run has ended
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("updated_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),
