@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from evalstop_detectors.codec import policy_from_document
+from evalstop_detectors.observation import Signal
 from evalstop_detectors.policy import Policy
 
-PAPER = policy_from_document(
-    {
-        "name": "paper",
+_NOT_FINITE: list[dict[str, Any]] = [
+    {"detector": "non_finite", "id": f"non_finite-{signal}", "params": {"signal": signal}}
+    for signal in reversed(Signal)
+]
+
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    "paper": {
         "description": "EvalStop as published (arXiv 2606.04145): stop after 3 consecutive eval declines.",
         "members": [{"detector": "k_decline", "params": {"k": 3}}],
-    }
-)
-
-LEVEL = policy_from_document(
-    {
-        "name": "level",
-        "description": "Stop after 5 consecutive evals below the best; values that are not finite are suspect. With no"
-        " tolerance, as here, it stops every noisy plateau: copy it and set `tolerance` to a few times the noise of"
-        " your evals.",
+    },
+    "default": {
+        "description": "Stop when gold has been below its best for too long and too deep for noise, at 1 % of healthy"
+        " runs. Values that are not finite are suspect.",
         "members": [
-            {"detector": "k_below_best", "params": {"k": 5}},
-            {"detector": "non_finite", "params": {"signal": "eval"}},
-            {"detector": "non_finite", "params": {"signal": "proxy"}},
-            {"detector": "non_finite", "params": {"signal": "kl"}},
-            {"detector": "non_finite", "params": {"signal": "loss"}},
+            {"detector": "plateau_drop", "suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.01}},
+            *_NOT_FINITE,
         ],
-    }
-)
+    },
+    "early": {
+        "description": "As default, but sooner and more often wrong: it stops 5 % of healthy runs.",
+        "members": [
+            {"detector": "plateau_drop", "suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.05}},
+            *_NOT_FINITE,
+        ],
+    },
+    "cautious": {
+        "description": "Stop when expected gold has fallen below its best; the chance of an error is at most 1 %,"
+        " however long one looks. A dip that would have recovered is a fall, too.",
+        "members": [{"detector": "e_process", "params": {"alpha": 0.01}}],
+    },
+}
 
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (PAPER, LEVEL)}
+
+class _Shipped(Mapping[str, Policy]):
+    """Read when asked for: a threshold may be missing while the calibration that finds it runs."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, Policy] = {}
+
+    def __getitem__(self, name: str) -> Policy:
+        if name not in self._read:
+            self._read[name] = policy_from_document({"name": name} | DOCUMENTS[name])
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(DOCUMENTS)
+
+    def __len__(self) -> int:
+        return len(DOCUMENTS)
+
+
+POLICIES: Mapping[str, Policy] = _Shipped()

@@ -26,7 +26,7 @@ WINDOW = 5
 
 EXAMPLES = """examples:
   evalstop-lab survey --preset overoptimizes --seeds 10
-  evalstop-lab survey --preset healthy --seeds 10 --hasten 20 --policy level --json
+  evalstop-lab survey --preset healthy --seeds 10 --hasten 20 --policy default --json
 """
 
 

@@ -65,7 +65,7 @@ def test_the_level_rule_needs_a_tolerance() -> None:
     tolerant = level_policy(5.0)
     for run in np.random.default_rng(11).normal(size=(100, FLAT_EVALS)):
         evals = eval_series(run.tolist())
-        assert replay(POLICIES["level"], evals).verdict.stops
+        assert replay(level_policy(0.0), evals).verdict.stops
         assert not replay(tolerant, evals).verdict.stops
 
 
@@ -95,7 +95,7 @@ def stop_index(run: dict[str, Any], policy: Policy) -> int | None:
     ("policy", "expected"),
     [
         (POLICIES["paper"], (47, 7, 69)),
-        (POLICIES["level"], (45, 11, 95)),
+        (level_policy(0.0), (45, 11, 95)),
         (level_policy(0.1), (50, 6, 71)),
         (level_policy(0.2), (53, 2, 31)),
         (level_policy(0.3), (48, 1, 20)),

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from evalstop_detectors import Chooser, MonitorState, Observation, Policy, RawMaximum, start, step
+from evalstop_detectors import Chooser, MonitorState, Observation, Policy, SmoothedMaximum, start, step
 
 from evalstop_lab.replay.runs import Roles, Run
 
-CHOOSER: Chooser = RawMaximum()
+CHOOSER: Chooser = SmoothedMaximum()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_detectors import POLICIES, Policy, RawMaximum, Signal, start, step
+from evalstop_detectors import POLICIES, Policy, Signal, SmoothedMaximum, start, step
 from evalstop_detectors import replay as whole
 from evalstop_lab.replay import Roles, Run, judge
 from evalstop_lab.worlds import World, sample
@@ -71,7 +71,7 @@ def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: lis
     assert [item["value"] for item in result.detectors.values()] == [e.value for e in state.evidence if e is not None]
     stop = result.stop_step
     scores = [score for score in run.scores(roles, None) if stop is None or score.step <= stop]
-    best = RawMaximum().choose(scores, {score.step for score in scores})
+    best = SmoothedMaximum().choose(scores, {score.step for score in scores})
     assert result.best_step == (best.step if best else None)
     json.dumps(result.detectors, allow_nan=False)
 

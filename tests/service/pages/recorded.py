@@ -68,7 +68,7 @@ def add_tenant(
     grace_seconds: float = 0.0,
 ) -> Tenant:
     """A new project and a key to it."""
-    project = Project(new_id(), name, "level", "shadow", grace_seconds, now)
+    project = Project(new_id(), name, "default", "shadow", grace_seconds, now)
     with database.transaction() as tx:
         assert projects.add(tx, project)
         key, secret = keys.add(tx, project_id=project.id, name="test", scopes=scopes, now=now)

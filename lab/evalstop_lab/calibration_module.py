@@ -1,0 +1,81 @@
+"""Calibrate what the shipped policies ask for, and write it down: `python -m evalstop_lab.calibration_module`.
+
+The module that it writes into the detectors holds a list of what `evalstop-lab calibrate` prints: one calibration for a
+detector with exactly its parameters, with its seeds, families, versions and the command that finds it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pprint
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evalstop_detectors import calibration, shipped
+
+from evalstop_lab import cli
+from evalstop_lab.arguments import positive_number
+
+_WIDTH = 118
+_HEAD = """{docstring}
+
+from __future__ import annotations
+
+from typing import Any
+
+# fmt: off
+CALIBRATIONS: list[dict[str, Any]] = {literal}
+"""
+
+_RATES = (0.01, 0.05, 0.1)
+
+
+def asked_for(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], list[float]]:
+    """The risks that policies ask for, by detector and parameters (as JSON); the usual ones besides."""
+    found: dict[tuple[str, str], set[float]] = {}
+    for document in documents.values():
+        for member in document["members"]:
+            given = (member.get("suspect_at"), member.get("stop_at"))
+            risks = {threshold["risk"] for threshold in given if isinstance(threshold, dict)}
+            if risks:
+                params = json.dumps(member.get("params", {}))
+                found.setdefault((member["detector"], params), set(_RATES)).update(risks)
+    return {key: sorted(risks) for key, risks in found.items()}
+
+
+def module_text(calibrations: Iterable[dict[str, Any]]) -> str:
+    """The Python module with these calibrations, as what stands in evalstop_detectors.calibration."""
+    literal = pprint.pformat(list(calibrations), width=_WIDTH, sort_dicts=False)
+    return _HEAD.format(docstring=f'"""{(calibration.__doc__ or "").strip()}"""', literal=literal)
+
+
+def calibrate(detector: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:
+    """Run `evalstop-lab calibrate` on drawn runs and return what it found."""
+    command = ["calibrate", detector, "--params", params, "--runs", str(runs), "--rates", *map(str, rates)]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "calibration.json"
+        if code := cli.main([*command, "--output", str(output)]):
+            sys.exit(code)
+        found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    return found | {"command": "evalstop-lab " + shlex.join(command)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Calibrate and write the module; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--runs", type=positive_number, default=10_000, help="how many to draw (default: 10000)")
+    parser.add_argument("--output", type=Path, default=Path(calibration.__file__), metavar="FILE", help="write it here")
+    args = parser.parse_args(arguments)
+    wanted = asked_for(shipped.DOCUMENTS)
+    found = [calibrate(detector, params, rates, args.runs) for (detector, params), rates in wanted.items()]
+    args.output.write_text(module_text(found), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What docs/policies.md says is so: its keys are the keys, its examples run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evalstop_detectors import DETECTORS, POLICIES, InvalidPolicy, policy_from_document
+from evalstop_lab.replay import policy_from_file
+
+from tests.lab.replay.conftest import Replay, rows, write_jsonl
+
+PAGE = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```(json|yaml)\n(.*?)```", PAGE.split("## Three examples")[1].split("## ")[0], re.DOTALL)
+
+
+def keys_of(heading: str) -> set[str]:
+    """The first column of the table below the heading."""
+    table = PAGE.split(heading)[1].strip().split("\n\n")[0]
+    return set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+
+
+def keys_told(document: Any) -> set[str]:
+    """The keys that the refusal of an unknown one names."""
+    with pytest.raises(InvalidPolicy) as refusal:
+        policy_from_document(document)
+    told = str(refusal.value).split("; allowed: ")[1]
+    while (flat := re.sub(r"\([^()]*\)", "", told)) != told:
+        told = flat
+    return {word.strip() for word in told.split(",")}
+
+
+def test_the_tables_hold_all_keys() -> None:
+    """Every key that a policy or a member may hold has its row, and no other."""
+    assert keys_of("Of the policy:") == keys_told({"unknown": 1})
+    assert keys_of("Of a member:") == keys_told({"name": "p", "members": [{"unknown": 1}]})
+
+
+def test_the_shipped_policies_are_listed() -> None:
+    """All of them, by name."""
+    assert keys_of("## Shipped") == set(POLICIES)
+
+
+@pytest.mark.parametrize(("language", "text"), EXAMPLES)
+def test_the_examples_run(tmp_path: Path, replay: Replay, language: str, text: str) -> None:
+    """Each example is a policy that stops a run that turns for good, and leaves one that rises alone."""
+    file = tmp_path / f"example.{language}"
+    file.write_text(text)
+    policy = policy_from_file(file)
+    assert {member.detector.name for member in policy.members} <= set(DETECTORS)
+    turned = [min(i, 60 - i) / 30 + 0.01 * (-1) ** i for i in range(60)]
+    log = write_jsonl(tmp_path / "runs.jsonl", [*rows("turned", turned), *rows("rising", range(60))])
+    turned_run, rising = replay(log, "--policy", file)
+    assert (turned_run["verdict"], rising["verdict"]) == ("stop", "continue")
+    assert 300 < turned_run["stop_step"] < 590
+
+
+def test_there_are_three_examples() -> None:
+    """In both languages."""
+    assert [language for language, _ in EXAMPLES] == ["json", "yaml", "yaml"]
+
+
+def test_the_example_of_an_error_is_one(tmp_path: Path) -> None:
+    """The message on the page is what a person meets."""
+    told = re.search(r"line 5, column 5: (.*)\.\n", PAGE)
+    assert told
+    with pytest.raises(InvalidPolicy) as refusal:
+        policy_from_document({"name": "p", "members": [{"detector": "k_decline", "stop_at": -5}]})
+    assert str(refusal.value) == told[1]
+
+
+def test_the_example_of_the_output_has_its_keys(tmp_path: Path, replay: Replay) -> None:
+    """The keys of an object are those on the page, in that order."""
+    shown = json.loads(re.findall(r"```json\n(.*?)```", PAGE.split("## Try it")[1], re.DOTALL)[0])
+    assert list(replay(write_jsonl(tmp_path / "a.jsonl", rows()))[0]) == list(shown)
