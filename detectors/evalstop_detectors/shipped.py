@@ -14,6 +14,8 @@ _NOT_FINITE: list[dict[str, Any]] = [
     for signal in reversed(Signal)
 ]
 
+_DROP: dict[str, Any] = {"detector": "plateau_drop", "params": {"sigmas": 2.5, "use_proxy": True}}
+
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "paper": {
         "description": "EvalStop as published (arXiv 2606.04145): stop after 3 consecutive eval declines.",
@@ -23,14 +25,14 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "description": "Stop when gold has been below its best for too long and too deep for noise, at 1 % of healthy"
         " runs. Values that are not finite are suspect.",
         "members": [
-            {"detector": "plateau_drop", "suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.01}},
+            _DROP | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.01}},
             *_NOT_FINITE,
         ],
     },
     "early": {
         "description": "As default, but sooner and more often wrong: it stops 5 % of healthy runs.",
         "members": [
-            {"detector": "plateau_drop", "suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.05}},
+            _DROP | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.05}},
             *_NOT_FINITE,
         ],
     },
@@ -52,6 +54,9 @@ class _Shipped(Mapping[str, Policy]):
         if name not in self._read:
             self._read[name] = policy_from_document({"name": name} | DOCUMENTS[name])
         return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in DOCUMENTS
 
     def __iter__(self) -> Iterator[str]:
         return iter(DOCUMENTS)
