@@ -52,9 +52,8 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
             " already seen; replay the run in step order"
         )
     states, evidence = list(state.states), list(state.evidence)
-    for index, member in enumerate(policy.members):
-        if observation.signal in member.detector.signals:
-            states[index], evidence[index] = member.detector.step(states[index], observation)
+    for index in policy.watching[observation.signal]:
+        states[index], evidence[index] = policy.members[index].detector.step(states[index], observation)
     evals = state.evals + (observation.signal is Signal.EVAL and observation.finite)
     verdict, suspect_step = state.verdict, state.suspect_step
     if not verdict.stops:

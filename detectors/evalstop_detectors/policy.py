@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
@@ -55,7 +56,7 @@ class Verdict(Struct, frozen=True):
 NOTHING_SEEN = Verdict(Call.CONTINUE, None, None, "nothing observed yet")
 
 
-class Member(Struct, frozen=True):
+class Member(Struct, frozen=True, dict=True):
     """A detector, the thresholds that this policy holds it to, and how much its call weighs.
 
     `id` is what a policy calls this member by; None takes the detector's name.
@@ -70,11 +71,16 @@ class Member(Struct, frozen=True):
     def sees_gold(self) -> bool:
         return Signal.EVAL in self.detector.signals
 
+    @cached_property
+    def signals(self) -> tuple[Signal, ...]:
+        """The signals that its detector is shown, in the order of the alphabet."""
+        return tuple(sorted(self.detector.signals))
+
 
 Called = Sequence[tuple[Member, Evidence]]
 
 
-class Policy(Struct, frozen=True):
+class Policy(Struct, frozen=True, dict=True):
     """A named composition of detectors.
 
     The policy stops when the weights of the members that call for a stop reach `at_least`, and suspects when those of
@@ -94,34 +100,46 @@ class Policy(Struct, frozen=True):
     suspect_at_least: float = 1.0
     gate: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def signals(self) -> frozenset[Signal]:
         """The signals that any member watches, and gold, of which the policy itself keeps count."""
         return frozenset({Signal.EVAL}).union(*(member.detector.signals for member in self.members))
 
-    @property
+    @cached_property
+    def watching(self) -> dict[Signal, tuple[int, ...]]:
+        """Which members are shown a signal, by their indices."""
+        shown = {signal: [i for i, m in enumerate(self.members) if signal in m.detector.signals] for signal in Signal}
+        return {signal: tuple(indices) for signal, indices in shown.items()}
+
+    @cached_property
     def ids(self) -> tuple[str, ...]:
         """What each member is called: its id, or its detector's name, numbered from the second of that name on."""
         return member_ids([(member.id, member.detector.name) for member in self.members])
 
     def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int) -> Verdict:
         """The verdict on one evidence a member (None: that member has seen nothing), after `evals` finite evals."""
-        seen = [(member, item) for member, item in zip(self.members, evidence, strict=True) if item is not None]
-        findings = tuple(_finding(member, item) for member, item in seen)
-        stopping = [(m, e) for m, e in seen if m.weight and e.reaches(m.thresholds.stop_at)]
+        findings: list[Finding] = []
+        stopping: list[tuple[Member, Evidence]] = []
+        alarmed: list[tuple[Member, Evidence]] = []
+        for member, item in zip(self.members, evidence, strict=True):
+            if item is None:
+                continue
+            findings.append(_finding(member, item))
+            if member.weight:
+                thresholds = member.thresholds
+                if item.reaches(thresholds.stop_at):
+                    stopping.append((member, item))
+                    alarmed.append((member, item))
+                elif item.reaches(thresholds.suspect_at):
+                    alarmed.append((member, item))
         enough = bool(stopping) and _reaches(stopping, self.at_least)
         held_back = self._held_back(enough, stopping, evidence, step, evals) if stopping else None
         if stopping and held_back is None:
-            return Verdict(Call.STOP, step, _turn(stopping), _words(stopping), findings)
-        alarmed = [
-            (m, e)
-            for m, e in seen
-            if m.weight and (e.reaches(m.thresholds.stop_at) or e.reaches(m.thresholds.suspect_at))
-        ]
+            return Verdict(Call.STOP, step, _turn(stopping), _words(stopping), tuple(findings))
         if enough or (alarmed and _reaches(alarmed, self.suspect_at_least)):
             reason = _words(alarmed) + (f"; no stop: {held_back}" if held_back else "")
-            return Verdict(Call.SUSPECT, step, _turn(alarmed), reason, findings)
-        return Verdict(Call.CONTINUE, step, None, self._quiet(alarmed), findings)
+            return Verdict(Call.SUSPECT, step, _turn(alarmed), reason, tuple(findings))
+        return Verdict(Call.CONTINUE, step, None, self._quiet(alarmed), tuple(findings))
 
     def _quiet(self, alarmed: Called) -> str:
         if alarmed:
@@ -178,15 +196,16 @@ def _reaches(called: Called, needed: float) -> bool:
 
 
 def _finding(member: Member, evidence: Evidence) -> Finding:
+    thresholds = member.thresholds
     return Finding(
-        detector=member.detector.name,
-        signals=tuple(sorted(member.detector.signals)),
-        kind=evidence.kind,
-        value=evidence.value,
-        suspect_at=member.thresholds.suspect_at,
-        stop_at=member.thresholds.stop_at,
-        turn_step=evidence.turn_step,
-        note=evidence.note,
+        member.detector.name,
+        member.signals,
+        evidence.kind,
+        evidence.value,
+        thresholds.suspect_at,
+        thresholds.stop_at,
+        evidence.turn_step,
+        evidence.note,
     )
 
 
