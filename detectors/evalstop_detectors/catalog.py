@@ -7,11 +7,13 @@ from typing import Any
 from evalstop_detectors.bocpd import Bocpd
 from evalstop_detectors.cusum import Cusum
 from evalstop_detectors.detector import Detector
+from evalstop_detectors.divergence import Divergence
 from evalstop_detectors.e_process import EProcess
 from evalstop_detectors.ema_decline import EmaDecline
 from evalstop_detectors.fixed_progress import FixedProgress
 from evalstop_detectors.floor import Floor
 from evalstop_detectors.focus import Focus
+from evalstop_detectors.gao_fit import GaoFit
 from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
@@ -21,11 +23,13 @@ from evalstop_detectors.plateau_drop import PlateauDrop
 DETECTORS: dict[str, type[Detector[Any]]] = {
     "bocpd": Bocpd,
     "cusum": Cusum,
+    "divergence": Divergence,
     "e_process": EProcess,
     "ema_decline": EmaDecline,
     "floor": Floor,
     "fixed_progress": FixedProgress,
     "focus": Focus,
+    "gao_fit": GaoFit,
     "k_below_best": KBelowBest,
     "k_decline": KDecline,
     "loss_plateau": LossPlateau,

@@ -11,11 +11,13 @@ import msgspec
 from evalstop_detectors import Detector, Member, Observation, Policy, Signal, Thresholds
 from evalstop_detectors.bocpd import Bocpd
 from evalstop_detectors.cusum import Cusum
+from evalstop_detectors.divergence import Divergence
 from evalstop_detectors.e_process import EProcess
 from evalstop_detectors.ema_decline import EmaDecline
 from evalstop_detectors.fixed_progress import FixedProgress
 from evalstop_detectors.floor import Floor
 from evalstop_detectors.focus import Focus
+from evalstop_detectors.gao_fit import GaoFit
 from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
@@ -61,6 +63,13 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
         largest_sigmas=st.sampled_from([4.0, 1e6]),
         scale=st.sampled_from(["estimated", "given"]),
     ),
+    "divergence": st.builds(
+        Divergence,
+        least_evals=st.integers(1, 6),
+        slack=st.sampled_from([0.0, 1.0, sys.float_info.max]),
+        control_variate=st.booleans(),
+        noisy_from=st.sampled_from([0.0, 0.05]),
+    ),
     "e_process": st.builds(EProcess, alpha=st.sampled_from([1e-9, 0.01, 0.5]), tolerance=amounts),
     "ema_decline": st.builds(
         EmaDecline,
@@ -73,6 +82,12 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
     "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([5e-324, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "fixed_progress": st.builds(FixedProgress, fraction=st.floats(0, 1, exclude_min=True)),
     "focus": st.builds(Focus, rise_sigmas=st.none() | st.sampled_from([0.1, 4.0]), candidates=st.sampled_from([4, 32])),
+    "gao_fit": st.builds(
+        GaoFit,
+        least_evals=st.integers(5, 8),
+        least_fall=st.sampled_from([0.0, 0.1, 1e6]),
+        misfit=st.sampled_from([1.0, 2.0, 1e6]),
+    ),
     "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, signal=signals),
     "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, signal=signals),
     "loss_plateau": st.builds(LossPlateau, patience=small_counts, min_delta=amounts),
