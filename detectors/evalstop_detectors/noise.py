@@ -30,7 +30,7 @@ _MEDIAN_DIFFERENCE = 0.9539
 _MEDIAN_SECOND_DIFFERENCE = 1.6522
 # Second differences vary more, and of two estimates the smaller one is too small.
 _SECOND_MARGIN = 1.15
-_SUPPOSED_CORRELATION = 0.2
+_SUPPOSED_CORRELATION = 0.4
 _STRONGEST_SUPPOSED = 0.8
 _FEW = 8
 _SHARE_OF_RANGE_WHILE_FEW = 0.05

@@ -3,20 +3,24 @@
 Source      Our own. Kin to scan statistics over windows of geometric lengths (Arias-Castro, Donoho & Huo 2005), and to
             drawdown.
 Kernel      For windows of w evals: the best mean of an earlier window minus the mean of the last one, in standard
-            deviations of that difference, less sqrt(2 ln(n / w)) for the windows looked at. What exceeds `sigmas` is a
-            fall that noise does not explain. As a share of the gain so far it says how deep the fall is; w / n says how
-            long it has lasted. Their product, length x sqrt(depth), is what tells a turn from a dip that recovers: dips
-            are sharp but short, or long but shallow. Significance alone does not tell them apart.
-Proxy       What pulls both scores down is no over-optimization: the proxy's own fall, in its standard deviations, is
-            taken off. A proxy that goes on rising over the same windows makes up to twice of the number. Without a
-            proxy neither happens.
+            deviations of that mean, less sqrt(2 ln(n / w)) for the windows looked at. What exceeds `sigmas`, and more
+            while the run has not clearly risen, is a fall that noise does not explain. As a share of the gain so far it
+            says how deep the fall is; w / n says how long it has lasted. Their product, length x depth^.4, tells a turn
+            from a dip that recovers: dips are sharp but short, or long but shallow. Significance alone does not tell
+            them apart, a dip of the curriculum is an event of thirty standard deviations.
+Half        The older half of the window must lie below the best too, by half as much at the least. Without that a short
+            deep dip at the end of a long window would look like a long one.
+Proxy       What pulls both scores down is no over-optimization: three times the proxy's own fall, in its standard
+            deviations, is taken off. A proxy that goes on rising over the same windows makes up to three times of the
+            number. Without a proxy neither happens.
 Recovery    While the last blocks show a significant upward slope the number is 0.
 Blocks      Up to 128 evals each is a block of its own. Then blocks are joined in pairs, and so on: a run is always
             seen as 64 to 128 blocks, and the number moves when a block is full. A stop needs a fall that has lasted for
             several hundredths of the run, so that nothing is lost but a delay of less than a 64th of the run.
 State       At most 128 blocks of gold and proxy, the noise of both, and the best earlier window of each length. O(1).
-Evidence    A statistic from 0 to 2; .1 is a tenth of the run spent with the whole gain lost, or a fifth with a quarter
-            of it. The turn is placed at the end of the best earlier window.
+Evidence    A statistic from 0 to 1.5 (to .5 without a proxy that rises); .1 is a tenth of the run with the whole gain
+            lost, or a quarter of the run with a tenth of the gain. The turn is placed at the end of the best earlier
+            window of the length that alarms most.
 Not done    A long deep dip that recovers in the end is a turn to this detector until it recovers. There is no p-value:
             what sets the false stops is which dips occur, not noise; thresholds are calibrated.
 """
@@ -41,10 +45,12 @@ _LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _SLOPE_SPANS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SLOPE_SIGMAS = 2.0
 _LEAST_GAIN_SIGMAS = 6.0
+_SIGMAS_IF_NOT_RISEN = 4.0
 _PROXY_WEIGHT = 3.0
-_PROXY_MARGIN = 1.5
+_PROXY_MARGIN = 2.0
 _FULL_RISE_FACTOR = 3.0
 _DEPTH_POWER = 0.4
+_OLDER_HALF_FACTOR = 2.0
 _EVALS_BEFORE = 8
 _FULL_RISE_SIGMAS = 5.0
 _SOONEST = 6
@@ -84,13 +90,14 @@ class PlateauDropState(Struct, frozen=True):
 class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
     """Weighs how long and how deep gold has been below its best.
 
-    `sigmas`: how many standard deviations of a fall are put down to noise. `use_proxy`: whether the proxy is looked at.
+    `sigmas`: how many standard deviations of a fall are put down to noise, on top of what the number of windows looked
+    at explains. `use_proxy`: whether the proxy is looked at.
     """
 
     name: ClassVar[str] = "plateau_drop"
     state_type: ClassVar[type[PlateauDropState]] = PlateauDropState
 
-    sigmas: Annotated[float, Meta(ge=0, le=100)] = 2.5
+    sigmas: Annotated[float, Meta(ge=0, le=100)] = 1.5
     use_proxy: bool = True
 
     @property
@@ -99,7 +106,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=0.07, stop_at=0.22)
+        return Thresholds(suspect_at=0.05, stop_at=0.15)
 
     def start(self) -> PlateauDropState:
         return PlateauDropState()
@@ -113,7 +120,8 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         return state, state.evidence
 
     def _with_gold(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
-        before, proxy_before = estimate(state.noise), estimate(state.proxy_noise)
+        # What the last eval is held against is what was known before it, or a worse one could excuse itself.
+        before, proxy_before, top = estimate(state.noise), estimate(state.proxy_noise), state.top
         noise = advance(state.noise, observation.value, observation.stderr)
         state = _with_proxy_of_eval(state)
         last_three = noise.recent[-3:]
@@ -129,16 +137,19 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         if state.open_evals < state.size:
             return state
         state = _with_block(state, observation.step)
-        state = replace(state, evidence=self._weigh(state, before, proxy_before))
+        state = replace(state, evidence=self._weigh(state, top, before, proxy_before))
         return _folded(state) if len(state.gold) == _BLOCKS else state
 
-    def _weigh(self, state: PlateauDropState, noise: Noise, proxy_noise: Noise) -> Evidence:
+    def _weigh(self, state: PlateauDropState, top: float, noise: Noise, proxy_noise: Noise) -> Evidence:
         if state.noise.seen < _SOONEST:
             missing = _SOONEST - state.noise.seen
             return Evidence(Kind.STATISTIC, 0.0, None, f"needs {missing} more evals")
         if noise.sd == 0:
             return Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
-        gain = max(state.top - state.start, _LEAST_GAIN_SIGMAS * noise.sd)
+        least_gain = _LEAST_GAIN_SIGMAS * noise.sd
+        gain = max(top - state.start, least_gain)
+        # Until a run has clearly risen its best is the luckiest of many windows, and there is little to lose.
+        doubt = self.sigmas + _SIGMAS_IF_NOT_RISEN * (1 - min((top - state.start) / least_gain, 1.0))
         count, size = len(state.gold), state.size
         value, depth_seen, length_seen, turn, risen = 0.0, 0.0, 0, None, 0.0
         for length, best in zip(_LENGTHS, state.best, strict=False):
@@ -153,10 +164,14 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
                     proxy_noise, length * size
                 )
             common = max(0.0, min(fall_of_proxy, _LARGEST_SIGMAS) - looks + _PROXY_MARGIN)
-            excess = min(fall / sd, _LARGEST_SIGMAS) - looks - _PROXY_WEIGHT * common - self.sigmas
+            excess = min(fall / sd, _LARGEST_SIGMAS) - looks - _PROXY_WEIGHT * common - doubt
             if excess <= 0:
                 continue
-            depth = min(1.0, excess * sd / gain)
+            half = length // 2
+            older = best.gold - sum(state.gold[-length : half - length]) / half - _of_mean(noise, half * size)
+            depth = min(1.0, excess * sd / gain, _OLDER_HALF_FACTOR * older / gain)
+            if depth <= 0:
+                continue
             rises = min(max((-fall_of_proxy - 1) / (_FULL_RISE_SIGMAS - 1), 0.0), 1.0)
             weight = length * size / (count * size + _EVALS_BEFORE) * depth**_DEPTH_POWER
             weight *= 1 + (_FULL_RISE_FACTOR - 1) * rises
