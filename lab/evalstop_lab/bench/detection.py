@@ -40,10 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make bench-detection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--calibration-runs", type=positive_number, default=2000, help="healthy ones (default: 2000)")
+    parser.add_argument("--calibration-runs", type=positive_number, default=1600, help="healthy ones (default: 1600)")
     parser.add_argument("--runs", type=positive_number, default=2000, help="to report on, half hacking (default: 2000)")
     parser.add_argument(
-        "--family-runs", type=positive_number, default=100, help="more of each healthy family to be left out in turn"
+        "--family-runs", type=positive_number, default=60, help="more of each healthy family to be left out in turn"
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders whose names begin so (default: all)")
     parser.add_argument("--recorded", type=Path, default=RECORDED, metavar="FILE", help=f"default: {RECORDED}")
