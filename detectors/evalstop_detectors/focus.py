@@ -5,16 +5,17 @@ Source      FOCuS: Romano, Eckley, Fearnhead & Rigaill 2023 (JMLR 24), for an un
             the same functional pruning (Pishchagina, Romano, Fearnhead, Runge & Rigaill 2023).
 Kernel      max over t of t (n - t) / n (mean of 1..t - mean of t+1..n)^2 / (2 sd^2), where the first mean is larger.
             For any two given means it is linear in (t, sum of 1..t): only the vertices of the upper hull can win.
-Departs     The noise is estimated (see noise.py, as known before the present value, with the autocorrelation). A rise
-            that is significant by the same ratio, with `rise_sigmas` standard deviations, begins the series anew where
-            it rose, at most 64 evals back: else what a run has gained hides what it loses, and a dip that has recovered
-            still counts. None: the plain method.
+Departs     The noise is estimated (see noise.py, as known before the present value, with the autocorrelation). With
+            `rise_sigmas` a rise that is significant by so many standard deviations of the same ratio begins the series
+            anew where it rose, at most 64 evals back. Then what a run has gained does not hide what it loses, and falls
+            are seen sooner; so are dips, which is why the plain method is the default.
 State       The upper and, for rises, the lower hull, the noise, and the steps of the last 64 evals. Of random walks the
             hulls have about ln n vertices each; a steady fall makes every eval one. At most `candidates` are kept: the
             one that stands out least goes. The ratio can only become too small by it.
 Evidence    A statistic: the log of the ratio, half the square of standard deviations. The turn is placed at the last
             eval before the change.
-Not done    A recovery in part begins the series anew too, and the level before the fall is forgotten.
+Not done    The plain method compares with all that was before: a run that rose far must fall far. With `rise_sigmas` a
+            recovery in part begins the series anew too, and the level before the fall is forgotten.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
     name: ClassVar[str] = "focus"
     state_type: ClassVar[type[FocusState]] = FocusState
 
-    rise_sigmas: Annotated[float, Meta(gt=0, le=1e6)] | None = 4.0
+    rise_sigmas: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     candidates: Annotated[int, Meta(ge=4, le=128)] = 32
 
     @property
@@ -68,7 +69,7 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=12.0, stop_at=50.0)
+        return Thresholds(suspect_at=12.0, stop_at=75.0)
 
     def start(self) -> FocusState:
         return FocusState()

@@ -75,7 +75,7 @@ def test_it_is_the_sum_by_definition(detector: Cusum, values: list[float]) -> No
 
 def test_one_run_by_hand() -> None:
     """A fall of 3 from a plateau, with a known noise of 1, adds 3 an eval less what the best of noise gains."""
-    detector = Cusum(window=1, allowance=0.0, sd=1.0)
+    detector = Cusum(reference="best", window=1, allowance=0.0, sd=1.0)
     found = sums(detector, eval_series([5.0, 5.0, 5.0, 5.0, 2.0, 2.0]))
     luck = [math.sqrt(2 * math.log(count)) for count in (4, 5)]
     assert found == pytest.approx([0, 0, 0, 0, 3 - luck[0], 6 - sum(luck)])
@@ -123,7 +123,7 @@ def test_one_eval_weighs_no_more_than_its_cap(detector: Cusum, values: list[floa
 @pytest.mark.parametrize("reference", ["best", "mean"])
 def test_it_tells_a_turn_from_a_plateau(reference: str) -> None:
     """A plateau under noise stays far below the threshold; a fall by 2 standard deviations passes it, and is placed."""
-    detector = msgspec.convert({"reference": reference}, Cusum)
+    detector = msgspec.convert({"reference": reference, "allowance": 0.5}, Cusum)
     flat, turned, turns = [], [], []
     for seed in range(20):
         chance = random.Random(seed)
@@ -132,7 +132,7 @@ def test_it_tells_a_turn_from_a_plateau(reference: str) -> None:
         state, passed = detector.start(), False
         for item in eval_series([value - (2.5 if index >= 150 else 0) for index, value in enumerate(noise)]):
             state, evidence = detector.step(state, item)
-            if not passed and evidence.reaches(detector.thresholds.stop_at):
+            if not passed and evidence.reaches(detector.thresholds.suspect_at):
                 passed = True
                 turns.append(evidence.turn_step)
         turned.append(passed)
@@ -143,9 +143,10 @@ def test_it_tells_a_turn_from_a_plateau(reference: str) -> None:
 
 def test_the_notes_say_what_is_missing() -> None:
     """Before there is a reference, and while gold stands still, the note says so."""
-    state, notes = Cusum().start(), []
+    detector = Cusum(reference="best")
+    state, notes = detector.start(), []
     for observation in eval_series([1.0] * 7 + [2.0, 2.0]):
-        state, evidence = Cusum().step(state, observation)
+        state, evidence = detector.step(state, observation)
         notes.append(evidence.note)
     assert notes[0] == "needs 5 more evals"
     assert notes[4] == "needs 1 more evals"

@@ -20,6 +20,8 @@ scores = st.lists(
     st.one_of(st.integers(-3, 3).map(float), st.floats(-100, 100).map(lambda x: round(x, 3))), max_size=60
 )
 
+FORGETTING = Focus(rise_sigmas=4.0)
+
 
 def evidence_of(detector: Focus, values: Sequence[float]) -> list[Evidence]:
     state, found = detector.start(), []
@@ -114,32 +116,39 @@ def test_hulls_stay_small_on_noise() -> None:
 
 def test_it_places_a_fall() -> None:
     """The turn is the last eval before the change, of a fall from a level that was itself risen to."""
-    levels = [0.0] * 50 + [8.0] * 50 + [4.0] * 50
+    levels = [0.0] * 50 + [8.0] * 50 + [3.0] * 50
     for seed in range(10):
         chance = random.Random(seed)
-        last = evidence_of(Focus(), [level + chance.gauss(0, 1) for level in levels])[-1]
-        assert last.reaches(Focus().thresholds.stop_at)
+        last = evidence_of(FORGETTING, [level + chance.gauss(0, 1) for level in levels])[-1]
+        assert last.reaches(FORGETTING.thresholds.stop_at)
         assert last.turn_step is not None
         assert 95 <= last.turn_step <= 103
+
+
+def test_it_places_a_fall_after_a_rise_exactly() -> None:
+    """Also in a series begun anew the turn is a step of the run."""
+    values = [0.0, 0.1] * 40 + [10.0, 10.1] * 20 + [6.0, 6.1] * 10
+    assert evidence_of(FORGETTING, values)[-1].turn_step == 119
 
 
 def test_what_was_gained_hides_a_loss_from_the_plain_method() -> None:
     """The plain ratio sees no lower mean than before while a run lies between its start and its best."""
     values = [0.0, 0.1] * 20 + [10.0, 10.1] * 10 + [6.0, 6.1] * 10
-    assert evidence_of(Focus(), values)[-1].value > 10 * evidence_of(Focus(rise_sigmas=None), values)[-1].value
+    assert evidence_of(FORGETTING, values)[-1].value > 10 * evidence_of(Focus(), values)[-1].value
 
 
 def test_a_dip_that_has_recovered_is_forgotten() -> None:
     """Back on its old level a run has no evidence against it."""
     values = [0.0, 0.1] * 20 + [-3.0, -3.1] * 10
-    assert evidence_of(Focus(), values)[-1].reaches(Focus().thresholds.stop_at)
-    assert not evidence_of(Focus(), [*values, *[0.0, 0.1] * 10])[-1].reaches(Focus().thresholds.suspect_at)
+    assert evidence_of(FORGETTING, values)[-1].reaches(FORGETTING.thresholds.stop_at)
+    assert not evidence_of(FORGETTING, [*values, *[0.0, 0.1] * 10])[-1].reaches(FORGETTING.thresholds.suspect_at)
 
 
-def test_noise_alone_is_not_suspect() -> None:
+@pytest.mark.parametrize("detector", [Focus(), FORGETTING])
+def test_noise_alone_is_not_suspect(detector: Focus) -> None:
     """Plateaus of 300 noisy evals stay below the threshold to suspect."""
-    found = [max(ratios(Focus(), noise(seed, 300))) for seed in range(20)]
-    assert max(found) < (Focus().thresholds.suspect_at or 0)
+    found = [max(ratios(detector, noise(seed, 300))) for seed in range(20)]
+    assert max(found) < (detector.thresholds.suspect_at or 0)
 
 
 def noise(seed: int, count: int) -> list[float]:
