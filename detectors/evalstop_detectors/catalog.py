@@ -13,6 +13,7 @@ from evalstop_detectors.ema_decline import EmaDecline
 from evalstop_detectors.fixed_progress import FixedProgress
 from evalstop_detectors.floor import Floor
 from evalstop_detectors.focus import Focus
+from evalstop_detectors.fusion import Fusion
 from evalstop_detectors.gao_fit import GaoFit
 from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
@@ -29,6 +30,7 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "floor": Floor,
     "fixed_progress": FixedProgress,
     "focus": Focus,
+    "fusion": Fusion,
     "gao_fit": GaoFit,
     "k_below_best": KBelowBest,
     "k_decline": KDecline,
