@@ -97,7 +97,7 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=4.0, stop_at=8.0)
+        return Thresholds(suspect_at=4.0, stop_at=12.0)
 
     def start(self) -> DivergenceState:
         return DivergenceState()
