@@ -148,7 +148,8 @@ def _evidence(seen: int, sd: float, fall: float, before: Candidate, count: int) 
         return Evidence(Kind.STATISTIC, 0.0, None, f"needs {_SOONEST - seen} more evals")
     if sd == 0:
         return Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
-    value = min(fall / sd, _LARGEST_SIGMAS) ** 2 / 2
+    sigmas = min(fall / sd, _LARGEST_SIGMAS)
+    value = sigmas * sigmas / 2
     if value == 0:
         return Evidence(Kind.STATISTIC, 0.0, None, "gold has no lower mean than before")
     note = f"log likelihood ratio of a lower mean in the last {count - before[0]} evals than in {before[0]} before"

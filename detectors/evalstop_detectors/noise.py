@@ -69,7 +69,9 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
     stderrs, mean_square = state.stderrs, state.mean_square
     if stderr is not None and 0 < stderr < math.inf:
         stderrs += 1
-        mean_square += (min(stderr, LARGEST) ** 2 - mean_square) / stderrs
+        known = min(stderr, LARGEST)
+        # A product is rounded the same in every unit that is a power of two of another; a power is not.
+        mean_square += (known * known - mean_square) / stderrs
     return NoiseState(
         seen=state.seen + 1,
         origin=state.origin if state.seen else clipped(value),
