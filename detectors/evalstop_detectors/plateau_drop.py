@@ -106,7 +106,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=0.05, stop_at=0.15)
+        return Thresholds(suspect_at=0.046, stop_at=0.157)
 
     def start(self) -> PlateauDropState:
         return PlateauDropState()
