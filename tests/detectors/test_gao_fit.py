@@ -181,3 +181,19 @@ def test_the_inverse_is_one(rows: list[list[float]]) -> None:
 def test_the_posterior_is_that_of_t(t: float, dof: int) -> None:
     """The probability to lie below zero agrees with the t distribution to two digits."""
     assert _below_zero(t, 1.0, dof) == pytest.approx(float(stats.t.cdf(-t, dof)), abs=0.02)
+
+
+def test_a_plateau_does_not_pass_for_a_peak() -> None:
+    """Of 20 plateaus, which a gentle peak fits, few would be suspected; by the slope alone most would."""
+    reached = {0.0: 0, 0.1: 0}
+    for least_fall in reached:
+        for seed in range(20):
+            chance, detector = random.Random(seed), GaoFit(least_fall=least_fall)
+            state, highest = detector.start(), 0.0
+            for index, d in enumerate(upto(4, 80)):
+                state, _ = detector.step(state, Observation(Signal.KL, index, d * d))
+                gold = min(d / 2, 1.0) + chance.gauss(0, 0.1)
+                state, evidence = detector.step(state, Observation(Signal.EVAL, index, gold))
+                highest = max(highest, evidence.value)
+            reached[least_fall] += highest >= 0.99
+    assert reached[0.1] <= 6 < reached[0.0]
