@@ -111,13 +111,12 @@ class Worker:
     def _claim(self, limit: int, busy: Mapping[UUID, int]) -> list[Claimed]:
         now = self._clock()
         with self._database.reading() as tx:
-            if not ((limit > 0 and outbox.any_due(tx, now)) or decisions.any_due(tx, now)):
+            wanted = outbox.due(tx, now, limit, self._pace.per_endpoint, busy) if limit > 0 else []
+            if not wanted and not decisions.any_due(tx, now):
                 return []
         with self._database.transaction() as tx:
             decisions.request_due(tx, now)
-            if limit <= 0:
-                return []
-            return outbox.claim(tx, now, self._pace.lease_seconds, limit, self._pace.per_endpoint, busy)
+            return outbox.claim(tx, now, self._pace.lease_seconds, len(wanted), wanted)
 
     async def _deliver(self, threads: ThreadPoolExecutor, claimed: Claimed, stop: asyncio.Event) -> None:
         try:
