@@ -1,4 +1,4 @@
-"""kill -9 at random, in the midst of ingestion and of delivery: nothing acknowledged is lost, each stop is delivered."""
+"""kill -9 at random, amid ingestion and amid delivery: nothing acknowledged is lost, every stop is delivered."""
 
 from __future__ import annotations
 
