@@ -101,7 +101,7 @@ def test_the_keyboard_is_enough(window: Window, embedded_database: Database, ten
     tab_to(window, ".uri .copy")
     page.keyboard.press("Enter")
     expect(page.locator(".uri .copy")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()").startswith("s3://checkpoints/ppo/step-")
+    assert page.evaluate("navigator.clipboard.readText()").startswith("file:///checkpoints/step-")
     assert window.is_clean()
 
 
