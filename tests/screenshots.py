@@ -19,7 +19,8 @@ FOLDER = Path(__file__).parents[1] / "docs" / "images"
 
 NOW = datetime.now(UTC)
 
-# Name in the pages (as the small token policy was trained), run of the data set, share of it that is told, mode, how it ended, hours since it began.
+# Small token policies, named by how they were trained: name, run of the data set, share that is told,
+# mode, how it ended, hours since it began.
 RUNS = (
     ("grpo-beta0.2-seed82", "np-0082", 1.0, "enforce", "completed", 31.0),
     ("grpo-beta0-seed52", "np-0052", 1.0, "shadow", "completed", 29.0),
