@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -32,6 +34,8 @@ from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+
+_log = logging.getLogger(__name__)
 
 RESOURCES = (projects, keys, policies, runs, observations, checkpoints, decisions, endpoints, deliveries)
 
@@ -96,10 +100,17 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event) -
 
 
 def _delivering(settings: Settings, database: Database) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    def ended(worker: asyncio.Task[None]) -> None:
+        error = None if worker.cancelled() else worker.exception()
+        if error is not None:  # a service that takes observations and never delivers a stop must not look well
+            _log.critical("the delivery worker broke; the service ends", exc_info=error)
+            signal.raise_signal(signal.SIGTERM)
+
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         stop = asyncio.Event()
         worker = asyncio.create_task(deliver(settings, database, stop))
+        worker.add_done_callback(ended)
         try:
             yield
         finally:

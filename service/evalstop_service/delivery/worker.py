@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from evalstop_service.clock import Clock
 from evalstop_service.delivery import signature
 from evalstop_service.delivery.backoff import Answer, Backoff, judge
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 5.0
 """Between two tries at a database that does not answer."""
+
+DATABASE_AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError)
+"""What a database raises that is restarting, full or out of reach; anything else is a fault and ends the worker."""
 
 T = TypeVar("T")
 
@@ -91,7 +96,7 @@ class Worker:
                     room = self._pace.concurrency - len(under_way)
                     claimed = await _in_thread(threads, self._claim, room, dict(self._busy))
                     pause = self._pace.poll_seconds
-                except Exception as error:
+                except DATABASE_AWAY as error:
                     first = pause == self._pace.poll_seconds
                     claimed, pause = [], _longer(pause)
                     log.error("cannot claim deliveries (%s); next try in %.1f s", error, pause, exc_info=first)
