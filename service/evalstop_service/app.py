@@ -17,6 +17,7 @@ from evalstop_service.api import (
     checkpoints,
     decisions,
     deliveries,
+    description,
     endpoints,
     health,
     keys,
@@ -24,6 +25,7 @@ from evalstop_service.api import (
     policies,
     problems,
     projects,
+    reference,
     runs,
 )
 from evalstop_service.api.context import Context
@@ -58,10 +60,13 @@ def create_app(
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
         responses=problems.RESPONSES,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.context = Context(database, clock)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     problems.install(app)
+    reference.install(app)
     api = APIRouter(prefix="/api/v1")
     for resource in RESOURCES:
         api.include_router(resource.router)
@@ -73,7 +78,7 @@ def create_app(
 
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        return problems.describe(super().openapi())
+        return description.complete(super().openapi())
 
 
 async def deliver(settings: Settings, database: Database, stop: asyncio.Event) -> None:

@@ -80,17 +80,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 """What every route may answer besides."""
 
 
-def describe(document: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI document with the media type that problems really have."""
-    for path in document["paths"].values():
-        for operation in path.values():
-            for status in RESPONSES:
-                content = operation["responses"].get(status, {}).get("content", {})
-                if "application/json" in content:
-                    content[MEDIA_TYPE] = content.pop("application/json")
-    return document
-
-
 def answer(problem: Problem, path: str) -> JSONResponse:
     """The problem as a response to a request for `path`."""
     body: dict[str, Any] = {
