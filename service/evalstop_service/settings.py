@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+import sqlalchemy as sa
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 def _database_url(url: str) -> str:
-    if not url.startswith(("sqlite:///", "postgresql://")):
+    try:
+        usable = sa.make_url(url).drivername in ("sqlite", "postgresql") and url.startswith(("sqlite:///", "postgresql:"))
+    except (ValueError, sa.exc.ArgumentError):
+        usable = False
+    if not usable:
         raise ValueError("a database is named as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
     return url
 
