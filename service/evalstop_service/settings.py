@@ -11,8 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 def _database_url(url: str) -> str:
+    usable = url.startswith(("sqlite:///", "postgresql://"))
     try:
-        usable = sa.make_url(url).drivername in ("sqlite", "postgresql") and url.startswith(("sqlite:///", "postgresql:"))
+        sa.make_url(url)
     except (ValueError, sa.exc.ArgumentError):
         usable = False
     if not usable:
