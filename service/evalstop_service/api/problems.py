@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -61,14 +60,6 @@ class ProblemDetails(BaseModel):
     errors: list[FieldError] | None = Field(None, description=f"what was wrong where, at most {MOST_ERRORS} of them")
 
 
-class _Document(JSONResponse):
-    media_type = MEDIA_TYPE
-
-    def render(self, content: Any) -> bytes:
-        # In ASCII, because what was sent may be quoted here, down to half a surrogate pair that UTF-8 cannot write.
-        return json.dumps(content).encode()
-
-
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "model": ProblemDetails,
@@ -91,7 +82,7 @@ def answer(problem: Problem, path: str) -> JSONResponse:
     }
     if problem.errors is not None:
         body["errors"] = problem.errors
-    return _Document(body, problem.status, headers=problem.headers)
+    return JSONResponse(body, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:

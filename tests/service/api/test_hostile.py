@@ -42,6 +42,7 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
     "inner name twice": (b'{"details": {"a": {"b": 1, "b": 2}}}', "'b' stands twice"),
     "surrogate name twice": (b'{"\\ud800": 1, "\\ud800": 2}', "stands twice"),
     "endless number": (b'{"step": ' + b"9" * 10_000 + b"}", "10000 digits"),
+    "names without end": (b"[" + b",".join([b'{"a":0,"b":0,"c":0}'] * 100_000) + b"]", "names"),
     "many names": (b"{" + b",".join(b'"%d":0' % index for index in range(100_000)) + b"}", "100000 names"),
 }
 
