@@ -84,7 +84,7 @@ system-packages:  ## Install PostgreSQL, Chromium and curl for the tests where t
 
 .PHONY: bench-first
 bench-first: $(READY)  ## Measure latency from eval to webhook and observations per second
-	$(BIN)/python -m evalstop_lab.bench_first
+	$(BIN)/python -m evalstop_lab.bench.first
 
 .PHONY: screenshots
 screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser

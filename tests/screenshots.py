@@ -19,19 +19,20 @@ FOLDER = Path(__file__).parents[1] / "docs" / "images"
 
 NOW = datetime.now(UTC)
 
-# Name in the pages, run of the data set, share of it that is told, mode, how it ended, hours since it began.
+# Small token policies, named by how they were trained: name, run of the data set, share that is told,
+# mode, how it ended, hours since it began.
 RUNS = (
-    ("ppo-7b-helpful-seed1", "np-0082", 1.0, "enforce", "completed", 31.0),
-    ("ppo-7b-helpful-seed2", "np-0052", 1.0, "shadow", "completed", 29.0),
-    ("grpo-3b-math-lr3e-6", "np-0192", 1.0, "shadow", "completed", 27.0),
-    ("ppo-7b-summarize-beta0.02", "np-0118", 0.5, "shadow", "failed", 22.0),
-    ("ppo-13b-harmless-beta0.05", "np-0180", 1.0, "enforce", "stopped", 9.0),
-    ("ppo-7b-helpful-seed3", "np-0044", 1.0, "enforce", "stopped", 4.0),
-    ("grpo-7b-code-seed4", "np-0188", 0.66, "enforce", None, 0.95),
-    ("ppo-7b-summarize-beta0.05", "np-0082", 0.7, "enforce", None, 0.72),
+    ("grpo-beta0.2-seed82", "np-0082", 1.0, "enforce", "completed", 31.0),
+    ("grpo-beta0-seed52", "np-0052", 1.0, "shadow", "completed", 29.0),
+    ("grpo-beta0-seed192", "np-0192", 1.0, "shadow", "completed", 27.0),
+    ("grpo-beta0-seed118", "np-0118", 0.5, "shadow", "failed", 22.0),
+    ("grpo-beta0.1-seed180", "np-0180", 1.0, "enforce", "stopped", 9.0),
+    ("grpo-beta0.05-seed44", "np-0044", 1.0, "enforce", "stopped", 4.0),
+    ("grpo-beta0-seed188", "np-0188", 0.66, "enforce", None, 0.95),
+    ("grpo-beta0.2-seed60", "np-0060", 0.7, "enforce", None, 0.72),
 )
 
-SHOWN = "ppo-7b-helpful-seed3"
+SHOWN = "grpo-beta0.05-seed44"
 
 
 def main() -> None:
@@ -67,7 +68,7 @@ def tell(database: Database, tenant: Tenant) -> str:
     for index, (name, run_id, share, mode, ended, hours) in enumerate(RUNS):
         begun = NOW - timedelta(hours=hours)
         evals = recorded(run_id)
-        labels = {"slurm_job_id": str(4700 + index), "cluster": "a100-west"}
+        labels = {"slurm_job_id": str(4700 + index), "host": "worker-1"}
         run = open_run(database, tenant, begun, name, mode=mode, labels=labels, total_steps=evals[-1].step)
         ids[name] = run.id
         last = begun

@@ -191,6 +191,10 @@ def _tell(console: Console, story: dict[str, Any]) -> None:
     else:
         console.print(f"[bold green]{story['status'].capitalize()}[/] at step {story['last_step']}, never stopped")
         console.print(f"  verdict  policy {story['policy']}: {story['reason']}")
+        if story["stop_step"] is not None:
+            log = f"{story['folder']}/service/service.log"
+            at = f"at step {story['stop_step']}"
+            console.print(f"[bold red]A stop {at} was asked for but not carried out[/]; see {log}", soft_wrap=True)
     console.print(f"  kept     step {best['step']}, gold {best['score']:.2f}: {best['uri']}", soft_wrap=True)
     if story["stopped"]:
         console.print(

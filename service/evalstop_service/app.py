@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -15,6 +17,7 @@ from evalstop_service.api import (
     checkpoints,
     decisions,
     deliveries,
+    description,
     endpoints,
     health,
     keys,
@@ -22,6 +25,7 @@ from evalstop_service.api import (
     policies,
     problems,
     projects,
+    reference,
     runs,
 )
 from evalstop_service.api.context import Context
@@ -32,6 +36,8 @@ from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+
+_log = logging.getLogger(__name__)
 
 RESOURCES = (projects, keys, policies, runs, observations, checkpoints, decisions, endpoints, deliveries)
 
@@ -54,10 +60,13 @@ def create_app(
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
         responses=problems.RESPONSES,
         redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.context = Context(database, clock)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     problems.install(app)
+    reference.install(app)
     api = APIRouter(prefix="/api/v1")
     for resource in RESOURCES:
         api.include_router(resource.router)
@@ -69,7 +78,7 @@ def create_app(
 
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        return problems.describe(super().openapi())
+        return description.complete(super().openapi())
 
 
 async def deliver(settings: Settings, database: Database, stop: asyncio.Event) -> None:
@@ -96,10 +105,17 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event) -
 
 
 def _delivering(settings: Settings, database: Database) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    def ended(worker: asyncio.Task[None]) -> None:
+        error = None if worker.cancelled() else worker.exception()
+        if error is not None:  # a service that takes observations and never delivers a stop must not look well
+            _log.critical("the delivery worker broke; the service ends", exc_info=error)
+            signal.raise_signal(signal.SIGTERM)
+
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         stop = asyncio.Event()
         worker = asyncio.create_task(deliver(settings, database, stop))
+        worker.add_done_callback(ended)
         try:
             yield
         finally:

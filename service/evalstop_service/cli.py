@@ -8,6 +8,7 @@ import json
 import logging
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValidationError as error:
         for item in error.errors():
             name = "_".join(map(str, item["loc"])).upper()
-            print(f"evalstop: EVALSTOP_{name}: {item['msg']}", file=sys.stderr)
+            print(f"evalstop: EVALSTOP_{name}: {item['msg'].removeprefix('Value error, ')}", file=sys.stderr)
         return USAGE
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -166,10 +167,19 @@ def _serve(settings: Settings, database: Database, secret: str, ready: Callable[
         h11_max_incomplete_event_size=65536,
     )
     server = _Server(config, ready)
-    with config.bind_socket() as listening:
+    with _listen(settings.host, settings.port) as listening:
         server.run([listening])
     database.close()
     return OK if server.started else FAILED
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ServiceError(
+            f"cannot listen at {host}, port {port}: {error.strerror}; --port 0 takes a free one"
+        ) from error
 
 
 def _require_head(database: Database) -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+import sqlalchemy as sa
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 def _database_url(url: str) -> str:
-    if not url.startswith(("sqlite:///", "postgresql://")):
+    usable = url.startswith(("sqlite:///", "postgresql://"))
+    try:
+        sa.make_url(url)
+    except (ValueError, sa.exc.ArgumentError):
+        usable = False
+    if not usable:
         raise ValueError("a database is named as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
     return url
 

@@ -67,9 +67,10 @@ class Scene:
             tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(monitor_state=None))
 
     def rows(self, table: sa.Table, run: Run) -> list[dict[str, Any]]:
-        """A run's rows in a table."""
+        """A run's rows in a table, in the order of its key."""
+        query = sa.select(table).where(table.c.run_id == run.id).order_by(*table.primary_key)
         with self.database.reading() as tx:
-            return [dict(row) for row in tx.execute(sa.select(table).where(table.c.run_id == run.id)).mappings()]
+            return [dict(row) for row in tx.execute(query).mappings()]
 
     def events(self, run: Run, event_type: str) -> list[dict[str, Any]]:
         """A run's events of a type."""

@@ -27,7 +27,7 @@ POLICIES = ("paper", "default", "watchful")
 LAST_STEP = 12
 
 LAWS = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 values = st.one_of(

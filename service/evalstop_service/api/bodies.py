@@ -11,8 +11,8 @@ from fastapi.routing import APIRoute
 
 from evalstop_service.api.problems import Problem
 
-MOST_NAMES = 1000
-"""In one object; no request needs as many, and each one that is not known is an error of its own."""
+MOST_NAMES, MOST_NAMES_IN_ALL = 1000, 100_000
+"""In one object and in a body; no request needs as many, and each one that is not known is an error of its own."""
 
 
 class JsonRoute(APIRoute):
@@ -49,9 +49,7 @@ class _Parsed(Request):
 def parse(body: bytes) -> Any:
     """The document in a body; raises Problem saying where it is not JSON."""
     try:
-        return json.loads(
-            body.decode(), parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_distinct_names
-        )
+        return json.loads(body.decode(), parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_Names())
     except UnicodeDecodeError as error:
         raise _problem(f"byte {error.start} is not UTF-8") from error
     except json.JSONDecodeError as error:
@@ -71,15 +69,23 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _problem(f"the name {twice[:100]!r} stands twice in one object")
-    if len(document) > MOST_NAMES:
-        raise _problem(f"an object has {len(document)} names; it may have {MOST_NAMES}")
-    return document
+class _Names:
+    """Makes the objects of one body, whose names have to be distinct and not too many."""
+
+    def __init__(self) -> None:
+        self._in_all = 0
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        self._in_all += len(pairs)
+        if len(pairs) > MOST_NAMES or self._in_all > MOST_NAMES_IN_ALL:
+            where = f"an object has {len(pairs)} names" if len(pairs) > MOST_NAMES else f"it has {self._in_all} names"
+            raise _problem(f"{where}; there may be {MOST_NAMES} in an object, {MOST_NAMES_IN_ALL} in all")
+        document = dict(pairs)
+        if len(document) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _problem(f"the name {twice[:100]!r} stands twice in one object")
+        return document
 
 
 def _problem(detail: str) -> Problem:

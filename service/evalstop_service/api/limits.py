@@ -19,7 +19,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        if headers.get(b"content-encoding", "identity") != "identity":
+        if headers.get(b"content-encoding", "identity").lower() != "identity":
             problem = Problem(415, "The body is compressed", "send it as plain JSON, without Content-Encoding")
             await answer(problem, scope["path"])(scope, receive, send)
             return

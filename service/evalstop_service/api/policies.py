@@ -11,19 +11,13 @@ from pydantic import Field
 
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Now, Read
+from evalstop_service.api.examples import POLICY_DOCUMENT
 from evalstop_service.api.schemas import Answer, Time
 from evalstop_service.errors import NotFound
 from evalstop_service.store import policies, projects
 from evalstop_service.store.policies import StoredPolicy
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
-
-EXAMPLE = {
-    "name": "patient",
-    "description": "Seven declines in a row, after ten evals.",
-    "members": [{"detector": "k_decline", "params": {"k": 7}}],
-    "min_evals": 10,
-}
 
 
 class PolicyOut(Answer):
@@ -32,7 +26,7 @@ class PolicyOut(Answer):
     id: UUID | None
     name: str
     version: int
-    document: dict[str, Any] = Field(examples=[EXAMPLE])
+    document: dict[str, Any] = Field(examples=[POLICY_DOCUMENT])
     created_at: Time | None
 
 
@@ -63,7 +57,7 @@ def get_policy(name: str, caller: Read, database: Db) -> PolicyList:
 
 @router.post("", status_code=201)
 def add_policy(
-    document: Annotated[dict[str, Any], Body(examples=[EXAMPLE])], caller: Admin, database: Db, now: Now
+    document: Annotated[dict[str, Any], Body(examples=[POLICY_DOCUMENT])], caller: Admin, database: Db, now: Now
 ) -> PolicyOut:
     """Store a policy as the next version of its name. Runs keep the version that they were opened with."""
     policy = policy_from_document(document)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -60,14 +60,6 @@ class ProblemDetails(BaseModel):
     errors: list[FieldError] | None = Field(None, description=f"what was wrong where, at most {MOST_ERRORS} of them")
 
 
-class _Document(JSONResponse):
-    media_type = MEDIA_TYPE
-
-    def render(self, content: Any) -> bytes:
-        # In ASCII, because what was sent may be quoted here, down to half a surrogate pair that UTF-8 cannot write.
-        return json.dumps(content).encode()
-
-
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {
         "model": ProblemDetails,
@@ -77,17 +69,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     "5XX": {"model": ProblemDetails, "description": "503 the database is away, send the same again; 500 a fault"},
 }
 """What every route may answer besides."""
-
-
-def describe(document: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI document with the media type that problems really have."""
-    for path in document["paths"].values():
-        for operation in path.values():
-            for status in RESPONSES:
-                content = operation["responses"].get(status, {}).get("content", {})
-                if "application/json" in content:
-                    content[MEDIA_TYPE] = content.pop("application/json")
-    return document
 
 
 def answer(problem: Problem, path: str) -> JSONResponse:
@@ -101,7 +82,7 @@ def answer(problem: Problem, path: str) -> JSONResponse:
     }
     if problem.errors is not None:
         body["errors"] = problem.errors
-    return _Document(body, problem.status, headers=problem.headers)
+    return JSONResponse(body, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
@@ -113,13 +94,13 @@ def install(app: FastAPI) -> None:
         Invalid: lambda error: Problem(422, "The request is not valid", str(error)),
         InvalidPolicy: lambda error: Problem(422, "The policy is not valid", str(error)),
         RequestValidationError: _invalid_request,
-        HTTPException: _http_exception,
         sa.exc.OperationalError: _database_away,
         sa.exc.TimeoutError: _database_away,
         Exception: _bug,
     }
     for error_type, to_problem in handlers.items():
         app.add_exception_handler(error_type, _handler(to_problem))
+    app.add_exception_handler(HTTPException, _no_route)
 
 
 def _handler(to_problem: Any) -> Any:
@@ -145,16 +126,26 @@ def _pointer(location: tuple[int | str, ...]) -> str:
     return " ".join(str(part) for part in location)
 
 
-def _http_exception(error: HTTPException) -> Problem:
-    headers = error.headers or {}
-    match error.status_code:
-        case 404:
-            return Problem(404, "Not found", "there is nothing at this path; /docs shows what there is")
-        case 405:
-            allowed = headers.get("Allow", "another one")
-            detail = f"this path takes {allowed}; /docs shows what there is"
-            return Problem(405, "Wrong method", detail, headers=headers)
-    return Problem(error.status_code, HTTPStatus(error.status_code).phrase, str(error.detail), headers=headers)
+def _no_route(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    status, path = error.status_code, request.url.path
+    if status == 404:
+        problem = Problem(404, "Not found", "there is nothing at this path; /docs shows what there is")
+    elif status == 405:
+        allowed = _methods(request) or (error.headers or {}).get("Allow", "")
+        detail = f"this path takes {allowed}, not {request.method}; /docs shows what there is"
+        problem = Problem(405, "Wrong method", detail, headers={"Allow": allowed})
+    else:
+        problem = Problem(status, HTTPStatus(status).phrase, str(error.detail), headers=error.headers)
+    return answer(problem, path)
+
+
+def _methods(request: Request) -> str:
+    """All methods of a path; the router itself names those of the first route alone."""
+    for template, operations in request.app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), request.url.path):
+            return ", ".join(sorted(method.upper() for method in operations))
+    return ""
 
 
 def _database_away(error: Exception) -> Problem:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
+import sqlalchemy as sa
+
 from evalstop_service.clock import Clock
 from evalstop_service.delivery import signature
 from evalstop_service.delivery.backoff import Answer, Backoff, judge
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_SECONDS = 5.0
 """Between two tries at a database that does not answer."""
+
+DATABASE_AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError)
+"""What a database raises that is restarting, full or out of reach; anything else is a fault and ends the worker."""
 
 T = TypeVar("T")
 
@@ -91,7 +96,7 @@ class Worker:
                     room = self._pace.concurrency - len(under_way)
                     claimed = await _in_thread(threads, self._claim, room, dict(self._busy))
                     pause = self._pace.poll_seconds
-                except Exception as error:
+                except DATABASE_AWAY as error:
                     first = pause == self._pace.poll_seconds
                     claimed, pause = [], _longer(pause)
                     log.error("cannot claim deliveries (%s); next try in %.1f s", error, pause, exc_info=first)
@@ -111,13 +116,12 @@ class Worker:
     def _claim(self, limit: int, busy: Mapping[UUID, int]) -> list[Claimed]:
         now = self._clock()
         with self._database.reading() as tx:
-            if not ((limit > 0 and outbox.any_due(tx, now)) or decisions.any_due(tx, now)):
+            wanted = outbox.due(tx, now, limit, self._pace.per_endpoint, busy) if limit > 0 else []
+            if not wanted and not decisions.any_due(tx, now):
                 return []
         with self._database.transaction() as tx:
             decisions.request_due(tx, now)
-            if limit <= 0:
-                return []
-            return outbox.claim(tx, now, self._pace.lease_seconds, limit, self._pace.per_endpoint, busy)
+            return outbox.claim(tx, now, self._pace.lease_seconds, len(wanted), wanted)
 
     async def _deliver(self, threads: ThreadPoolExecutor, claimed: Claimed, stop: asyncio.Event) -> None:
         try:

@@ -47,6 +47,7 @@ def get_asset(digest: str, name: str, request: Request) -> Response:
     headers = {
         "Cache-Control": "public, max-age=31536000, immutable" if digest == asset.digest else "no-store",
         "Vary": "Accept-Encoding",
+        "X-Content-Type-Options": "nosniff",
         **({"Content-Encoding": "gzip"} if zipped else {}),
     }
     return Response(asset.gzipped if zipped else asset.body, media_type=_TYPES[name], headers=headers)

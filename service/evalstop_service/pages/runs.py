@@ -27,6 +27,19 @@ STATUSES = ("running", "stopped", "completed", "failed")
 
 Status = Literal["", "running", "stopped", "completed", "failed"]
 
+_TRAINER = """\
+from evalstop_client import Run
+
+with Run(url="URL", key="esk_...", name="my-first-run") as run:
+    for step in range(total_steps):
+        reward, kl = train_one_step()
+        run.log({"proxy": reward, "kl": kl}, step=step)
+        if step % 20 == 0:
+            run.log({"eval": evaluate()}, step=step)
+            run.checkpoint(save_model(step), step=step)
+        if run.should_stop:
+            break"""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -61,7 +74,7 @@ def show_runs(
         first_page=_link(name=name, status=status) if cursor else None,
         events=_link("/events", name=name, status=status, cursor=str(cursor or "")),
         revision=revision,
-        origin=f"{request.url.scheme}://{request.url.netloc}",
+        snippet=_TRAINER.replace("URL", f"{request.url.scheme}://{request.url.netloc}"),
     )
 
 

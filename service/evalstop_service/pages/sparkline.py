@@ -10,7 +10,7 @@ from evalstop_service.store.observations import Stretch
 
 WIDTH, HEIGHT, MARGIN = 132, 34, 4
 
-STRETCHES = 120
+STRETCHES = 124  # one a pixel
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ waiting ──> delivered         a worker holds a waiting delivery by moving `d
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -30,6 +30,14 @@ EVENT_TYPES = (
     "run.stop_failed",
     "run.best_checkpoint_changed",
 )
+
+
+@dataclass(frozen=True)
+class Due:
+    """The key of a delivery that may be claimed."""
+
+    run_id: UUID
+    id: UUID
 
 
 @dataclass(frozen=True)
@@ -132,46 +140,53 @@ def cancel(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime) -> i
     ).rowcount
 
 
-def any_due(tx: Transaction, now: datetime) -> bool:
-    """Whether `claim` would find anything: a read, so that idle workers leave the write lock alone."""
-    return bool(tx.execute(sa.select(sa.select(deliveries.c.id).join(targets).where(_due(now)).exists())).scalar_one())
-
-
-def claim(
+def due(
     tx: Transaction,
     now: datetime,
-    lease_seconds: float,
     limit: int,
     per_endpoint: int | None = None,
     in_flight: Mapping[UUID, int] | None = None,
-) -> list[Claimed]:
-    """Take up to `limit` deliveries that are due, longest due first, for `lease_seconds`; no other worker gets them.
+) -> list[Due]:
+    """Up to `limit` deliveries to claim, longest due first: a read, so that idle workers leave the write lock alone.
 
     `per_endpoint`: at most so many of one endpoint, less what is `in_flight` to it already, so that an endpoint that
     hangs cannot hold up the others; None means no such limit.
     """
-    rank = sa.func.row_number().over(
-        partition_by=deliveries.c.endpoint_id, order_by=(deliveries.c.due_at, deliveries.c.id)
-    )
-    ranked = (
-        sa.select(deliveries.c.run_id, deliveries.c.id, deliveries.c.endpoint_id, rank.label("rank"))
-        .join(targets)
-        .where(_due(now))
-        .subquery()
-    )
-    chosen = sa.select(ranked.c.run_id, ranked.c.id)
-    if per_endpoint is not None:
+    if per_endpoint is None:
+        query = sa.select(deliveries.c.run_id, deliveries.c.id).where(_is_due(now))
+        query = query.order_by(deliveries.c.due_at, deliveries.c.id)
+    else:
+        full = [endpoint for endpoint, count in (in_flight or {}).items() if count >= per_endpoint]
+        order = (deliveries.c.due_at, deliveries.c.id)
+        rank = sa.func.row_number().over(partition_by=deliveries.c.endpoint_id, order_by=order).label("rank")
+        ranked = sa.select(deliveries.c.run_id, deliveries.c.id, deliveries.c.endpoint_id, deliveries.c.due_at, rank)
+        queue = ranked.where(_is_due(now), deliveries.c.endpoint_id.not_in(full)).subquery()
         room = {endpoint: per_endpoint - count for endpoint, count in (in_flight or {}).items()}
-        most = sa.case(room, value=ranked.c.endpoint_id, else_=per_endpoint) if room else sa.literal(per_endpoint)
-        chosen = chosen.where(ranked.c.rank <= most)
+        most = sa.case(room, value=queue.c.endpoint_id, else_=per_endpoint) if room else sa.literal(per_endpoint)
+        query = sa.select(queue.c.run_id, queue.c.id).where(queue.c.rank <= most)
+        query = query.order_by(queue.c.due_at, queue.c.id)
+    return [Due(*row) for row in tx.execute(query.limit(limit))]
+
+
+def claim(
+    tx: Transaction, now: datetime, lease_seconds: float, limit: int, wanted: Sequence[Due] | None = None
+) -> list[Claimed]:
+    """Take up to `limit` deliveries that are due, longest due first, for `lease_seconds`; no other worker gets them.
+
+    `wanted`: of what `due` found just before, what is due still; None looks by itself.
+    """
+    found = due(tx, now, limit) if wanted is None else wanted[:limit]
+    # By key, and not by a subquery: statistics of a queue are always stale, and a planner may run it once for each row.
+    keys = [(one.run_id, one.id) for one in found]
+    if not keys:
+        return []
     columns = (*_CLAIMED, targets.c.url, targets.c.secret, targets.c.previous_secret, targets.c.previous_secret_until)
     query = (
         sa.select(*columns, events.c.body)
         .join(targets, targets.c.id == deliveries.c.endpoint_id)
         .join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
-        .where(sa.tuple_(deliveries.c.run_id, deliveries.c.id).in_(chosen), _due(now))
+        .where(sa.tuple_(deliveries.c.run_id, deliveries.c.id).in_(keys), _is_due(now))
         .order_by(deliveries.c.due_at, deliveries.c.id)
-        .limit(limit)
         .with_for_update(skip_locked=True, of=deliveries)
     )
     lease_until = now + timedelta(seconds=lease_seconds)
@@ -240,10 +255,11 @@ _CLAIMED = (
 )
 
 
-def _due(now: datetime) -> sa.ColumnElement[bool]:
+def _is_due(now: datetime) -> sa.ColumnElement[bool]:
     # The state is spelled out, not bound, so that a plan made for any parameters may use the partial index too.
     waiting = deliveries.c.state == sa.literal_column("'waiting'")
-    return sa.and_(waiting, deliveries.c.due_at <= now, targets.c.enabled, targets.c.deleted_at.is_(None))
+    served = sa.select(targets.c.id).where(targets.c.enabled, targets.c.deleted_at.is_(None)).scalar_subquery()
+    return sa.and_(waiting, deliveries.c.due_at <= now, deliveries.c.endpoint_id.in_(served))
 
 
 def _claimed(row: Any, lease_until: datetime, now: datetime) -> Claimed:

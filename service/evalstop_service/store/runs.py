@@ -138,6 +138,7 @@ _REVISION = sa.select(
     runs.c.id,
     runs.c.version,
     runs.c.updated_at,
+    runs.c.status,
     *(
         sa.select(sa.func.count()).where(table.c.run_id == runs.c.id).scalar_subquery()
         for table in (decision_changes, outcomes)

@@ -24,6 +24,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.deliveries import Delivery
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.outbox import Claimed
 from evalstop_service.store.tables import policies, projects, runs
 
 DEADLINE_SECONDS = 30.0
@@ -199,6 +200,11 @@ def a_scene(database: Database) -> Scene:
             )
         )
     return scene
+
+
+def take(tx: Transaction, now: datetime, lease_seconds: float, limit: int, **room: Any) -> list[Claimed]:
+    """Look for what is due and claim it, as a worker does."""
+    return outbox.claim(tx, now, lease_seconds, limit, outbox.due(tx, now, limit, **room))
 
 
 def utc_now() -> datetime:

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.service.delivery.fakes import EPOCH, Scene, a_scene
+from tests.service.delivery.fakes import EPOCH, Scene, a_scene, take
 
 
 @dataclass
@@ -183,7 +183,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def rows_are_as_the_model_says(self) -> None:
         with self.database.reading() as tx:
             rows = {one.id: one for one in self.scene.all(tx)}
-            assert outbox.any_due(tx, self.now) == bool(self.due())
+            assert [one.id for one in outbox.due(tx, self.now, 3)] == [one.id for one in self.due()[:3]]
         assert rows.keys() == self.model.keys()
         for known in self.model.values():
             row = rows[known.id]
@@ -199,7 +199,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.now += timedelta(days=1)
         while self.due():
             with self.database.transaction() as tx:
-                claimed = outbox.claim(tx, self.now, 5, 100)
+                claimed = take(tx, self.now, 5, 100)
                 for one in claimed:
                     assert outbox.settle(tx, one, Delivered(), at=self.now, duration_ms=1.0)
             assert claimed
@@ -241,7 +241,7 @@ def test_body_is_what_is_signed(database: Database, scene: Scene) -> None:
         event = outbox.announce(
             tx, project_id=scene.project_id, run_id=scene.run_id, type="run.stopped", data={"né": "\ud800"}, now=EPOCH
         )
-        claimed = outbox.claim(tx, EPOCH, 10, 1)
+        claimed = take(tx, EPOCH, 10, 1)
     assert claimed[0].event_id == event
     assert claimed[0].body.isascii()
     assert json.loads(claimed[0].body) == {
@@ -277,7 +277,7 @@ def test_rolls_back_with_its_cause(database: Database, scene: Scene) -> None:
         fail()
     with database.reading() as tx:
         assert scene.all(tx) == []
-        assert not outbox.any_due(tx, EPOCH)
+        assert outbox.due(tx, EPOCH, 1) == []
 
 
 @pytest.mark.parametrize("late", [Delivered(), Dead("HTTP 400"), Retry(EPOCH, "HTTP 500"), Dead("gone", gone=True)])
@@ -287,9 +287,9 @@ def test_a_lost_lease_changes_nothing(database: Database, scene: Scene, late: Re
     later = EPOCH + timedelta(seconds=11)
     with database.transaction() as tx:
         scene.announce(tx)
-        (lost,) = outbox.claim(tx, EPOCH, 10, 1)
-        assert outbox.claim(tx, later - timedelta(seconds=2), 10, 1) == []
-        (held,) = outbox.claim(tx, later, 10, 1)
+        (lost,) = take(tx, EPOCH, 10, 1)
+        assert take(tx, later - timedelta(seconds=2), 10, 1) == []
+        (held,) = take(tx, later, 10, 1)
         assert not outbox.settle(tx, lost, late, at=later, duration_ms=1.0)
         (delivery,) = scene.all(tx)
         assert (delivery.state, delivery.due_at, delivery.attempts) == ("waiting", held.lease_until, 2)
@@ -325,9 +325,9 @@ def test_one_endpoint_leaves_room(database: Database, scene: Scene) -> None:
     with database.transaction() as tx:
         scene.announce(tx, 10, now=EPOCH + timedelta(seconds=1))
         now = EPOCH + timedelta(seconds=2)
-        first = outbox.claim(tx, now, 60, 8, per_endpoint=3)
-        second = outbox.claim(tx, now, 60, 8, per_endpoint=3, in_flight={busy.id: 3})
-        third = outbox.claim(tx, now, 60, 8, per_endpoint=3, in_flight={busy.id: 2})
+        first = take(tx, now, 60, 8, per_endpoint=3)
+        second = take(tx, now, 60, 8, per_endpoint=3, in_flight={busy.id: 3})
+        third = take(tx, now, 60, 8, per_endpoint=3, in_flight={busy.id: 2})
     assert [one.endpoint_id for one in first] == [busy.id, busy.id, busy.id, quiet.id]
     assert second == []
     assert [one.endpoint_id for one in third] == [busy.id]
@@ -342,7 +342,7 @@ def test_lists_by_pages(database: Database, scene: Scene) -> None:
         for number in range(7):
             scene.announce(tx, number)
             stranger.announce(tx, number)
-        claimed = outbox.claim(tx, EPOCH, 10, 100)
+        claimed = take(tx, EPOCH, 10, 100)
         dead = next(one for one in claimed if one.endpoint_id == endpoint.id)
         outbox.settle(tx, dead, Dead("HTTP 400: no"), at=EPOCH, duration_ms=3.5, status_code=400)
     pages: list[UUID] = []
@@ -370,7 +370,7 @@ def test_deleting_an_endpoint_cancels(database: Database, scene: Scene) -> None:
     with database.transaction() as tx:
         scene.announce(tx)
         scene.announce(tx)
-        claimed = outbox.claim(tx, EPOCH, 10, 1)[0]
+        claimed = take(tx, EPOCH, 10, 1)[0]
         outbox.settle(tx, claimed, Dead("HTTP 400"), at=EPOCH, duration_ms=1.0)
         assert endpoints.delete(tx, scene.project_id, endpoint.id, now=EPOCH)
         assert not endpoints.delete(tx, scene.project_id, endpoint.id, now=EPOCH)
@@ -401,7 +401,7 @@ def test_changes_what_is_given(database: Database, scene: Scene) -> None:
         assert changed is not None
         assert (changed.url, changed.event_types, changed.enabled) == ("http://new.example", ("*",), True)
         assert endpoints.change(tx, scene.project_id, endpoint.id) == changed
-        assert outbox.claim(tx, EPOCH, 10, 1)[0].url == "http://new.example"
+        assert take(tx, EPOCH, 10, 1)[0].url == "http://new.example"
 
 
 def test_rotates_with_two_valid(database: Database, scene: Scene) -> None:
@@ -412,8 +412,8 @@ def test_rotates_with_two_valid(database: Database, scene: Scene) -> None:
         assert rotated is not None
         scene.announce(tx)
         scene.announce(tx)
-        during = outbox.claim(tx, EPOCH + timedelta(hours=1), 10, 1)[0]
-        after = outbox.claim(tx, EPOCH + timedelta(hours=2), 10, 1)[0]
+        during = take(tx, EPOCH + timedelta(hours=1), 10, 1)[0]
+        after = take(tx, EPOCH + timedelta(hours=2), 10, 1)[0]
     assert during.secrets == (rotated.secret, endpoint.secret)
     assert after.secrets == (rotated.secret,)
     assert rotated.secret != endpoint.secret
@@ -431,7 +431,7 @@ def test_claims_by_the_index(database: Database, scene: Scene) -> None:
 
     with database.reading() as tx:
         sa.event.listen(database.engine, "before_cursor_execute", keep)
-        outbox.any_due(tx, EPOCH)
+        outbox.due(tx, EPOCH, 1, 8, {scene.run_id: 1})
         sa.event.remove(database.engine, "before_cursor_execute", keep)
         if not database.embedded:
             tx.exec_driver_sql("SET LOCAL enable_seqscan = off")  # one row is read faster without an index

@@ -39,6 +39,7 @@ from tests.service.delivery.fakes import (
     closed_port,
     deliver_until,
     reach,
+    take,
     utc_now,
 )
 
@@ -329,7 +330,7 @@ def test_claims_are_disjoint(database: Database, scene: Scene) -> None:
             for _ in range(10):
                 together.wait(DEADLINE_SECONDS)
                 with database.transaction() as tx:
-                    got = outbox.claim(tx, EPOCH, 60, 4, per_endpoint=16)
+                    got = take(tx, EPOCH, 60, 4, per_endpoint=16)
                 claimed.extend(str(one.id) for one in got)
         except BaseException as error:
             failures.append(error)

@@ -52,7 +52,8 @@ def visitor(address: str, tenant: Tenant) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
+# Of a module, not of the session: Playwright keeps an event loop running, and other tests want to start their own.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A real Chromium; skips where there is none, and fails in CI."""
     try:

@@ -89,7 +89,7 @@ def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, 
             Point("reward/proxy", item.step, item.proxy),
             Point("policy/kl", item.step, item.kl),
         )
-        saved = ingest.Saved(item.step, f"s3://checkpoints/ppo/step-{item.step:06d}")
+        saved = ingest.Saved(item.step, f"file:///checkpoints/step-{item.step:06d}")
         ingest.take(database, tenant.project.id, run_id, saved, now)
         receipt = ingest.take(database, tenant.project.id, run_id, ingest.Points(points), now)
     return receipt

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import uvicorn
 from evalstop_service.app import create_app
 from evalstop_service.clock import Clock, utc_now
@@ -18,6 +19,9 @@ from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, sync_playwright
 
 SECRET = "a secret of the tests"
+
+EMBEDDED = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""For tests that ask nothing of the database that others did not ask of both."""
 
 START_SECONDS = 30.0
 

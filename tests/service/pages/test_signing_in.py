@@ -17,11 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.service.pages.recorded import Tenant, add_tenant, open_run
-from tests.service.pages.serving import SECRET
+from tests.service.pages.serving import EMBEDDED, SECRET
 
 PATHS = ("", "/series.json", "/events")
 
 
+@EMBEDDED
 def test_a_key_opens_the_pages(stranger: httpx.Client, tenant: Tenant) -> None:
     """A key with the scope read gives a session that scripts cannot see and other sites cannot send."""
     answer = stranger.post("/login", data={"key": f" {tenant.secret}\n", "next": "/?status=running"})
@@ -34,12 +35,14 @@ def test_a_key_opens_the_pages(stranger: httpx.Client, tenant: Tenant) -> None:
     assert stranger.get("/").status_code == 200
 
 
+@EMBEDDED
 def test_the_cookie_is_secure_on_https(stranger: httpx.Client, tenant: Tenant) -> None:
     """Behind a proxy that ends TLS the browser is told to send the cookie over https only."""
     answer = stranger.post("/login", data={"key": tenant.secret}, headers={"X-Forwarded-Proto": "https"})
     assert "; secure" in answer.headers["set-cookie"].lower()
 
 
+@EMBEDDED
 def test_a_link_opens_the_pages(stranger: httpx.Client, tenant: Tenant) -> None:
     """A signed link gives a session by a page that goes on by itself, so that a strict cookie travels with it."""
     answer = stranger.get("/login", params={"token": pages.sign_in_token(SECRET, tenant.key.id), "next": "/runs/x"})
@@ -49,6 +52,7 @@ def test_a_link_opens_the_pages(stranger: httpx.Client, tenant: Tenant) -> None:
     assert stranger.get("/").status_code == 200
 
 
+@EMBEDDED
 @pytest.mark.parametrize("token", ["", "nonsense", "a.b.c", "\x00", "x" * 5000])
 def test_forged_links_do_not(stranger: httpx.Client, tenant: Tenant, token: str) -> None:
     """A token that this service did not sign opens nothing."""
@@ -73,6 +77,7 @@ def test_signatures_are_for_one_purpose_and_one_time(now: datetime) -> None:
     assert sessions.of_session(session) is None
 
 
+@EMBEDDED
 def test_wrong_keys_are_told_why(stranger: httpx.Client, database: Database, now: datetime) -> None:
     """An unknown key, and one that may not read, get the form again with the reason, and never see the key again."""
     deaf = add_tenant(database, now, "deaf", scopes=("ingest",))
@@ -88,6 +93,7 @@ def test_wrong_keys_are_told_why(stranger: httpx.Client, database: Database, now
         assert COOKIE not in stranger.cookies
 
 
+@EMBEDDED
 def test_a_key_to_the_installation_opens_no_pages(stranger: httpx.Client, database: Database, now: datetime) -> None:
     """Pages show one project: a key that is bound to none is told so."""
     with database.transaction() as tx:
@@ -95,9 +101,8 @@ def test_a_key_to_the_installation_opens_no_pages(stranger: httpx.Client, databa
     assert stranger.post("/login", data={"key": secret}).status_code == 403
 
 
-def test_a_revoked_key_is_signed_out(
-    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
-) -> None:
+@EMBEDDED
+def test_a_revoked_key_is_signed_out(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """Every request asks whether the key is still in use."""
     assert visitor.get("/").status_code == 200
     with database.transaction() as tx:
@@ -107,6 +112,7 @@ def test_a_revoked_key_is_signed_out(
     assert visitor.get("/session").json() == {"signed_in": False}
 
 
+@EMBEDDED
 def test_signing_out(visitor: httpx.Client) -> None:
     """After signing out the pages ask for a key again; another site cannot sign a visitor out."""
     visitor.post("/logout", headers={"Sec-Fetch-Site": "cross-site"})
@@ -115,6 +121,7 @@ def test_signing_out(visitor: httpx.Client) -> None:
     assert visitor.get("/").status_code == 303
 
 
+@EMBEDDED
 def test_another_site_cannot_sign_a_visitor_in(stranger: httpx.Client, tenant: Tenant) -> None:
     """A form that another site sends is refused, so that nobody looks at a stranger's project unawares."""
     answer = stranger.post("/login", data={"key": tenant.secret}, headers={"Sec-Fetch-Site": "cross-site"})
@@ -122,6 +129,7 @@ def test_another_site_cannot_sign_a_visitor_in(stranger: httpx.Client, tenant: T
     assert COOKIE not in stranger.cookies
 
 
+@EMBEDDED
 def test_strangers_are_sent_to_sign_in(
     stranger: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:

@@ -116,7 +116,10 @@ async function refresh() {
   try {
     do {
       refreshAgain = false;
+      const begun = performance.now();
       await Promise.all([swapParts(), kind === "run" ? loadChart() : null]);
+      // The longer a page takes, the longer it leaves the server in peace.
+      await new Promise((resolve) => setTimeout(resolve, performance.now() - begun));
     } while (refreshAgain);
   } catch (error) {
     tellLive("lost", "Reconnecting");
@@ -236,6 +239,7 @@ function chartLayout(color, traces) {
     xaxis: {
       anchor: hasKl ? "y3" : "y", range: [first - (last - first || 1) / 60, last + (last - first || 1) / 60], gridcolor: color("grid"),
       zeroline: false, tickfont: tick, nticks: narrow.matches ? 6 : 12, tickformat: ",d", unifiedhovertitle: { text: "step %{x}" },
+      spikecolor: color("muted"), spikethickness: 1, spikedash: "solid",
     },
     yaxis: { ...axis, domain: [hasKl ? 0.3 : 0, 1], tickfont: { ...tick, color: color("gold") } },
     yaxis2: { ...axis, tickmode: "auto", overlaying: "y", side: "right", showgrid: false, tickfont: { ...tick, color: color("proxy") } },

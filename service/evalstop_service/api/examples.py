@@ -1,0 +1,201 @@
+"""One example of every body and answer, told as one story: a run whose gold turned at step 120."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RUN_ID = "0199aa10-7c3e-7b51-9d3f-5a0d6f2c8e11"
+DECISION_ID = "0199aa12-0b7d-7f0e-8a44-1d2c3b4a5f60"
+ENDPOINT_ID = "0199aa0f-55aa-7c01-b1c2-0f1e2d3c4b5a"
+KEY_ID = "0199aa0e-1111-7d22-9e33-aabbccddeeff"
+BEGAN, SAVED, STOPPED = "2026-01-01T12:00:00Z", "2026-01-01T14:03:00Z", "2026-01-01T14:31:07.250000Z"
+SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"  # noqa: S105 - an example
+
+BEST = {"step": 120, "uri": "s3://runs/ppo-7b-seed3/step-120", "score": 0.71, "chosen_by": "raw_maximum"}
+FINDING = {
+    "detector": "k_decline",
+    "signals": ["eval"],
+    "kind": "count",
+    "value": 3.0,
+    "suspect_at": 2.0,
+    "stop_at": 3.0,
+    "turn_step": 120,
+    "note": "3 consecutive declines of eval, k = 3",
+}
+VERDICT = {
+    "verdict": "stop",
+    "step": 150,
+    "turn_step": 120,
+    "reason": "k_decline: 3 consecutive declines of eval, k = 3",
+    "evidence": [FINDING],
+}
+CHANGE = {
+    "state": "requested",
+    "at": STOPPED,
+    "actor": "policy paper version 1",
+    "reason": VERDICT["reason"],
+    "details": {},
+}
+POLICY_NAME = {"name": "paper", "version": 1}
+DECISION = {
+    "id": DECISION_ID,
+    "run_id": RUN_ID,
+    "run_name": "ppo-7b-seed3",
+    "attempt": 1,
+    "state": "requested",
+    "step": 150,
+    "due_at": STOPPED,
+    "created_at": STOPPED,
+    "verdict": VERDICT,
+    "best_checkpoint": BEST,
+    "policy": POLICY_NAME,
+    "outcome": None,
+    "history": [CHANGE],
+}
+RUN = {
+    "id": RUN_ID,
+    "name": "ppo-7b-seed3",
+    "status": "running",
+    "attempt": 1,
+    "created_at": BEGAN,
+    "updated_at": STOPPED,
+    "ended_at": None,
+    "metrics": {
+        "reward/gold": {"signal": "eval", "direction": "maximize"},
+        "reward/proxy": {"signal": "proxy", "direction": "maximize"},
+        "kl": {"signal": "kl", "direction": "minimize"},
+    },
+    "labels": {"slurm_job_id": "4711"},
+    "policy": POLICY_NAME,
+    "mode": "enforce",
+    "total_steps": 10000,
+    "last_step": 150,
+    "verdict": VERDICT,
+    "should_stop": True,
+    "best_checkpoint": BEST,
+    "raw_maximum": {"step": 120, "score": 0.71},
+    "decision": DECISION,
+}
+POLICY_DOCUMENT = {
+    "name": "patient",
+    "description": "Seven declines in a row, after ten evals.",
+    "members": [{"detector": "k_decline", "params": {"k": 7}}],
+    "min_evals": 10,
+}
+POLICY = {
+    "id": "0199aa0d-2222-7e33-8f44-112233445566",
+    "name": "patient",
+    "version": 1,
+    "document": POLICY_DOCUMENT,
+    "created_at": BEGAN,
+}
+PROJECT = {
+    "id": "0199aa0c-3333-7f44-9a55-665544332211",
+    "name": "alignment",
+    "default_policy": "paper",
+    "default_mode": "enforce",
+    "grace_seconds": 300.0,
+    "created_at": BEGAN,
+}
+KEY = {"id": KEY_ID, "name": "trainers", "scopes": ["ingest"], "created_at": BEGAN, "revoked_at": None}
+ENDPOINT = {
+    "id": ENDPOINT_ID,
+    "url": "https://receiver.example:8788/",
+    "event_types": ["run.stop_requested"],
+    "enabled": True,
+    "created_at": BEGAN,
+    "previous_secret_until": None,
+}
+OBSERVATION = {"metric": "reward/gold", "step": 150, "value": 0.52, "stderr": 0.02, "time": STOPPED}
+CHECKPOINT = {"step": 120, "uri": BEST["uri"]}
+DELIVERY = {
+    "id": "0199aa12-4444-7a55-8b66-0a0b0c0d0e0f",
+    "run_id": RUN_ID,
+    "event_id": "0199aa12-5555-7b66-9c77-f0e0d0c0b0a0",
+    "event_type": "run.stop_requested",
+    "decision_id": DECISION_ID,
+    "endpoint_id": ENDPOINT_ID,
+    "url": ENDPOINT["url"],
+    "state": "delivered",
+    "attempts": 1,
+    "due_at": "2026-01-01T14:32:07.260000Z",
+    "last_error": None,
+    "created_at": STOPPED,
+    "settled_at": "2026-01-01T14:31:07.300000Z",
+    "log": [{"number": 1, "at": "2026-01-01T14:31:07.300000Z", "duration_ms": 12.5, "status_code": 200, "error": None}],
+}
+
+
+def _page(*items: dict[str, Any]) -> dict[str, Any]:
+    return {"items": [*items], "next_cursor": None}
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "BatchIn": {"observations": [OBSERVATION, {"metric": "kl", "step": 150, "value": "NaN"}]},
+    "CheckpointIn": CHECKPOINT,
+    "CheckpointList": {"items": [CHECKPOINT | {"attempt": 1, "created_at": SAVED}]},
+    "DecisionOut": DECISION,
+    "DecisionPage": _page(DECISION),
+    "DeliveryOut": DELIVERY,
+    "DeliveryPage": _page(DELIVERY),
+    "EndpointChange": {"enabled": False},
+    "EndpointIn": {"url": ENDPOINT["url"], "event_types": ENDPOINT["event_types"]},
+    "EndpointList": {"items": [ENDPOINT]},
+    "EndpointOut": ENDPOINT,
+    "EndpointWithSecret": ENDPOINT | {"secret": SECRET},
+    "FinishIn": {"status": "completed"},
+    "Health": {"status": "ok"},
+    "KeyIn": {"name": "trainers", "scopes": ["ingest"]},
+    "KeyList": {"items": [KEY]},
+    "NewKeyOut": KEY | {"key": "esk_kZ3Yw0m9V1x2Qf4n6b8C0d1E2f3G4h5J6k7L8m9N0pQ"},
+    "ObservationPage": _page(OBSERVATION | {"attempt": 1, "superseded_by": None, "received_at": STOPPED}),
+    "OutcomeIn": {"outcome": "right", "turn_step": 120, "note": "gold fell on a second eval set too"},
+    "PolicyList": {"items": [POLICY]},
+    "PolicyOut": POLICY,
+    "ProblemDetails": {
+        "type": "about:blank",
+        "title": "The request is not valid",
+        "status": 422,
+        "detail": "1 thing wrong with the request; nothing of it was stored",
+        "instance": f"/api/v1/runs/{RUN_ID}/observations",
+        "errors": [{"pointer": "/observations/3/step", "detail": "Input should be greater than or equal to 0"}],
+    },
+    "ProjectChange": {"default_mode": "enforce", "grace_seconds": 300},
+    "ProjectIn": {"name": "alignment", "default_mode": "enforce", "grace_seconds": 300},
+    "ProjectList": {"items": [PROJECT]},
+    "ProjectOut": PROJECT,
+    "ReceiptOut": {
+        "accepted": 2,
+        "duplicates": 0,
+        "conflict_count": 1,
+        "conflicts": [{"metric": "kl", "step": 140, "stored_value": 8.1, "sent_value": 8.2}],
+        "verdict": VERDICT,
+        "should_stop": True,
+        "best_checkpoint": BEST,
+    },
+    "ReportIn": {
+        "state": "confirmed",
+        "actor": "evalstop-receiver process",
+        "reason": "the process group is gone",
+        "details": {"exit_status": -15, "signal": "SIGTERM", "ended_at": STOPPED},
+    },
+    "ResumeIn": {"step": 120},
+    "RunIn": {
+        "name": "ppo-7b-seed3",
+        "metrics": {
+            "reward/gold": {"signal": "eval"},
+            "reward/proxy": {"signal": "proxy"},
+            "kl": {"signal": "kl"},
+        },
+        "labels": {"slurm_job_id": "4711"},
+        "policy": "paper",
+        "mode": "enforce",
+        "total_steps": 10000,
+    },
+    "RunOut": RUN,
+    "RunPage": _page(RUN),
+    "SavedOut": CHECKPOINT | {"created": True, "best_checkpoint": BEST},
+    "VerdictPage": _page({"sequence": 2, "attempt": 1, "at": STOPPED, "verdict": VERDICT}),
+    "VetoIn": {"actor": "dana", "reason": "the eval set was broken this morning"},
+}
+"""By the name of its schema."""

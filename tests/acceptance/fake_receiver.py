@@ -1,0 +1,93 @@
+"""A receiver of webhooks on loopback: verifies each signature by the published recipe and records what came."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+
+class FakeReceiver:
+    """Takes its time before it answers, and fails now and then, so that a killed sender has sent and not settled."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.secret = ""
+        self.bodies: dict[str, set[bytes]] = defaultdict(set)
+        self.forged = 0
+        self.arrived = 0
+        self._chance = chance
+        self._changed = threading.Condition()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                status = receiver.take(dict(self.headers), body)
+                try:
+                    self.send_response(status)
+                    self.send_header("content-length", "0")
+                    self.end_headers()
+                except OSError:
+                    pass  # the sender was killed meanwhile
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def take(self, headers: dict[str, str], body: bytes) -> int:
+        """Record a request and give the status to answer."""
+        headers = {name.lower(): value for name, value in headers.items()}
+        with self._changed:
+            if not self._is_signed(headers, body):
+                self.forged += 1
+                return 401
+            self.bodies[headers["webhook-id"]].add(body)
+            self.arrived += 1
+            self._changed.notify_all()
+            failing, seconds = self._chance.random() < 0.1, self._chance.uniform(0.0, 0.05)
+        time.sleep(seconds)
+        return 500 if failing else 200
+
+    def wait_for(self, condition: Callable[[], bool], timeout_seconds: float) -> bool:
+        """Wait until the condition holds, looking again at each arrival; False when it did not in time."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_seconds)
+
+    def events(self, event_type: str) -> list[dict[str, Any]]:
+        """The data of the events of a type that came, each once."""
+        with self._changed:
+            documents = [json.loads(next(iter(bodies))) for bodies in self.bodies.values()]
+        return [document["data"] for document in documents if document["type"] == event_type]
+
+    def _is_signed(self, headers: dict[str, str], body: bytes) -> bool:
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+        key = base64.b64decode(self.secret.removeprefix("whsec_"))
+        expected = "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+        return expected in headers["webhook-signature"].split(" ")
+
+    def __enter__(self) -> FakeReceiver:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

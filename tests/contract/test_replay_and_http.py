@@ -1,0 +1,95 @@
+"""A recorded run gets the same verdicts through HTTP as through replay: both call the same monitor."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from evalstop_detectors import POLICIES, MonitorState, Observation, Signal, replay, start, step, verdict_to_document
+from evalstop_service import installation
+from evalstop_service.clock import utc_now
+from evalstop_service.store.database import Database
+
+from tests.serving import serving
+
+RECORDED = Path(__file__).parent.parent / "data" / "rlhf_runs_public.jsonl"
+
+CHOSEN = 8
+
+
+@pytest.fixture
+def client(embedded_database: Database) -> Iterator[httpx.Client]:
+    """A client of a real server that may ingest and read."""
+    key = installation.first_key(embedded_database, utc_now())
+    with (
+        serving(embedded_database) as url,
+        httpx.Client(
+            base_url=f"{url}/api/v1", headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False
+        ) as client,
+    ):
+        yield client
+
+
+def recorded() -> list[dict[str, Any]]:
+    """Some of the recorded runs, spread over all kinds of them."""
+    lines = RECORDED.read_text().splitlines()
+    return [json.loads(line) for line in lines[:: len(lines) // CHOSEN][:CHOSEN]]
+
+
+def observations(log: dict[str, list[Any]]) -> list[Observation]:
+    """What a trainer would have posted, in the order of the steps."""
+    found = []
+    for index, at in enumerate(log["step"]):
+        found.append(Observation(Signal.PROXY, at, log["proxy"][index], log["proxy_se"][index]))
+        found.append(Observation(Signal.KL, at, log["kl"][index]))
+        found.append(Observation(Signal.EVAL, at, log["gold"][index], log["gold_se"][index]))
+    return sorted(found, key=lambda item: item.order)
+
+
+def document(observation: Observation) -> dict[str, Any]:
+    sent = {"metric": str(observation.signal), "step": observation.step, "value": observation.value}
+    return sent if observation.stderr is None else sent | {"stderr": observation.stderr}
+
+
+def batches(points: list[Observation], chance: random.Random) -> Iterator[list[Observation]]:
+    while points:
+        size = chance.randint(1, 40)
+        yield points[:size]
+        points = points[size:]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_same_verdicts(client: httpx.Client, policy: str) -> None:
+    """In order, batch after batch, the verdict is the replay's at every point; shuffled, it is at the end."""
+    chance = random.Random(policy)
+    stopped = 0
+    for number, run in enumerate(recorded()):
+        points = observations(run["log"])
+        told = open_run(client, f"{policy}-{number}", policy)
+        state: MonitorState = start(POLICIES[policy])
+        for batch in batches(points, chance):
+            for observation in batch:
+                state, _ = step(POLICIES[policy], state, observation)
+            assert post(client, told, batch)["verdict"] == verdict_to_document(state.verdict)
+        stopped += state.verdict.stops
+        shuffled = open_run(client, f"{policy}-{number}-shuffled", policy)
+        for batch in batches(chance.sample(points, len(points)), chance):
+            answer = post(client, shuffled, batch)
+        assert answer["verdict"] == verdict_to_document(replay(POLICIES[policy], points).verdict)
+    assert stopped > 0
+
+
+def open_run(client: httpx.Client, name: str, policy: str) -> str:
+    identity: str = client.post("/runs", json={"name": name, "policy": policy}).raise_for_status().json()["id"]
+    return identity
+
+
+def post(client: httpx.Client, run_id: str, batch: list[Observation]) -> dict[str, Any]:
+    body = {"observations": [document(item) for item in batch]}
+    answer: dict[str, Any] = client.post(f"/runs/{run_id}/observations", json=body).raise_for_status().json()
+    return answer

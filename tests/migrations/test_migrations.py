@@ -1,0 +1,130 @@
+"""The migrations make the schema that the code expects, on both databases, up and down, alone and at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from evalstop_service.errors import ServiceError
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
+from evalstop_service.store.tables import metadata
+
+from tests.conftest import BACKENDS, ClonePostgres
+
+
+@pytest.fixture(params=BACKENDS)
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database without any table: the embedded one, then PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'empty.db'}"
+    clone: ClonePostgres = request.getfixturevalue("clone_postgres")
+    return clone(empty=True)
+
+
+@pytest.fixture
+def empty(empty_url: str) -> Iterator[Database]:
+    database = Database(empty_url)
+    yield database
+    database.close()
+
+
+def tables(database: Database) -> set[str]:
+    with database.reading() as tx:
+        return set(sa.inspect(tx).get_table_names())
+
+
+def differences(database: Database) -> list[object]:
+    """What Alembic would change to make the database what the code expects."""
+    with database.reading() as tx:
+        return list(compare_metadata(MigrationContext.configure(tx, opts={"compare_type": True}), metadata))
+
+
+def move(database: Database, revision: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(schema.MIGRATIONS))
+    with database.transaction() as tx:
+        config.attributes.update(connection=tx, metadata=metadata)
+        (command.downgrade if revision == "base" else command.upgrade)(config, revision)
+
+
+def test_head_is_what_the_code_expects(empty: Database) -> None:
+    """Migrated from nothing, the database has the very tables, columns, indices and constraints of the code."""
+    assert schema.current(empty) is None
+    schema.upgrade(empty)
+    assert schema.current(empty) == schema.head()
+    assert differences(empty) == []
+
+
+def test_partial_indices_are_there(empty: Database) -> None:
+    """The indices that hold only what waits are partial in both databases, which Alembic does not compare."""
+    schema.upgrade(empty)
+    with empty.reading() as tx:
+        for table, column in (("decisions", "pending"), ("deliveries", "waiting")):
+            indices = {index["name"]: index for index in sa.inspect(tx).get_indexes(table)}
+            options = indices[f"ix_{table}_due_at"]["dialect_options"]
+            assert column in str(options[f"{empty.engine.dialect.name}_where"])
+
+
+def test_down_and_up_again(empty: Database) -> None:
+    """Every migration can be taken back, leaves nothing behind, and can be applied again."""
+    schema.upgrade(empty)
+    move(empty, "base")
+    assert tables(empty) <= {"alembic_version"}
+    assert schema.current(empty) is None
+    move(empty, "head")
+    assert differences(empty) == []
+
+
+def test_a_newer_schema_is_refused(empty: Database) -> None:
+    """A schema that a newer version made is left alone, and the message says so."""
+    schema.upgrade(empty)
+    with empty.transaction() as tx:
+        tx.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(ServiceError, match="newer EvalStop"):
+        schema.upgrade(empty)
+    assert schema.current(empty) == "9999"
+
+
+def test_a_migration_is_one_transaction(empty: Database) -> None:
+    """A migration that fails half-way leaves the database as empty as it was."""
+    with empty.transaction() as tx:
+        tx.exec_driver_sql("CREATE TABLE runs (id INTEGER)")
+    with pytest.raises(sa.exc.DBAPIError):
+        schema.upgrade(empty)
+    assert tables(empty) == {"runs"}
+
+
+def migrate(url: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "evalstop_service.cli", "migrate", "--database-url", url]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_migrating_twice(empty_url: str) -> None:
+    """`evalstop migrate` once more is harmless and says so."""
+    said = []
+    for _ in range(2):
+        process = migrate(empty_url)
+        out, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")
+        said.append(out)
+    assert said[0] == f"the schema is at {schema.head()} (was empty)\n"
+    assert said[1] == f"the schema is at {schema.head()}, as it was\n"
+
+
+def test_migrating_at_once(empty_url: str) -> None:
+    """Two replicas that migrate one empty database at the same time both end well."""
+    processes = [migrate(empty_url) for _ in range(2)]
+    ends = [(*process.communicate(timeout=60), process.returncode) for process in processes]
+    assert [code for _, _, code in ends] == [0, 0], ends
+    database = Database(empty_url)
+    assert differences(database) == []
+    database.close()

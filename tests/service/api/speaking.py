@@ -1,0 +1,132 @@
+"""What the tests say to the API, and what they expect of its problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+FALLING = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate([0.5, 0.9, 0.8, 0.7, 0.6])]
+"""Three declines: the paper's rule stops at step 4."""
+
+ENDPOINT = {"url": "http://127.0.0.1:9/", "event_types": ["*"]}
+
+BODIES: dict[tuple[str, str], dict[str, Any]] = {
+    ("POST", "/projects"): {
+        "name": "p",
+        "default_policy": "paper",
+        "default_mode": "shadow",
+        "grace_seconds": 1.5,
+    },
+    ("PATCH", "/project"): {"default_policy": "paper", "default_mode": "shadow", "grace_seconds": 1.5},
+    ("POST", "/keys"): {"name": "k", "scopes": ["ingest"]},
+    ("POST", "/policies"): {
+        "name": "patient",
+        "description": "d",
+        "members": [{"detector": "k_decline", "params": {"k": 7}, "suspect_at": 3.0, "stop_at": 7.0}],
+        "at_least": 1,
+        "gold_required": True,
+        "min_evals": 10,
+        "warmup_steps": 5,
+    },
+    ("POST", "/runs"): {
+        "name": "r",
+        "metrics": {"gold": {"signal": "eval", "direction": "maximize"}},
+        "labels": {"job": "1"},
+        "policy": "paper",
+        "mode": "enforce",
+        "total_steps": 100,
+    },
+    ("POST", "/runs/{run_id}/resume"): {"step": 3},
+    ("POST", "/runs/{run_id}/finish"): {"status": "completed"},
+    ("POST", "/runs/{run_id}/observations"): {
+        "observations": [
+            {"metric": "eval", "step": 1, "value": 0.5, "stderr": 0.1, "time": "2026-01-01T00:00:00Z"},
+        ]
+    },
+    ("POST", "/runs/{run_id}/checkpoints"): {"step": 1, "uri": "file:///1"},
+    ("POST", "/decisions/{decision_id}/veto"): {"actor": "dana", "reason": "broken eval"},
+    ("POST", "/decisions/{decision_id}/report"): {
+        "state": "failed",
+        "actor": "receiver",
+        "reason": "r",
+        "details": {"exit_status": -15},
+    },
+    ("POST", "/decisions/{decision_id}/outcome"): {"outcome": "right", "note": "n", "turn_step": 1, "actor": "dana"},
+    ("POST", "/endpoints"): ENDPOINT,
+    ("PATCH", "/endpoints/{endpoint_id}"): ENDPOINT | {"enabled": True},
+}
+"""Every route that takes a body, with one that it takes and that names every field."""
+
+PLAIN = {
+    ("GET", "/projects"),
+    ("GET", "/project"),
+    ("GET", "/keys"),
+    ("DELETE", "/keys/{key_id}"),
+    ("GET", "/policies"),
+    ("GET", "/policies/{name}"),
+    ("GET", "/runs"),
+    ("GET", "/runs/{run_id}"),
+    ("GET", "/runs/{run_id}/verdicts"),
+    ("GET", "/runs/{run_id}/observations"),
+    ("GET", "/runs/{run_id}/checkpoints"),
+    ("GET", "/decisions"),
+    ("GET", "/decisions/{decision_id}"),
+    ("GET", "/endpoints"),
+    ("DELETE", "/endpoints/{endpoint_id}"),
+    ("POST", "/endpoints/{endpoint_id}/rotate-secret"),
+    ("GET", "/deliveries"),
+    ("POST", "/deliveries/{delivery_id}/retry"),
+}
+"""Every route that takes none."""
+
+ROUTES = sorted({*BODIES, *PLAIN})
+
+
+@dataclass
+class World:
+    """One of everything in a project, by its id."""
+
+    ids: dict[str, str] = field(default_factory=dict)
+
+    def path(self, template: str) -> str:
+        path = template.format(**self.ids)
+        return f"{path}?metric=eval" if template.endswith("/observations") else path
+
+
+def populate(admin: httpx.Client) -> World:
+    """Make one of everything by posting it."""
+    ids = {"name": "paper"}
+    ids["endpoint_id"] = said(admin.post("/endpoints", json=ENDPOINT), 201)["id"]
+    ids["key_id"] = said(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["id"]
+    ids["run_id"] = said(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)["id"]
+    said(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)
+    ids["decision_id"] = said(admin.get("/decisions"), 200)["items"][0]["id"]
+    ids["delivery_id"] = said(admin.get("/deliveries"), 200)["items"][0]["id"]
+    return World(ids)
+
+
+def said(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The document that was answered with this status."""
+    assert response.status_code == status, response.text[:2000]
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def problem(response: httpx.Response, *statuses: int) -> dict[str, Any]:
+    """The problem that was answered with one of these statuses (none given: any 4xx), well formed and useful."""
+    allowed = statuses or range(400, 500)
+    assert response.status_code in allowed, (response.status_code, response.text[:2000])
+    assert response.headers["content-type"] == "application/problem+json"
+    document: dict[str, Any] = response.json()
+    assert document["status"] == response.status_code
+    assert document["type"] == "about:blank"
+    assert document["instance"] == response.request.url.path
+    assert document["title"]
+    assert len(document["detail"]) > 10
+    for error in document.get("errors", []):
+        assert set(error) == {"pointer", "detail"}
+        assert error["detail"]
+        assert not error["detail"].startswith("Value error")
+    return document

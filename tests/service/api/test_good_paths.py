@@ -1,0 +1,266 @@
+"""Every route does what it is for, over a real socket, on both databases."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.api.conftest import Service
+from tests.service.api.speaking import BODIES, FALLING, ROUTES, World, populate, problem, said
+
+
+def opened(client: httpx.Client, **terms: Any) -> dict[str, Any]:
+    return said(client.post("/runs", json={"name": uuid.uuid4().hex} | terms), 201)
+
+
+def test_knows_every_route(service: Service) -> None:
+    """These tests name every route that the API document names, and no other."""
+    document = httpx.get(f"{service.url}/openapi.json", trust_env=False).json()
+    described = {
+        (method.upper(), path.removeprefix("/api/v1"))
+        for path, operations in document["paths"].items()
+        for method in operations
+    }
+    assert described - {("GET", "/livez"), ("GET", "/readyz")} == set(ROUTES)
+
+
+def test_lives_and_is_ready(service: Service) -> None:
+    """Without a key one can ask whether the service lives and can serve."""
+    for path in ("livez", "readyz"):
+        assert httpx.get(f"{service.url}/{path}", trust_env=False).json() == {"status": "ok"}
+
+
+def test_runs(admin: httpx.Client) -> None:
+    """A run is opened by its name once, read by its id, and found by its name and status."""
+    run = opened(admin, labels={"job": "1"}, total_steps=10)
+    assert run["status"] == "running"
+    assert run["policy"] == {"name": "paper", "version": 1}
+    assert run["verdict"]["verdict"] == "continue"
+    assert run["metrics"]["eval"] == {"signal": "eval", "direction": "maximize"}
+    again = said(admin.post("/runs", json={"name": run["name"]}), 200)
+    assert again == run
+    assert said(admin.get(f"/runs/{run['id']}"), 200) == run
+    assert said(admin.get("/runs", params={"name": run["name"][3:9], "status": "running"}), 200)["items"] == [run]
+    ended = said(admin.post(f"/runs/{run['id']}/finish", json={"status": "completed"}), 200)
+    assert (ended["status"], ended["ended_at"] is None) == ("completed", False)
+    assert said(admin.post(f"/runs/{run['id']}/finish", json={"status": "failed"}), 200) == ended
+    assert said(admin.get("/runs", params={"status": "running"}), 200)["items"] == []
+
+
+def test_directions_are_written_out(admin: httpx.Client) -> None:
+    """A metric whose direction is not given gets the one that its signal has by default."""
+    run = opened(admin, metrics={"a/gold": {"signal": "eval"}, "b": {"signal": "kl"}, "c": {"signal": "loss"}})
+    assert {name: role["direction"] for name, role in run["metrics"].items()} == {
+        "a/gold": "maximize",
+        "b": "minimize",
+        "c": "minimize",
+    }
+
+
+def test_other_metrics_are_refused(admin: httpx.Client) -> None:
+    """A run cannot be opened again with other metrics."""
+    run = opened(admin)
+    body = {"name": run["name"], "metrics": {"gold": {"signal": "eval"}}}
+    assert "metrics" in problem(admin.post("/runs", json=body), 409)["detail"]
+
+
+def test_a_run_is_stopped(admin: httpx.Client) -> None:
+    """Posted evals come back as a verdict with its reason, a decision, and the word to stop."""
+    run = opened(admin)
+    path = f"/runs/{run['id']}"
+    saved = said(admin.post(f"{path}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+    assert saved == {"step": 1, "uri": "file:///1", "created": True, "best_checkpoint": None}
+    receipt = said(admin.post(f"{path}/observations", json={"observations": FALLING + FALLING[:1]}), 200)
+    assert (receipt["accepted"], receipt["duplicates"], receipt["conflict_count"]) == (5, 1, 0)
+    assert receipt["should_stop"]
+    assert (receipt["verdict"]["verdict"], receipt["verdict"]["step"], receipt["verdict"]["turn_step"]) == (
+        "stop",
+        4,
+        1,
+    )
+    assert receipt["verdict"]["evidence"][0]["detector"] == "k_decline"
+    best = {"step": 1, "uri": "file:///1", "score": 0.9, "chosen_by": "raw_maximum"}
+    assert receipt["best_checkpoint"] == best
+    after = said(admin.get(path), 200)
+    assert after["should_stop"]
+    assert (after["best_checkpoint"], after["raw_maximum"], after["last_step"]) == (best, {"step": 1, "score": 0.9}, 4)
+    decision = after["decision"]
+    assert (decision["state"], decision["step"], decision["run_name"]) == ("requested", 4, run["name"])
+    assert [change["state"] for change in decision["history"]] == ["requested"]
+    assert said(admin.get(f"/decisions/{decision['id']}"), 200) == decision
+    assert said(admin.get("/decisions", params={"run_id": run["id"], "state": "requested"}), 200)["items"] == [decision]
+    assert said(admin.get("/decisions", params={"state": "vetoed"}), 200)["items"] == []
+    assert said(admin.get(f"{path}/checkpoints"), 200)["items"][0]["step"] == 1
+    words = [item["verdict"]["verdict"] for item in said(admin.get(f"{path}/verdicts"), 200)["items"]]
+    assert words == ["stop", "suspect"]
+
+
+def test_a_receiver_reports(admin: httpx.Client) -> None:
+    """A report of the job's end confirms the decision and stops the run; then it can be judged."""
+    world = populate(admin)
+    path = world.path("/decisions/{decision_id}")
+    body = {"state": "confirmed", "actor": "receiver", "reason": "gone", "details": {"exit_status": -15}}
+    confirmed = said(admin.post(f"{path}/report", json=body), 200)
+    assert confirmed["state"] == "confirmed"
+    assert confirmed["history"][-1]["details"] == {"exit_status": -15}
+    assert said(admin.post(f"{path}/report", json=body), 200) == confirmed
+    problem(admin.post(f"{path}/report", json={"state": "failed"}), 409)
+    problem(admin.post(f"{path}/veto", json={"reason": "too late"}), 409)
+    assert said(admin.get(world.path("/runs/{run_id}")), 200)["status"] == "stopped"
+    for outcome in ("wrong", "right"):
+        judged = said(admin.post(f"{path}/outcome", json={"outcome": outcome, "turn_step": 1}), 200)
+    assert (judged["outcome"]["outcome"], judged["outcome"]["actor"]) == ("right", "key test")
+
+
+def test_a_person_vetoes(service: Service) -> None:
+    """Within the grace period a stop is pending, not yet to be obeyed, and can be vetoed."""
+    client = service.client(service.key(service.project(grace_seconds=3600)))
+    world = populate(client)
+    assert not said(client.get(world.path("/runs/{run_id}")), 200)["should_stop"]
+    vetoed = said(client.post(world.path("/decisions/{decision_id}/veto"), json={"reason": "broken eval"}), 200)
+    assert vetoed["state"] == "vetoed"
+    assert vetoed["history"][-1]["actor"] == "key test"
+    stops = [item for item in said(client.get("/deliveries"), 200)["items"] if item["decision_id"]]
+    assert [item["state"] for item in stops] == ["cancelled"]
+
+
+def test_what_is_not_finite_comes_back(admin: httpx.Client) -> None:
+    """NaN and the infinities go in and come out as strings, in lists and in conflicts."""
+    run = opened(admin)
+    path = f"/runs/{run['id']}/observations"
+    words = ["NaN", "Infinity", "-Infinity"]
+    points = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate(words)]
+    assert said(admin.post(path, json={"observations": points}), 200)["accepted"] == 3
+    assert said(admin.post(path, json={"observations": points}), 200)["duplicates"] == 3
+    conflict = said(admin.post(path, json={"observations": [points[0] | {"value": 1}]}), 200)["conflicts"]
+    assert conflict == [{"metric": "eval", "step": 0, "stored_value": "NaN", "sent_value": 1.0}]
+    conflict = said(admin.post(path, json={"observations": [points[1] | {"value": "NaN"}]}), 200)["conflicts"]
+    assert conflict == [{"metric": "eval", "step": 1, "stored_value": "Infinity", "sent_value": "NaN"}]
+    listed = said(admin.get(path, params={"metric": "eval"}), 200)["items"]
+    assert [item["value"] for item in listed] == words
+
+
+def test_resumes(admin: httpx.Client) -> None:
+    """A resumed run shows what its earlier attempt observed as superseded, page by page."""
+    run = opened(admin)
+    path = f"/runs/{run['id']}"
+    said(admin.post(f"{path}/observations", json={"observations": FALLING}), 200)
+    resumed = said(admin.post(f"{path}/resume", json={"step": 1}), 200)
+    assert (resumed["attempt"], resumed["decision"], resumed["should_stop"], resumed["last_step"]) == (
+        2,
+        None,
+        False,
+        1,
+    )
+    assert said(admin.post(f"{path}/resume", json={"step": 1}), 200)["attempt"] == 2
+    said(admin.post(f"{path}/observations", json={"observations": [FALLING[2] | {"value": 1.0}]}), 200)
+    found: list[tuple[int, float, int | None]] = []
+    query: dict[str, Any] = {"metric": "eval", "limit": 2}
+    while True:
+        page = said(admin.get(f"{path}/observations", params=query), 200)
+        found += [(item["step"], item["value"], item["superseded_by"]) for item in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+    assert found == [(0, 0.5, None), (1, 0.9, None), (2, 1.0, None), (2, 0.8, 2), (3, 0.7, 2), (4, 0.6, 2)]
+
+
+def test_lists_by_pages(admin: httpx.Client) -> None:
+    """Cursors lead through a list once, newest first."""
+    made = [opened(admin)["id"] for _ in range(5)]
+    found, query = [], {"limit": "2"}
+    while True:
+        page = said(admin.get("/runs", params=query), 200)
+        found += [item["id"] for item in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        query["cursor"] = page["next_cursor"]
+    assert found == made[::-1]
+
+
+def test_policies(admin: httpx.Client) -> None:
+    """A policy is stored as the next version of its name; the same again is the same version."""
+    body = BODIES["POST", "/policies"]
+    assert said(admin.post("/policies", json=body), 201)["version"] == 1
+    assert said(admin.post("/policies", json=body), 201)["version"] == 1
+    assert said(admin.post("/policies", json=body | {"min_evals": 11}), 201)["version"] == 2
+    assert [item["version"] for item in said(admin.get("/policies/patient"), 200)["items"]] == [2, 1]
+    assert {"paper", "level", "patient"} <= {item["name"] for item in said(admin.get("/policies"), 200)["items"]}
+    assert opened(admin, policy="patient@1")["policy"] == {"name": "patient", "version": 1}
+    assert opened(admin, policy="patient")["policy"] == {"name": "patient", "version": 2}
+    assert "nosuch" in problem(admin.post("/runs", json={"name": "x", "policy": "nosuch"}), 422)["detail"]
+    detail = problem(admin.post("/policies", json=body | {"members": []}), 422)["detail"]
+    assert "members" in detail
+
+
+def test_projects(service: Service) -> None:
+    """A key to the installation makes projects; a project's own keys see and change its defaults."""
+    landlord = service.client(service.key(None, "admin"))
+    name = uuid.uuid4().hex
+    made = said(landlord.post("/projects", json={"name": name, "grace_seconds": 5}), 201)
+    assert made["default_mode"] == "shadow"
+    problem(landlord.post("/projects", json={"name": name}), 409)
+    assert made in said(landlord.get("/projects"), 200)["items"]
+    tenant = service.client(service.key(name))
+    assert said(tenant.get("/project"), 200) == made
+    assert said(tenant.patch("/project", json={"default_mode": "enforce"}), 200)["default_mode"] == "enforce"
+    assert said(tenant.get("/project"), 200) == made | {"default_mode": "enforce"}
+    assert opened(tenant)["mode"] == "enforce"
+    problem(tenant.patch("/project", json={"default_policy": "nosuch"}), 422)
+
+
+def test_keys(service: Service, admin: httpx.Client) -> None:
+    """A key is shown once, works until it is revoked, and is never shown again."""
+    made = said(admin.post("/keys", json={"name": "trainers", "scopes": ["read", "ingest", "read"]}), 201)
+    assert made["scopes"] == ["ingest", "read"]
+    trainer = service.client(made["key"])
+    said(trainer.get("/runs"), 200)
+    listed = said(admin.get("/keys"), 200)["items"]
+    assert made["id"] in {item["id"] for item in listed}
+    assert all("key" not in item for item in listed)
+    assert admin.delete(f"/keys/{made['id']}").status_code == 204
+    problem(trainer.get("/runs"), 401)
+    problem(admin.delete(f"/keys/{made['id']}"), 404)
+
+
+def test_endpoints_and_deliveries(admin: httpx.Client) -> None:
+    """An endpoint's secret is shown when it is made and when it is rotated; its deliveries are listed."""
+    world = populate(admin)
+    path = world.path("/endpoints/{endpoint_id}")
+    rotated = said(admin.post(f"{path}/rotate-secret"), 200)
+    assert rotated["secret"].startswith("whsec_")
+    assert rotated["previous_secret_until"] is not None
+    assert "secret" not in said(admin.get("/endpoints"), 200)["items"][0]
+    changed = said(admin.patch(path, json={"enabled": False, "event_types": ["run.stopped"]}), 200)
+    assert (changed["enabled"], changed["event_types"]) == (False, ["run.stopped"])
+    listed = said(admin.get("/deliveries", params={"endpoint_id": world.ids["endpoint_id"], "state": "waiting"}), 200)
+    assert "run.stop_requested" in {item["event_type"] for item in listed["items"]}
+    problem(admin.post(world.path("/deliveries/{delivery_id}/retry")), 409)
+    assert admin.delete(path).status_code == 204
+    problem(admin.patch(path, json={}), 404)
+    assert said(admin.get("/deliveries"), 200)["items"][0]["state"] == "cancelled"
+
+
+def test_nothing_there(admin: httpx.Client) -> None:
+    """A path that is not there and a method that it does not take are told in our own words."""
+    assert "/docs" in problem(admin.get("/nosuch"), 404)["detail"]
+    response = admin.put("/runs", json={})
+    assert "GET" in problem(response, 405)["detail"]
+    assert "GET" in response.headers["allow"]
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if "{" in route[1]], ids=" ".join)
+def test_unknown_ids(admin: httpx.Client, route: tuple[str, str]) -> None:
+    """An id that is no UUID is not valid; one that nobody has is not found."""
+    method, template = route
+    if template == "/policies/{name}":
+        problem(admin.get("/policies/nosuch"), 404)
+        return
+    nobody = World(dict.fromkeys(("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id"), str(uuid.uuid4())))
+    problem(admin.request(method, nobody.path(template), json=BODIES.get(route)), 404)
+    nonsense = World(dict.fromkeys(nobody.ids, "nonsense"))
+    errors = problem(admin.request(method, nonsense.path(template), json=BODIES.get(route)), 422)["errors"]
+    assert "_id" in errors[0]["pointer"]

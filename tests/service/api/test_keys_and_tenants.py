@@ -1,0 +1,165 @@
+"""Who may do what: scopes, projects apart from each other, keys to the installation, keys out of use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from evalstop_service.clock import utc_now
+from evalstop_service.store import keys
+from evalstop_service.store.keys import SCOPES
+
+from tests.service.api.conftest import Service
+from tests.service.api.speaking import BODIES, ROUTES, World, populate, problem, said
+
+MAY: dict[tuple[str, str], set[str]] = {
+    ("GET", "/project"): {"read"},
+    ("PATCH", "/project"): set(),
+    ("GET", "/keys"): set(),
+    ("POST", "/keys"): set(),
+    ("DELETE", "/keys/{key_id}"): set(),
+    ("GET", "/policies"): {"read"},
+    ("GET", "/policies/{name}"): {"read"},
+    ("POST", "/policies"): set(),
+    ("GET", "/runs"): {"read"},
+    ("POST", "/runs"): {"ingest"},
+    ("GET", "/runs/{run_id}"): {"read", "ingest"},
+    ("POST", "/runs/{run_id}/resume"): {"ingest"},
+    ("POST", "/runs/{run_id}/finish"): {"ingest"},
+    ("GET", "/runs/{run_id}/verdicts"): {"read"},
+    ("POST", "/runs/{run_id}/observations"): {"ingest"},
+    ("GET", "/runs/{run_id}/observations"): {"read"},
+    ("POST", "/runs/{run_id}/checkpoints"): {"ingest"},
+    ("GET", "/runs/{run_id}/checkpoints"): {"read"},
+    ("GET", "/decisions"): {"read"},
+    ("GET", "/decisions/{decision_id}"): {"read"},
+    ("POST", "/decisions/{decision_id}/veto"): {"operate"},
+    ("POST", "/decisions/{decision_id}/report"): {"operate"},
+    ("POST", "/decisions/{decision_id}/outcome"): {"operate"},
+    ("GET", "/endpoints"): set(),
+    ("POST", "/endpoints"): set(),
+    ("PATCH", "/endpoints/{endpoint_id}"): set(),
+    ("DELETE", "/endpoints/{endpoint_id}"): set(),
+    ("POST", "/endpoints/{endpoint_id}/rotate-secret"): set(),
+    ("GET", "/deliveries"): {"read"},
+    ("POST", "/deliveries/{delivery_id}/retry"): {"operate"},
+}
+"""The scopes that open each route of a project, `admin` aside, which opens them all."""
+
+LANDLORD = {("GET", "/projects"), ("POST", "/projects")}
+"""The routes that a key to the installation opens, and no other key."""
+
+
+@pytest.fixture(scope="session")
+def tenant(service: Service) -> tuple[str, World]:
+    """A project with one of everything in it."""
+    project = service.project()
+    return project, populate(service.client(service.key(project)))
+
+
+def ask(client: httpx.Client, route: tuple[str, str], world: World) -> httpx.Response:
+    method, template = route
+    return client.request(method, world.path(template), json=BODIES.get(route))
+
+
+def test_the_table_is_complete() -> None:
+    """Every route has its row in the table of scopes."""
+    assert {*MAY, *LANDLORD} == set(ROUTES)
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_scopes(service: Service, tenant: tuple[str, World], scope: str) -> None:
+    """A key opens exactly the routes of its scope: any other route answers 403 and says what it needs."""
+    project, world = tenant
+    client = service.client(service.key(project, scope))
+    destroys = [route for route in ROUTES if route[0] == "DELETE"]
+    for route in [route for route in ROUTES if route not in destroys] + destroys:
+        response = ask(client, route, world)
+        if route in MAY and (scope in MAY[route] or scope == "admin"):
+            assert response.status_code not in (401, 403), (route, response.text)
+            assert response.status_code < 500, (route, response.text)
+        else:
+            detail = problem(response, 403)["detail"]
+            assert route in LANDLORD or scope in detail
+
+
+@pytest.mark.parametrize("header", [None, "Bearer esk_nosuch", "Basic YTpi", "Bearer", "Bearer \xff\xfe", "esk_x", ""])
+def test_without_a_valid_key(service: Service, tenant: tuple[str, World], header: str | None) -> None:
+    """Without a key in use every route answers 401, says how to get one, and does nothing."""
+    client = service.client(None)
+    if header is not None:
+        client.headers = httpx.Headers([(b"authorization", header.encode("latin-1"))])
+    for route in ROUTES:
+        response = ask(client, route, tenant[1])
+        assert "key create" in problem(response, 401)["detail"]
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+def test_tenants_do_not_see_each_other(service: Service, tenant: tuple[str, World], route: tuple[str, str]) -> None:
+    """To a key of another project what is in this one does not exist: 404 by its id, absent from every list."""
+    stranger = service.client(service.key(service.project()))
+    world = tenant[1]
+    before = snapshot(service, tenant)
+    if "_id}" in route[1]:
+        problem(ask(stranger, route, world), 404)
+    elif route[0] == "GET" and route not in LANDLORD:
+        text = ask(stranger, route, world).text
+        assert not any(world.ids[name] in text for name in world.ids if name != "name")
+    assert snapshot(service, tenant) == before
+
+
+def test_filters_do_not_leak(service: Service, tenant: tuple[str, World]) -> None:
+    """Asking a list for another project's run, endpoint or cursor gives nothing of it."""
+    stranger = service.client(service.key(service.project()))
+    ids = tenant[1].ids
+    last = "ffffffff-ffff-7fff-bfff-ffffffffffff"
+    for path, query in (
+        ("/decisions", {"run_id": ids["run_id"]}),
+        ("/deliveries", {"run_id": ids["run_id"]}),
+        ("/deliveries", {"endpoint_id": ids["endpoint_id"]}),
+        ("/runs", {"cursor": last}),
+        ("/decisions", {"cursor": last}),
+        ("/deliveries", {"cursor": last}),
+        ("/runs", {"name": "first"}),
+    ):
+        assert said(stranger.get(path, params=query), 200)["items"] == []
+
+
+def test_a_name_is_taken_in_one_project_only(service: Service) -> None:
+    """Two projects each have a run of the same name."""
+    ids = {said(service.client(service.key(service.project())).post("/runs", json={"name": "same"}), 201)["id"]}
+    ids |= {said(service.client(service.key(service.project())).post("/runs", json={"name": "same"}), 201)["id"]}
+    assert len(ids) == 2
+
+
+def test_installation_keys(service: Service, tenant: tuple[str, World]) -> None:
+    """A key to the installation makes and lists projects and opens nothing within one; without `admin`, nothing."""
+    landlord, guest = service.client(service.key(None, "admin")), service.client(service.key(None, "read"))
+    said(landlord.get("/projects"), 200)
+    for route in ROUTES:
+        if route not in LANDLORD:
+            problem(ask(landlord, route, tenant[1]), 403)
+        problem(ask(guest, route, tenant[1]), 403)
+
+
+def test_a_revoked_key(service: Service, tenant: tuple[str, World]) -> None:
+    """A key that was revoked opens no route any more."""
+    project, world = tenant
+    secret = service.key(project)
+    with service.database.transaction() as tx:
+        key = keys.authenticate(tx, secret)
+        assert key is not None
+        assert key.project_id is not None
+        assert keys.revoke(tx, key.project_id, key.id, utc_now())
+    client = service.client(secret)
+    for route in ROUTES:
+        problem(ask(client, route, world), 401)
+
+
+def snapshot(service: Service, tenant: tuple[str, World]) -> list[Any]:
+    """What the tenant sees of its own."""
+    client = service.client(service.key(tenant[0], "read"))
+    paths = ("/runs", "/decisions", "/deliveries", "/project")
+    return [said(client.get(path), 200) for path in paths]

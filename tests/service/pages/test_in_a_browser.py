@@ -1,0 +1,215 @@
+"""The pages in a real Chromium: a run turns while one looks on."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import datetime
+
+import pytest
+from evalstop_service import ingest, opening, pages
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from playwright.sync_api import Browser, expect
+
+from tests.service.pages.conftest import Window
+from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.pages.serving import SECRET
+from tests.service.pages.test_pages import HOSTILE
+
+EVALS = recorded("np-0044")
+
+DEADLINE_SECONDS = 30.0
+
+GOLD_POINTS = "document.getElementById('chart').data.find((trace) => trace.name === 'gold').x.length"
+
+
+@pytest.fixture
+def tenant(embedded_database: Database, now: datetime) -> Tenant:
+    """A project and a key to it, on the embedded database."""
+    return add_tenant(embedded_database, now)
+
+
+def wait_for_chart(window: Window, points: int) -> None:
+    window.page.wait_for_selector("#chart .scatterlayer", state="attached")
+    # Not wait_for_function: it evaluates a string in the page, which the content security policy refuses.
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while (drawn := window.page.evaluate(GOLD_POINTS)) != points:
+        assert time.monotonic() < deadline, f"the chart has {drawn} points of gold, not {points}"
+        window.page.wait_for_timeout(20)
+
+
+def fits(window: Window) -> bool:
+    """Whether nothing of the page lies past its right edge."""
+    sizes = window.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert sizes[0] <= sizes[1]
+    return True
+
+
+def test_a_run_turns_while_one_looks_on(
+    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Sign in, see the first run appear, open it, and watch it being suspected, stopped and confirmed."""
+    page, database = window.page, embedded_database
+    window.sign_in(tenant)
+    expect(page.get_by_text("Connect a trainer")).to_be_visible()
+    expect(page.locator(".live")).to_have_attribute("data-live", "on")
+    run = open_run(database, tenant, now, "ppo-live", mode="enforce")
+    report(database, tenant, run.id, EVALS[:10], now)
+    expect(page.locator(".row-link")).to_have_text("ppo-live")
+    expect(page.locator(".spark-line")).to_be_visible()
+
+    page.click(".row-link")
+    wait_for_chart(window, 10)
+    expect(page.get_by_text("verdict: continue")).to_be_visible()
+    report(database, tenant, run.id, EVALS[10:28], now)
+    expect(page.get_by_text("verdict: suspect")).to_be_visible()
+    wait_for_chart(window, 28)
+    receipt = report(database, tenant, run.id, EVALS[28:29], now)
+    expect(page.get_by_text("verdict: stop")).to_be_visible()
+    expect(page.locator("#chart .annotation-text", has_text="stop requested")).to_be_visible()
+    expect(page.locator("#chart .annotation-text", has_text="suspected turn")).to_be_visible()
+    assert receipt.decision is not None
+    confirm(database, tenant, receipt.decision.id, now)
+    expect(page.get_by_text("the job is confirmed to be gone")).to_be_visible()
+    expect(page.locator(".status-stopped")).to_be_visible()
+    expect(page.locator("#chart .annotation-text", has_text="stop confirmed")).to_be_visible()
+    assert window.is_clean()
+
+
+def test_the_keyboard_is_enough(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+    """Sign in, search, open a run, hide a line and copy the address without a mouse."""
+    page = window.page
+    run = open_run(embedded_database, tenant, now, "ppo-keys")
+    open_run(embedded_database, tenant, now, "other")
+    report(embedded_database, tenant, run.id, EVALS[:10], now)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"{window.address}/login?next=/")
+    page.keyboard.type(tenant.secret)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"{window.address}/")
+    page.keyboard.press("/")
+    page.keyboard.type("keys")
+    page.keyboard.press("Enter")
+    expect(page.locator(".row-link")).to_have_count(1)
+    tab_to(window, ".row-link")
+    page.keyboard.press("Enter")
+    wait_for_chart(window, 10)
+    tab_to(window, "[data-toggle=proxy]")
+    page.keyboard.press("Space")
+    expect(page.locator("[data-toggle=proxy]")).to_have_attribute("aria-pressed", "false")
+    tab_to(window, ".uri .copy")
+    page.keyboard.press("Enter")
+    expect(page.locator(".uri .copy")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()").startswith("file:///checkpoints/step-")
+    assert window.is_clean()
+
+
+def tab_to(window: Window, selector: str) -> None:
+    for _ in range(40):
+        window.page.keyboard.press("Tab")
+        if window.page.evaluate(f"document.activeElement.matches({selector!r})"):
+            return
+    raise AssertionError(f"{selector} is not reached by the Tab key")
+
+
+def test_what_has_the_focus_keeps_it(
+    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """News that redraws a part of the page leaves the focus where it was."""
+    page = window.page
+    run = open_run(embedded_database, tenant, now, "ppo")
+    report(embedded_database, tenant, run.id, EVALS[:2], now)
+    window.sign_in(tenant)
+    page.goto(f"{window.address}/runs/{run.id}")
+    wait_for_chart(window, 2)
+    page.focus(".uri .copy")
+    report(embedded_database, tenant, run.id, EVALS[2:5], now)
+    wait_for_chart(window, 5)
+    best = max(EVALS[:5], key=lambda item: item.gold)
+    expect(page.locator(".uri")).to_contain_text(f"step-{best.step:06d}")
+    assert page.evaluate("document.activeElement.matches('.uri .copy')")
+    assert window.is_clean()
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_dark_and_narrow(
+    browser: Browser, window: Window, embedded_database: Database, tenant: Tenant, now: datetime, scheme: str
+) -> None:
+    """On a phone, dark or light, no page scrolls sideways, and the colors are those of the scheme."""
+    page = window.page
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.set_viewport_size({"width": 375, "height": 740})
+    run = open_run(embedded_database, tenant, now, "a-name-without-any-space-" + "x" * 200, mode="enforce")
+    report(embedded_database, tenant, run.id, EVALS[:29], now)
+    page.goto(f"{window.address}/login")
+    assert fits(window)
+    window.sign_in(tenant)
+    expect(page.locator(".spark-line")).to_be_visible()
+    assert fits(window)
+    page.goto(f"{window.address}/runs/{run.id}")
+    wait_for_chart(window, 29)
+    assert fits(window)
+    red = int(page.evaluate("getComputedStyle(document.body).backgroundColor").split("(")[1].split(",")[0])
+    assert red < 40 if scheme == "dark" else red > 200
+    assert window.is_clean()
+
+
+def test_hostile_names_in_a_browser(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+    """Nothing that a trainer names runs, is fetched, or breaks a page or its chart."""
+    page = window.page
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: dialogs.append(dialog.message))
+    page.set_viewport_size({"width": 375, "height": 740})
+    window.sign_in(tenant)
+    for name in HOSTILE:
+        metrics = {name: {"signal": "eval", "direction": "maximize"}}
+        request = opening.Request(name=name, metrics=metrics, labels={name: name})
+        run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
+        points = tuple(Point(name, step, float(step), 0.1) for step in range(4))
+        ingest.take(embedded_database, tenant.project.id, run.id, ingest.Points(points), now)
+        page.goto(f"{window.address}/runs/{run.id}")
+        wait_for_chart(window, 4)
+        assert page.locator("h1").inner_text() == name
+        assert fits(window)
+    page.goto(window.address)
+    expect(page.locator(".row-link")).to_have_count(len(HOSTILE))
+    assert fits(window)
+    assert dialogs == []
+    assert window.is_clean()
+
+
+def test_charts_of_odd_series(window: Window, embedded_database: Database, tenant: Tenant, now: datetime) -> None:
+    """Nothing yet, one eval, only NaN, gaps: the chart stands or says what it waits for."""
+    page = window.page
+    window.sign_in(tenant)
+    for name, values in {
+        "none": [],
+        "one": [0.5],
+        "nan": [math.nan, math.nan],
+        "gaps": [0.1, math.nan, 0.3, 0.4, math.inf, 0.2],
+    }.items():
+        run = open_run(embedded_database, tenant, now, name)
+        if values:
+            points = tuple(Point("reward/gold", step, value, 0.1) for step, value in enumerate(values))
+            ingest.take(embedded_database, tenant.project.id, run.id, ingest.Points(points), now)
+        page.goto(f"{window.address}/runs/{run.id}")
+        if values:
+            wait_for_chart(window, len(values))
+        else:
+            expect(page.locator(".chart-empty")).to_be_visible()
+    assert window.is_clean()
+
+
+def test_a_link_from_another_site_finds_the_session(
+    window: Window, embedded_database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A strict cookie does not come along from another site; the visitor lands on the run all the same."""
+    page = window.page
+    run = open_run(embedded_database, tenant, now, "linked")
+    page.goto(f"{window.address}/login?token={pages.sign_in_token(SECRET, tenant.key.id)}")
+    page.wait_for_url(f"{window.address}/")
+    elsewhere = window.address.replace("127.0.0.1", "localhost")
+    page.goto(f"{elsewhere}/livez")
+    page.evaluate(f"location.href = '{window.address}/runs/{run.id}'")
+    expect(page.get_by_role("heading", name="linked")).to_be_visible()

@@ -1,0 +1,177 @@
+"""The streams that open pages follow."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+from evalstop_service import responses
+from evalstop_service.lifecycle import State
+from evalstop_service.pages.live import Streams
+from evalstop_service.pages.sessions import COOKIE, Sessions
+from evalstop_service.store import keys
+from evalstop_service.store.database import Database
+from fastapi import Response
+
+from tests.service.pages.recorded import Tenant, add_tenant, open_run, recorded, report
+from tests.service.pages.serving import EMBEDDED, SECRET
+
+EVALS = recorded("np-0044")
+
+DEADLINE_SECONDS = 30.0
+
+SERVER = """
+import sys, uvicorn
+from evalstop_service.app import create_app
+from evalstop_service.settings import Settings
+from evalstop_service.store.database import Database
+app = create_app(Settings(), Database(sys.argv[1]), session_secret=sys.argv[2])
+uvicorn.run(app, host="127.0.0.1", port=0, ws="none", log_level="info")
+"""
+
+
+@contextmanager
+def events(client: httpx.Client, path: str) -> Iterator[Iterator[str]]:
+    """The names of a stream's events as they come."""
+    with client.stream("GET", path) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield (line.removeprefix("event: ") for line in answer.iter_lines() if line.startswith("event: "))
+
+
+def revision(client: httpx.Client, path: str) -> str:
+    return client.get(path).text.split('data-revision="')[1].split('"')[0]
+
+
+def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Observations, a verdict, a veto, an outcome, an end: each is told, and what was there before is not."""
+    run = open_run(database, tenant, now, "ppo", mode="enforce")
+    receipt = report(database, tenant, run.id, EVALS[:28], now)
+    path = f"/runs/{run.id}"
+    with events(visitor, f"{path}/events?since={revision(visitor, path)}") as names:
+        receipt = report(database, tenant, run.id, EVALS[28:29], now)
+        assert next(names) == "changed"
+        assert receipt.decision is not None
+        decision = receipt.decision.id
+        project = tenant.project.id
+        changes: list[Callable[[], object]] = [
+            lambda: responses.judge(
+                database, project, decision, outcome="right", turn_step=None, actor="ada", note="", now=now
+            ),
+            lambda: responses.report(
+                database, project, decision, responses.Report(State.FAILED, "receiver", "no", {}), now
+            ),
+            lambda: responses.finish(database, project, run.id, "failed", now),
+        ]
+        for change in changes:
+            settled = revision(visitor, path)
+            change()
+            assert revision(visitor, path) != settled
+            assert next(names) == "changed"
+
+
+def test_news_of_the_list(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A new run is news for a list that would show it, and for no other."""
+    with (
+        events(visitor, f"/events?since={revision(visitor, '/')}") as of_all,
+        events(visitor, f"/events?name=other&since={revision(visitor, '/?name=other')}") as of_others,
+    ):
+        open_run(database, tenant, now, "one")
+        assert next(of_all) == "changed"
+        open_run(database, tenant, now, "other")
+        assert next(of_others) == "changed"
+        assert revision(visitor, "/?name=other") != revision(visitor, "/")
+
+
+@EMBEDDED
+def test_what_was_missed_is_told_at_once(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A page that comes back with the revision that it knows hears at once that there is another."""
+    known = revision(visitor, "/")
+    open_run(database, tenant, now, "meanwhile")
+    with events(visitor, f"/events?since={known}") as names:
+        assert next(names) == "changed"
+
+
+@EMBEDDED
+def test_a_revoked_key_ends_the_stream(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """An open page is told that it is over when its key is revoked."""
+    with events(visitor, f"/events?since={revision(visitor, '/')}") as names:
+        with database.transaction() as tx:
+            keys.revoke(tx, tenant.project.id, tenant.key.id, now)
+        assert list(names) == ["gone"]
+
+
+def test_open_streams_are_limited_and_given_back() -> None:
+    """Past the limit a stream is refused; when a client goes away its place is free again."""
+    streams = Streams(most=1, poll_seconds=0.001)
+
+    async def follow_and_leave() -> None:
+        started = anyio.Event()
+
+        async def receive() -> dict[str, str]:
+            await started.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, object]) -> None:
+            if message.get("body"):
+                assert streams.open == 1
+                assert refused(streams.answer("", lambda: "new"))
+                started.set()
+
+        scope = {"type": "http", "method": "GET"}
+        await streams.answer("", lambda: "new")(scope, receive, send)  # type: ignore[arg-type]
+        assert streams.open == 0
+        assert not refused(streams.answer("", lambda: "new"))
+
+    def refused(answer: Response) -> bool:
+        return answer.status_code == 503
+
+    anyio.run(follow_and_leave)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_with_open_streams_shuts_down(
+    embedded_database: Database, now: datetime, tmp_path: Path, ending: signal.Signals
+) -> None:
+    """A signal ends the streams, and so the server, without being forced."""
+    tenant = add_tenant(embedded_database, now)
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVER, embedded_database.url.render_as_string(), SECRET], stderr=output
+        )
+    try:
+        with httpx.Client(base_url=address_in(log, server), timeout=DEADLINE_SECONDS) as client:
+            client.cookies.set(COOKIE, Sessions(SECRET, lambda: now).session(tenant.key.id))
+            with events(client, "/events?since=") as names:
+                assert next(names) == "changed"
+                server.send_signal(ending)
+                with suppress(httpx.RemoteProtocolError):  # the last chunk is missing: the stream was cut, not ended
+                    assert list(names) == []
+        assert server.wait(DEADLINE_SECONDS) in (0, -ending)
+        assert "Traceback" not in log.read_text().replace("KeyboardInterrupt", "")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def address_in(log: Path, server: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while "running on " not in log.read_text():
+        assert server.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    return log.read_text().split("running on ")[1].split()[0]

@@ -1,0 +1,266 @@
+"""What the pages say, as HTML and JSON, on both databases."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+from html import escape
+from uuid import UUID
+
+import httpx
+import pytest
+from evalstop_service import ingest, opening, pages, responses
+from evalstop_service.pages.run import MOST_POINTS
+from evalstop_service.pages.runs import PAGE
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+
+from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.pages.serving import EMBEDDED, SECRET
+
+HACKING = recorded("np-0044")
+
+HOSTILE = (
+    '<script>alert("x")</script>',
+    "'\"><img src=x onerror=alert(1)>",
+    "{{ 7 * 7 }}{% raw %}",
+    "\u202egnp.exe \u05d0\u05d1\u05d2",
+    "__proto__",
+    "a" * 256,
+    "Z\u0351\u036b\u0343\u036a\u0302A\u0334\u0335\u031c",
+)
+
+
+def post(database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: Point) -> ingest.Receipt:
+    return ingest.take(database, tenant.project.id, run_id, ingest.Points(points), now)
+
+
+def seen(client: httpx.Client, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+@EMBEDDED
+def test_no_run_yet(visitor: httpx.Client, address: str) -> None:
+    """An empty project shows how to connect a trainer, with this service's own address."""
+    html = seen(visitor, "/")
+    assert "Connect a trainer" in html
+    assert f"url=&#34;{address}&#34;" in html
+    assert "data-copy" in html
+
+
+def test_a_run_that_was_stopped(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """The list and the run's page tell of the stop, why, who said what, and which checkpoint to ship."""
+    run = open_run(database, tenant, now, "ppo", mode="enforce", labels={"job": "4711"}, total_steps=600)
+    receipt = report(database, tenant, run.id, HACKING[:29], now)
+    assert receipt.decision is not None
+    assert receipt.run.best_checkpoint is not None
+    confirm(database, tenant, receipt.decision.id, now + timedelta(seconds=5))
+    listed = seen(visitor, "/")
+    for words in ("ppo", "stopped", "stop confirmed", "level", "enforce", "spark-line", "spark-best", "spark-stop"):
+        assert words in listed
+    html = seen(visitor, f"/runs/{run.id}")
+    assert f"Stopped at step {receipt.decision.step}; the job is confirmed to be gone." in html
+    assert escape(receipt.run.best_checkpoint["uri"]) in html
+    for words in ("evalstop-receiver process", "SIGTERM", "k_below_best", "4711", "verdict: stop", "stop requested"):
+        assert words in html
+
+
+@EMBEDDED
+def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, database: Database, now: datetime) -> None:
+    """Shadow, pending, vetoed, requested: each is put into words of its own."""
+    patient = add_tenant(database, now, "patient", grace_seconds=3600)
+    visitor.get("/login", params={"token": pages.sign_in_token(SECRET, patient.key.id)})
+    shadow = open_run(database, patient, now, "shadow", mode="shadow")
+    report(database, patient, shadow.id, HACKING[:29], now)
+    assert "Would have been stopped at step 280" in seen(visitor, f"/runs/{shadow.id}")
+    run = open_run(database, patient, now, "pending", mode="enforce")
+    receipt = report(database, patient, run.id, HACKING[:29], now)
+    assert "unless somebody vetoes it before" in seen(visitor, f"/runs/{run.id}")
+    assert receipt.decision is not None
+    responses.veto(database, patient.project.id, receipt.decision.id, "ada", "a known dip", now)
+    html = seen(visitor, f"/runs/{run.id}")
+    assert "A stop at step 280 was vetoed" in html
+    assert "a known dip" in html
+    late = open_run(database, patient, now, "late", mode="enforce")
+    report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
+    assert "no scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
+
+
+def test_search_filter_and_pages(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Runs are found by a part of their name and by status; past a full page there is a next one."""
+    for index in range(PAGE + 3):
+        open_run(database, tenant, now, f"run-{index:03d}")
+    done = open_run(database, tenant, now, "100% done_")
+    responses.finish(database, tenant.project.id, done.id, "completed", now)
+    html = seen(visitor, "/")
+    assert html.count('class="row-link"') == PAGE
+    older = html.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
+    rest = seen(visitor, older)
+    assert rest.count('class="row-link"') == 4
+    assert 'rel="next"' not in rest
+    for parameters, found in (
+        ({"name": "RUN-00"}, 10),
+        ({"name": "100%"}, 1),
+        ({"name": "e_"}, 1),
+        ({"name": "%"}, 1),
+        ({"name": "\x00run-007\n"}, 1),
+        ({"status": "completed"}, 1),
+        ({"status": "completed", "name": "run"}, 0),
+        ({"name": "nowhere"}, 0),
+    ):
+        html = visitor.get("/", params=parameters).text
+        assert html.count('class="row-link"') == found, parameters
+        assert ("No run matches" in html) == (found == 0)
+
+
+@EMBEDDED
+@pytest.mark.parametrize(
+    "path",
+    ["/runs/nonsense", "/runs/01a1fe69-180e-7447-8e00-3214daaa5f84", "/?cursor=x", "/?status=odd", "/assets/x/secret"],
+)
+def test_errors_are_pages(visitor: httpx.Client, path: str) -> None:
+    """What is not there is told on a page; the API keeps its problem documents."""
+    answer = visitor.get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html") or path.startswith("/assets")
+    for path in ("/api/v1/runs", "/api/v1/nothing"):
+        assert visitor.get(path).headers["content-type"] == "application/problem+json"
+
+
+@EMBEDDED
+@pytest.mark.parametrize("path", ["/", "/login", "/runs/nonsense", "/login?token=x", "/session"])
+def test_headers_that_keep_pages_safe(visitor: httpx.Client, path: str) -> None:
+    """No page may be framed, cached, sniffed, or run a script that is not ours."""
+    headers = visitor.get(path).headers
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == "'self'"
+    assert "unsafe" not in headers["content-security-policy"]
+    assert policy["frame-ancestors"] == "'none'"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+
+
+@EMBEDDED
+def test_no_page_holds_inline_script_or_style(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """The policy forbids them, so none may be there."""
+    run = open_run(database, tenant, now, "ppo")
+    report(database, tenant, run.id, HACKING[:5], now)
+    for path in ("/", f"/runs/{run.id}", "/login"):
+        html = seen(visitor, path)
+        assert "<style" not in html
+        assert " style=" not in html
+        assert html.count("<script") == html.count("<script src=")
+        assert "http://" not in html.replace("http://127.0.0.1", "")
+        assert "https://" not in html
+
+
+@EMBEDDED
+def test_assets_are_kept_for_good(visitor: httpx.Client) -> None:
+    """Files are found by their digest and may be kept; under an old digest they may not."""
+    html = seen(visitor, "/login")
+    style = html.split('rel="stylesheet" href="')[1].split('"')[0]
+    answer = visitor.get(style)
+    assert answer.headers["content-type"].startswith("text/css")
+    assert "immutable" in answer.headers["cache-control"]
+    assert answer.headers["content-encoding"] == "gzip"
+    assert visitor.get(style, headers={"Accept-Encoding": "identity"}).text == answer.text
+    assert visitor.get("/assets/old/evalstop.css").headers["cache-control"] == "no-store"
+
+
+def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Names, labels, metrics, addresses and actors of any sort are shown as they are, and nothing of them runs."""
+    for name in HOSTILE:
+        metrics = {name: {"signal": "eval", "direction": "maximize"}}
+        request = opening.Request(name=name, metrics=metrics, labels={name: name}, mode="enforce")
+        run, _ = opening.open_run(database, tenant.project.id, request, now)
+        points = [Point(name, step, float(-step), 0.1) for step in range(10)]
+        ingest.take(database, tenant.project.id, run.id, ingest.Saved(0, f"file:///{name}"), now)
+        receipt = post(database, tenant, run.id, now, *points, Point(f"{name}2", 1, 2.0))
+        assert receipt.decision is not None
+        confirm(database, tenant, receipt.decision.id, now)
+        html = seen(visitor, f"/runs/{run.id}")
+        shown = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        assert shown.replace('"', "&#34;").replace("'", "&#39;") in html
+        assert "<img" not in html
+        assert "<script>" not in html
+        (series,) = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
+        assert series["metric"] == name
+        assert series["values"][:3] == [0, -1, -2]
+    listed = seen(visitor, "/")
+    assert "<script>alert" not in listed
+    assert "<img" not in listed
+    assert listed.count('class="row-link"') == len(HOSTILE)
+
+
+@EMBEDDED
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [0.5],
+        [math.nan],
+        [math.nan, math.inf, -math.inf],
+        [1.0, math.nan, 2.0],
+        [1e308, -1e308, 0.0],
+        [5e-324, 0.0],
+    ],
+)
+def test_odd_series_keep_the_pages_whole(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime, values: list[float]
+) -> None:
+    """No eval, one, only NaN, numbers at the ends of what a double holds: each page stands, gaps are null."""
+    run = open_run(database, tenant, now, "odd")
+    for step, value in enumerate(values):
+        post(database, tenant, run.id, now, Point("reward/gold", step, value, 0.1))
+    seen(visitor, "/")
+    seen(visitor, f"/runs/{run.id}")
+    gold = visitor.get(f"/runs/{run.id}/series.json").json()["series"][0]
+    assert gold["values"] == [value if math.isfinite(value) else None for value in values]
+    assert gold["stderrs"] == [0.1] * len(values)
+
+
+@EMBEDDED
+def test_a_run_without_roles(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A run that watches nothing is shown with its metrics and an empty chart."""
+    run, _ = opening.open_run(database, tenant.project.id, opening.Request("bare", metrics={}), now)
+    post(database, tenant, run.id, now, Point("tokens", 3, 1e6))
+    assert "not watched" in seen(visitor, f"/runs/{run.id}")
+    assert visitor.get(f"/runs/{run.id}/series.json").json()["series"] == []
+
+
+@EMBEDDED
+def test_long_series_are_thinned_and_keep_their_spike(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A chart gets some two thousand points a metric, the one spike among them."""
+    run = open_run(database, tenant, now, "long")
+    points = [Point("reward/proxy", step, 99.0 if step == 7777 else 1.0) for step in range(9000)]
+    post(database, tenant, run.id, now, *points)
+    series = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
+    proxy = next(item for item in series if item["signal"] == "proxy")
+    assert len(proxy["steps"]) <= MOST_POINTS
+    assert proxy["steps"][proxy["values"].index(99.0)] == 7777
+    assert (proxy["steps"][0], proxy["steps"][-1]) == (0, 8999)
+
+
+def test_superseded_observations_are_left_out(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """After a resume the chart shows what counts; the decision of the earlier attempt stays on the page."""
+    run = open_run(database, tenant, now, "resumed", mode="enforce")
+    receipt = report(database, tenant, run.id, HACKING[:29], now)
+    assert receipt.decision is not None
+    ingest.take(database, tenant.project.id, run.id, ingest.Resumed(100), now)
+    document = visitor.get(f"/runs/{run.id}/series.json").json()
+    assert document["series"][0]["steps"][-1] == 100
+    assert document["decision"] is None
+    html = seen(visitor, f"/runs/{run.id}")
+    assert "attempt 2 from step 100" in html
+    assert "of attempt 1" in html
+    assert "Gold shows no turn." in html

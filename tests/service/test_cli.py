@@ -1,0 +1,202 @@
+"""The command line, as real processes: what it prints, what it ends with, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
+
+TIMEOUT_SECONDS = 60
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """An environment whose embedded database is the test's own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
+    return kept | {"EVALSTOP_DATA_FOLDER": str(tmp_path / "data")}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "evalstop_service.cli", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+    )
+
+
+@contextmanager
+def running(environment: dict[str, str], *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that goes on until the block ends; it then ends well when it is asked to."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evalstop_service.cli", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+        assert "Traceback" not in errors
+        assert process.returncode in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def first_line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    document: dict[str, Any] = json.loads(process.stdout.readline())
+    return document
+
+
+def runs(url: str, key: str) -> int:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.get(f"{url}/api/v1/runs", headers=headers, trust_env=False).status_code
+
+
+def test_up_shows_a_key_once(environment: dict[str, str]) -> None:
+    """The first start makes a key that works and shows it; the second does not show it, and it still works."""
+    with running(environment, "up", "--port", "0", "--json") as process:
+        first = first_line(process)
+        assert runs(first["url"], first["key"]) == 200
+    with running(environment, "up", "--port", "0", "--json") as process:
+        second = first_line(process)
+        assert second["key"] is None
+        assert second["sign_in"]
+        assert runs(second["url"], first["key"]) == 200
+
+
+def test_up_tells_a_person(environment: dict[str, str]) -> None:
+    """Without --json it says where it is and shows the key, in words."""
+    with running(environment, "up", "--port", "0") as process:
+        assert process.stdout is not None
+        said = "".join(iter(process.stdout.readline, "\n"))  # the empty line that it begins with
+        for _ in range(4):
+            said += process.stdout.readline()
+    assert "EvalStop is up at http://127.0.0.1:" in said
+    assert "esk_" in said
+    assert "/login?token=" in said
+
+
+def test_prepares_by_hand(environment: dict[str, str]) -> None:
+    """Migrate, make a project, make keys: each says what it did, for machines too."""
+    assert json.loads(run(environment, "migrate", "--json").stdout) == {"before": None, "after": schema.head()}
+    project = run(environment, "project", "create", "alignment", "--mode", "enforce", "--grace-seconds", "5", "--json")
+    assert json.loads(project.stdout)["name"] == "alignment"
+    made = run(environment, "key", "create", "--project", "alignment", "--name", "k", "--scopes", "read", "--json")
+    key = json.loads(made.stdout)
+    assert (key["scopes"], key["key"][:4]) == (["read"], "esk_")
+    plain = run(environment, "key", "create", "--installation", "--name", "landlord", "--scopes", "admin")
+    assert plain.stdout.startswith("esk_")
+    with running(environment, "serve", "--port", "0", "--json") as process:
+        assert runs(first_line(process)["url"], key["key"]) == 200
+    again = run(environment, "project", "create", "alignment")
+    assert (again.returncode, "alignment" in again.stderr) == (1, True)
+    nosuch = run(environment, "key", "create", "--project", "nosuch", "--name", "k")
+    assert (nosuch.returncode, "project create" in nosuch.stderr) == (1, True)
+    for name in ("a\nb", " ", "\udcff"):
+        assert run(environment, "key", "create", "--project", "alignment", "--name", name).returncode == 1
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["deliver"], ["project", "create", "p"]])
+def test_needs_a_schema(environment: dict[str, str], command: list[str]) -> None:
+    """On a database that was not migrated a command ends with 1 and says what to run."""
+    (Path(environment["EVALSTOP_DATA_FOLDER"])).mkdir()
+    done = run(environment, *command)
+    assert done.returncode == 1
+    assert "evalstop migrate" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_port_in_use(environment: dict[str, str]) -> None:
+    """A port that another holds is named, and the end is 1."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        done = run(environment, "up", "--port", port)
+    assert done.returncode == 1
+    assert port in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "words"),
+    [
+        ({"EVALSTOP_DATABASE_URL": "mysql://x"}, 2, "EVALSTOP_DATABASE_URL"),
+        ({"EVALSTOP_DATABASE_URL": "postgresql://u@127.0.0.1:1/none"}, 1, "database does not answer"),
+        ({"EVALSTOP_DATABASE_URL": "postgresql://u@127.0.0.1:port/none"}, 2, "EVALSTOP_DATABASE_URL"),
+        ({"EVALSTOP_DATABASE_URL": "sqlite:////nosuch/folder/x.db"}, 1, "database does not answer"),
+        ({"EVALSTOP_DATABASE_URL": "sqlite:////dev/null/x.db"}, 1, "database does not answer"),
+        ({"EVALSTOP_DATA_FOLDER": "/dev/null/x"}, 1, "/dev/null"),
+        ({"EVALSTOP_PORT": "99999"}, 2, "EVALSTOP_PORT"),
+        ({"EVALSTOP_SQLITE_SYNCHRONOUS": "OFF"}, 2, "EVALSTOP_SQLITE_SYNCHRONOUS"),
+    ],
+)
+def test_says_what_is_wrong(environment: dict[str, str], settings: dict[str, str], code: int, words: str) -> None:
+    """A setting that cannot be used, or a database that is not there: one line that names it, no traceback."""
+    done = run(environment | settings, "migrate")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Value error" not in done.stderr
+
+
+def test_no_database_at_all(environment: dict[str, str], tmp_path: Path) -> None:
+    """A file that is no database is left alone."""
+    file = tmp_path / "notes.txt"
+    file.write_text("not a database, but long enough to be looked at as one " * 100)
+    done = run(environment | {"EVALSTOP_DATABASE_URL": f"sqlite:///{file}"}, "migrate")
+    assert done.returncode == 1
+    assert "not a database" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert file.read_text().startswith("not a database")
+
+
+def test_a_newer_schema(environment: dict[str, str], tmp_path: Path) -> None:
+    """A schema that a newer version made is not touched."""
+    url = f"sqlite:///{tmp_path / 'newer.db'}"
+    database = Database(url)
+    schema.upgrade(database)
+    with database.transaction() as tx:
+        tx.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    database.close()
+    done = run(environment | {"EVALSTOP_DATABASE_URL": url}, "up", "--port", "0")
+    assert done.returncode == 1
+    assert "newer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_usage(environment: dict[str, str]) -> None:
+    """Asked wrongly it ends with 2 and says how to ask; asked for help it gives examples."""
+    for arguments in ([], ["nosuch"], ["key", "create"], ["key", "create", "--name", "k", "--scopes", "nosuch"]):
+        done = run(environment, *arguments)
+        assert done.returncode == 2
+        assert "usage: evalstop" in done.stderr
+    helped = run(environment, "--help")
+    assert helped.returncode == 0
+    assert "examples:" in helped.stdout
+
+
+def test_openapi(environment: dict[str, str]) -> None:
+    """The API's document is printed without a database, and none is made for it."""
+    done = run(environment, "openapi")
+    assert done.returncode == 0
+    assert "/api/v1/runs" in json.loads(done.stdout)["paths"]
+    assert not Path(environment["EVALSTOP_DATA_FOLDER"]).exists()
