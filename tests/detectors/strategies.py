@@ -53,19 +53,21 @@ def step_functions(feature: Feature) -> st.SearchStrategy[StepFunction]:
     """Step functions of this feature that rise, or fall where that is the calmer way."""
 
     def built(steps: dict[float, float]) -> StepFunction:
-        at, heights = sorted(steps), [-3.0]
+        at, heights = sorted(steps), [0.0]
         for place in at:
             heights.append(heights[-1] + steps[place])
         sign = -1 if feature in CALMING else 1
         return StepFunction(feature, tuple(at), tuple(sign * height for height in heights))
 
     places = st.sampled_from([-1e300, -1.0, 0.0, 0.05, 1.0, 3.5, 1e300])
-    return st.builds(built, st.dictionaries(places, st.sampled_from([0.0, 0.1, 2.0, 1e5]), max_size=4))
+    return st.builds(built, st.dictionaries(places, st.sampled_from([0.0, 0.1, 2.0, 2.0, 1e5]), max_size=4))
 
 
 fusion_models = st.lists(st.sampled_from(FEATURES), unique=True, max_size=5).flatmap(
     lambda chosen: st.builds(
-        FusionModel, st.floats(-1e6, 1e6), st.tuples(*(step_functions(feature) for feature in chosen))
+        FusionModel,
+        st.floats(-3, 3) | st.sampled_from([-1e6, 1e6]),
+        st.tuples(*(step_functions(feature) for feature in chosen)),
     )
 )
 

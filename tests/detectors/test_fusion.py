@@ -11,7 +11,16 @@ import pytest
 from evalstop_detectors import Kind, Observation, Signal
 from evalstop_detectors.codec import policy_from_document, policy_to_document
 from evalstop_detectors.errors import InvalidPolicy
-from evalstop_detectors.fusion import CALMING, FEATURES, MEMBERS, Fusion, FusionModel, FusionState, features
+from evalstop_detectors.fusion import (
+    CALMING,
+    FEATURES,
+    MEMBERS,
+    Fusion,
+    FusionModel,
+    FusionState,
+    StepFunction,
+    features,
+)
 from evalstop_detectors.fusion_model import MODELS
 from evalstop_detectors.shipped import POLICIES
 from hypothesis import given
@@ -49,6 +58,12 @@ def test_the_posterior_is_the_sum_of_all_steps_passed(model: FusionModel, values
         log_odds += function.log_odds[0] + math.fsum(after - before for at, before, after in steps if value > at)
     expected = 0.0 if log_odds < -700 else 1.0 if log_odds > 700 else 1 / (1 + math.exp(-log_odds))
     assert model.posterior(values) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_a_step_begins_above_its_place() -> None:
+    """A value that lies exactly on a step has not passed it."""
+    function = StepFunction("cusum", (1.0, 2.0), (0.5, 1.5, 4.0))
+    assert [function(value) for value in (0.0, 1.0, 1.5, 2.0, 2.5)] == [0.5, 0.5, 1.5, 1.5, 4.0]
 
 
 @given(model=models, values=vectors)
@@ -101,6 +116,17 @@ def test_the_proxy_alone_moves_nothing(observations: list[Observation]) -> None:
         before = state.evidence
         state, evidence = detector.step(state, observation)
         assert observation.signal is Signal.EVAL or evidence == before
+
+
+def test_a_dip_is_healed_by_a_better_gold_alone() -> None:
+    """A dip that ends on the level before it is not healed yet; gold above that level heals it."""
+    rise, plateau, dip = [n / 10 for n in range(20)], [1.9] * 45, [1.2] * 10
+    fallen = last_state(eval_series([*rise, *plateau, *dip]))
+    back = last_state(eval_series([*rise, *plateau, *dip, *plateau[:5]]))
+    above = last_state(eval_series([*rise, *plateau, *dip, 2.0, 2.1, 2.2]))
+    assert (fallen.healed, back.healed) == (0, 0)
+    assert above.healed == fallen.largest > 0
+    assert above.largest == 0
 
 
 @given(observations=runs)
