@@ -44,7 +44,7 @@ def _print_known(console: Console, found: dict[str, Any], title: str) -> None:
     for name, rates in found.items():
         for rate, row in rates.items():
             shares = (_words(row[key]) for key in ("recall", "premature", "false_stops"))
-            table.add_row(name, f"{float(rate):.0%}", f"{row['alarm']:.3g}", *shares)
+            table.add_row(name, f"{float(rate):.0%}", f"{row['alarm']:.6f}", *shares)
     console.print(table)
 
 
