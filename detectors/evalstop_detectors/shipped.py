@@ -14,7 +14,7 @@ _NOT_FINITE: list[dict[str, Any]] = [
     for signal in reversed(Signal)
 ]
 
-_DROP: dict[str, Any] = {"detector": "plateau_drop", "params": {"sigmas": 2.5, "use_proxy": True}}
+_DROP: dict[str, Any] = {"detector": "plateau_drop", "params": {"sigmas": 1.5, "use_proxy": True}}
 
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "paper": {
