@@ -13,8 +13,8 @@ Target      At an eval: the noiseless gold of a hacking run has passed its peak.
 State       Those of the members, and two numbers. O(log n).
 Evidence    A posterior, at every finite eval: gold decides. The turn is where the first member of an order of trust
             places it.
-Not done    No member is weighed by what another says (no interactions): they gained nothing on families left out, see
-            the documentation. A model belongs to its members as they were: when one changes, it is to be fitted again.
+Not done    No member is weighed by what another says (no interactions): trees that do so found no more turns. Nor does
+            fusion find more than plateau_drop at few false stops, see the documentation. A model belongs to its members as they were: when one changes, it is to be fitted again.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Fusion(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=0.9, stop_at=0.99)
+        return Thresholds(suspect_at=0.983, stop_at=0.9997)
 
     def start(self) -> FusionState:
         return FusionState()
