@@ -14,7 +14,8 @@ State       Those of the members, and two numbers. O(log n).
 Evidence    A posterior, at every finite eval: gold decides. The turn is where the first member of an order of trust
             places it.
 Not done    No member is weighed by what another says (no interactions): trees that do so found no more turns. Nor does
-            fusion find more than plateau_drop at few false stops, see the documentation. A model belongs to its members as they were: when one changes, it is to be fitted again.
+            fusion find more than plateau_drop at few false stops, see the documentation. A model belongs to its
+            members as they were: when one changes, it is to be fitted again.
 """
 
 from __future__ import annotations
