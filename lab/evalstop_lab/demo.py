@@ -50,6 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--preset", choices=sorted(PRESETS), default="overoptimizes", help="which run to train")
     parser.add_argument("--seed", type=whole_number, default=0, help="decides all of its chance (default: 0)")
+    parser.add_argument("--policy", default="paper", help="by which it is judged (default: paper, 3 declines in a row)")
     parser.add_argument("--hasten", type=positive_number, default=1, help="fewer, larger steps: the same story, sooner")
     parser.add_argument("--folder", type=Path, help="where everything is kept (default: a new one in .evalstop/)")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
@@ -83,6 +84,7 @@ def _training(args: argparse.Namespace, service: Service, folder: Path) -> Itera
     """The trainer as the child of a process receiver, which is what ends it."""
     trainer = [sys.executable, "-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal"]
     trainer += ["--preset", args.preset, "--seed", str(args.seed), "--hasten", str(args.hasten)]
+    trainer += ["--policy", args.policy]
     trainer += ["--checkpoints", str(folder / "checkpoints")]
     receiver = [sys.executable, "-m", "evalstop_client.receivers.cli", "process"]
     receiver += ["--secret-file", str(folder / "secret"), "--ready-file", str(folder / "ready.json")]

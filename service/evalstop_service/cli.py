@@ -18,7 +18,7 @@ import sqlalchemy as sa
 import uvicorn
 from pydantic import ValidationError
 
-from evalstop_service import app, installation, pages
+from evalstop_service import app, installation, opening, pages
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
 from evalstop_service.settings import Settings
@@ -119,7 +119,9 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
     """Make a project."""
     database = app.create_database(settings)
     _require_head(database)
-    project = installation.add_project(database, options.name, options.mode, options.grace_seconds, utc_now())
+    project = installation.add_project(
+        database, options.name, options.mode, options.grace_seconds, utc_now(), options.policy
+    )
     _print(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
     return OK
 
@@ -260,6 +262,7 @@ def _add_project(commands: Any, add: Callable[..., argparse.ArgumentParser]) -> 
     project = commands.add_parser("project", help="Make a project.").add_subparsers(required=True, metavar="VERB")
     create = add(project, "create", project_create)
     create.add_argument("name")
+    create.add_argument("--policy", default=opening.DEFAULT_POLICY, help="that judges its runs (default: %(default)s)")
     create.add_argument("--mode", choices=["shadow", "enforce"], default="shadow", help="of its runs (default shadow)")
     create.add_argument(
         "--grace-seconds", type=float, default=0.0, help="within which a stop can be vetoed (default 0)"

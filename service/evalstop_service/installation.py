@@ -20,7 +20,9 @@ def first_key(database: Database, now: datetime) -> str | None:
     with database.transaction() as tx:
         if keys.any_exists(tx):
             return None
-        project = projects.find_by_name(tx, FIRST_PROJECT) or _make(tx, FIRST_PROJECT, "shadow", 0.0, now)
+        project = projects.find_by_name(tx, FIRST_PROJECT) or _make(
+            tx, Project(new_id(), FIRST_PROJECT, opening.DEFAULT_POLICY, "shadow", 0.0, now)
+        )
         return keys.add(tx, project_id=project.id, name="first", scopes=SCOPES, now=now)[1]
 
 
@@ -33,13 +35,20 @@ def any_key(database: Database) -> Key | None:
     return next(readers, None)
 
 
-def add_project(database: Database, name: str, mode: str, grace_seconds: float, now: datetime) -> Project:
-    """Make a project; raises Conflict if there is one of that name."""
+def add_project(
+    database: Database,
+    name: str,
+    mode: str,
+    grace_seconds: float,
+    now: datetime,
+    policy: str = opening.DEFAULT_POLICY,
+) -> Project:
+    """Make a project; raises Conflict if there is one of that name, Invalid if there is no such policy."""
     _check_name("project", name)
     if not 0 <= grace_seconds <= 30 * 86400:
         raise Invalid(f"grace_seconds is {grace_seconds}; it may be 0 to {30 * 86400}")
     with database.transaction() as tx:
-        return _make(tx, name, mode, grace_seconds, now)
+        return _make(tx, Project(new_id(), name, policy, mode, grace_seconds, now))
 
 
 def add_key(
@@ -61,9 +70,8 @@ def _check_name(noun: str, name: str) -> None:
         raise Invalid(f"{noun} {name!r}: a name has 1 to 256 printable characters")
 
 
-def _make(tx: Transaction, name: str, mode: str, grace_seconds: float, now: datetime) -> Project:
-    project = Project(new_id(), name, "paper", mode, grace_seconds, now)
+def _make(tx: Transaction, project: Project) -> Project:
     if not projects.add(tx, project):
-        raise Conflict(f"there is a project called {name!r} already")
-    opening.resolve(tx, project, project.default_policy, now)
+        raise Conflict(f"there is a project called {project.name!r} already")
+    opening.resolve(tx, project, project.default_policy, project.created_at)
     return project

@@ -17,6 +17,9 @@ from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 from evalstop_service.watching import DEFAULT_METRICS
 
+DEFAULT_POLICY = "default"
+"""What a project judges its runs by unless it says otherwise."""
+
 
 @dataclass(frozen=True)
 class Request:

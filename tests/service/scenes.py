@@ -79,7 +79,7 @@ class Scene:
 
 def set_up(database: Database, mode: str = "enforce", grace_seconds: float = 0.0) -> Scene:
     """A new project that also has the policy `watchful`."""
-    project = installation.add_project(database, uuid.uuid4().hex, mode, grace_seconds, NOW)
+    project = installation.add_project(database, uuid.uuid4().hex, mode, grace_seconds, NOW, "paper")
     with database.transaction() as tx:
         policies.add(tx, projects.get(tx, project.id), "watchful", WATCHFUL, NOW)
     return Scene(database, project.id)

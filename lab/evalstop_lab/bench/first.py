@@ -133,7 +133,9 @@ async def _latencies(service: Service, stops: int) -> list[float]:
         endpoint = {"url": f"http://127.0.0.1:{port}/", "event_types": ["run.stop_requested"]}
         await api.post("endpoints", json=endpoint)
         for number in range(stops):
-            async with api.post("runs", json={"name": f"stop-{number}", "mode": "enforce"}) as response:
+            async with api.post(
+                "runs", json={"name": f"stop-{number}", "mode": "enforce", "policy": "paper"}
+            ) as response:
                 run = (await response.json())["id"]
             fall = [{"metric": "eval", "step": step, "value": -step} for step in range(4)]
             await api.post(f"runs/{run}/observations", json={"observations": fall[:3]})

@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines, CSV, trainer state or events")
-    parser.add_argument("--policy", default="paper", metavar="NAME|FILE", help="default: paper")
+    parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="default: default")
     for signal in reversed(Signal):
         parser.add_argument(f"--{signal}", metavar="COLUMN", help=f"the column with the {signal} (default: {signal})")
     parser.add_argument(

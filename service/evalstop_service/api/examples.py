@@ -36,7 +36,7 @@ CHANGE = {
     "reason": VERDICT["reason"],
     "details": {},
 }
-POLICY_NAME = {"name": "paper", "version": 1}
+POLICY_NAME = {"name": "default", "version": 1}
 DECISION = {
     "id": DECISION_ID,
     "run_id": RUN_ID,
@@ -92,7 +92,7 @@ POLICY = {
 PROJECT = {
     "id": "0199aa0c-3333-7f44-9a55-665544332211",
     "name": "alignment",
-    "default_policy": "paper",
+    "default_policy": "default",
     "default_mode": "enforce",
     "grace_seconds": 300.0,
     "created_at": BEGAN,

@@ -26,7 +26,7 @@ class ProjectIn(Body):
     """A new project. Its stops are only recorded until `default_mode` is `enforce`."""
 
     name: Name = Field(examples=["alignment"])
-    default_policy: Line = "paper"
+    default_policy: Line = opening.DEFAULT_POLICY
     default_mode: Mode = "shadow"
     grace_seconds: Grace = Field(0.0, description="how long a person may veto a stop before it is sent")
 

@@ -29,7 +29,7 @@ class Service:
 
     def project(self, mode: str = "enforce", grace_seconds: float = 0.0) -> str:
         """The name of a new project."""
-        return installation.add_project(self.database, uuid.uuid4().hex, mode, grace_seconds, utc_now()).name
+        return installation.add_project(self.database, uuid.uuid4().hex, mode, grace_seconds, utc_now(), "paper").name
 
     def key(self, project: str | None, *scopes: str) -> str:
         """A key to a project, or (None) to the installation."""
