@@ -94,6 +94,8 @@ def test_shell_examples_call_what_exists(block: Block, capsys: pytest.CaptureFix
                 assert_parses(receiver_cli.main, words[1 : words.index("--")], capsys)
                 if "evalstop-lab" in words:
                     assert_parses(lab_cli.main, words[words.index("evalstop-lab") + 1 :], capsys)
+            case "evalstop-lab":
+                assert_parses(lab_cli.main, words[1:], capsys)
             case "make":
                 targets = [word for word in words[1:] if "=" not in word]
                 assert set(targets) <= make_targets(), command

@@ -103,19 +103,22 @@ def test_not_finite_values(tmp_path: Path, replay: Replay) -> None:
     lines += [f'{{"run": "a", "step": {5 + 10 * i}, "eval": {text}, "eval_stderr": NaN}}' for i, text in enumerate(odd)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "b.csv").write_text("step,eval\n0,1\n1,nan\n2,NaN\n3,-inf\n4,Infinity\n5,.5\n6,.4\n7,.3\n")
-    assert [item["stop_step"] for item in replay(tmp_path / "a.jsonl", tmp_path / "b.csv")] == [60, 7]
+    assert [item["stop_step"] for item in replay(tmp_path / "a.jsonl", tmp_path / "b.csv", "--policy", "paper")] == [
+        60,
+        7,
+    ]
 
 
 def test_a_run_of_nothing_but_nan(tmp_path: Path, replay: Replay) -> None:
     """There is no best step and nothing to stop."""
     (result,) = replay(write_jsonl(tmp_path / "a.jsonl", rows(golds=[float("nan")] * 9)))
-    assert (result["verdict"], result["stop_step"], result["best_step"]) == ("continue", None, None)
+    assert (result["verdict"], result["stop_step"], result["best_step"]) == ("suspect", None, None)
 
 
 def test_the_first_value_of_a_step_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Duplicates are silent, conflicts are named on standard error, and neither changes a verdict."""
     twice = [*rows(), *rows(), {"run": "a", "step": 30, "eval": -5.0}, {"run": "a", "step": 70, "eval": 7}]
-    assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", twice)), "--json"]) == 0
+    assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", twice)), "--json", "--policy", "paper"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["stop_step"] == 60
     assert [line for line in captured.err.splitlines() if line] == [

@@ -82,8 +82,10 @@ def test_a_run_is_stopped(admin: httpx.Client) -> None:
         1,
     )
     assert receipt["verdict"]["evidence"][0]["detector"] == "k_decline"
-    best = {"step": 1, "uri": "file:///1", "score": 0.9, "chosen_by": "raw_maximum"}
-    assert receipt["best_checkpoint"] == best
+    best = receipt["best_checkpoint"]
+    assert best["smoothed_stderr"] > 0
+    chosen = {"step": 1, "uri": "file:///1", "score": 0.9, "chosen_by": "smoothed_maximum"}
+    assert best == chosen | {name: best[name] for name in ("smoothed", "smoothed_stderr")}
     after = said(admin.get(path), 200)
     assert after["should_stop"]
     assert (after["best_checkpoint"], after["raw_maximum"], after["last_step"]) == (best, {"step": 1, "score": 0.9}, 4)
@@ -188,7 +190,7 @@ def test_policies(admin: httpx.Client) -> None:
     assert said(admin.post("/policies", json=body), 201)["version"] == 1
     assert said(admin.post("/policies", json=body | {"min_evals": 11}), 201)["version"] == 2
     assert [item["version"] for item in said(admin.get("/policies/patient"), 200)["items"]] == [2, 1]
-    assert {"paper", "level", "patient"} <= {item["name"] for item in said(admin.get("/policies"), 200)["items"]}
+    assert {"paper", "default", "patient"} <= {item["name"] for item in said(admin.get("/policies"), 200)["items"]}
     assert opened(admin, policy="patient@1")["policy"] == {"name": "patient", "version": 1}
     assert opened(admin, policy="patient")["policy"] == {"name": "patient", "version": 2}
     assert "nosuch" in problem(admin.post("/runs", json={"name": "x", "policy": "nosuch"}), 422)["detail"]

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
+from evalstop_detectors import policy_from_document, policy_to_document
 from evalstop_service import ingest, opening, responses
 from evalstop_service.lifecycle import State
-from evalstop_service.store import keys, projects
+from evalstop_service.store import keys, policies, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import Key
@@ -26,6 +28,15 @@ METRICS = {
     "reward/proxy": {"signal": "proxy", "direction": "maximize"},
     "policy/kl": {"signal": "kl", "direction": "minimize"},
 }
+
+LEVEL: dict[str, Any] = {
+    "name": "level",
+    "members": [
+        {"detector": "k_below_best", "params": {"k": 5}},
+        *({"detector": "non_finite", "id": name, "params": {"signal": name}} for name in ("eval", "proxy", "kl")),
+    ],
+}
+"""A policy that stops these runs soon enough for a test."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +79,10 @@ def add_tenant(
     grace_seconds: float = 0.0,
 ) -> Tenant:
     """A new project and a key to it."""
-    project = Project(new_id(), name, "default", "shadow", grace_seconds, now)
+    project = Project(new_id(), name, LEVEL["name"], "shadow", grace_seconds, now)
     with database.transaction() as tx:
         assert projects.add(tx, project)
+        policies.add(tx, project, LEVEL["name"], policy_to_document(policy_from_document(LEVEL)), now)
         key, secret = keys.add(tx, project_id=project.id, name="test", scopes=scopes, now=now)
     return Tenant(project, key, secret)
 
