@@ -47,7 +47,7 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
     state_type: ClassVar[type[FloorState]] = FloorState
 
     k: Annotated[int, Meta(ge=1, le=50)] = 3
-    sigmas: Annotated[float, Meta(gt=0, le=100)] = 3.0
+    sigmas: Annotated[float, Meta(ge=0.01, le=100)] = 3.0
     share: Annotated[float, Meta(ge=0, le=100)] = 0.2
 
     @property

@@ -103,7 +103,7 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
         warmup_evals=warmups,
         signal=signals,
     ),
-    "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([5e-324, 3.0]), share=st.sampled_from([0.0, 0.2])),
+    "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([0.01, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "fixed_progress": st.builds(FixedProgress, fraction=st.floats(0, 1, exclude_min=True)),
     "focus": st.builds(Focus, rise_sigmas=st.none() | st.sampled_from([0.1, 4.0]), candidates=st.sampled_from([4, 32])),
     "fusion": st.builds(Fusion, model=st.just("worlds-1") | fusion_models),

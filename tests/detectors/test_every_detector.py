@@ -134,12 +134,18 @@ def with_step(observation: Observation, number: int) -> Observation:
     return msgspec.structs.replace(observation, step=number)
 
 
+def without_denormal_stderr(observation: Observation) -> Observation:
+    """The observation without a standard error so small that it has no exact value in another unit."""
+    tiny = observation.stderr is not None and 0 < observation.stderr < 1e-290
+    return msgspec.structs.replace(observation, stderr=None) if tiny else observation
+
+
 @every_detector
 @given(data=st.data(), exponent=st.integers(-40, 40), shift=st.integers(-(10**6), 10**6))
 def test_it_knows_no_unit(name: str, data: st.DataObject, exponent: int, shift: int) -> None:
     """Scaled or shifted scores, with the tolerances scaled alike, give the same evidence."""
     plain = amounts_changed(data.draw(DETECTORS_DRAWN[name]), lambda _: float(data.draw(st.integers(0, 3))))
-    observations = data.draw(series(plain.signals, round_values))
+    observations = [without_denormal_stderr(item) for item in data.draw(series(plain.signals, round_values))]
     expected = fold(plain, observations)
     scaled = amounts_changed(plain, lambda amount: math.ldexp(amount, exponent))
     kept = {Signal.KL} if name in IN_NATS else set[Signal]()

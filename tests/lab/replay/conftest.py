@@ -32,10 +32,11 @@ def write_jsonl(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
 
 @pytest.fixture
 def replay(capsys: pytest.CaptureFixture[str]) -> Replay:
-    """Runs `evalstop-lab replay ... --json`, which has to succeed; returns its objects."""
+    """Runs `evalstop-lab replay ... --json`, by the published rule unless told otherwise; returns its objects."""
 
     def replayed(*arguments: object) -> list[dict[str, Any]]:
-        assert main(["replay", *map(str, arguments), "--json"]) == 0
+        policy = [] if "--policy" in arguments else ["--policy", "paper"]
+        assert main(["replay", *map(str, arguments), *policy, "--json"]) == 0
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     return replayed

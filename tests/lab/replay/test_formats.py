@@ -150,7 +150,8 @@ def test_columns_by_name(tmp_path: Path, replay: Replay) -> None:
 
 def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json there is a table, in which a run's name stands as it is."""
-    assert main(["replay", str(write_jsonl(tmp_path / "runs.jsonl", rows("[red]a[/red]")))]) == 0
+    log = write_jsonl(tmp_path / "runs.jsonl", rows("[red]a[/red]"))
+    assert main(["replay", str(log), "--policy", "paper"]) == 0
     out = capsys.readouterr().out
     assert "[red]a[/red]" in out
     assert "1 of 1 runs stopped" in out
