@@ -10,7 +10,7 @@ It is the sum of two things:
 Fluency is the property that makes gold turn. Comparisons are made between texts of the initial policy, nearly all of
 them fluent, so they say next to nothing about it; a policy pushed hard against a reward fitted to them leaves the
 fluent texts behind and loses there what it gained in content. With content alone, gold levels off or gives back some of
-its gain (at most a fifth, on ten seeds of the preset that over-optimizes) where with fluency it loses most or all of
+its gain (at most .22, on ten seeds of the preset that over-optimizes) where with fluency it loses most or all of
 it. Nothing here knows of steps or of the KL: where gold turns, and whether it does, comes out of the optimization.
 """
 
