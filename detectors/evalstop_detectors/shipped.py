@@ -37,8 +37,9 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         ],
     },
     "cautious": {
-        "description": "Stop when expected gold has fallen below its best; noise alone does that in at most 1 %"
-        " of runs, however long one looks, under the assumptions of e_process. A dip that would have recovered is a fall, too.",
+        "description": "Stop when expected gold has fallen below its best; noise alone does that in at most 1 % of"
+        " runs, however long one looks, under the assumptions of e_process. A dip that would have recovered is a fall,"
+        " too.",
         "members": [{"detector": "e_process", "params": {"alpha": 0.01}}],
     },
 }
