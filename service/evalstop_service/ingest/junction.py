@@ -1,0 +1,200 @@
+"""Taking news in: many runs, one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from evalstop_detectors import Best, Observation, Verdict, advance, is_late, start, verdict_to_document
+
+from evalstop_service import hindsight, watching
+from evalstop_service.errors import Conflict, NotFound, ServiceError
+from evalstop_service.ingest import announcing, attempts
+from evalstop_service.ingest.identity import sort_out
+from evalstop_service.ingest.live import LATE_WEIGHT, LiveRun, LiveRuns
+from evalstop_service.ingest.news import Arrival, Points, Receipt, Resumed, Saved
+from evalstop_service.ingest.recall import after, recall, scores_of
+from evalstop_service.ingest.work import Work
+from evalstop_service.store import checkpoints
+from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+from evalstop_service.telemetry import Telemetry
+
+Answer = Receipt | ServiceError
+"""What became of an arrival, or why it could not be taken: NotFound, Conflict. Then nothing of it was stored."""
+
+
+def take(
+    database: Database, live_runs: LiveRuns, arrivals: Sequence[Arrival], now: datetime, telemetry: Telemetry
+) -> list[Answer]:
+    """Take news in, in the order given, with one commit; what the receipts say is durable when this returns."""
+    with database.transaction() as tx:
+        held = recall(tx, live_runs, {arrival.run_id for arrival in arrivals}, telemetry)
+        work = Work(tx, now, held.values())
+        answers = [_answer(work, held.get(arrival.run_id), arrival) for arrival in arrivals]
+        work.write()
+    live_runs.put_back(held.values())
+    telemetry.detector_seconds.observe(work.detector_seconds)
+    return answers
+
+
+def _answer(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
+    if live is None or live.run.project_id != arrival.project_id:
+        return NotFound(f"there is no run {arrival.run_id} in this project; open one by POST /api/v1/runs")
+    match arrival.news:
+        case Points(points):
+            return _take_points(work, live, points)
+        case Saved(at, uri):
+            return _take_checkpoint(work, live, at, uri)
+        case Resumed(at):
+            return _take_resumption(work, live, at)
+
+
+def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receipt:
+    before = live.run
+    fresh, contradictions = sort_out(work, live, points)
+    if fresh:
+        work.store(live, fresh)
+        highest = max(point.step for point in fresh)
+        if before.last_step is None or highest > before.last_step:
+            live.run = replace(before, last_step=highest)
+    if fresh or live.reached:
+        rewritten = _step(work, live, fresh)
+        rewritten |= _weigh(work, live, fresh)
+        _settle(work, live, before, rewritten=rewritten)
+    return Receipt(
+        live.run,
+        work.decision(live),
+        accepted=len(fresh),
+        duplicates=len(points) - len(fresh) - len(contradictions),
+        contradictions=contradictions,
+    )
+
+
+def _take_checkpoint(work: Work, live: LiveRun, at: int, uri: str) -> Answer:
+    before = live.run
+    known = checkpoints.find(work.tx, before.id, at)
+    if known is not None and known.uri != uri:
+        return Conflict(f"the checkpoint of step {at} is on record at {known.uri!r}; it cannot move")
+    if known is None:
+        checkpoints.add(work.tx, before.id, Checkpoint(at, uri, before.attempt, work.now))
+        if live.scores is not None:
+            live.scores.saved(at, uri)
+        _point(work, live)
+        _settle(work, live, before)
+    return Receipt(live.run, work.decision(live), created=known is None)
+
+
+def _take_resumption(work: Work, live: LiveRun, at: int) -> Receipt:
+    before = live.run
+    work.write()
+    superseded = attempts.begin(work, live, at)
+    if superseded is None:
+        return Receipt(live.run, work.decision(live))
+    _go_back(work, live, None)
+    _point(work, live)
+    _settle(work, live, before, rewritten=True)
+    return Receipt(live.run, work.decision(live), superseded=superseded)
+
+
+def _settle(work: Work, live: LiveRun, before: Run, *, rewritten: bool = False) -> None:
+    """Bring the run's row up to where its monitor stands, decide, and announce what changed."""
+    run, verdict = live.run, live.monitor.verdict
+    if verdict is not live.told:
+        live.told = verdict
+        run = replace(run, verdict=verdict_to_document(verdict))
+    version = run.version + 1
+    live.run = run = replace(
+        run,
+        version=version,
+        rewritten_version=version if rewritten else run.rewritten_version,
+        monitor_state=None,
+        updated_at=work.now,
+    )
+    work.changed(live)
+    if not live.decided and verdict.stops and run.status == "running":
+        announcing.decide(work, live, verdict)
+    reached, live.reached = live.reached, []
+    announcing.announce(work, before, run, reached)
+
+
+def _step(work: Work, live: LiveRun, fresh: Sequence[Point]) -> bool:
+    """Move the monitor on by what is new; true when something new belonged into its past."""
+    seen = watching.observations(live.run, live.policy, fresh)
+    if not seen:
+        return False
+    if is_late(live.monitor, seen[0]):
+        work.write()
+        _go_back(work, live, seen[0])
+        return True
+    _advance(work, live, seen)
+    return False
+
+
+def _go_back(work: Work, live: LiveRun, first: Observation | None) -> None:
+    """Rebuild the monitor from where `first` belongs, or from the beginning; all it is to see has been written."""
+    remembered = live.trail.back_to(first) if first is not None else None
+    live.count, live.monitor = remembered or (0, start(live.policy))
+    if remembered is None:
+        live.trail.forget()
+    _advance(work, live, after(work.tx, live.run, live.policy, live.monitor), on_the_way=False)
+    live.unkept += LATE_WEIGHT
+
+
+def _advance(work: Work, live: LiveRun, seen: Sequence[Observation], *, on_the_way: bool = True) -> None:
+    begun = time.perf_counter()
+    live.monitor, changes = advance(live.policy, live.monitor, seen)
+    work.detector_seconds += time.perf_counter() - begun
+    live.reached += changes if on_the_way else [live.monitor.verdict]
+    live.count += len(seen)
+    live.unkept += len(seen)
+    live.trail.leave(live.count, live.monitor)
+
+
+def _weigh(work: Work, live: LiveRun, fresh: Sequence[Point]) -> bool:
+    """Take new gold scores into the choice of the best checkpoint; true when one belonged among earlier ones."""
+    gold = watching.eval_metric(live.run)
+    news = sorted((point for point in fresh if point.metric == gold), key=lambda point: point.step)
+    if not news:
+        return False
+    late = live.scores is not None and not live.scores.add(watching.scores(live.run, news))
+    if late:
+        live.scores = None
+    _point(work, live)
+    return late
+
+
+def _point(work: Work, live: LiveRun) -> None:
+    """Point to the best checkpoint, with the raw maximum to be shown beside it, and, at the end, to the turn."""
+    run, gold = live.run, watching.eval_metric(live.run)
+    if gold is None:
+        return
+    if live.scores is None:
+        work.write()
+        live.scores = scores_of(work.tx, run, gold)
+    best, raw = live.scores.best.best(), live.scores.best.raw()
+    sign = watching.sign(run.metrics, gold)
+    if run.ended_at is not None:
+        work.write()
+    live.run = replace(
+        run,
+        best_checkpoint=_pointer(best, live.scores.uris[best.step], sign) if best else None,
+        raw_maximum={"step": raw.step, "score": sign * raw.score} if raw else None,
+        turn=hindsight.turn_of(work.tx, run) if run.ended_at is not None else None,
+    )
+
+
+def _pointer(best: Best, uri: str, sign: float) -> dict[str, Any]:
+    return {
+        "step": best.step,
+        "uri": uri,
+        "score": sign * best.score,
+        "chosen_by": best.chosen_by,
+        "smoothed": None if best.smoothed is None else sign * best.smoothed,
+        "smoothed_stderr": best.smoothed_stderr,
+    }

@@ -1,0 +1,129 @@
+"""Bringing runs back: from this process's memory, from a kept state and what came since, or from all observations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from uuid import UUID
+
+from evalstop_detectors import MonitorState, Observation, Policy, StaleState, advance, replay, state_from_json
+
+from evalstop_service import watching
+from evalstop_service.ingest.live import LiveRun, LiveRuns, Scores
+from evalstop_service.store import checkpoints, decisions, monitors, observations, runs
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.monitors import KeptMonitor
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+from evalstop_service.telemetry import Telemetry
+
+
+def recall(tx: Transaction, live: LiveRuns, run_ids: Collection[UUID], telemetry: Telemetry) -> dict[UUID, LiveRun]:
+    """Lock these runs and bring them back as they stand; those that do not exist are left out."""
+    stamps = runs.lock_many(tx, run_ids)
+    remembered = live.take_out(stamps)
+    present = {run_id: held for run_id, held in remembered.items() if held.stamp == stamps[run_id]}
+    telemetry.live_runs.labels("hit").inc(len(present))
+    moved = [run_id for run_id in stamps if run_id not in present]
+    return present | _brought_back(tx, live, moved, remembered, telemetry) if moved else present
+
+
+def _brought_back(
+    tx: Transaction,
+    live: LiveRuns,
+    run_ids: Collection[UUID],
+    remembered: Mapping[UUID, LiveRun],
+    telemetry: Telemetry,
+) -> dict[UUID, LiveRun]:
+    rows = runs.load_many(tx, run_ids)
+    kept = monitors.find_many(tx, run_ids)
+    last_steps = observations.last_steps(tx, run_ids)
+    decided = decisions.of_runs(tx, run_ids)
+    back = {}
+    for run_id, run in rows.items():
+        policy = live.policy(tx, run.policy_id)
+        found, how = _monitored(tx, run, policy, remembered.get(run_id), kept.get(run_id))
+        telemetry.live_runs.labels(how).inc()
+        found.last_steps = last_steps.get(run_id, {})
+        found.decided = run_id in decided
+        back[run_id] = found
+    return back
+
+
+def _monitored(
+    tx: Transaction, run: Run, policy: Policy, held: LiveRun | None, kept: KeptMonitor | None
+) -> tuple[LiveRun, str]:
+    """The run with its monitor up to date, and how it was brought back."""
+    # A state beside the row was written by a release that keeps no account of what it rewrote.
+    trusted = run.monitor_state is None
+    if trusted and held is not None and _goes_on(held.run, run):
+        return _moved_on(tx, run, held), "moved_on"
+    state = None
+    if trusted and kept is not None and kept.version >= run.rewritten_version:
+        state = _restored(policy, kept)
+    if state is not None:
+        since = after(tx, run, policy, state)
+        found = LiveRun(run, policy, state, {}, decided=False)
+        how = "restored"
+    else:
+        since = watching.observations(run, policy, observations.series(tx, run.id, watching.watched(run, policy)))
+        found = LiveRun(run, policy, replay(policy, ()), {}, decided=False)
+        how = "rebuilt"
+    found.monitor, _ = advance(policy, found.monitor, since)
+    found.count = found.unkept = len(since)
+    found.reached = [found.monitor.verdict]
+    found.trail.leave(found.count, found.monitor)
+    return found, how
+
+
+def _goes_on(before: Run, run: Run) -> bool:
+    """Whether all that another process did to the run was to add to its end."""
+    return before.version >= run.rewritten_version
+
+
+def _moved_on(tx: Transaction, run: Run, held: LiveRun) -> LiveRun:
+    since = after(tx, run, held.policy, held.monitor)
+    held.run = run
+    held.monitor, _ = advance(held.policy, held.monitor, since)
+    held.count += len(since)
+    held.unkept = 0  # whoever moved it on sees to keeping it
+    held.reached = [held.monitor.verdict]
+    if held.scores is not None and not _follow(tx, run, held.scores):
+        held.scores = None
+    return held
+
+
+def _restored(policy: Policy, kept: KeptMonitor) -> MonitorState | None:
+    try:
+        return state_from_json(policy, kept.state)
+    except StaleState:
+        return None
+
+
+def after(tx: Transaction, run: Run, policy: Policy, state: MonitorState) -> list[Observation]:
+    """What the monitor has not seen yet."""
+    metrics = watching.watched(run, policy)
+    if state.last is None:
+        points = observations.series(tx, run.id, metrics)
+    else:
+        points = observations.after(tx, run.id, metrics, state.last[0])
+    seen = state.last
+    return [item for item in watching.observations(run, policy, points) if seen is None or item.order > seen]
+
+
+def scores_of(tx: Transaction, run: Run, gold: str) -> Scores:
+    """All finite gold scores and all checkpoints of a run."""
+    scores = Scores()
+    scores.add(watching.scores(run, observations.series(tx, run.id, [gold])))
+    for checkpoint in checkpoints.listing(tx, run.id):
+        scores.saved(checkpoint.step, checkpoint.uri)
+    return scores
+
+
+def _follow(tx: Transaction, run: Run, scores: Scores) -> bool:
+    """Take in the scores and checkpoints that came since; False if they do not simply follow."""
+    gold = watching.eval_metric(run)
+    assert gold is not None, "a run without gold has no scores"
+    for checkpoint in checkpoints.listing(tx, run.id):
+        scores.saved(checkpoint.step, checkpoint.uri)
+    since: list[Point] = observations.after(tx, run.id, [gold], scores.last_step + 1)
+    return scores.add(watching.scores(run, since))
