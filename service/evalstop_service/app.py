@@ -7,7 +7,7 @@ import logging
 import random
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -29,13 +29,17 @@ from evalstop_service.api import (
     runs,
 )
 from evalstop_service.api.context import Context
+from evalstop_service.api.express import ExpressLane
+from evalstop_service.api.keyring import Keyring
 from evalstop_service.api.limits import BodyLimit
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.delivery.backoff import Backoff
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
+from evalstop_service.ingest import Committer, Limits, LiveRuns
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+from evalstop_service.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 
@@ -53,8 +57,11 @@ def create_app(
     settings: Settings, database: Database, clock: Clock = utc_now, *, session_secret: str, deliver: bool = False
 ) -> FastAPI:
     """The web application on a database whose schema is at head; `deliver` runs a delivery worker beside it."""
+    telemetry = Telemetry()
+    committer = Committer(database, LiveRuns(settings.live_runs), clock, telemetry, _limits(settings, database))
+    keyring = Keyring(database, settings.key_cache_seconds)
     app = _App(
-        lifespan=_delivering(settings, database) if deliver else None,
+        lifespan=_living(settings, database, committer, deliver=deliver),
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
@@ -63,8 +70,11 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.context = Context(database, clock)
+    app.state.context = Context(database, clock, committer, keyring)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        ExpressLane, committer=committer, keyring=keyring, clock=clock, max_bytes=settings.max_body_bytes
+    )
     problems.install(app)
     reference.install(app)
     api = APIRouter(prefix="/api/v1")
@@ -104,22 +114,40 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event) -
         await worker.run(stop)
 
 
-def _delivering(settings: Settings, database: Database) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _limits(settings: Settings, database: Database) -> Limits:
+    return Limits(
+        flushers=1 if database.embedded else settings.commit_flushers,
+        requests=settings.commit_requests,
+        observations=settings.commit_observations,
+        waiting=settings.waiting_observations,
+    )
+
+
+def _living(
+    settings: Settings, database: Database, committer: Committer, *, deliver: bool
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with _delivering(settings, database) if deliver else nullcontext():
+            yield
+        await asyncio.to_thread(committer.close)
+
+    return lifespan
+
+
+@asynccontextmanager
+async def _delivering(settings: Settings, database: Database) -> AsyncIterator[None]:
     def ended(worker: asyncio.Task[None]) -> None:
         error = None if worker.cancelled() else worker.exception()
         if error is not None:  # a service that takes observations and never delivers a stop must not look well
             _log.critical("the delivery worker broke; the service ends", exc_info=error)
             signal.raise_signal(signal.SIGTERM)
 
-    @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        stop = asyncio.Event()
-        worker = asyncio.create_task(deliver(settings, database, stop))
-        worker.add_done_callback(ended)
-        try:
-            yield
-        finally:
-            stop.set()
-            await worker
-
-    return lifespan
+    stop = asyncio.Event()
+    worker = asyncio.create_task(deliver(settings, database, stop))
+    worker.add_done_callback(ended)
+    try:
+        yield
+    finally:
+        stop.set()
+        await worker

@@ -3,7 +3,9 @@
 ServiceError
 ├── NotFound
 ├── Conflict
-└── Invalid
+├── Invalid
+├── Overloaded
+└── Closed
 """
 
 from __future__ import annotations
@@ -26,3 +28,11 @@ class Conflict(ServiceError):
 
 class Invalid(ServiceError):
     """What was sent cannot be used; the message names the field and what it may hold."""
+
+
+class Overloaded(ServiceError):
+    """More waits to be stored than may wait. Nothing of this was stored: send the same again in a second."""
+
+
+class Closed(ServiceError):
+    """The service is going down. Nothing of this was stored: send the same again."""

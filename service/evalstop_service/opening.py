@@ -105,9 +105,10 @@ def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) 
     if request.policy is not None:
         policy = resolve(tx, project, request.policy, now)
         changed = replace(changed, policy_id=policy.id, policy_name=policy.name, policy_version=policy.version)
+    if changed == run:
+        return run
+    changed = replace(changed, version=run.version + 1, updated_at=now)
     if (changed.policy_id, changed.total_steps) != (run.policy_id, run.total_steps):
-        changed = replace(changed, monitor_state=None)  # the next observation rebuilds it under the new terms
-    if changed != run:
-        changed = replace(changed, updated_at=now)
-        runs.save(tx, changed)
+        changed = replace(changed, rewritten_version=changed.version)  # the past is judged by other terms now
+    runs.save(tx, changed)
     return changed

@@ -53,7 +53,7 @@ def report(database: Database, project_id: UUID, decision_id: UUID, said: Report
             raise Conflict(f"the decision is {decision.state}; it cannot become {said.state}")
         details = said.details
         if said.state == State.CONFIRMED and run.attempt == decision.attempt:
-            run = replace(run, status="stopped", ended_at=now, updated_at=now, turn=hindsight.turn_of(tx, run))
+            run = _ended(tx, run, "stopped", now)
             runs.save(tx, run)
             details = details | ({"turn_step": run.turn["step"]} if run.turn else {})
         decision = _change(tx, decision, said.state, said.actor, said.reason, details, now)
@@ -93,9 +93,14 @@ def finish(database: Database, project_id: UUID, run_id: UUID, status: str, now:
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
         if run.status == "running":
-            run = replace(run, status=status, ended_at=now, updated_at=now, turn=hindsight.turn_of(tx, run))
+            run = _ended(tx, run, status, now)
             runs.save(tx, run)
         return run
+
+
+def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
+    turn = hindsight.turn_of(tx, run)
+    return replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
 
 
 @contextmanager

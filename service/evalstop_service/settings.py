@@ -41,6 +41,20 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="the address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8787, description="0 takes any free one")
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 * 2**20, description="larger requests are answered 413")
+    key_cache_seconds: Annotated[float, Field(ge=0)] = Field(
+        5.0, description="how long a replica may go on taking a key that another one revoked"
+    )
+    live_runs: Annotated[int, Field(ge=1)] = Field(10_000, description="runs that a process keeps in memory")
+
+    commit_flushers: Annotated[int, Field(ge=1)] = Field(
+        4, description="transactions of observations at one time; the embedded database has one"
+    )
+    commit_requests: Annotated[int, Field(ge=1)] = Field(1000, description="the most requests in one transaction")
+    commit_observations: Annotated[int, Field(ge=1)] = Field(20_000, description="the most observations in one")
+    waiting_observations: Annotated[int, Field(ge=1)] = Field(
+        200_000, description="as many may wait for a commit; what comes then is answered 503"
+    )
+
     session_secret: SecretStr | None = Field(
         None, description="signs the sessions of the pages, the same for all replicas; None makes one at each start"
     )

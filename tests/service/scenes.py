@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from evalstop_detectors import MonitorState
 from evalstop_service import ingest, installation, opening
-from evalstop_service.ingest import News, Points, Receipt
-from evalstop_service.store import decisions, policies, projects, runs, tables
+from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt
+from evalstop_service.errors import ServiceError
+from evalstop_service.store import decisions, monitors, policies, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
+from evalstop_service.telemetry import Telemetry
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -35,10 +38,11 @@ WATCHFUL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Scene:
-    """A project in a database."""
+    """A project in a database, and what a process remembers of its runs."""
 
     database: Database
     project_id: UUID
+    live: LiveRuns = field(default_factory=LiveRuns)
 
     def open(self, name: str | None = None, **terms: Any) -> Run:
         """A new run, or the one of that name."""
@@ -46,7 +50,12 @@ class Scene:
         return opening.open_run(self.database, self.project_id, request, NOW)[0]
 
     def take(self, run: Run, news: News, now: datetime = NOW) -> Receipt:
-        return ingest.take(self.database, self.project_id, run.id, news, now)
+        """Take news of one run in, by themselves; raises what they are answered with when they cannot be taken."""
+        return take(self.database, self.project_id, run.id, news, now, self.live)
+
+    def take_all(self, arrivals: Sequence[Arrival], now: datetime = NOW) -> list[Receipt | ServiceError]:
+        """Take news of many runs in with one commit."""
+        return ingest.take(self.database, self.live, arrivals, now, Telemetry())
 
     def post(self, run: Run, points: Iterable[Point], now: datetime = NOW) -> Receipt:
         return self.take(run, Points(tuple(points)), now)
@@ -62,9 +71,20 @@ class Scene:
             return decisions.of_attempt(tx, run.id, attempt)
 
     def forget_state(self, run: Run) -> None:
-        """Throw the cached state of the monitor away."""
+        """Throw away what this process and the database keep of the monitor."""
+        self.forget_live(run)
         with self.database.transaction() as tx:
-            tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(monitor_state=None))
+            monitors.forget(tx, [run.id])
+
+    def forget_live(self, run: Run) -> None:
+        """Throw away what this process remembers of the run."""
+        self.live.take_out([run.id])
+
+    def monitor(self, run: Run) -> MonitorState:
+        """The run's monitor as this process remembers it."""
+        (live,) = self.live.take_out([run.id]).values()
+        self.live.put_back([live])
+        return live.monitor
 
     def rows(self, table: sa.Table, run: Run) -> list[dict[str, Any]]:
         """A run's rows in a table, in the order of its key."""
@@ -75,6 +95,17 @@ class Scene:
     def events(self, run: Run, event_type: str) -> list[dict[str, Any]]:
         """A run's events of a type."""
         return [row for row in self.rows(tables.events, run) if row["type"] == event_type]
+
+
+def take(
+    database: Database, project_id: UUID, run_id: UUID, news: News, now: datetime, live: LiveRuns | None = None
+) -> Receipt:
+    """Take news of one run in, as a process that remembers no run unless told which."""
+    live = LiveRuns() if live is None else live
+    answer = ingest.take(database, live, [Arrival(project_id, run_id, news)], now, Telemetry())[0]
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def set_up(database: Database, mode: str = "enforce", grace_seconds: float = 0.0) -> Scene:

@@ -8,11 +8,11 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from evalstop_service import ingest
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Db, Ingest, Now, Read
+from evalstop_service.api.context import Commit, Db, Ingest, Read
 from evalstop_service.api.runs import found
 from evalstop_service.api.schemas import Answer, BestOut, Body, Plain, Step, Time
+from evalstop_service.ingest import Arrival, Saved
 from evalstop_service.store import checkpoints
 
 router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)
@@ -50,9 +50,9 @@ class CheckpointList(Answer):
 
 
 @router.post("", status_code=201, responses={200: {"model": SavedOut, "description": "It was on record."}})
-def register(run_id: UUID, body: CheckpointIn, caller: Ingest, database: Db, now: Now, response: Response) -> SavedOut:
+def register(run_id: UUID, body: CheckpointIn, caller: Ingest, committer: Commit, response: Response) -> SavedOut:
     """Say that a checkpoint exists; it is a candidate for the best once its step has an eval."""
-    receipt = ingest.take(database, caller.project_id, run_id, ingest.Saved(body.step, body.uri), now)
+    receipt = committer.take(Arrival(caller.project_id, run_id, Saved(body.step, body.uri)))
     response.status_code = 201 if receipt.created else 200
     return SavedOut.model_validate(
         {

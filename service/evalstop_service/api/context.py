@@ -11,9 +11,10 @@ from uuid import UUID
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from evalstop_service.api.keyring import Keyring
 from evalstop_service.api.problems import Problem
 from evalstop_service.clock import Clock
-from evalstop_service.store import keys
+from evalstop_service.ingest import Committer
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
 
@@ -24,6 +25,8 @@ class Context:
 
     database: Database
     clock: Clock
+    committer: Committer
+    keyring: Keyring
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,28 @@ def _database(context: Annotated[Context, Depends(_context)]) -> Database:
     return context.database
 
 
+def _clock(context: Annotated[Context, Depends(_context)]) -> Clock:
+    return context.clock
+
+
 def _now(context: Annotated[Context, Depends(_context)]) -> datetime:
     return context.clock()
 
 
+def _committer(context: Annotated[Context, Depends(_context)]) -> Committer:
+    return context.committer
+
+
+def _keyring(context: Annotated[Context, Depends(_context)]) -> Keyring:
+    return context.keyring
+
+
 Db = Annotated[Database, Depends(_database)]
 Now = Annotated[datetime, Depends(_now)]
+Tell = Annotated[Clock, Depends(_clock)]
+"""For what is answered after a wait: the time then."""
+Commit = Annotated[Committer, Depends(_committer)]
+Keys = Annotated[Keyring, Depends(_keyring)]
 
 _bearer = HTTPBearer(auto_error=False, description="A key made by `evalstop key create` or POST /api/v1/keys.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -61,11 +80,8 @@ _UNAUTHORIZED = Problem(
 )
 
 
-def _key(bearer: Bearer, database: Db) -> Key:
-    if bearer is None:
-        raise _UNAUTHORIZED
-    with database.reading() as tx:
-        key = keys.authenticate(tx, bearer.credentials)
+def _key(bearer: Bearer, keyring: Keys) -> Key:
+    key = keyring.authenticate(bearer.credentials) if bearer is not None else None
     if key is None:
         raise _UNAUTHORIZED
     return key

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db, Now
+from evalstop_service.api.context import Admin, Db, Keys, Now
 from evalstop_service.api.schemas import Answer, Body, Name, Scope, Time
 from evalstop_service.errors import NotFound
 from evalstop_service.store import keys
@@ -63,8 +63,9 @@ def add_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
 
 
 @router.delete("/{key_id}", status_code=204)
-def revoke_key(key_id: UUID, caller: Admin, database: Db, now: Now) -> None:
+def revoke_key(key_id: UUID, caller: Admin, database: Db, keyring: Keys, now: Now) -> None:
     """Take a key out of use for good."""
     with database.transaction() as tx:
         if not keys.revoke(tx, caller.project_id, key_id, now):
             raise NotFound(f"there is no key {key_id} in use in this project")
+    keyring.forget()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 from pydantic import BeforeValidator, Field
 
-from evalstop_service import ingest
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Db, Ingest, Now, Read
+from evalstop_service.api.context import Commit, Db, Ingest, Read, Tell
+from evalstop_service.api.receipts import MOST_CONFLICTS, receipt_json
 from evalstop_service.api.runs import found
 from evalstop_service.api.schemas import (
     MAX_POINTS,
@@ -26,12 +26,11 @@ from evalstop_service.api.schemas import (
     VerdictOut,
 )
 from evalstop_service.errors import Invalid
+from evalstop_service.ingest import Arrival, Points
 from evalstop_service.store import observations
 from evalstop_service.store.observations import Point
 
 router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"], route_class=JsonRoute)
-
-MOST_CONFLICTS = 100
 
 
 class ObservationIn(Body):
@@ -101,28 +100,12 @@ class ObservationPage(Page):
     items: list[ObservationOut]
 
 
-@router.post("")
-def post_observations(run_id: UUID, body: BatchIn, caller: Ingest, database: Db, now: Now) -> ReceiptOut:
+@router.post("", response_model=ReceiptOut)
+def post_observations(run_id: UUID, body: BatchIn, caller: Ingest, committer: Commit, clock: Tell) -> Response:
     """Store a batch and hear the verdict. A batch with any malformed point is refused whole."""
     points = tuple(Point(item.metric, item.step, item.value, item.stderr, item.time) for item in body.observations)
-    receipt = ingest.take(database, caller.project_id, run_id, ingest.Points(points), now)
-    conflicts = [
-        ConflictOut(
-            metric=item.point.metric, step=item.point.step, stored_value=item.stored_value, sent_value=item.point.value
-        )
-        for item in receipt.contradictions
-    ]
-    return ReceiptOut.model_validate(
-        {
-            "accepted": receipt.accepted,
-            "duplicates": receipt.duplicates,
-            "conflict_count": len(conflicts),
-            "conflicts": conflicts[:MOST_CONFLICTS],
-            "verdict": receipt.run.verdict,
-            "should_stop": receipt.decision is not None and receipt.decision.stops(now),
-            "best_checkpoint": receipt.run.best_checkpoint,
-        }
-    )
+    receipt = committer.take(Arrival(caller.project_id, run_id, Points(points)))
+    return Response(receipt_json(receipt, clock()), media_type="application/json")
 
 
 @router.get("")

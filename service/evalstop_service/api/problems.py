@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -66,7 +66,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "description": "400 no JSON, 401 no valid key, 403 a key that may not, 404 not in this project, 409 against "
         "what is on record, 413 too large, 415 not application/json, 422 not valid; nothing was stored",
     },
-    "5XX": {"model": ProblemDetails, "description": "503 the database is away, send the same again; 500 a fault"},
+    "5XX": {"model": ProblemDetails, "description": "503 the database is away or too much waits, send the same again; 500 a fault"},
 }
 """What every route may answer besides."""
 
@@ -87,27 +87,18 @@ def answer(problem: Problem, path: str) -> JSONResponse:
 
 def install(app: FastAPI) -> None:
     """Answer every error of the app as a problem."""
-    handlers: dict[type[Exception], Any] = {
-        Problem: lambda error: error,
-        NotFound: lambda error: Problem(404, "Not found", str(error)),
-        Conflict: lambda error: Problem(409, "Conflict with what is on record", str(error)),
-        Invalid: lambda error: Problem(422, "The request is not valid", str(error)),
-        InvalidPolicy: lambda error: Problem(422, "The policy is not valid", str(error)),
-        RequestValidationError: _invalid_request,
-        sa.exc.OperationalError: _database_away,
-        sa.exc.TimeoutError: _database_away,
-        Exception: _bug,
-    }
-    for error_type, to_problem in handlers.items():
-        app.add_exception_handler(error_type, _handler(to_problem))
+    for error_type in _PROBLEMS:
+        app.add_exception_handler(error_type, _handle)
     app.add_exception_handler(HTTPException, _no_route)
 
 
-def _handler(to_problem: Any) -> Any:
-    def handle(request: Request, error: Exception) -> JSONResponse:
-        return answer(to_problem(error), request.url.path)
+def problem_of(error: Exception) -> Problem:
+    """What an error is called over HTTP."""
+    return next(to_problem(error) for kind, to_problem in _PROBLEMS.items() if isinstance(error, kind))
 
-    return handle
+
+def _handle(request: Request, error: Exception) -> JSONResponse:
+    return answer(problem_of(error), request.url.path)
 
 
 def _invalid_request(error: RequestValidationError) -> Problem:
@@ -158,3 +149,22 @@ def _database_away(error: Exception) -> Problem:
 def _bug(error: Exception) -> Problem:
     _log.error("a request failed", exc_info=error)
     return Problem(500, "The service failed", "this is a fault of the service; its log says more")
+
+
+def _busy(error: Exception) -> Problem:
+    return Problem(503, "The service cannot take more just now", str(error), headers={"Retry-After": "1"})
+
+
+_PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
+    Problem: lambda error: error,
+    NotFound: lambda error: Problem(404, "Not found", str(error)),
+    Conflict: lambda error: Problem(409, "Conflict with what is on record", str(error)),
+    Invalid: lambda error: Problem(422, "The request is not valid", str(error)),
+    Overloaded: _busy,
+    Closed: _busy,
+    InvalidPolicy: lambda error: Problem(422, "The policy is not valid", str(error)),
+    RequestValidationError: _invalid_request,
+    sa.exc.OperationalError: _database_away,
+    sa.exc.TimeoutError: _database_away,
+    Exception: _bug,
+}

@@ -8,9 +8,9 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 from pydantic import Field, field_validator
 
-from evalstop_service import ingest, opening, responses
+from evalstop_service import opening, responses
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Db, Ingest, Now, Read, ReadOrIngest
+from evalstop_service.api.context import Commit, Db, Ingest, Now, Read, ReadOrIngest
 from evalstop_service.api.schemas import (
     MAX_STEP,
     Answer,
@@ -28,6 +28,7 @@ from evalstop_service.api.schemas import (
 )
 from evalstop_service.api.views import RunOut, RunPage, next_cursor, run_out, runs_out
 from evalstop_service.errors import NotFound
+from evalstop_service.ingest import Arrival, Resumed
 from evalstop_service.store import runs, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
@@ -139,9 +140,9 @@ def get_run(run_id: UUID, caller: ReadOrIngest, database: Db, now: Now) -> RunOu
 
 
 @router.post("/{run_id}/resume")
-def resume(run_id: UUID, body: ResumeIn, caller: Ingest, database: Db, now: Now) -> RunOut:
+def resume(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
     """Begin a new attempt at a checkpoint; what the earlier one observed past it is superseded."""
-    receipt = ingest.take(database, caller.project_id, run_id, ingest.Resumed(body.step), now)
+    receipt = committer.take(Arrival(caller.project_id, run_id, Resumed(body.step)))
     with database.reading() as tx:
         return run_out(tx, receipt.run, now)
 

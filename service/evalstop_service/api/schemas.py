@@ -24,6 +24,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d", re.ASCII)
 
 
 def plain(text: str) -> str:
+    """The text; raises ValueError when it holds what cannot be shown or stored."""
     if any(unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t" for character in text):
         raise ValueError("it may hold no control characters and no half surrogate pairs")
     return text
@@ -48,7 +49,8 @@ def _said(moment: Any) -> Any:
     raise ValueError("a time as in 2026-01-01T00:00:00Z")
 
 
-def _written(value: float) -> float | str:
+def written(value: float) -> float | str:
+    """A number as JSON can hold it."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -78,7 +80,7 @@ Time = Annotated[
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
 Measured = Annotated[float, BeforeValidator(_measured), WithJsonSchema(_NUMBER)]
 """A number as it is sent."""
-Stored = Annotated[float, PlainSerializer(_written), WithJsonSchema(_NUMBER)]
+Stored = Annotated[float, PlainSerializer(written), WithJsonSchema(_NUMBER)]
 """A number as it is answered; JSON has no NaN and no infinities."""
 Scope = Literal["ingest", "read", "operate", "admin"]
 Mode = Literal["shadow", "enforce"]

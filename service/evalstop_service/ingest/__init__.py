@@ -6,7 +6,7 @@
 Any process may take news of any run at any time: what is remembered is a cache of rows, and rows decide.
 """
 
-from evalstop_service.ingest.committer import Committer, Limits, Overloaded
+from evalstop_service.ingest.committer import Committer, Limits
 from evalstop_service.ingest.junction import take
 from evalstop_service.ingest.live import CHOOSER, LiveRuns
 from evalstop_service.ingest.news import Arrival, Contradiction, News, Points, Receipt, Resumed, Saved
@@ -19,7 +19,6 @@ __all__ = [
     "Limits",
     "LiveRuns",
     "News",
-    "Overloaded",
     "Points",
     "Receipt",
     "Resumed",

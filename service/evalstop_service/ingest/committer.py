@@ -19,7 +19,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import Clock
-from evalstop_service.errors import ServiceError
+from evalstop_service.errors import Closed, Overloaded, ServiceError
 from evalstop_service.ingest.junction import take
 from evalstop_service.ingest.live import LiveRuns
 from evalstop_service.ingest.news import Arrival, Points, Receipt
@@ -30,14 +30,6 @@ _log = logging.getLogger(__name__)
 
 PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
 """Before a transaction that failed for a passing reason is tried again; after the last its requests are refused."""
-
-
-class Overloaded(ServiceError):
-    """More waits to be stored than may wait. Nothing of this was stored: send the same again in a second."""
-
-
-class Closed(ServiceError):
-    """The service is going down. Nothing of this was stored: send the same again."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +76,11 @@ class Committer:
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Observations that wait for a commit or are in one."""
+        return self._waiting
 
     def take(self, arrival: Arrival) -> Receipt:
         """Take an arrival in, from a thread that may wait. Raises NotFound, Conflict, Overloaded, and DBAPIError."""

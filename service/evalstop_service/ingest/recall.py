@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from evalstop_detectors import MonitorState, Observation, Policy, StaleState, advance, replay, state_from_json
@@ -19,7 +19,7 @@ from evalstop_service.telemetry import Telemetry
 
 def recall(tx: Transaction, live: LiveRuns, run_ids: Collection[UUID], telemetry: Telemetry) -> dict[UUID, LiveRun]:
     """Lock these runs and bring them back as they stand; those that do not exist are left out."""
-    stamps = runs.lock_many(tx, run_ids)
+    stamps = runs.lock_many(tx, list(run_ids))
     remembered = live.take_out(stamps)
     present = {run_id: held for run_id, held in remembered.items() if held.stamp == stamps[run_id]}
     telemetry.live_runs.labels("hit").inc(len(present))
@@ -30,11 +30,11 @@ def recall(tx: Transaction, live: LiveRuns, run_ids: Collection[UUID], telemetry
 def _brought_back(
     tx: Transaction,
     live: LiveRuns,
-    run_ids: Collection[UUID],
+    run_ids: Sequence[UUID],
     remembered: Mapping[UUID, LiveRun],
     telemetry: Telemetry,
 ) -> dict[UUID, LiveRun]:
-    rows = runs.load_many(tx, run_ids)
+    rows = runs.load_many(tx, run_ids)  # after they were locked: what is read now stands until the commit
     kept = monitors.find_many(tx, run_ids)
     last_steps = observations.last_steps(tx, run_ids)
     decided = decisions.of_runs(tx, run_ids)
@@ -45,6 +45,8 @@ def _brought_back(
         telemetry.live_runs.labels(how).inc()
         found.last_steps = last_steps.get(run_id, {})
         found.decided = run_id in decided
+        if found.monitor.verdict.verdict != run.verdict["verdict"]:  # judged by another policy, or another release
+            found.reached = [found.monitor.verdict]
         back[run_id] = found
     return back
 
@@ -70,7 +72,6 @@ def _monitored(
         how = "rebuilt"
     found.monitor, _ = advance(policy, found.monitor, since)
     found.count = found.unkept = len(since)
-    found.reached = [found.monitor.verdict]
     found.trail.leave(found.count, found.monitor)
     return found, how
 
@@ -86,7 +87,7 @@ def _moved_on(tx: Transaction, run: Run, held: LiveRun) -> LiveRun:
     held.monitor, _ = advance(held.policy, held.monitor, since)
     held.count += len(since)
     held.unkept = 0  # whoever moved it on sees to keeping it
-    held.reached = [held.monitor.verdict]
+    held.told = None
     if held.scores is not None and not _follow(tx, run, held.scores):
         held.scores = None
     return held

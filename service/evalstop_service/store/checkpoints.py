@@ -30,14 +30,14 @@ def add(tx: Transaction, run_id: UUID, checkpoint: Checkpoint) -> None:
 
 def find(tx: Transaction, run_id: UUID, step: int) -> Checkpoint | None:
     """The live checkpoint of a step."""
-    return next((item for item in listing(tx, run_id) if item.step == step), None)
+    row = tx.execute(_LIVE.where(checkpoints.c.run_id == run_id, checkpoints.c.step == step)).one_or_none()
+    return Checkpoint(*row) if row else None
 
 
 def listing(tx: Transaction, run_id: UUID) -> list[Checkpoint]:
     """A run's live checkpoints by ascending step."""
-    query = sa.select(checkpoints.c.step, checkpoints.c.uri, checkpoints.c.attempt, checkpoints.c.created_at)
-    query = query.where(checkpoints.c.run_id == run_id, checkpoints.c.superseded_by == LIVE)
-    return [Checkpoint(*row) for row in tx.execute(query.order_by(checkpoints.c.step))]
+    query = _LIVE.where(checkpoints.c.run_id == run_id).order_by(checkpoints.c.step)
+    return [Checkpoint(*row) for row in tx.execute(query)]
 
 
 def supersede(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> None:
@@ -46,3 +46,8 @@ def supersede(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -
         checkpoints.c.run_id == run_id, checkpoints.c.step > after_step, checkpoints.c.superseded_by == LIVE
     )
     tx.execute(query.values(superseded_by=by_attempt))
+
+
+_LIVE = sa.select(checkpoints.c.step, checkpoints.c.uri, checkpoints.c.attempt, checkpoints.c.created_at).where(
+    checkpoints.c.superseded_by == LIVE
+)

@@ -11,7 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_detectors import policy_from_document, policy_to_document
-from evalstop_service import ingest, opening, responses
+from evalstop_service import opening, responses
+from evalstop_service.ingest import Points, Receipt, Saved
 from evalstop_service.lifecycle import State
 from evalstop_service.store import keys, policies, projects
 from evalstop_service.store.database import Database
@@ -20,6 +21,8 @@ from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import Point
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
+
+from tests.service.scenes import take
 
 FILE = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
 
@@ -93,7 +96,7 @@ def open_run(database: Database, tenant: Tenant, now: datetime, name: str, **ter
     return opening.open_run(database, tenant.project.id, request, now)[0]
 
 
-def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, ...], now: datetime) -> ingest.Receipt:
+def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, ...], now: datetime) -> Receipt:
     """Post evals and their checkpoints, one by one, as a trainer does."""
     for item in evals:
         points = (
@@ -101,9 +104,9 @@ def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, 
             Point("reward/proxy", item.step, item.proxy),
             Point("policy/kl", item.step, item.kl),
         )
-        saved = ingest.Saved(item.step, f"file:///checkpoints/step-{item.step:06d}")
-        ingest.take(database, tenant.project.id, run_id, saved, now)
-        receipt = ingest.take(database, tenant.project.id, run_id, ingest.Points(points), now)
+        saved = Saved(item.step, f"file:///checkpoints/step-{item.step:06d}")
+        take(database, tenant.project.id, run_id, saved, now)
+        receipt = take(database, tenant.project.id, run_id, Points(points), now)
     return receipt
 
 

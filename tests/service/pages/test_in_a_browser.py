@@ -7,7 +7,8 @@ import time
 from datetime import datetime
 
 import pytest
-from evalstop_service import ingest, opening, pages
+from evalstop_service import opening, pages
+from evalstop_service.ingest import Points
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from playwright.sync_api import Browser, expect
@@ -16,6 +17,7 @@ from tests.service.pages.conftest import Window
 from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.pages.serving import SECRET
 from tests.service.pages.test_pages import HOSTILE
+from tests.service.scenes import take
 
 EVALS = recorded("np-0044")
 
@@ -169,7 +171,7 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
         request = opening.Request(name=name, metrics=metrics, labels={name: name})
         run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
         points = tuple(Point(name, step, float(step), 0.1) for step in range(4))
-        ingest.take(embedded_database, tenant.project.id, run.id, ingest.Points(points), now)
+        take(embedded_database, tenant.project.id, run.id, Points(points), now)
         page.goto(f"{window.address}/runs/{run.id}")
         wait_for_chart(window, 4)
         assert page.locator("h1").inner_text() == name
@@ -194,7 +196,7 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
         run = open_run(embedded_database, tenant, now, name)
         if values:
             points = tuple(Point("reward/gold", step, value, 0.1) for step, value in enumerate(values))
-            ingest.take(embedded_database, tenant.project.id, run.id, ingest.Points(points), now)
+            take(embedded_database, tenant.project.id, run.id, Points(points), now)
         page.goto(f"{window.address}/runs/{run.id}")
         if values:
             wait_for_chart(window, len(values))

@@ -15,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service import responses
 from evalstop_service.errors import Conflict, Invalid, NotFound
-from evalstop_service.ingest import Points, Resumed, Saved, take
+from evalstop_service.ingest import Points, Resumed, Saved
 from evalstop_service.lifecycle import State
 from evalstop_service.store import decisions, endpoints, outbox, tables
 from evalstop_service.store.database import Database
@@ -23,7 +23,7 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
-from tests.service.scenes import NOW, Scene, evals, set_up
+from tests.service.scenes import NOW, Scene, evals, set_up, take
 
 FALLING = evals(0.5, 0.9, 0.8, 0.7, 0.6)
 """Three declines: the paper's rule stops at step 4, the turn was at step 1."""

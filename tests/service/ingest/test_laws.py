@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from evalstop_detectors import Call, Score
-from evalstop_service.ingest import CHOOSER, News, Points, Resumed, Saved
+from evalstop_service.ingest import CHOOSER, Arrival, LiveRuns, News, Points, Resumed, Saved
 from evalstop_service.store import checkpoints, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -151,7 +152,7 @@ def test_forgetting_changes_nothing(scene: Scene, story: Story) -> None:
         scene.forget_state(forgotten)
         one, other = scene.take(kept, news), scene.take(forgotten, news)
         assert stands(one.run) == stands(other.run)
-        assert one.run.monitor_state == other.run.monitor_state
+        assert scene.monitor(kept) == scene.monitor(forgotten)
         assert (one.decision is None) == (other.decision is None)
     changes = [
         sorted(
@@ -163,6 +164,34 @@ def test_forgetting_changes_nothing(scene: Scene, story: Story) -> None:
     assert changes[0] == changes[1]
     types = [sorted(row["type"] for row in scene.rows(tables.events, run)) for run in (kept, forgotten)]
     assert types[0] == types[1]
+
+
+@LAWS
+@given(story=stories(), replicas=st.lists(st.integers(0, 2), min_size=1, max_size=40))
+def test_any_replica_takes_any_news(scene: Scene, story: Story, replicas: list[int]) -> None:
+    """Sprayed over processes that each remember the run as they saw it last, it stands where it would in one."""
+    run = open_run(scene, story)
+    processes = [replace(scene, live=LiveRuns()) for _ in range(3)]
+    for news, replica in zip(story.arrived, itertools.cycle(replicas), strict=False):
+        processes[replica].take(run, news)
+    assert stands(scene.read(run)) == stands(in_order(scene, story))
+
+
+@LAWS
+@given(stories=st.lists(stories(), min_size=2, max_size=4), chance=st.randoms(use_true_random=False))
+def test_one_commit_for_many_runs(scene: Scene, stories: list[Story], chance: random.Random) -> None:
+    """Taken in together, in any interleaving and any cut into commits, runs stand where each would alone."""
+    runs = [open_run(scene, story) for story in stories]
+    left = [[Arrival(scene.project_id, run.id, news) for news in story.arrived] for run, story in zip(runs, stories, strict=True)]
+    arrivals = []
+    while any(left):
+        arrivals.append(chance.choice([queue for queue in left if queue]).pop(0))
+    while arrivals:
+        size = chance.randint(1, len(arrivals))
+        assert not any(isinstance(answer, Exception) for answer in scene.take_all(arrivals[:size]))
+        arrivals = arrivals[size:]
+    for run, story in zip(runs, stories, strict=True):
+        assert stands(scene.read(run)) == stands(in_order(scene, story))
 
 
 @LAWS

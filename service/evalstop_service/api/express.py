@@ -1,0 +1,147 @@
+"""The express lane: batches of observations that are plain and whole, straight from the socket to the committer.
+
+Nearly all requests of a busy service are alike: a known key, one JSON object, finite numbers. They are read here by a
+compiled reader, at a tenth of the cost. Whatever this reader does not understand completely is handed on, body and all,
+to the thorough route of the same path, which takes the rest or says what is wrong with it. The lane itself refuses
+nothing, and what it takes the thorough route would have taken with the same answer.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from evalstop_service.api import problems
+from evalstop_service.api.keyring import Keyring
+from evalstop_service.api.receipts import receipt_json
+from evalstop_service.api.schemas import MAX_POINTS, plain
+from evalstop_service.clock import Clock
+from evalstop_service.ingest import Arrival, Committer, Points
+from evalstop_service.store.keys import Key
+from evalstop_service.store.observations import Point
+
+_PATH = re.compile(r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII)
+_HEADERS = frozenset({b"authorization", b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"})
+
+
+class _Batch(Struct, forbid_unknown_fields=True):
+    observations: Annotated[list[Point], Meta(min_length=1, max_length=MAX_POINTS)]
+
+
+_decode = msgspec.json.Decoder(_Batch).decode
+
+
+class ExpressLane:
+    """ASGI middleware in front of the app; `max_bytes` is the app's own limit of a body."""
+
+    def __init__(self, app: ASGIApp, committer: Committer, keyring: Keyring, clock: Clock, max_bytes: int) -> None:
+        self._app = app
+        self._committer, self._keyring, self._clock = committer, keyring, clock
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        key = self._sender(scope) if path is not None else None
+        if path is None or key is None or key.project_id is None:
+            await self._app(scope, receive, send)
+            return
+        body, rest = await _read(receive, self._max_bytes)
+        points = read(body) if rest is None else None
+        if points is None:
+            await self._app(scope, _again(body, rest, receive), send)
+            return
+        arrival = Arrival(key.project_id, UUID(path[1]), Points(points))
+        try:
+            receipt = await self._committer.soon(arrival)
+        except Exception as error:
+            problem = problems.problem_of(error)
+            await problems.answer(problem, scope["path"])(scope, receive, send)
+            return
+        document = receipt_json(receipt, self._clock())
+        length = str(len(document)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": document})
+
+    def _sender(self, scope: Scope) -> Key | None:
+        """The key of a request that this lane may look at: known, for ingestion, its body short and plain JSON."""
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            if name in _HEADERS:
+                if name in headers:
+                    return None
+                headers[name] = value
+        length = headers.get(b"content-length", b"")
+        if (
+            b"content-encoding" in headers
+            or headers.get(b"content-type", b"").lower() not in (b"application/json", b"application/json; charset=utf-8")
+            or not length.isdigit()
+            or int(length) > self._max_bytes
+        ):
+            return None
+        scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
+        key = self._keyring.known(secret.decode("latin-1")) if scheme.lower() == b"bearer" else None
+        return key if key is not None and ("ingest" in key.scopes or "admin" in key.scopes) else None
+
+
+def read(body: bytes) -> tuple[Point, ...] | None:
+    """The points of a batch that is understood completely; None for any other."""
+    try:
+        batch = _decode(body)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    points = batch.observations
+    # The reader takes the last of a name that stands twice. Then there are more of it than points, as there are when
+    # a metric bears a field's name or a field is null: the thorough route tells these apart.
+    if b"\\" in body or (
+        body.count(b'"observations"') != 1
+        or body.count(b'"metric"') != len(points)
+        or body.count(b'"step"') != len(points)
+        or body.count(b'"value"') != len(points)
+        or body.count(b'"stderr"') != sum(point.stderr is not None for point in points)
+        or body.count(b'"time"') != sum(point.time is not None for point in points)
+    ):
+        return None
+    return tuple(points) if all(map(_is_plain, {point.metric for point in points})) else None
+
+
+@lru_cache(maxsize=10_000)
+def _is_plain(name: str) -> bool:
+    try:
+        return plain(name) == name
+    except ValueError:
+        return False
+
+
+async def _read(receive: Receive, max_bytes: int) -> tuple[bytes, Message | None]:
+    """The whole body, or as much as came before something else did, and that."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        return body, None
+    parts, size = [], 0
+    while message["type"] == "http.request" and size <= max_bytes:
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if not message.get("more_body", False):
+            return b"".join(parts), None
+        message = await receive()
+    return b"".join(parts), message
+
+
+def _again(body: bytes, rest: Message | None, receive: Receive) -> Receive:
+    """What the next reader receives: what was read already, then the rest."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": rest is not None}]
+    if rest is not None:
+        waiting.append(rest)
+
+    async def replayed() -> Message:
+        return waiting.pop(0) if waiting else await receive()
+
+    return replayed

@@ -1,0 +1,42 @@
+"""The answer to a batch of observations, the same whichever way the batch came in."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from evalstop_service.api.schemas import written
+from evalstop_service.ingest import Receipt
+
+MOST_CONFLICTS = 100
+
+_encode = msgspec.json.Encoder().encode
+
+
+def receipt_document(receipt: Receipt, now: datetime) -> dict[str, Any]:
+    """What became of a batch, and where the run stands after it, as JSON has it."""
+    conflicts = [
+        {
+            "metric": item.point.metric,
+            "step": item.point.step,
+            "stored_value": written(item.stored_value),
+            "sent_value": written(item.point.value),
+        }
+        for item in receipt.contradictions[:MOST_CONFLICTS]
+    ]
+    return {
+        "accepted": receipt.accepted,
+        "duplicates": receipt.duplicates,
+        "conflict_count": len(receipt.contradictions),
+        "conflicts": conflicts,
+        "verdict": receipt.run.verdict,
+        "should_stop": receipt.decision is not None and receipt.decision.stops(now),
+        "best_checkpoint": receipt.run.best_checkpoint,
+    }
+
+
+def receipt_json(receipt: Receipt, now: datetime) -> bytes:
+    """The document, encoded."""
+    return _encode(receipt_document(receipt, now))

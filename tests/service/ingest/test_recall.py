@@ -1,0 +1,131 @@
+"""What a run's next news cost: nothing where this process has it, little where another moved it on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from evalstop_detectors import POLICIES, Observation, Signal, advance, replay, start
+from evalstop_service.ingest import Arrival, LiveRuns, Points, Resumed, live, take
+from evalstop_service.ingest.live import Trail
+from evalstop_service.store import monitors, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+from evalstop_service.telemetry import Telemetry
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.service.scenes import NOW, Scene, evals, set_up
+
+
+@pytest.fixture
+def scene(database: Database) -> Scene:
+    return set_up(database)
+
+
+def how(scene: Scene, run: Run, points: list[Point]) -> str:
+    """Post, and tell how the run was brought back for it."""
+    telemetry = Telemetry()
+    take(scene.database, scene.live, [Arrival(scene.project_id, run.id, Points(tuple(points)))], NOW, telemetry)
+    counts = {
+        way: telemetry.registry.get_sample_value("evalstop_live_runs_total", {"result": way})
+        for way in ("hit", "moved_on", "restored", "rebuilt")
+    }
+    return next(way for way, count in counts.items() if count)
+
+
+def test_remembers_a_run(scene: Scene) -> None:
+    """After its first news a run is in memory, and stays so while nobody else changes it."""
+    run = scene.open()
+    assert [how(scene, run, evals(0.1, start=step)) for step in range(3)] == ["rebuilt", "hit", "hit"]
+
+
+def test_moves_on_after_another_process(scene: Scene) -> None:
+    """What another process added to the end is read and taken in; the rest is not read again."""
+    run, other = scene.open(), replace(scene, live=LiveRuns())
+    how(scene, run, evals(0.1))
+    how(other, run, evals(0.2, start=1))
+    assert how(scene, run, evals(0.3, start=2)) == "moved_on"
+    assert how(other, run, evals(0.4, start=3)) == "moved_on"
+
+
+def test_rebuilds_when_the_past_changed(scene: Scene) -> None:
+    """When another process took in a late point or a resumption, what is remembered here is no longer true."""
+    run, other = scene.open(), replace(scene, live=LiveRuns())
+    how(scene, run, [Point("eval", 0, 0.1), Point("eval", 5, 0.2)])
+    assert how(other, run, [Point("eval", 3, 0.9)]) == "rebuilt"
+    assert how(scene, run, [Point("eval", 6, 0.3)]) == "rebuilt"
+    other.take(run, Resumed(3))
+    assert how(scene, run, [Point("eval", 4, 0.3)]) == "rebuilt"
+
+
+def test_a_cold_process_starts_from_what_was_kept(scene: Scene) -> None:
+    """A long run is not replayed from its beginning; at most as much as lies between two keepings is."""
+    run = scene.open(policy="default")
+    for start_step in range(0, 3 * live.KEEP_EVERY, 64):
+        scene.post(run, evals(*(step % 7 / 7 for step in range(64)), start=start_step))
+    with scene.database.reading() as tx:
+        assert run.id in monitors.find_many(tx, [run.id])
+    cold = replace(scene, live=LiveRuns())
+    assert how(cold, run, evals(0.5, start=3 * live.KEEP_EVERY)) == "restored"
+    scene.forget_live(run)
+    everything = replace(scene, live=LiveRuns())
+    scene.forget_state(run)
+    assert how(everything, run, evals(0.6, start=3 * live.KEEP_EVERY + 1)) == "rebuilt"
+    assert how(cold, run, evals(0.7, start=3 * live.KEEP_EVERY + 2)) == "moved_on"
+    assert how(everything, run, evals(0.8, start=3 * live.KEEP_EVERY + 3)) == "moved_on"
+    how(cold, run, evals(0.9, start=3 * live.KEEP_EVERY + 4))
+    how(everything, run, [])
+    assert cold.monitor(run) == everything.monitor(run)
+
+
+def test_what_the_previous_release_left_is_not_trusted(scene: Scene) -> None:
+    """A state beside the row was written by a release that does not say what it rewrote: the run is rebuilt."""
+    run = scene.open()
+    how(scene, run, evals(0.1))
+    with scene.database.transaction() as tx:
+        tx.execute(
+            tables.runs.update()
+            .where(tables.runs.c.id == run.id)
+            .values(version=tables.runs.c.version + 1, monitor_state="{}")
+        )
+    assert how(scene, run, evals(0.2, start=1)) == "rebuilt"
+    assert how(scene, run, evals(0.3, start=2)) == "hit"
+
+
+def test_forgets_what_was_not_committed(scene: Scene) -> None:
+    """News that could not be committed leave no trace in memory."""
+    run = scene.open()
+    how(scene, run, evals(0.1))
+    with scene.database.transaction() as tx:
+        tx.exec_driver_sql("ALTER TABLE runs RENAME TO runs_away")
+    with pytest.raises(Exception, match="runs"):
+        scene.post(run, evals(0.2, start=1))
+    with scene.database.transaction() as tx:
+        tx.exec_driver_sql("ALTER TABLE runs_away RENAME TO runs")
+    assert scene.post(run, evals(0.2, start=1)).accepted == 1
+
+
+def test_remembers_no_more_than_it_may(scene: Scene) -> None:
+    """The runs that were taken in longest ago are forgotten first."""
+    scene = replace(scene, live=LiveRuns(most=2))
+    runs = [scene.open() for _ in range(3)]
+    assert [how(scene, run, evals(0.1)) for run in runs] == ["rebuilt"] * 3
+    assert [how(scene, run, evals(0.2, start=1)) for run in runs[1:]] == ["hit"] * 2
+    assert how(scene, runs[0], evals(0.2, start=1)) == "rebuilt"
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=60, unique=True), st.integers(0, 400))
+def test_a_trail_leads_back(steps: list[int], late: int) -> None:
+    """From the state it goes back to, all later observations with the late one among them make what a replay makes."""
+    policy = POLICIES["paper"]
+    seen = [Observation(Signal.EVAL, 2 * step, step % 5) for step in sorted(steps)]
+    trail, state = Trail(), start(policy)
+    for count, observation in enumerate(seen, 1):
+        state, _ = advance(policy, state, [observation])
+        trail.leave(count, state)
+    news = Observation(Signal.EVAL, 2 * late + 1, 0.5)
+    count, back = trail.back_to(news) or (0, start(policy))
+    again = sorted([*seen, news], key=lambda item: item.order)[count:]
+    assert advance(policy, back, again)[0] == replay(policy, [*seen, news])
