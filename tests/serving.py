@@ -12,6 +12,7 @@ import uvicorn
 from evalstop_service.app import create_app
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+from starlette.types import ASGIApp
 
 START_SECONDS = 30.0
 
@@ -19,7 +20,13 @@ START_SECONDS = 30.0
 @contextmanager
 def serving(database: Database, settings: Settings | None = None) -> Iterator[str]:
     """The URL of a server on this database, which ends with the block."""
-    app = create_app(settings or Settings(), database, session_secret="secret")
+    with served(create_app(settings or Settings(), database, session_secret="secret")) as url:
+        yield url
+
+
+@contextmanager
+def served(app: ASGIApp) -> Iterator[str]:
+    """The URL of a server of this app, which ends with the block."""
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     with socket.socket() as listening:

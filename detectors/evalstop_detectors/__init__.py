@@ -11,7 +11,7 @@ from evalstop_detectors.codec import (
 )
 from evalstop_detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
-from evalstop_detectors.monitor import MonitorState, is_late, replay, start, step
+from evalstop_detectors.monitor import MonitorState, advance, is_late, replay, start, step
 from evalstop_detectors.observation import Observation, Signal
 from evalstop_detectors.policy import NOTHING_SEEN, Call, Finding, Member, Policy, Verdict
 from evalstop_detectors.shipped import POLICIES
@@ -41,6 +41,7 @@ __all__ = [
     "StaleState",
     "Thresholds",
     "Verdict",
+    "advance",
     "is_late",
     "policy_from_document",
     "policy_to_document",

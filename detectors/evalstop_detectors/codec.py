@@ -62,7 +62,7 @@ class _PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
 class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     policy: str
-    states: list[dict[str, Any]]
+    states: list[msgspec.Raw]
     evidence: list[Evidence | None]
     last: tuple[int, int] | None
     evals: int
@@ -129,7 +129,7 @@ def state_to_json(policy: Policy, state: MonitorState) -> bytes:
         _StateDocument(
             version=STATE_VERSION,
             policy=_fingerprint(policy),
-            states=[msgspec.to_builtins(item) for item in state.states],
+            states=[msgspec.Raw(msgspec.json.encode(item)) for item in state.states],
             evidence=list(state.evidence),
             last=state.last,
             evals=state.evals,
@@ -148,7 +148,7 @@ def state_from_json(policy: Policy, data: bytes | str) -> MonitorState:
         if len(document.evidence) != len(policy.members):
             raise StaleState
         states = tuple(
-            msgspec.convert(item, member.detector.state_type)
+            msgspec.json.decode(item, type=member.detector.state_type)
             for member, item in zip(policy.members, document.states, strict=True)
         )
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -264,4 +264,8 @@ def _written(path: Path) -> str:
 
 def _fingerprint(policy: Policy) -> str:
     """The same for equal policies only: a state goes with the parameters that it was folded under."""
-    return hashlib.sha256(msgspec.json.encode(policy_to_document(policy))).hexdigest()[:16]
+    known: str | None = policy.__dict__.get("fingerprint")
+    if known is None:
+        known = hashlib.sha256(msgspec.json.encode(policy_to_document(policy))).hexdigest()[:16]
+        policy.__dict__["fingerprint"] = known
+    return known

@@ -1,7 +1,13 @@
-"""The one function that service, replay and simulator share: one observation in, a new state and a verdict out."""
+"""The one function that service, replay and simulator share: observations in, a new state and a verdict out.
+
+`step` takes one observation, `advance` several at once; both are the same loop, and how a run is cut into batches
+changes nothing. What most observations do not change is not looked at again: a verdict is judged anew when the evidence
+of a member is another object than before, which is why detectors hand out the evidence that still stands as it is.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,8 +15,10 @@ from msgspec import Struct
 
 from evalstop_detectors.detector import Evidence
 from evalstop_detectors.errors import OutOfOrder
-from evalstop_detectors.observation import Observation, Signal
-from evalstop_detectors.policy import NOTHING_SEEN, Call, Policy, Verdict
+from evalstop_detectors.observation import RANK, Observation, Signal
+from evalstop_detectors.policy import NOTHING_SEEN, Policy, Verdict
+
+_NOTHING = (-sys.maxsize, -1)  # before every step
 
 
 class MonitorState(Struct, frozen=True):
@@ -44,28 +52,62 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
 
     A signal outside `policy.signals` changes nothing, not even the step of the verdict, however often it comes.
     """
-    if observation.signal not in policy.signals:
-        return state, state.verdict
-    if is_late(state, observation):
-        raise OutOfOrder(
-            f"{observation.signal} at step {observation.step} belongs before an observation that the monitor has"
-            " already seen; replay the run in step order"
-        )
+    state, _ = advance(policy, state, (observation,))
+    return state, state.verdict
+
+
+def advance(
+    policy: Policy, state: MonitorState, observations: Iterable[Observation]
+) -> tuple[MonitorState, list[Verdict]]:
+    """Take in observations in their order, as `step` does one by one; raises OutOfOrder at the first that is late.
+
+    The verdicts are those at which the word (`continue`, `suspect`, `stop`) became another, and at the end the last
+    one, which is the state's; what came between differs from its neighbors in evidence and step alone.
+    """
+    shown, needs = policy.shown, policy.min_evals
     states, evidence = list(state.states), list(state.evidence)
-    for index in policy.watching[observation.signal]:
-        states[index], evidence[index] = policy.members[index].detector.step(states[index], observation)
-    evals = state.evals + (observation.signal is Signal.EVAL and observation.finite)
-    verdict, suspect_step = state.verdict, state.suspect_step
-    if not verdict.stops:
-        verdict = policy.judge(evidence, observation.step, evals)
-        if suspect_step is None and verdict.verdict is not Call.CONTINUE:
-            suspect_step = observation.step
-    return MonitorState(tuple(states), tuple(evidence), observation.order, evals, verdict, suspect_step), verdict
+    last_step, last_rank = _NOTHING if state.last is None else state.last
+    # Until then the verdict depends on more than the evidence: on the step and on how many evals there were.
+    settled_from = policy.warmup_steps or _NOTHING[0] + 1
+    evals, verdict, suspect_step = state.evals, state.verdict, state.suspect_step
+    changes: list[Verdict] = []
+    reached = verdict.step
+    for observation in observations:
+        signal, at = observation.signal, observation.step
+        if signal not in shown:
+            continue
+        rank = RANK[signal]
+        if at < last_step or (at == last_step and rank <= last_rank):
+            raise OutOfOrder(
+                f"{signal} at step {at} belongs before an observation that the monitor has already seen; replay the run"
+                " in step order"
+            )
+        stale = last_step < settled_from or evals < needs
+        last_step, last_rank = at, rank
+        for index, take in shown[signal]:
+            states[index], found = take(states[index], observation)
+            if found is not evidence[index]:
+                evidence[index], stale = found, True
+        if signal is Signal.EVAL and observation.finite:
+            evals += 1
+        if verdict.stops:
+            continue
+        reached = at
+        if stale:
+            before, verdict = verdict.verdict, policy.judge(evidence, at, evals)
+            if verdict.verdict is not before:
+                changes.append(verdict)
+                if suspect_step is None:
+                    suspect_step = at
+    if verdict.step != reached:
+        verdict = Verdict(verdict.verdict, reached, verdict.turn_step, verdict.reason, verdict.evidence)
+    if not changes or changes[-1] is not verdict:
+        changes.append(verdict)
+    last = None if last_step == _NOTHING[0] else (last_step, last_rank)
+    return MonitorState(tuple(states), tuple(evidence), last, evals, verdict, suspect_step), changes
 
 
 def replay(policy: Policy, observations: Iterable[Observation]) -> MonitorState:
     """The state after a whole run, given in any order; each (signal, step) may occur once."""
-    state = start(policy)
-    for observation in sorted(observations, key=lambda item: item.order):
-        state, _ = step(policy, state, observation)
+    state, _ = advance(policy, start(policy), sorted(observations, key=lambda item: item.order))
     return state

@@ -8,6 +8,8 @@ Departs     Only the last 64 differences count, so that noise that grows or shri
             that repeats itself exactly is not known to be noiseless. A standard error that the trainer gives is a lower
             bound, because what samples cost is not all that makes evals differ.
 State       The last 65 values counted from the first one, the range, and the mean square of the standard errors. O(1).
+            Beside the state, where neither equality nor the codec sees them, its differences are kept sorted once an
+            estimate was asked for, so that the next one finds its medians without sorting all of them again.
 Not done    A random walk looks like a smooth curve to differences and its scale comes out too small. The
             autocorrelation is that of an AR(1); a steep trend passes for some of it, which makes tests slower, not
             wrong.
@@ -16,8 +18,10 @@ Not done    A random walk looks like a smooth curve to differences and its scale
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from array import array
+from bisect import bisect_left, insort
 from itertools import pairwise
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -25,6 +29,7 @@ from msgspec import Struct
 LARGEST = 1e120
 
 _WINDOW = 64
+_WORTH_MOVING = 4  # values; past that it is as quick to sort again
 # The medians of |a - b| and |a - 2 b + c| of independent normal values, in standard deviations of one.
 _MEDIAN_DIFFERENCE = 0.9539
 _MEDIAN_SECOND_DIFFERENCE = 1.6522
@@ -38,7 +43,7 @@ _SHARE_OF_RANGE = 0.02
 _STRONGEST_CORRELATION = 0.7
 
 
-class NoiseState(Struct, frozen=True):
+class NoiseState(Struct, frozen=True, dict=True):
     """See the module's docstring; values are counted from the first one, which is 0."""
 
     seen: int = 0
@@ -65,49 +70,108 @@ def from_origin(state: NoiseState, value: float) -> float:
 
 def advance(state: NoiseState, value: float, stderr: float | None = None) -> NoiseState:
     """Take in one finite value; a standard error that is no positive finite number is as good as none."""
-    counted = from_origin(state, value)
+    if not -LARGEST <= value <= LARGEST:
+        value = clipped(value)
+    seen, recent, low, high = state.seen, state.recent, state.low, state.high
+    origin = state.origin if seen else value
+    counted = clipped(value - origin) if seen else 0.0
     stderrs, mean_square = state.stderrs, state.mean_square
     if stderr is not None and 0 < stderr < math.inf:
         stderrs += 1
         known = min(stderr, LARGEST)
         # A product is rounded the same in every unit that is a power of two of another; a power is not.
         mean_square += (known * known - mean_square) / stderrs
-    return NoiseState(
-        seen=state.seen + 1,
-        origin=state.origin if state.seen else clipped(value),
-        recent=(*state.recent[-_WINDOW:], counted),
-        low=min(state.low, counted),
-        high=max(state.high, counted),
-        stderrs=stderrs,
-        mean_square=mean_square,
+    after = NoiseState(
+        seen + 1,
+        origin,
+        (*recent[-_WINDOW:], counted),
+        counted if counted < low else low,
+        counted if counted > high else high,
+        stderrs,
+        mean_square,
     )
+    if (ordered := state.__dict__.get("ordered")) is not None and seen - ordered.seen < _WORTH_MOVING:
+        after.__dict__["ordered"] = ordered
+    return after
 
 
 def estimate(state: NoiseState) -> Noise:
     """The noise as far as it is known from the values taken in."""
+    seen = state.seen
     spread = state.high - state.low
-    least = spread * (_SHARE_OF_RANGE_WHILE_FEW if state.seen <= _FEW else _SHARE_OF_RANGE)
+    least = spread * (_SHARE_OF_RANGE_WHILE_FEW if seen <= _FEW else _SHARE_OF_RANGE)
     known = math.sqrt(state.mean_square)
-    if state.seen < 2:
+    if seen < 2:
         return Noise(known, 1.0)
-    values = state.recent
-    first = _median(abs(b - a) for a, b in pairwise(values)) / _MEDIAN_DIFFERENCE
+    differences = _differences(state)
+    first = _middle(differences.first) / _MEDIAN_DIFFERENCE
     found = first
-    if state.seen >= 4:
-        second = _median(abs(c - 2 * b + a) for a, b, c in zip(values, values[1:], values[2:], strict=False))
+    if seen >= 4:
+        second = _middle(differences.second)
         found = min(first, _SECOND_MARGIN * second / _MEDIAN_SECOND_DIFFERENCE)
     correlation = 0.0
-    if state.seen >= _FEW + 2 and first > least:
-        ratio = _median(abs(b - a) for a, b in zip(values, values[2:], strict=False)) / _MEDIAN_DIFFERENCE / first
-        pairs = state.seen - 2
+    if seen >= _FEW + 2 and first > least:
+        ratio = _middle(differences.skipping) / _MEDIAN_DIFFERENCE / first
+        pairs = seen - 2
         correlation = min(max(ratio * ratio - 1, 0.0), _STRONGEST_CORRELATION) * pairs / (pairs + 10)
-    correlation = min(correlation + _SUPPOSED_CORRELATION * 10 / (state.seen + 10), _STRONGEST_SUPPOSED)
-    return Noise(max(found * (1 + 2 / state.seen), least, known), math.sqrt((1 + correlation) / (1 - correlation)))
+    correlation = min(correlation + _SUPPOSED_CORRELATION * 10 / (seen + 10), _STRONGEST_SUPPOSED)
+    return Noise(max(found * (1 + 2 / seen), least, known), math.sqrt((1 + correlation) / (1 - correlation)))
 
 
-def _median(numbers: Iterable[float]) -> float:
-    ordered = sorted(numbers)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+class _Ordered(NamedTuple):
+    """Of the `recent` values of when `seen` were seen, in ascending order: |b - a| and |a - 2 b + c| of neighbors, and
+    |c - a| of neighbors but one."""
+
+    seen: int
+    recent: tuple[float, ...]
+    first: array[float]
+    second: array[float]
+    skipping: array[float]
+
+
+def _differences(state: NoiseState) -> _Ordered:
+    """The differences of the recent values, from those of a state shortly before if it had them."""
+    ordered: _Ordered | None = state.__dict__.get("ordered")
+    if ordered is None:
+        values = state.recent
+        threes = list(zip(values, values[1:], values[2:], strict=False))
+        ordered = _Ordered(
+            state.seen,
+            values,
+            array("d", sorted([abs(b - a) for a, b in pairwise(values)])),
+            array("d", sorted([abs(c - 2 * b + a) for a, b, c in threes])),
+            array("d", sorted([abs(c - a) for a, _, c in threes])),
+        )
+    elif ordered.seen < state.seen:
+        values, first, second, skipping = ordered.recent, ordered.first[:], ordered.second[:], ordered.skipping[:]
+        for value in state.recent[ordered.seen - state.seen :]:
+            _move(values, value, first, second, skipping)
+            values = (*values[-_WINDOW:], value)
+        ordered = _Ordered(state.seen, state.recent, first, second, skipping)
+    state.__dict__["ordered"] = ordered
+    return ordered
+
+
+def _move(
+    values: tuple[float, ...], value: float, first: array[float], second: array[float], skipping: array[float]
+) -> None:
+    """Bring in the differences of one more value, which pushes the first of the values out when there are enough."""
+    if len(values) > _WINDOW:
+        a, b, c = values[:3]
+        del first[bisect_left(first, abs(b - a))]
+        del second[bisect_left(second, abs(c - 2 * b + a))]
+        del skipping[bisect_left(skipping, abs(c - a))]
+    b = values[-1]
+    insort(first, abs(value - b))
+    if len(values) > 1:
+        a = values[-2]
+        insort(second, abs(value - 2 * b + a))
+        insort(skipping, abs(value - a))
+
+
+def _middle(ordered: array[float]) -> float:
+    count = len(ordered)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
 
 def clipped(value: float) -> float:

@@ -11,6 +11,7 @@ Not done    It does not stop by itself: `stop_at` is None unless the policy sets
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from msgspec import Struct
@@ -46,10 +47,17 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
         return NonFiniteState()
 
     def step(self, state: NonFiniteState, observation: Observation) -> tuple[NonFiniteState, Evidence]:
-        if observation.finite:
-            state = NonFiniteState(0, observation.step)
-        else:
-            state = NonFiniteState(state.run_length + 1, state.last_finite_step)
-        turn_step = state.last_finite_step if state.run_length else None
-        note = f"{state.run_length} consecutive values of {self.signal} are NaN or infinite"
-        return state, Evidence(Kind.COUNT, float(state.run_length), turn_step, note)
+        if math.isfinite(observation.value):
+            return NonFiniteState(0, observation.step), _QUIET[self.signal]
+        state = NonFiniteState(state.run_length + 1, state.last_finite_step)
+        return state, _evidence(self.signal, state)
+
+
+def _evidence(signal: Signal, state: NonFiniteState) -> Evidence:
+    turn_step = state.last_finite_step if state.run_length else None
+    note = f"{state.run_length} consecutive values of {signal} are NaN or infinite"
+    return Evidence(Kind.COUNT, float(state.run_length), turn_step, note)
+
+
+# What nearly every observation gives is made once.
+_QUIET = {signal: _evidence(signal, NonFiniteState()) for signal in Signal}

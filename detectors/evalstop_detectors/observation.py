@@ -23,7 +23,7 @@ class Signal(StrEnum):
     EVAL = "eval"
 
 
-_RANK = {signal: rank for rank, signal in enumerate(Signal)}
+RANK = {signal: rank for rank, signal in enumerate(Signal)}
 
 
 class Observation(Struct, frozen=True):
@@ -54,7 +54,7 @@ class Observation(Struct, frozen=True):
     @property
     def order(self) -> tuple[int, int]:
         """The place of this observation in its run: by step, then by signal."""
-        return self.step, _RANK[self.signal]
+        return self.step, RANK[self.signal]
 
     @property
     def finite(self) -> bool:

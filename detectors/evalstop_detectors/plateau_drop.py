@@ -29,15 +29,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
 from operator import mul
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.noise import Noise, NoiseState, advance, clipped, estimate
+from evalstop_detectors.noise import LARGEST, Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.observation import Observation, Signal
 
 _BLOCKS = 128
@@ -55,6 +54,12 @@ _EVALS_BEFORE = 8
 _FULL_RISE_SIGMAS = 5.0
 _SOONEST = 6
 _LARGEST_SIGMAS = 1e9
+
+
+_UNKNOWN = Noise(0.0, 1.0)
+_UNMOVED = Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
+_NO_FALL = Evidence(Kind.STATISTIC, 0.0, None, "gold is not below its best by more than its noise")
+_RISING = Evidence(Kind.STATISTIC, 0.0, None, "gold is below its best and rising")
 
 
 class Best(Struct, frozen=True):
@@ -112,7 +117,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         return PlateauDropState()
 
     def step(self, state: PlateauDropState, observation: Observation) -> tuple[PlateauDropState, Evidence]:
-        if observation.finite:
+        if math.isfinite(observation.value):
             if observation.signal is Signal.PROXY:
                 state = _with_proxy(state, observation.value)
             else:
@@ -120,10 +125,10 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         return state, state.evidence
 
     def _with_gold(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
+        top = state.top
         # What the last eval is held against is what was known before it, or a worse one could excuse itself.
-        before, proxy_before, top = estimate(state.noise), estimate(state.proxy_noise), state.top
+        known = estimate(state.noise) if state.open_evals + 1 >= state.size else None
         noise = advance(state.noise, observation.value, observation.stderr)
-        state = _with_proxy_of_eval(state)
         last_three = noise.recent[-3:]
         mean = sum(last_three) / len(last_three)
         state = replace(
@@ -132,69 +137,109 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
             open_evals=state.open_evals + 1,
             open_gold=state.open_gold + noise.recent[-1],
             start=mean if noise.seen <= 3 else state.start,
-            top=mean if noise.seen <= 3 else max(state.top, mean),
+            top=mean if noise.seen <= 3 else max(top, mean),
         )
-        if state.open_evals < state.size:
-            return state
-        state = _with_block(state, observation.step)
-        state = replace(state, evidence=self._weigh(state, top, before, proxy_before))
-        return _folded(state) if len(state.gold) == _BLOCKS else state
+        if known is None:
+            return _with_proxy_of_eval(state)
+        return self._with_block(state, top, known, observation.step)
 
-    def _weigh(self, state: PlateauDropState, top: float, noise: Noise, proxy_noise: Noise) -> Evidence:
-        if state.noise.seen < _SOONEST:
-            missing = _SOONEST - state.noise.seen
-            return Evidence(Kind.STATISTIC, 0.0, None, f"needs {missing} more evals")
-        if noise.sd == 0:
-            return Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
-        least_gain = _LEAST_GAIN_SIGMAS * noise.sd
-        gain = max(top - state.start, least_gain)
-        # Until a run has clearly risen its best is the luckiest of many windows, and there is little to lose.
-        doubt = self.sigmas + _SIGMAS_IF_NOT_RISEN * (1 - min((top - state.start) / least_gain, 1.0))
-        count, size = len(state.gold), state.size
-        value, depth_seen, length_seen, turn, risen = 0.0, 0.0, 0, None, 0.0
-        for length, best in zip(_LENGTHS, state.best, strict=False):
-            fall = best.gold - sum(state.gold[-length:]) / length
-            if fall <= 0:
-                continue
-            looks = math.sqrt(2 * math.log(count / length))
-            sd = _of_mean(noise, length * size)
-            fall_of_proxy = 0.0
-            if proxy_noise.sd > 0:
-                fall_of_proxy = (best.proxy - sum(state.proxy[-length:]) / length) / _of_mean(
-                    proxy_noise, length * size
-                )
-            common = max(0.0, min(fall_of_proxy, _LARGEST_SIGMAS) - looks + _PROXY_MARGIN)
-            excess = min(fall / sd, _LARGEST_SIGMAS) - looks - _PROXY_WEIGHT * common - doubt
-            if excess <= 0:
-                continue
-            half = length // 2
-            older = best.gold - sum(state.gold[-length : half - length]) / half - _of_mean(noise, half * size)
-            depth = min(1.0, excess * sd / gain, _OLDER_HALF_FACTOR * older / gain)
-            if depth <= 0:
-                continue
-            rises = min(max((-fall_of_proxy - 1) / (_FULL_RISE_SIGMAS - 1), 0.0), 1.0)
-            weight = length * size / (count * size + _EVALS_BEFORE) * depth**_DEPTH_POWER
-            weight *= 1 + (_FULL_RISE_FACTOR - 1) * rises
-            if weight > value:
-                value, depth_seen, length_seen, turn, risen = weight, depth, length, best.ends, rises
-        if turn is None:
-            return Evidence(Kind.STATISTIC, 0.0, None, "gold is not below its best by more than its noise")
-        if _slopes_up(state, noise):
-            return Evidence(Kind.STATISTIC, 0.0, None, "gold is below its best and rising")
-        proxy = "not seen" if not state.proxy_noise.seen else "rising" if risen > 0 else "not falling alike"
-        return Evidence(
-            Kind.STATISTIC,
-            value,
-            state.steps[turn],
-            f"the last {length_seen * size} of {count * size} evals lie below the best by at least"
-            f" {depth_seen:.0%} of the gain; proxy {proxy}",
+    def _with_block(self, state: PlateauDropState, top: float, noise: Noise, step: int) -> PlateauDropState:
+        """Close the open block and weigh what is there, against `top` and `noise` as they were known before."""
+        gold = (*state.gold, state.open_gold / state.size)
+        best = _earlier(state, len(gold))
+        falls = self._falls(gold, best, state, top, noise) if state.noise.seen >= _SOONEST else []
+        proxy_noise = estimate(state.proxy_noise) if falls else _UNKNOWN
+        state = _with_proxy_of_eval(state)
+        state = replace(
+            state,
+            gold=gold,
+            proxy=(*state.proxy, state.open_proxy / state.size),
+            steps=(*state.steps, step),
+            best=best,
+            open_evals=0,
+            open_gold=0.0,
+            open_proxy=0.0,
         )
+        evidence = _weigh(state, falls, max(top - state.start, _LEAST_GAIN_SIGMAS * noise.sd), noise, proxy_noise)
+        state = replace(state, evidence=evidence)
+        return _folded(state) if len(gold) == _BLOCKS else state
+
+    def _falls(
+        self, gold: Sequence[float], bests: Sequence[Best], state: PlateauDropState, top: float, noise: Noise
+    ) -> list[_Fall]:
+        """How far the last windows lie below the best earlier ones, where noise does not explain it."""
+        if noise.sd == 0:
+            return []
+        # Until a run has clearly risen its best is the luckiest of many windows, and there is little to lose.
+        risen = min((top - state.start) / (_LEAST_GAIN_SIGMAS * noise.sd), 1.0)
+        doubt = self.sigmas + _SIGMAS_IF_NOT_RISEN * (1 - risen)
+        one, size, falls = noise.sd * noise.inflation, state.size, []
+        for length, best, looks in zip(_LENGTHS, bests, _LOOKS[len(gold)], strict=False):
+            fall = best.gold - sum(gold[-length:]) / length
+            if fall > 0:
+                sd = one / math.sqrt(length * size)
+                sigmas = min(fall / sd, _LARGEST_SIGMAS) - looks
+                if sigmas - doubt > 0:
+                    falls.append(_Fall(length, best, looks, sd, sigmas, doubt))
+        return falls
+
+
+class _Fall(NamedTuple):
+    """Of the last window of so many blocks below the best one: what explains it, and what does not."""
+
+    length: int
+    best: Best
+    looks: float
+    sd: float
+    sigmas: float
+    doubt: float
+
+
+def _weigh(state: PlateauDropState, falls: Sequence[_Fall], gain: float, noise: Noise, proxy_noise: Noise) -> Evidence:
+    if state.noise.seen < _SOONEST:
+        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {_SOONEST - state.noise.seen} more evals")
+    if noise.sd == 0:
+        return _UNMOVED
+    gold, size, evals = state.gold, state.size, len(state.gold) * state.size
+    value, depth_seen, length_seen, turn, rises_seen = 0.0, 0.0, 0, None, 0.0
+    for length, best, looks, sd, sigmas, doubt in falls:
+        fall_of_proxy = 0.0
+        if proxy_noise.sd > 0:
+            fall_of_proxy = (best.proxy - sum(state.proxy[-length:]) / length) / _of_mean(proxy_noise, length * size)
+        common = max(0.0, min(fall_of_proxy, _LARGEST_SIGMAS) - looks + _PROXY_MARGIN)
+        excess = sigmas - _PROXY_WEIGHT * common - doubt
+        if excess <= 0:
+            continue
+        half = length // 2
+        older = best.gold - sum(gold[-length : half - length]) / half - _of_mean(noise, half * size)
+        depth = min(1.0, excess * sd / gain, _OLDER_HALF_FACTOR * older / gain)
+        if depth <= 0:
+            continue
+        rises = min(max((-fall_of_proxy - 1) / (_FULL_RISE_SIGMAS - 1), 0.0), 1.0)
+        weight = length * size / (evals + _EVALS_BEFORE) * depth**_DEPTH_POWER
+        weight *= 1 + (_FULL_RISE_FACTOR - 1) * rises
+        if weight > value:
+            value, depth_seen, length_seen, turn, rises_seen = weight, depth, length, best.ends, rises
+    if turn is None:
+        return _NO_FALL
+    if _slopes_up(state, noise):
+        return _RISING
+    proxy = "not seen" if not state.proxy_noise.seen else "rising" if rises_seen > 0 else "not falling alike"
+    return Evidence(
+        Kind.STATISTIC,
+        value,
+        state.steps[turn],
+        f"the last {length_seen * size} of {evals} evals lie below the best by at least {depth_seen:.0%} of the gain;"
+        f" proxy {proxy}",
+    )
 
 
 def _with_proxy(state: PlateauDropState, value: float) -> PlateauDropState:
     """Several values of the proxy between two evals are averaged."""
-    origin = clipped(value) if state.proxy_origin is None else state.proxy_origin
-    total = state.pending_proxy + clipped(clipped(value) - origin)
+    if not -LARGEST <= value <= LARGEST:
+        value = clipped(value)
+    origin = value if state.proxy_origin is None else state.proxy_origin
+    total = state.pending_proxy + clipped(value - origin)
     return replace(state, proxy_origin=origin, pending=state.pending + 1, pending_proxy=total)
 
 
@@ -206,49 +251,34 @@ def _with_proxy_of_eval(state: PlateauDropState) -> PlateauDropState:
     return replace(state, proxy_noise=noise, pending=0, pending_proxy=0.0, open_proxy=state.open_proxy + last)
 
 
-def _with_block(state: PlateauDropState, step: int) -> PlateauDropState:
-    """Close the open block; the windows that end before the last one of their length has begun become earlier ones."""
-    gold = (*state.gold, state.open_gold / state.size)
-    proxy = (*state.proxy, state.open_proxy / state.size)
-    best = []
+def _earlier(state: PlateauDropState, count: int) -> tuple[Best, ...]:
+    """The best windows with those that have become earlier ones since the last has begun with the newest block."""
+    gold, proxy, bests = state.gold, state.proxy, list(state.best)
     for index, length in enumerate(_LENGTHS):
-        end = len(gold) - length
-        if end < length:
+        end = count - length
+        begin = end - length
+        if begin < 0:
             break
-        window = _window(gold, proxy, end, length)
-        best.append(_better(state.best[index], window) if index < len(state.best) else window)
-    return replace(
-        state,
-        gold=gold,
-        proxy=proxy,
-        steps=(*state.steps, step),
-        best=tuple(best),
-        open_evals=0,
-        open_gold=0.0,
-        open_proxy=0.0,
-    )
-
-
-def _window(gold: Sequence[float], proxy: Sequence[float], end: int, length: int) -> Best:
-    return Best(sum(gold[end - length : end]) / length, end - 1, sum(proxy[end - length : end]) / length)
-
-
-def _better(a: Best, b: Best) -> Best:
-    """The better gold, of equals the later, beside the better proxy."""
-    gold = a if a.gold > b.gold else b
-    return Best(gold.gold, gold.ends, max(a.proxy, b.proxy))
+        of_gold, of_proxy = sum(gold[begin:end]) / length, sum(proxy[begin:end]) / length
+        if index == len(bests):
+            bests.append(Best(of_gold, end - 1, of_proxy))
+            continue
+        best = bests[index]
+        # Of equals the later.
+        if best.gold <= of_gold:
+            bests[index] = Best(of_gold, end - 1, max(best.proxy, of_proxy))
+        elif best.proxy < of_proxy:
+            bests[index] = Best(best.gold, best.ends, of_proxy)
+    return tuple(bests)
 
 
 def _folded(state: PlateauDropState) -> PlateauDropState:
     """Join the blocks in pairs, and look for the best earlier windows again."""
     gold, proxy = _paired(state.gold), _paired(state.proxy)
-    best = []
-    for length in _LENGTHS:
-        windows = [_window(gold, proxy, end, length) for end in range(length, len(gold) - length + 1)]
-        if not windows:
-            break
-        best.append(reduce(_better, windows))
-    return replace(state, size=2 * state.size, gold=gold, proxy=proxy, steps=state.steps[1::2], best=tuple(best))
+    state = replace(state, size=2 * state.size, gold=gold, proxy=proxy, steps=state.steps[1::2], best=())
+    for count in range(1, len(gold) + 1):
+        state = replace(state, best=_earlier(state, count))
+    return state
 
 
 def _paired(values: Sequence[float]) -> tuple[float, ...]:
@@ -278,4 +308,8 @@ def _unit_slope(span: int) -> tuple[float, ...]:
     return tuple(x / norm for x in centered)
 
 
+_LOOKS = tuple(
+    tuple(math.sqrt(2 * math.log(count / length)) for length in _LENGTHS if 2 * length <= count)
+    for count in range(_BLOCKS + 1)
+)
 _SLOPE_WEIGHTS = tuple((span, _unit_slope(span)) for span in _SLOPE_SPANS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from evalstop_detectors.detector import Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Signal
+from evalstop_detectors.observation import Observation, Signal
 
 
 class Call(StrEnum):
@@ -112,25 +112,41 @@ class Policy(Struct, frozen=True, dict=True):
         return {signal: tuple(indices) for signal, indices in shown.items()}
 
     @cached_property
+    def shown(self) -> dict[Signal, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]:
+        """For each of `signals` the members that are shown it: index, and the detector's `step`."""
+        steps = [member.detector.step for member in self.members]
+        return {
+            signal: tuple((i, steps[i]) for i in self.watching[signal]) for signal in Signal if signal in self.signals
+        }
+
+    @cached_property
     def ids(self) -> tuple[str, ...]:
         """What each member is called: its id, or its detector's name, numbered from the second of that name on."""
         return member_ids([(member.id, member.detector.name) for member in self.members])
+
+    @cached_property
+    def _held(self) -> tuple[tuple[Member, str, tuple[Signal, ...], float | None, float | None], ...]:
+        """What every finding says of its member, looked up once: name, signals, thresholds."""
+        return tuple(
+            (m, m.detector.name, m.signals, m.thresholds.suspect_at, m.thresholds.stop_at) for m in self.members
+        )
 
     def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int) -> Verdict:
         """The verdict on one evidence a member (None: that member has seen nothing), after `evals` finite evals."""
         findings: list[Finding] = []
         stopping: list[tuple[Member, Evidence]] = []
         alarmed: list[tuple[Member, Evidence]] = []
-        for member, item in zip(self.members, evidence, strict=True):
+        for (member, name, signals, suspect_at, stop_at), item in zip(self._held, evidence, strict=True):
             if item is None:
                 continue
-            findings.append(_finding(member, item))
+            findings.append(
+                Finding(name, signals, item.kind, item.value, suspect_at, stop_at, item.turn_step, item.note)
+            )
             if member.weight:
-                thresholds = member.thresholds
-                if item.reaches(thresholds.stop_at):
+                if item.reaches(stop_at):
                     stopping.append((member, item))
                     alarmed.append((member, item))
-                elif item.reaches(thresholds.suspect_at):
+                elif item.reaches(suspect_at):
                     alarmed.append((member, item))
         enough = bool(stopping) and _reaches(stopping, self.at_least)
         held_back = self._held_back(enough, stopping, evidence, step, evals) if stopping else None
@@ -193,20 +209,6 @@ def _weight(called: Called) -> float:
 def _reaches(called: Called, needed: float) -> bool:
     # Weights such as .7 and .1 add up to a hair less than .8.
     return _weight(called) >= needed * (1 - 1e-9)
-
-
-def _finding(member: Member, evidence: Evidence) -> Finding:
-    thresholds = member.thresholds
-    return Finding(
-        member.detector.name,
-        member.signals,
-        evidence.kind,
-        evidence.value,
-        thresholds.suspect_at,
-        thresholds.stop_at,
-        evidence.turn_step,
-        evidence.note,
-    )
 
 
 def _turn(alarmed: Called) -> int | None:

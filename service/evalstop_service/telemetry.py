@@ -7,6 +7,7 @@ is bounded by this file, and a scrape tells nothing about anybody's runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,6 +15,7 @@ from prometheus_client import (
     Gauge,
     GCCollector,
     Histogram,
+    Info,
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
@@ -41,6 +43,7 @@ class Telemetry:
         self.registry = CollectorRegistry(auto_describe=True)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
+        Info("evalstop_build", "What runs.", registry=self.registry).info({"version": version("evalstop-service")})
         self.observations = self._counter(
             "evalstop_observations",
             "Observations that were taken in, and what became of them.",

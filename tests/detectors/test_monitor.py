@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 
 import msgspec
 import pytest
 from evalstop_detectors import (
+    POLICIES,
     Call,
     Member,
     MonitorState,
@@ -17,6 +19,7 @@ from evalstop_detectors import (
     Signal,
     Thresholds,
     Verdict,
+    advance,
     is_late,
     replay,
     start,
@@ -39,6 +42,27 @@ def fold(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
     states = [start(policy)]
     for observation in observations:
         states.append(step(policy, states[-1], observation)[0])
+    return states
+
+
+def one_by_one(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
+    """The states as the words have it: every member is shown what it watches, every verdict judged anew."""
+    states = [start(policy)]
+    for item in observations:
+        before = states[-1]
+        if item.signal not in policy.signals:
+            states.append(before)
+            continue
+        folded, evidence = list(before.states), list(before.evidence)
+        for index, member in enumerate(policy.members):
+            if item.signal in member.detector.signals:
+                folded[index], evidence[index] = member.detector.step(folded[index], item)
+        evals = before.evals + (item.signal is Signal.EVAL and math.isfinite(item.value))
+        verdict = before.verdict if before.verdict.stops else policy.judge(evidence, item.step, evals)
+        suspect_step = before.suspect_step
+        if suspect_step is None and verdict.verdict is not Call.CONTINUE:
+            suspect_step = item.step
+        states.append(MonitorState(tuple(folded), tuple(evidence), item.order, evals, verdict, suspect_step))
     return states
 
 
@@ -82,6 +106,27 @@ def test_the_verdict_is_what_the_policy_says(policy: Policy, observations: list[
         assert state.verdict.step == watched[count - 1].step
         if state.verdict.stops:
             break
+
+
+@given(policy=policies() | st.sampled_from(list(POLICIES.values())), observations=runs)
+def test_what_did_not_change_is_as_if_judged_anew(policy: Policy, observations: list[Observation]) -> None:
+    """Step by step the states are those of a monitor that judges after every observation."""
+    assert fold(policy, observations) == one_by_one(policy, observations)
+
+
+@given(policy=policies() | st.sampled_from(list(POLICIES.values())), observations=runs, data=st.data())
+def test_batches_change_nothing(policy: Policy, observations: list[Observation], data: st.DataObject) -> None:
+    """Advanced in batches cut anywhere, a run comes to the same state, and to the same changes of the word."""
+    states = one_by_one(policy, observations)
+    state, begin = states[0], 0
+    for end in [*sorted(data.draw(st.sets(st.integers(0, len(observations))))), len(observations)]:
+        passed = states[begin : end + 1]
+        state, verdicts = advance(policy, state, iter(observations[begin:end]))
+        changed = [b.verdict for a, b in pairwise(passed) if a.verdict.verdict is not b.verdict.verdict]
+        assert state == states[end]
+        assert verdicts[-1] == state.verdict
+        assert verdicts == changed or verdicts[:-1] == changed
+        begin = end
 
 
 @given(policy=policies(), observations=runs, chance=st.randoms(use_true_random=False))
@@ -209,6 +254,20 @@ def test_limits_are_reached_exactly() -> None:
     policy = msgspec.structs.replace(alone(KDecline(k=2)), min_evals=4, warmup_steps=4)
     states = fold(policy, eval_series([9, 5, 4, 3], start=1))
     assert [state.verdict.stops for state in states] == [False, False, False, False, True]
+
+
+def test_a_stop_is_held_back_no_longer_than_it_must() -> None:
+    """The end of the warm-up and the last eval that was missing stop a run although no evidence changes with them."""
+    bad_loss = Member(NonFinite(Signal.LOSS), Thresholds(1, 1))
+    quiet = Member(NonFinite(Signal.PROXY), Thresholds(1, None))
+    bad = Observation(Signal.LOSS, 1, math.nan)
+    for change, signal in ({"warmup_steps": 4}, Signal.PROXY), ({"min_evals": 3}, Signal.EVAL):
+        policy = msgspec.structs.replace(Policy("late", (bad_loss, quiet), gold_required=False), **change)
+        later = [Observation(signal, number, 0.0) for number in range(2, 6)]
+        assert [state.verdict.stops for state in fold(policy, [bad, *later])] == [False] * 4 + [True] * 2
+        state, verdicts = advance(policy, start(policy), [bad, *later])
+        assert [(verdict.verdict, verdict.step) for verdict in verdicts] == [(Call.SUSPECT, 1), (Call.STOP, 4)]
+        assert state.suspect_step == 1
 
 
 def test_the_turn_is_the_earliest_belief() -> None:

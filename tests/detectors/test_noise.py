@@ -11,6 +11,8 @@ from evalstop_detectors.noise import LARGEST, Noise, NoiseState, advance, estima
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.detectors.plateau_drop_slowly import clip
+from tests.detectors.plateau_drop_slowly import noise as slow_noise
 from tests.detectors.strategies import finite_values
 
 
@@ -65,6 +67,22 @@ def test_autocorrelation_makes_means_less_certain() -> None:
         correlated.append(after(values).inflation)
     assert np.median(correlated) > 1.6
     assert np.median(independent) < 1.3
+
+
+@given(
+    values=st.lists(finite_values | st.sampled_from([0.0, 1.0, 2.0]), max_size=90),
+    asked=st.lists(st.booleans(), min_size=90, max_size=90),
+)
+def test_estimating_on_the_way_changes_nothing(values: list[float], asked: list[bool]) -> None:
+    """However often it was asked before, the estimate is that of all values sorted, to the last bit."""
+    state, forked = NoiseState(), NoiseState()
+    for value, ask in zip(values, asked, strict=False):
+        if ask:
+            estimate(state)
+        forked, state = advance(state, -value), advance(state, value)
+    for last, end in ((state, values), (forked, [*values[:-1], *[-value for value in values[-1:]]])):
+        counted = [clip(clip(value) - clip(end[0])) for value in end]
+        assert (estimate(last).sd, estimate(last).inflation) == slow_noise(counted)
 
 
 @given(values=st.lists(finite_values, max_size=80), stderr=st.none() | st.floats(0, 1e300))

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from evalstop_detectors import Evidence, Observation, Signal
 from evalstop_detectors.noise import NoiseState, advance, estimate
-from evalstop_detectors.plateau_drop import PlateauDrop
+from evalstop_detectors.plateau_drop import PlateauDrop, PlateauDropState
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.detectors.plateau_drop_slowly import slowly
 from tests.detectors.strategies import eval_series
 
 Floats = NDArray[np.float64]
@@ -105,6 +108,47 @@ def test_it_equals_its_definition(seed: int) -> None:
     for count in [*range(1, 129), *range(130, 257, 14), *range(260, 401, 36)]:
         expected = definition(gold[:count], proxy[:count], detector.sigmas)
         assert evidence[count - 1].value == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@given(
+    detector=st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.5]), use_proxy=st.booleans()),
+    runs=st.lists(st.tuples(st.floats(-2, 2), st.floats(-1, 1), st.integers(1, 60)), min_size=1, max_size=6),
+    level=st.sampled_from([0.0, 0.01, 0.1, 1.0]),
+    grain=st.sampled_from([0.0, 0.25]),
+    scale=st.sampled_from([1.0, 1.0, 1e-300, 1e130, 3.7]),
+    stderr=st.sampled_from([None, 0.2, math.nan]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_it_equals_itself_done_slowly(
+    detector: PlateauDrop,
+    runs: list[tuple[float, float, int]],
+    level: float,
+    grain: float,
+    scale: float,
+    stderr: float | None,
+    seed: int,
+) -> None:
+    """Nothing that is remembered to save time, over any shape of run, changes a bit of the evidence."""
+    chance, gold, proxy = np.random.default_rng(seed), 0.0, 0.0
+    observations: list[Observation] = []
+    for gold_slope, proxy_slope, evals in runs:
+        for _ in range(evals):
+            gold, proxy = gold + gold_slope / evals, proxy + proxy_slope / evals
+            a, b, luck = gold + level * chance.normal(), proxy + level * chance.normal(), chance.random()
+            a = round(a / grain) * grain if grain else a
+            step = len(observations)
+            if Signal.PROXY in detector.signals and luck < 0.9:
+                observations.append(Observation(Signal.PROXY, step, scale * b if luck > 0.02 else math.inf))
+            if luck > 0.1:
+                told = stderr if luck > 0.5 else None
+                observations.append(Observation(Signal.EVAL, step, scale * a if luck > 0.12 else math.nan, told))
+    state, evidence = detector.start(), []
+    for observation in observations:
+        state, item = detector.step(state, observation)
+        if chance.random() < 0.02:
+            state = msgspec.json.decode(msgspec.json.encode(state), type=PlateauDropState)
+        evidence.append(item)
+    assert evidence == slowly(detector, observations)
 
 
 @pytest.mark.parametrize("level", [0.0, 0.05, 0.2])

@@ -1,6 +1,8 @@
 """The worker: moves what is due out of the outbox, at least once, and records what became of it.
 
-    claim (a lease) ──> sign ──> send ──> judge ──> settle
+    wake ──> claim (a lease) ──> sign ──> send ──> judge ──> settle
+      ^        `-------- one transaction, again and again -----'
+      `── NOTIFY, the bell of this process, the next due time, an attempt that ended
 
 Workers meet in rows only: any number of them, in any number of processes, share one outbox. A worker that dies leaves
 leases that run out, and another sends the event again under the same `webhook-id`.
@@ -9,29 +11,47 @@ leases that run out, and another sends the event again under the same `webhook-i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections import Counter
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
-from uuid import UUID
 
 import sqlalchemy as sa
 
 from evalstop_service.clock import Clock
 from evalstop_service.delivery import signature
+from evalstop_service.delivery.backlog import Backlog
 from evalstop_service.delivery.backoff import Answer, Backoff, judge
+from evalstop_service.delivery.bell import Bell
+from evalstop_service.delivery.exchange import Exchanged, Wanted, exchange, settle
+from evalstop_service.delivery.listening import Listener
 from evalstop_service.delivery.sender import Sender
-from evalstop_service.store import decisions, outbox
+from evalstop_service.delivery.setback import Setback
+from evalstop_service.delivery.timekeeper import Timekeeper
+from evalstop_service.store import wake
 from evalstop_service.store.database import Database
-from evalstop_service.store.outbox import Claimed
+from evalstop_service.store.leases import Claimed, Dead, Delivered, Ended, GivenBack, Retry, Settled
+from evalstop_service.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
+FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 5.0
 """Between two tries at a database that does not answer."""
+
+SETTLE_SECONDS = 10.0
+"""As long is tried, once told to stop, to record the last attempts in a database that does not answer."""
+
+SOON_SECONDS = 0.05
+"""Until the next look after one that found something: there may be more."""
+
+LONG_AT_HAND_SECONDS = 1.0
+"""A delivery begun within this time of its claim is sent even if the lease leaves next to nothing to spare."""
 
 DATABASE_AWAY = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.InternalError, sa.exc.TimeoutError)
 """What a database raises that is restarting, full or out of reach; anything else is a fault and ends the worker."""
@@ -44,13 +64,16 @@ class Pace:
     """How a worker goes about it.
 
     `concurrency`: attempts under way at one time; `per_endpoint`: of those, to one endpoint, so that one that hangs
-    leaves room for the others. `poll_seconds`: between two looks into an idle outbox. `lease_seconds`: how long a
-    delivery stays with a worker that has died; longer than any attempt can take.
+    leaves room for the others; `ahead`: times as many are claimed beforehand for an endpoint that takes its events.
+    `poll_seconds`: between two looks into an idle outbox when nobody wakes the worker; `woken_poll_seconds`: when
+    PostgreSQL does. `lease_seconds`: how long a delivery stays with a worker that has died; longer than any attempt.
     """
 
     concurrency: int = 32
     per_endpoint: int = 8
-    poll_seconds: float = 0.1
+    ahead: int = 3
+    poll_seconds: float = 1.0
+    woken_poll_seconds: float = 10.0
     lease_seconds: float = 60.0
 
 
@@ -69,6 +92,7 @@ class Worker:
         chance: random.Random,
         backoff: Backoff | None = None,
         pace: Pace | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._database = database
         self._sender = sender
@@ -76,112 +100,191 @@ class Worker:
         self._chance = chance
         self._backoff = backoff or Backoff()
         self._pace = pace or Pace()
+        self._telemetry = telemetry or Telemetry()
         if self._pace.lease_seconds <= sender.timeout_seconds:
             raise ValueError(
                 f"lease_seconds ({self._pace.lease_seconds:g}) must be longer than an attempt can take "
                 f"(timeout_seconds, {sender.timeout_seconds:g}): else two workers send the same delivery at one time"
             )
-        self._busy: Counter[UUID] = Counter()
+        self._backlog = Backlog(self._pace.concurrency, self._pace.per_endpoint, self._pace.ahead)
+        self._timekeeper = Timekeeper()
+        self._setback = Setback(max(self._pace.lease_seconds, self._backoff.cap_seconds), self._pace.lease_seconds)
+        self._bell = Bell()
+        self._ended: list[Ended] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop` is set; wait for a database that is away. Cancelled, it leaves its leases to run out."""
-        # Threads of our own: name look-ups use the loop's, and a resolver that hangs must not keep us from settling.
-        threads = ThreadPoolExecutor(4, thread_name_prefix="deliver")
-        under_way: set[asyncio.Task[None]] = set()
-        stopped = asyncio.ensure_future(stop.wait())
-        pause = self._pace.poll_seconds
-        try:
-            while not stop.is_set():
-                try:
-                    room = self._pace.concurrency - len(under_way)
-                    claimed = await _in_thread(threads, self._claim, room, dict(self._busy))
-                    pause = self._pace.poll_seconds
-                except DATABASE_AWAY as error:
-                    first = pause == self._pace.poll_seconds
-                    claimed, pause = [], _longer(pause)
-                    log.error("cannot claim deliveries (%s); next try in %.1f s", error, pause, exc_info=first)
-                for one in claimed:
-                    self._busy[one.endpoint_id] += 1
-                    under_way.add(asyncio.create_task(self._deliver(threads, one, stop)))
-                done = await _first_of(stopped, under_way, pause)
-                under_way -= done
-            if under_way:
-                await asyncio.wait(under_way)
-        finally:
-            for task in (stopped, *under_way):
-                task.cancel()
-            await asyncio.gather(stopped, *under_way, return_exceptions=True)
-            threads.shutdown(wait=False)
+        # A thread of our own: name look-ups use the loop's, and a resolver that hangs must not keep us from settling.
+        threads = ThreadPoolExecutor(1, thread_name_prefix="deliver")
+        listener = None if self._database.embedded else Listener(self._database.url, self._bell.ring_here)
+        with wake.ringing(self._database, self._bell.ring):
+            watching = [asyncio.create_task(_ring_on(stop, self._bell))]
+            if listener is not None:
+                watching.append(asyncio.create_task(listener.run()))
+            try:
+                await self._deliver_until(stop, threads, listener)
+                await self._finish(threads)
+            finally:
+                for task in (*watching, *self._tasks):
+                    task.cancel()
+                await asyncio.gather(*watching, *self._tasks, return_exceptions=True)
+                threads.shutdown(wait=False)
 
-    def _claim(self, limit: int, busy: Mapping[UUID, int]) -> list[Claimed]:
-        now = self._clock()
-        with self._database.reading() as tx:
-            wanted = outbox.due(tx, now, limit, self._pace.per_endpoint, busy) if limit > 0 else []
-            if not wanted and not decisions.any_due(tx, now):
-                return []
-        with self._database.transaction() as tx:
-            decisions.request_due(tx, now)
-            return outbox.claim(tx, now, self._pace.lease_seconds, len(wanted), wanted)
+    async def _deliver_until(self, stop: asyncio.Event, threads: ThreadPoolExecutor, listener: Listener | None) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while not stop.is_set():
+            try:
+                done = await self._exchange(threads)
+            except DATABASE_AWAY as error:
+                first = pause == FIRST_PAUSE_SECONDS
+                log.error("the database is away (%s); next try in %.2f s", error, pause, exc_info=first)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), pause)
+                pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+                continue
+            pause = FIRST_PAUSE_SECONDS
+            self._backlog.add(done.claimed)
+            self._begin()
+            await self._bell.wait(self._rest_seconds(done, listener is not None and listener.hears))
 
-    async def _deliver(self, threads: ThreadPoolExecutor, claimed: Claimed, stop: asyncio.Event) -> None:
+    def _rest_seconds(self, done: Exchanged, woken: bool) -> float:
+        """Until the next look, unless the bell is rung before."""
+        if done.claimed:
+            return SOON_SECONDS
+        longest = self._pace.woken_poll_seconds if woken else self._pace.poll_seconds
+        if done.next_due is None:
+            return longest
+        return min(longest, max(0.0, (done.next_due - self._now()).total_seconds()))
+
+    async def _exchange(self, threads: ThreadPoolExecutor) -> Exchanged:
+        """Hand in what has ended and take out what is due; what could not be handed in is kept."""
+        ended, self._ended = self._ended, []
+        wanted = Wanted(
+            max(0, self._backlog.limit()), self._pace.per_endpoint, self._backlog.room(), self._pace.lease_seconds
+        )
         try:
-            answer = await self._send(claimed)
-            await self._settle(threads, claimed, answer, stop)
+            done = await _in_thread(threads, exchange, self._database, self._clock, ended, wanted)
+        except DATABASE_AWAY:
+            self._ended = ended + self._ended
+            raise
         except Exception:
-            log.exception("delivery %s: the attempt broke off; it is sent again when its lease is over", claimed.id)
-        finally:
-            self._busy[claimed.endpoint_id] -= 1
-            if not self._busy[claimed.endpoint_id]:
-                del self._busy[claimed.endpoint_id]
+            if not ended:
+                raise
+            log.exception("cannot record %d attempts together; each is recorded by itself", len(ended))
+            await self._settle_apart(threads, ended)
+            return await self._exchange(threads)
+        self._tell(ended, done.settled)
+        monotonic = time.monotonic()
+        back = self._timekeeper.tell(done.now, monotonic)
+        if self._setback.is_due(back, monotonic) and await _in_thread(
+            threads, self._setback.mend, self._database, done.now, monotonic
+        ):
+            self._bell.ring_here()
+        return done
 
-    async def _send(self, claimed: Claimed) -> Answer:
+    async def _settle_apart(self, threads: ThreadPoolExecutor, ended: Sequence[Ended]) -> None:
+        for number, one in enumerate(ended):
+            try:
+                self._tell([one], await _in_thread(threads, settle, self._database, [one]))
+            except DATABASE_AWAY:
+                self._ended = [*ended[number:], *self._ended]
+                raise
+            except Exception:
+                log.exception("delivery %s cannot be settled; it is sent again when its lease is over", one.claimed.id)
+
+    async def _finish(self, threads: ThreadPoolExecutor) -> None:
+        """Give back what was not begun, wait for what was, and record both."""
+        self._stopping = True
+        self._ended += [Ended(one, GivenBack(), self._now()) for one in self._backlog.clear()]
+        deadline: float | None = None
+        while self._ended or self._backlog.under_way:
+            ended, self._ended = self._ended, []
+            try:
+                if ended:
+                    self._tell(ended, await _in_thread(threads, settle, self._database, ended))
+            except DATABASE_AWAY as error:
+                self._ended = ended + self._ended
+                deadline = deadline or time.monotonic() + SETTLE_SECONDS
+                if time.monotonic() >= deadline:
+                    log.error("%d attempts are not on record (%s): they are made again", len(self._ended), error)
+                    return
+                await asyncio.sleep(FIRST_PAUSE_SECONDS)
+                continue
+            if not self._ended and self._backlog.under_way:
+                await self._bell.wait(self._pace.lease_seconds)
+
+    def _begin(self) -> None:
+        """Begin as many attempts as there is room for."""
+        while (claimed := self._backlog.begin()) is not None:
+            task = asyncio.create_task(self._carry(claimed))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _carry(self, claimed: Claimed | None) -> None:
+        """Make an attempt, and the next that it left room for, and so on."""
+        while claimed is not None:
+            ended = None
+            try:
+                ended = await self._attempt(claimed)
+            except Exception:
+                log.exception("delivery %s: the attempt broke off; it is made again after its lease", claimed.id)
+            finally:
+                self._backlog.end(claimed, ended is not None and isinstance(ended.result, Delivered))
+            if ended is not None:
+                self._ended.append(ended)
+            self._bell.ring_here()
+            claimed = None if self._stopping else self._backlog.begin()
+
+    async def _attempt(self, claimed: Claimed) -> Ended:
+        begun = self._now()
+        spare = self._pace.lease_seconds - self._sender.timeout_seconds
+        left = (claimed.lease_until - begun).total_seconds() - self._sender.timeout_seconds
+        if left < min(0.0, spare - LONG_AT_HAND_SECONDS):
+            return Ended(claimed, GivenBack(), begun)  # it was at hand for so long that its lease may end on the way
+        answer = await self._send(claimed, begun)
+        at = self._now()
+        result = judge(answer, claimed.attempts, at, self._chance.random(), self._backoff)
+        if answer.duration_ms:
+            self._telemetry.delivery_seconds.observe(answer.duration_ms / 1000)
+            self._telemetry.delivery_lag_seconds.observe(max(0.0, (begun - claimed.due_at).total_seconds()))
+        return Ended(claimed, result, at, answer.duration_ms, answer.status_code)
+
+    async def _send(self, claimed: Claimed, now: datetime) -> Answer:
         body = claimed.body.encode()
         try:
-            timestamp = int(self._clock().timestamp())
-            headers = signature.headers(claimed.secrets, str(claimed.event_id), timestamp, body)
+            headers = signature.headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
         except ValueError as error:
             return Answer(None, f"not sent: {error}", None, 0.0)
         return await self._sender.send(claimed.url, headers, body)
 
-    async def _settle(self, threads: ThreadPoolExecutor, claimed: Claimed, answer: Answer, stop: asyncio.Event) -> None:
-        """Record the answer; while the database is away, try again until the lease is over."""
-        at = self._clock()
-        result = judge(answer, claimed.attempts, at, self._chance.random(), self._backoff)
+    def _now(self) -> datetime:
+        return self._timekeeper.now(time.monotonic())
 
-        def write() -> bool:
-            with self._database.transaction() as tx:
-                return outbox.settle(
-                    tx, claimed, result, at=at, duration_ms=answer.duration_ms, status_code=answer.status_code
-                )
+    def _tell(self, ended: Sequence[Ended], settled: Settled) -> None:
+        for one in ended:
+            claimed, result = one.claimed, one.result
+            if isinstance(result, GivenBack):
+                continue
+            if claimed.id in settled.kept:
+                self._telemetry.deliveries.labels(_WORDS[type(result)]).inc()
+                if not isinstance(result, Delivered):
+                    log.warning("delivery %s: attempt %d: %s", claimed.id, claimed.attempts, result)
+            elif claimed.id in settled.cancelled:
+                self._telemetry.deliveries.labels("cancelled").inc()
+                log.info("delivery %s: cancelled during attempt %d", claimed.id, claimed.attempts)
+            else:
+                log.warning("delivery %s: attempt %d outlived its lease", claimed.id, claimed.attempts)
 
-        pause = self._pace.poll_seconds
-        while True:
-            try:
-                kept = await _in_thread(threads, write)
-                break
-            except Exception as error:
-                if stop.is_set() or self._clock() >= claimed.lease_until:
-                    raise
-                pause = _longer(pause)
-                log.error("delivery %s: cannot record %s (%s); next try in %.1f s", claimed.id, result, error, pause)
-                await asyncio.sleep(pause)
-        if not kept:
-            log.warning("delivery %s: attempt %d outlived its lease", claimed.id, claimed.attempts)
-        elif not isinstance(result, outbox.Delivered):
-            log.warning("delivery %s: attempt %d: %s", claimed.id, claimed.attempts, result)
+
+_WORDS = {Delivered: "delivered", Retry: "retry", Dead: "dead"}
+
+
+async def _ring_on(stop: asyncio.Event, bell: Bell) -> None:
+    await stop.wait()
+    bell.ring_here()
 
 
 def _in_thread(threads: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
     return asyncio.get_running_loop().run_in_executor(threads, call, *arguments)
-
-
-def _longer(pause: float) -> float:
-    return min(max(pause, 0.05) * 2, LONGEST_PAUSE_SECONDS)
-
-
-async def _first_of(
-    stopped: asyncio.Future[Any], under_way: set[asyncio.Task[None]], timeout_seconds: float
-) -> set[asyncio.Task[None]]:
-    """Wait for the end of an attempt, for `stop`, or for the time to look again; gives the attempts that ended."""
-    await asyncio.wait({stopped, *under_way}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
-    return {task for task in under_way if task.done()}

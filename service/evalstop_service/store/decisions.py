@@ -86,7 +86,8 @@ def change(
 
 def request_due(tx: Transaction, now: datetime) -> int:
     """Move the decisions whose grace period is over from pending to requested; gives their number."""
-    due = _SELECT.where(_due(now))
+    # In one order, so that two workers cannot wait for each other.
+    due = _SELECT.where(_due(now)).order_by(decisions.c.due_at, decisions.c.id)
     return sum(
         change(
             tx,

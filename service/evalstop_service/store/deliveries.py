@@ -9,6 +9,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.store import wake
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
 
@@ -97,7 +98,10 @@ def retry(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -
         )
         .values(state="waiting", due_at=now, settled_at=None)
     )
-    return tx.execute(revived).rowcount == 1
+    done = tx.execute(revived).rowcount == 1
+    if done:
+        wake.workers(tx)
+    return done
 
 
 def _of(project_id: UUID) -> sa.Select[Any]:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.store import wake
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, endpoints
@@ -97,6 +98,8 @@ def change(
         values["enabled"] = enabled
     if values:
         tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
+    if enabled:
+        wake.workers(tx)
     return find(tx, project_id, endpoint_id)
 
 
@@ -119,9 +122,13 @@ def delete(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetim
         sa.update(endpoints).where(_is(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
     ).rowcount
     if gone:
+        waiting = sa.and_(deliveries.c.endpoint_id == endpoint_id, deliveries.c.state == sa.literal_column("'waiting'"))
+        # Locked in the order of keys, as workers settle them: else the two can wait in a ring.
+        in_order = sa.select(deliveries.c.id).where(waiting).order_by(deliveries.c.run_id, deliveries.c.id)
+        tx.execute(in_order.with_for_update())
         tx.execute(
             sa.update(deliveries)
-            .where(deliveries.c.endpoint_id == endpoint_id, deliveries.c.state == "waiting")
+            .where(waiting)
             .values(state="cancelled", last_error="the endpoint was deleted", settled_at=now)
         )
     return bool(gone)

@@ -19,13 +19,15 @@ import sqlalchemy as sa
 from evalstop_service.delivery.backoff import Backoff
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
-from evalstop_service.store import deliveries, endpoints, outbox
+from evalstop_service.lifecycle import State
+from evalstop_service.store import deliveries, endpoints, leases, outbox
 from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.deliveries import Delivery
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.outbox import Claimed
-from evalstop_service.store.tables import policies, projects, runs
+from evalstop_service.store.leases import Claimed, Ended, Result
+from evalstop_service.store.tables import decisions, policies, projects, runs
 
 DEADLINE_SECONDS = 30.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -143,15 +145,28 @@ class Scene:
 
     def announce(self, tx: Transaction, number: int = 0, now: datetime = EPOCH, **options: Any) -> UUID:
         """An event that tells its number."""
-        return outbox.announce(
-            tx,
-            project_id=self.project_id,
-            run_id=self.run_id,
-            type="run.suspected",
-            data={"number": number},
-            now=now,
-            **options,
-        )
+        terms: dict[str, Any] = {"type": "run.suspected", "data": {"number": number}} | options
+        return outbox.announce(tx, project_id=self.project_id, run_id=self.run_id, now=now, **terms)
+
+    def decision(
+        self, tx: Transaction, due_at: datetime = EPOCH, attempt: int | None = 1, now: datetime = EPOCH
+    ) -> Decision:
+        """A pending decision on an attempt of the run, as ingest leaves it; None: on one of its own."""
+        row: dict[str, Any] = {
+            "run_id": self.run_id,
+            "id": new_id(),
+            "project_id": self.project_id,
+            "attempt": random.getrandbits(30) if attempt is None else attempt,
+            "state": State.PENDING,
+            "step": 5,
+            "verdict": {"reason": "three declines"},
+            "best_checkpoint": None,
+            "policy_id": self.policy_id,
+            "due_at": due_at,
+            "created_at": now,
+        }
+        tx.execute(sa.insert(decisions).values(row))
+        return Decision(**row, run_name="ppo", policy_name="paper", policy_version=1)
 
     def all(self, tx: Transaction, **filters: Any) -> list[Delivery]:
         """All deliveries of the project, newest first."""
@@ -202,9 +217,21 @@ def a_scene(database: Database) -> Scene:
     return scene
 
 
-def take(tx: Transaction, now: datetime, lease_seconds: float, limit: int, **room: Any) -> list[Claimed]:
-    """Look for what is due and claim it, as a worker does."""
-    return outbox.claim(tx, now, lease_seconds, limit, outbox.due(tx, now, limit, **room))
+def take(
+    tx: Transaction,
+    now: datetime,
+    lease_seconds: float,
+    limit: int,
+    per_endpoint: int | None = None,
+    room: dict[UUID, int] | None = None,
+) -> list[Claimed]:
+    """Claim what is due, as a worker does; of one endpoint as much as there is, unless told otherwise."""
+    return leases.claim(tx, now, lease_seconds, limit, limit if per_endpoint is None else per_endpoint, room)
+
+
+def settle(tx: Transaction, claimed: Claimed, result: Result, at: datetime = EPOCH, **ended: Any) -> bool:
+    """Settle one attempt; whether the lease still held."""
+    return leases.settle(tx, [Ended(claimed, result, at, **ended)]).kept == {claimed.id}
 
 
 def utc_now() -> datetime:

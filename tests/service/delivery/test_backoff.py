@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 from evalstop_service.delivery.backoff import Answer, Backoff, judge
-from evalstop_service.store.outbox import Dead, Delivered, Retry
+from evalstop_service.store.leases import Dead, Delivered, Retry
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -25,7 +24,6 @@ from evalstop_service.lifecycle import State
 from evalstop_service.store import deliveries, endpoints, outbox
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import decisions as decision_rows
 from evalstop_service.store.tables import endpoints as endpoint_rows
 
@@ -210,23 +208,10 @@ def test_a_broken_secret_ends_nothing(database: Database, scene: Scene) -> None:
 def a_decision(database: Database, scene: Scene, grace: timedelta) -> Decision:
     """A pending decision with its event, as ingest leaves them."""
     now = utc_now()
-    row: dict[str, Any] = {
-        "run_id": scene.run_id,
-        "id": new_id(),
-        "project_id": scene.project_id,
-        "attempt": 1,
-        "state": State.PENDING,
-        "step": 5,
-        "verdict": {"reason": "three declines"},
-        "best_checkpoint": None,
-        "policy_id": scene.policy_id,
-        "due_at": now + grace,
-        "created_at": now,
-    }
     with database.transaction() as tx:
-        tx.execute(sa.insert(decision_rows).values(row))
-        scene.announce(tx, now=now, due_at=now + grace, decision_id=row["id"])
-    return Decision(**row, run_name="ppo", policy_name="paper", policy_version=1)
+        decision = scene.decision(tx, now + grace, now=now)
+        scene.announce(tx, now=now, due_at=now + grace, decision_id=decision.id)
+    return decision
 
 
 def state_of(database: Database, decision: Decision) -> str:

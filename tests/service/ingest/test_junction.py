@@ -17,7 +17,7 @@ from evalstop_service import responses
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.ingest import Points, Resumed, Saved
 from evalstop_service.lifecycle import State
-from evalstop_service.store import decisions, endpoints, outbox, tables
+from evalstop_service.store import decisions, endpoints, leases, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import Point
@@ -372,7 +372,7 @@ def test_veto_within_grace(graceful: Scene) -> None:
         assert said.state == State.VETOED
     assert deliveries_of_stops(graceful) == ["cancelled"]
     with graceful.database.transaction() as tx:
-        bodies = [claimed.body for claimed in outbox.claim(tx, LATER, 60.0, 10)]
+        bodies = [claimed.body for claimed in leases.claim(tx, LATER, 60.0, 10, 10)]
     assert not any("run.stop_requested" in body for body in bodies)
 
 

@@ -1,0 +1,131 @@
+"""`GET /metrics`: what telemetry has counted, and where the installation stands, for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, Depends, Request, Response
+from prometheus_client import start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from evalstop_service.api.context import AnyKey
+from evalstop_service.api.problems import Problem
+from evalstop_service.clock import Clock
+from evalstop_service.store import figures
+from evalstop_service.store.database import Database
+from evalstop_service.store.figures import Figures
+from evalstop_service.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_QUESTIONS = 5.0
+SECONDS_TO_WAIT = 1.0
+
+
+def _any_key_to_the_installation(key: AnyKey) -> None:
+    if key.project_id is not None:
+        raise Problem(
+            403,
+            "The key is bound to one project",
+            "/metrics tells of all of them; `evalstop key create --installation --scopes read` makes a key for it",
+        )
+
+
+def routes(telemetry: Telemetry, public: bool = True) -> APIRouter:
+    """`GET /metrics`; unless `public`, for any key to the whole installation and for nobody else."""
+    router = APIRouter(dependencies=[] if public else [Depends(_any_key_to_the_installation)])
+    own_threads = CapacityLimiter(2)  # those of the routes may all be waiting for the database: then one wants to look
+
+    @router.get("/metrics", include_in_schema=False)
+    async def metrics(request: Request) -> Response:
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        body = await to_thread.run_sync(encode, telemetry.registry, limiter=own_threads)
+        return Response(body, headers={"Content-Type": media_type, "Cache-Control": "no-store"})
+
+    return router
+
+
+@contextmanager
+def listening(telemetry: Telemetry, host: str, port: int) -> Iterator[int]:
+    """Show the same at a port of its own, for a process that serves nothing else; gives the port (0 takes any)."""
+    server, thread = start_http_server(port, host, telemetry.registry)
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class Installation(Collector):
+    """Asks the database for its figures when it is scraped, at most every 5 s, and never holds a scrape up for long.
+
+    A database that does not answer makes `evalstop_database_up` 0 and leaves the figures out: old ones would look well.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asking: threading.Thread | None = None
+        self._asked_at = float("-inf")
+        self._latest: Figures | None = None
+
+    def describe(self) -> list[Metric]:
+        """The families, without asking for their values."""
+        return list(_families(None))
+
+    def collect(self) -> Iterator[Metric]:
+        """The families with the present values."""
+        with self._lock:
+            if self._asking is None and time.monotonic() - self._asked_at >= SECONDS_BETWEEN_QUESTIONS:
+                self._asking = threading.Thread(target=self._ask, name="figures", daemon=True)
+                self._asking.start()
+            asking = self._asking
+        if asking is not None:
+            asking.join(SECONDS_TO_WAIT)
+        yield from _families(None if asking is not None and asking.is_alive() else self._latest)
+
+    def _ask(self) -> None:
+        found = None
+        try:
+            with self._database.reading() as tx:
+                found = figures.read(tx, self._clock())
+        except sa.exc.SQLAlchemyError as error:
+            log.warning("the database does not answer for /metrics: %s", error)
+        except Exception:
+            log.exception("cannot read the figures for /metrics")
+        self._latest, self._asked_at, self._asking = found, time.monotonic(), None
+
+
+def _families(found: Figures | None) -> Iterator[Metric]:
+    up = GaugeMetricFamily("evalstop_database_up", "1 if the database answered the last time it was asked, else 0.")
+    up.add_metric([], 0 if found is None else 1)
+    running = GaugeMetricFamily("evalstop_running_runs", "Runs that have not ended.")
+    waiting = GaugeMetricFamily(
+        "evalstop_outbox_deliveries",
+        "Deliveries that wait: due, later (a pause, a lease or a grace period), held (their endpoint is disabled).",
+        labels=["waiting"],
+    )
+    due = GaugeMetricFamily(
+        "evalstop_outbox_oldest_due_seconds", "For how long the delivery that is longest due has been due."
+    )
+    oldest = GaugeMetricFamily(
+        "evalstop_outbox_oldest_waiting_seconds", "How long ago the oldest delivery was made that is not held."
+    )
+    if found is not None:
+        running.add_metric([], found.running_runs)
+        for name in ("due", "later", "held"):
+            waiting.add_metric([name], getattr(found, name))
+        due.add_metric([], found.oldest_due_seconds)
+        oldest.add_metric([], found.oldest_waiting_seconds)
+    yield from (up, running, waiting, due, oldest)

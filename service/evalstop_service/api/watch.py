@@ -1,0 +1,126 @@
+"""The middleware around all others: gives each request an id, measures it, traces it, and logs it if asked to."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from prometheus_client import Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from evalstop_service import logs
+from evalstop_service.telemetry import Telemetry
+from evalstop_service.traces import Tracer
+
+access = logging.getLogger("evalstop_service.access")
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+ELSEWHERE = "(none)"
+"""The route of a request that no route took: its path is the caller's choice and would be a series each."""
+
+
+class Watch:
+    """ASGI middleware. The id of a request is taken from `X-Request-Id` or made, and answered in the same header.
+
+    A request's time is that until its answer begins: a stream may last for hours.
+    """
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry, tracer: Tracer, access_log: bool = False) -> None:
+        self._app = app
+        self._seconds = telemetry.request_seconds
+        self._tracer = tracer
+        self._access_log = access_log
+        self._series: dict[tuple[int, str, int], Histogram] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        wanted = parent = None
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                wanted = value.decode("latin-1")
+            elif name == b"traceparent":
+                parent = value.decode("latin-1")
+        request_id, token = logs.begin_request(wanted)
+        try:
+            if self._tracer.recording:
+                await self._traced(scope, receive, send, request_id, parent)
+            else:
+                await self._measured(scope, receive, send, request_id)
+        finally:
+            logs.end_request(token)
+
+    async def _measured(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> int:
+        """Answer the request; gives the status."""
+        begun = time.perf_counter()
+        status = 0
+
+        async def answering(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode("latin-1"))]
+                self._observe(scope, status, time.perf_counter() - begun)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answering)
+        finally:
+            if self._access_log:
+                self._log(scope, status, time.perf_counter() - begun)
+        return status
+
+    async def _traced(self, scope: Scope, receive: Receive, send: Send, request_id: str, parent: str | None) -> None:
+        # No path and no query: what was asked is told by the route, and a sign-in link must not end in a trace.
+        method = _method(scope)
+        about = {"http.request.method": method}
+        with self._tracer.span(method, about, kind="server", parent=parent, request_id=request_id) as span:
+            status = await self._measured(scope, receive, send, request_id)
+            route = template(scope)
+            span.rename(f"{method} {route}")
+            ids = {f"evalstop.{name}": str(value) for name, value in scope.get("path_params", {}).items()}
+            span.set({"http.route": route, "http.response.status_code": status, **ids})
+            if status >= 500:
+                span.fail(f"answered {status}")
+
+    def _observe(self, scope: Scope, status: int, seconds: float) -> None:
+        key = (id(scope.get("route") or scope.get("endpoint")), scope["method"], status // 100)
+        series = self._series.get(key)
+        if series is None:
+            series = self._seconds.labels(_method(scope), template(scope), f"{status // 100}xx")
+            if scope["method"] in METHODS:
+                self._series[key] = series
+        series.observe(seconds)
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        fields: dict[str, Any] = {
+            "method": scope["method"],
+            "path": scope["path"],
+            "route": template(scope),
+            "status": status,
+            "duration_ms": round(seconds * 1000, 2),
+            "client": (scope.get("client") or ("-",))[0],
+        }
+        logs.tell(**{name: value for name, value in scope.get("path_params", {}).items() if name in logs.FACTS})
+        access.info(
+            "%s %s %d %.2f ms", fields["method"], fields["path"], status, seconds * 1000, extra={"fields": fields}
+        )
+
+
+def template(scope: Scope) -> str:
+    """The template of the route that took a request, such as `/api/v1/runs/{run_id}`."""
+    route = scope.get("route") or scope.get("endpoint")
+    path: str | None = getattr(route, "path_format", None) or getattr(route, "path", None)
+    if path is None:
+        return ELSEWHERE
+    # A route knows its path below the router that it was added to: what stands before it is the rest of the request's.
+    taken: str = scope["path"]
+    own = path.format_map(scope.get("path_params", {}))
+    return taken.removesuffix(own) + path if taken.endswith(own) else path
+
+
+def _method(scope: Scope) -> str:
+    method: str = scope["method"]
+    return method if method in METHODS else "OTHER"

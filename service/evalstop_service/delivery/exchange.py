@@ -1,0 +1,75 @@
+"""One transaction of a worker: it hands in what became of its attempts and takes out what is due.
+
+Attempts that end while a transaction is under way are handed in together by the next one, so that the database commits
+in groups which grow with the load, and nobody waits for a group to fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from evalstop_service.clock import Clock
+from evalstop_service.store import decisions, leases, queues
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.leases import Claimed, Ended, Settled
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a worker has room for: `limit` in all, `per_endpoint` for one endpoint, unless `room` says otherwise."""
+
+    limit: int
+    per_endpoint: int
+    room: Mapping[UUID, int]
+    lease_seconds: float
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What came of it. `next_due`: when something comes due that is not yet; told only when nothing was claimed."""
+
+    now: datetime
+    settled: Settled
+    claimed: Sequence[Claimed]
+    next_due: datetime | None
+
+
+NOTHING_SETTLED = Settled(frozenset(), frozenset())
+
+
+def exchange(database: Database, clock: Clock, ended: Sequence[Ended], wanted: Wanted) -> Exchanged:
+    """Settle what has ended, let decisions come due, and claim; all of it or nothing."""
+    if database.embedded and not ended:
+        idle = _look(database, clock, wanted)
+        if idle is not None:
+            return idle
+    with database.transaction() as tx:
+        settled = leases.settle(tx, ended)
+        # The time is asked for after what may have waited for a lock, so that a lease begins when it is written.
+        now = leases.clock(tx, clock())
+        decisions.request_due(tx, now)
+        claimed = leases.claim(tx, now, wanted.lease_seconds, wanted.limit, wanted.per_endpoint, wanted.room)
+        return Exchanged(now, settled, claimed, _next_due(tx, now, claimed))
+
+
+def settle(database: Database, ended: Sequence[Ended]) -> Settled:
+    """Settle what has ended and claim nothing."""
+    with database.transaction() as tx:
+        return leases.settle(tx, ended)
+
+
+def _look(database: Database, clock: Clock, wanted: Wanted) -> Exchanged | None:
+    """Whether there is nothing to do: a look, so that idle workers leave SQLite's one lock for writing alone."""
+    now = clock()
+    with database.reading() as tx:
+        due = queues.due(tx, now, wanted.limit, wanted.per_endpoint, wanted.room) if wanted.limit > 0 else []
+        if due or decisions.any_due(tx, now):
+            return None
+        return Exchanged(now, NOTHING_SETTLED, (), _next_due(tx, now, ()))
+
+
+def _next_due(tx: Transaction, now: datetime, claimed: Sequence[Claimed]) -> datetime | None:
+    return None if claimed else queues.next_due(tx, now)

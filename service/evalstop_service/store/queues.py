@@ -1,0 +1,189 @@
+"""Queues: what waits for each endpoint, when it comes due, and what the clock left behind.
+
+What is due is looked for endpoint by endpoint, each from the head of its own queue in the index, so that a look costs
+as much with ten as with a hundred thousand deliveries waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import UtcTime, decisions, deliveries
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The key of a delivery that may be claimed."""
+
+    run_id: UUID
+    id: UUID
+    endpoint_id: UUID
+    attempts: int
+    due_at: datetime
+
+
+def due(
+    tx: Transaction, now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int] | None = None
+) -> list[Due]:
+    """Up to `limit` deliveries to claim, longest due first, and at most `per_endpoint` of one endpoint.
+
+    `room`: endpoints for which it is another number than `per_endpoint`. On PostgreSQL what is found is locked, and
+    what another transaction has locked is passed over.
+    """
+    room = room or {}
+    values = {"now": now, "per_endpoint": per_endpoint, "limit": limit}
+    if tx.dialect.name == "postgresql":
+        query, more = _DUE_POSTGRESQL, {"known": list(room), "room": [max(0, one) for one in room.values()]}
+        return [Due(*row) for row in tx.execute(query, values | more)]
+    most = max(per_endpoint, *room.values(), 0) if room else per_endpoint
+    left = dict(room)
+    found: list[Due] = []
+    for row in tx.execute(_DUE_SQLITE, {"now": now, "most": most}):
+        one = Due(*row)
+        left.setdefault(one.endpoint_id, per_endpoint)
+        if left[one.endpoint_id] > 0 and len(found) < limit:
+            left[one.endpoint_id] -= 1
+            found.append(one)
+    return found
+
+
+def next_due(tx: Transaction, now: datetime) -> datetime | None:
+    """When, after `now`, a delivery or the grace period of a decision is the next to come due; None: nothing waits."""
+    moments = [tx.execute(_NEXT, {"now": now}).scalar()]
+    pending = sa.select(sa.func.min(decisions.c.due_at))
+    pending = pending.where(decisions.c.state == sa.literal_column("'pending'"), decisions.c.due_at > now)
+    moments.append(tx.execute(pending).scalar())
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def left_behind(tx: Transaction, now: datetime, longest_seconds: float) -> frozenset[Due]:
+    """Deliveries put off for longer than anybody puts one off: the clock was set back since.
+
+    Those never tried are due at once by `hasten`. Of the others a worker may still hold one: `hasten` those that are
+    the same after all leases have run out. Reads all that waits.
+    """
+    table = deliveries.c
+    waits = sa.and_(table.state == sa.literal_column("'waiting'"), table.due_at > now)
+    untried = sa.and_(table.attempts == 0, table.due_at <= table.created_at)
+    tried = sa.and_(table.attempts > 0, table.due_at > now + timedelta(seconds=longest_seconds))
+    query = sa.select(table.run_id, table.id, table.endpoint_id, table.attempts, table.due_at)
+    return frozenset(Due(*row) for row in tx.execute(query.where(waits, untried | tried)))
+
+
+def hasten(tx: Transaction, found: Iterable[Due], now: datetime) -> None:
+    """Make due now what is still as it was found."""
+    rows = [
+        {"of_run": one.run_id, "of_id": one.id, "as_found": one.attempts, "until": one.due_at, "now": now}
+        for one in sorted(found, key=lambda one: (one.run_id, one.id))
+    ]
+    if rows:
+        tx.execute(_HASTEN, rows)
+
+
+_HASTEN = (
+    sa.update(deliveries)
+    .where(
+        deliveries.c.run_id == sa.bindparam("of_run"),
+        deliveries.c.id == sa.bindparam("of_id"),
+        deliveries.c.state == "waiting",
+        deliveries.c.attempts == sa.bindparam("as_found"),
+        deliveries.c.due_at == sa.bindparam("until"),
+    )
+    .values(due_at=sa.bindparam("now"))
+)
+
+# The endpoints for which anything waits, each found by one step into the index from the one before. The state is
+# spelled out, not bound, so that a plan made for any parameters may use the partial index.
+_QUEUES = """
+WITH RECURSIVE queue (endpoint_id) AS (
+    SELECT * FROM (
+        SELECT endpoint_id FROM deliveries WHERE state = 'waiting' ORDER BY endpoint_id LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT (
+        SELECT deliveries.endpoint_id FROM deliveries
+        WHERE deliveries.state = 'waiting' AND deliveries.endpoint_id > queue.endpoint_id
+        ORDER BY deliveries.endpoint_id LIMIT 1
+    ) FROM queue WHERE queue.endpoint_id IS NOT NULL
+)
+"""
+
+_HEAD = "SELECT head.run_id, head.id, head.endpoint_id, head.attempts, head.due_at FROM queue"
+
+_SERVED = """
+JOIN endpoints ON endpoints.id = queue.endpoint_id AND endpoints.enabled AND endpoints.deleted_at IS NULL
+"""
+
+_DUE_TYPES: dict[str, Any] = {
+    "run_id": sa.Uuid,
+    "id": sa.Uuid,
+    "endpoint_id": sa.Uuid,
+    "attempts": sa.Integer,
+    "due_at": UtcTime,
+}
+
+_DUE_POSTGRESQL = (
+    sa.text(
+        _QUEUES  # noqa: S608 - of constants alone
+        + _HEAD
+        + _SERVED
+        + """
+LEFT JOIN unnest(:known, :room) AS known (endpoint_id, room) ON known.endpoint_id = queue.endpoint_id
+CROSS JOIN LATERAL (
+    SELECT run_id, id, endpoint_id, attempts, due_at FROM deliveries
+    WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at <= :now
+    ORDER BY due_at, id LIMIT coalesce(known.room, :per_endpoint)
+    FOR UPDATE SKIP LOCKED
+) AS head
+ORDER BY head.due_at, head.id LIMIT :limit
+"""
+    )
+    .bindparams(
+        sa.bindparam("now", type_=UtcTime),
+        sa.bindparam("known", type_=ARRAY(sa.Uuid())),
+        sa.bindparam("room", type_=ARRAY(sa.Integer())),
+        sa.bindparam("per_endpoint", type_=sa.Integer()),
+    )
+    .columns(**_DUE_TYPES)
+)
+
+_DUE_SQLITE = (
+    sa.text(
+        _QUEUES  # noqa: S608 - of constants alone
+        + _HEAD
+        + _SERVED
+        + """
+JOIN deliveries AS head ON head.id IN (
+    SELECT id FROM deliveries
+    WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at <= :now
+    ORDER BY due_at, id LIMIT :most
+)
+ORDER BY head.due_at, head.id
+"""
+    )
+    .bindparams(sa.bindparam("now", type_=UtcTime))
+    .columns(**_DUE_TYPES)
+)
+
+_NEXT = (
+    sa.text(
+        _QUEUES  # noqa: S608 - of constants alone
+        + """
+SELECT min((
+    SELECT due_at FROM deliveries
+    WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at > :now
+    ORDER BY due_at LIMIT 1
+)) AS due_at FROM queue"""
+        + _SERVED
+    )
+    .bindparams(sa.bindparam("now", type_=UtcTime))
+    .columns(due_at=UtcTime)
+)

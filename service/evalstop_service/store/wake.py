@@ -1,0 +1,44 @@
+"""Wakes the workers once a transaction that left them something to do is committed.
+
+On PostgreSQL by NOTIFY, which fires on commit and reaches every worker that listens. On the embedded database nobody
+can be told across processes; a worker in the same process has itself rung when the connection comes back to its pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Database, Transaction
+
+CHANNEL = "evalstop_deliveries"
+
+_MARK = "evalstop_wakes_workers"
+
+
+def workers(tx: Transaction) -> None:
+    """Have the workers look into the outbox when this transaction is committed."""
+    if tx.dialect.name == "postgresql":
+        tx.execute(sa.select(sa.func.pg_notify(CHANNEL, "")))
+    else:
+        tx.info[_MARK] = True
+
+
+@contextmanager
+def ringing(database: Database, ring: Callable[[], None]) -> Iterator[None]:
+    """Within the block, `ring` is called, from any thread, after each transaction here that wakes the workers.
+
+    It is called after a rollback too: a look in vain does no harm. Nothing is rung for transactions of PostgreSQL.
+    """
+
+    def returned(_connection: object, record: sa.pool.ConnectionPoolEntry) -> None:
+        if record.info.pop(_MARK, False):
+            ring()
+
+    sa.event.listen(database.engine, "checkin", returned)
+    try:
+        yield
+    finally:
+        sa.event.remove(database.engine, "checkin", returned)

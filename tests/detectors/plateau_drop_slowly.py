@@ -1,0 +1,162 @@
+"""The drop from a plateau once more, slow and obvious, and equal to the last bit: everything is looked at again after
+every eval, nothing is remembered but values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from evalstop_detectors import Evidence, Kind, Observation, Signal
+from evalstop_detectors.plateau_drop import PlateauDrop
+
+LARGEST = 1e120
+LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SPANS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
+
+
+def clip(value: float) -> float:
+    return min(max(value, -LARGEST), LARGEST)
+
+
+def median(numbers: list[float]) -> float:
+    ordered = sorted(numbers)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def noise(values: Sequence[float], stderrs: Sequence[float | None] = ()) -> tuple[float, float]:
+    """Scale and inflation after these values, counted from the first one."""
+    told, mean_square = 0, 0.0
+    for stderr in stderrs:
+        if stderr is not None and 0 < stderr < math.inf:
+            told += 1
+            mean_square += (min(stderr, LARGEST) * min(stderr, LARGEST) - mean_square) / told
+    n, known, kept = len(values), math.sqrt(mean_square), values[-65:]
+    if n < 2:
+        return known, 1.0
+    least = (max(values) - min(values)) * (0.05 if n <= 8 else 0.02)
+    first = median([abs(kept[i + 1] - kept[i]) for i in range(len(kept) - 1)]) / 0.9539
+    found, correlation = first, 0.0
+    if n >= 4:
+        bends = [abs(kept[i + 2] - 2 * kept[i + 1] + kept[i]) for i in range(len(kept) - 2)]
+        found = min(first, 1.15 * median(bends) / 1.6522)
+    if n >= 10 and first > least:
+        ratio = median([abs(kept[i + 2] - kept[i]) for i in range(len(kept) - 2)]) / 0.9539 / first
+        correlation = min(max(ratio * ratio - 1, 0.0), 0.7) * (n - 2) / (n + 8)
+    correlation = min(correlation + 0.4 * 10 / (n + 10), 0.8)
+    return max(found * (1 + 2 / n), least, known), math.sqrt((1 + correlation) / (1 - correlation))
+
+
+class Blocks:
+    """The blocks of gold and proxy so far, halved in number whenever there are 128."""
+
+    def __init__(self) -> None:
+        self.size, self.open, self.gold, self.proxy, self.steps = 1, 0, [0.0], [0.0], list[int]()
+
+    def add(self, gold: float, proxy: float, step: int) -> bool:
+        """Whether a block is full now; the last of the lists is the open one."""
+        self.gold[-1] += gold
+        self.proxy[-1] += proxy
+        self.open += 1
+        if self.open < self.size:
+            return False
+        self.gold[-1], self.proxy[-1] = self.gold[-1] / self.size, self.proxy[-1] / self.size
+        self.steps.append(step)
+        return True
+
+    def begin(self) -> None:
+        if len(self.steps) == 128:
+            self.gold = [(a + b) / 2 for a, b in zip(self.gold[::2], self.gold[1::2], strict=True)]
+            self.proxy = [(a + b) / 2 for a, b in zip(self.proxy[::2], self.proxy[1::2], strict=True)]
+            self.size, self.steps = 2 * self.size, self.steps[1::2]
+        self.open, self.gold, self.proxy = 0, [*self.gold, 0.0], [*self.proxy, 0.0]
+
+
+def slowly(detector: PlateauDrop, observations: Sequence[Observation]) -> list[Evidence]:
+    """The evidence after each observation."""
+    gold, stderrs, proxy, pending = list[float](), list[float | None](), list[float](), list[float]()
+    gold_origin = proxy_origin = 0.0
+    blocks, evidence, found = Blocks(), Evidence(Kind.STATISTIC, 0.0, None, "no evals yet"), list[Evidence]()
+    counted_from_first = list[float]()
+    for item in observations:
+        if math.isfinite(item.value) and item.signal is Signal.PROXY:
+            proxy_origin = proxy_origin if proxy or pending else clip(item.value)
+            pending.append(clip(clip(item.value) - proxy_origin))
+        elif math.isfinite(item.value):
+            before = (list(gold), list(stderrs), list(counted_from_first))
+            gold_origin = gold_origin if gold else clip(item.value)
+            gold.append(clip(clip(item.value) - gold_origin))
+            stderrs.append(item.stderr)
+            if pending:
+                proxy.append(sum(pending) / len(pending))
+                # Counted twice: from its first value, and from the first mean of some.
+                counted_from_first.append(clip(clip(proxy[-1]) - clip(proxy[0])))
+                pending.clear()
+            if blocks.add(gold[-1], counted_from_first[-1] if counted_from_first else 0.0, item.step):
+                evidence = weigh(detector, gold, bool(proxy), blocks, *before)
+                blocks.begin()
+        found.append(evidence)
+    return found
+
+
+def weigh(
+    detector: PlateauDrop,
+    gold: Sequence[float],
+    proxy_seen: bool,
+    blocks: Blocks,
+    known_gold: Sequence[float],
+    known_stderrs: Sequence[float | None],
+    known_proxy: Sequence[float],
+) -> Evidence:
+    """The evidence after a block was filled; what is `known` was so before the last eval."""
+    if len(gold) < 6:
+        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {6 - len(gold)} more evals")
+    (sd, inflation), (proxy_sd, proxy_inflation) = noise(known_gold, known_stderrs), noise(known_proxy)
+    if sd == 0:
+        return Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
+    threes = [sum(gold[end - 3 : end]) / 3 for end in range(3, len(gold))]
+    risen, g, p, size = max(threes) - threes[0], blocks.gold, blocks.proxy, blocks.size
+    gain = max(risen, 6 * sd)
+    doubt = detector.sigmas + 4 * (1 - min(risen / (6 * sd), 1))
+    best = (0.0, 0, 0.0, 0, 0.0)
+    for length in LENGTHS:
+        ends = range(length, len(g) - length + 1)
+        if not ends:
+            break
+        highest, end = max((sum(g[end - length : end]) / length, end) for end in ends)
+        fall = highest - sum(g[-length:]) / length
+        looks = math.sqrt(2 * math.log(len(g) / length))
+        of_mean = sd * inflation / math.sqrt(length * size)
+        fall_of_proxy = 0.0
+        if proxy_sd > 0:
+            fall_of_proxy = max(sum(p[end - length : end]) / length for end in ends) - sum(p[-length:]) / length
+            fall_of_proxy /= proxy_sd * proxy_inflation / math.sqrt(length * size)
+        common = max(0.0, min(fall_of_proxy, 1e9) - looks + 2)
+        excess = min(fall / of_mean, 1e9) - looks - 3 * common - doubt
+        half = length // 2
+        older = highest - sum(g[-length : half - length]) / half
+        older -= sd * (inflation if half * size > 1 else 1.0) / math.sqrt(half * size)
+        depth = min(1.0, excess * of_mean / gain, 2 * older / gain)
+        if fall > 0 and excess > 0 and depth > 0:
+            rises = min(max((-fall_of_proxy - 1) / 4, 0.0), 1.0)
+            value = length * size / (len(g) * size + 8) * depth**0.4 * (1 + 2 * rises)
+            best = max(best, (value, -length, depth, end - 1, rises))
+    value, length, depth, end, rises = best
+    if value == 0:
+        return Evidence(Kind.STATISTIC, 0.0, None, "gold is not below its best by more than its noise")
+    if slopes_up(g, 2 * inflation * sd / math.sqrt(size)):
+        return Evidence(Kind.STATISTIC, 0.0, None, "gold is below its best and rising")
+    proxy = "not seen" if not proxy_seen else "rising" if rises > 0 else "not falling alike"
+    note = (
+        f"the last {-length * size} of {len(g) * size} evals lie below the best by at least {depth:.0%} of the gain;"
+        f" proxy {proxy}"
+    )
+    return Evidence(Kind.STATISTIC, value, blocks.steps[end], note)
+
+
+def slopes_up(gold: Sequence[float], bound: float) -> bool:
+    for span in SPANS:
+        x = [index - (span - 1) / 2 for index in range(span)]
+        norm = math.sqrt(sum(a * a for a in x))
+        if span <= len(gold) and sum(a / norm * b for a, b in zip(x, gold[-span:], strict=True)) >= bound:
+            return True
+    return False

@@ -1,0 +1,169 @@
+"""What is announced and cancelled in the transaction that causes it, on both databases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+from evalstop_lab.postgres_server import connected
+from evalstop_service.store import deliveries, endpoints, leases, outbox, queues, wake
+from evalstop_service.store.database import Database
+from evalstop_service.store.leases import Dead, Ended, Retry, Settled
+
+from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take, utc_now
+
+
+@pytest.fixture
+def scene(database: Database) -> Scene:
+    """A project with a run."""
+    return a_scene(database)
+
+
+def test_body_is_what_is_signed(database: Database, scene: Scene) -> None:
+    """A claim carries the exact text that was written with the event: type, timestamp and data, in ASCII."""
+    scene.endpoint(database, "http://x.example")
+    with database.transaction() as tx:
+        event = outbox.announce(
+            tx, project_id=scene.project_id, run_id=scene.run_id, type="run.stopped", data={"né": "\ud800"}, now=EPOCH
+        )
+        claimed = take(tx, EPOCH, 10, 1)
+    assert claimed[0].event_id == event
+    assert claimed[0].body.isascii()
+    assert json.loads(claimed[0].body) == {
+        "type": "run.stopped",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "data": {"né": "\ud800"},
+    }
+
+
+def test_refuses_what_json_cannot_say(database: Database, scene: Scene) -> None:
+    """NaN in an event is a mistake of ours and stops the transaction, since no receiver could read it."""
+    with pytest.raises(ValueError, match="JSON"), database.transaction() as tx:
+        outbox.announce(
+            tx,
+            project_id=scene.project_id,
+            run_id=scene.run_id,
+            type="run.stopped",
+            data={"x": float("nan")},
+            now=EPOCH,
+        )
+
+
+def test_rolls_back_with_its_cause(database: Database, scene: Scene) -> None:
+    """An event whose transaction fails was never announced."""
+    scene.endpoint(database, "http://x.example")
+
+    def fail() -> None:
+        with database.transaction() as tx:
+            scene.announce(tx)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+    with database.reading() as tx:
+        assert scene.all(tx) == []
+        assert queues.due(tx, EPOCH, 1, 1) == []
+
+
+def test_goes_to_subscribers(database: Database, scene: Scene) -> None:
+    """An event goes to the endpoints of its own project that subscribed to its type and are enabled."""
+    all_of_them = scene.endpoint(database, "http://all.example")
+    this_one = scene.endpoint(database, "http://this.example", ("run.stopped", "run.suspected"))
+    scene.endpoint(database, "http://another.example", ("run.stopped",))
+    off = scene.endpoint(database, "http://off.example")
+    gone = scene.endpoint(database, "http://gone.example")
+    a_scene(database).endpoint(database, "http://stranger.example")
+    with database.transaction() as tx:
+        endpoints.change(tx, scene.project_id, off.id, enabled=False)
+        endpoints.delete(tx, scene.project_id, gone.id, now=EPOCH)
+        scene.announce(tx)
+        assert {one.endpoint_id for one in scene.all(tx)} == {all_of_them.id, this_one.id}
+
+
+def test_a_new_attempt_overtakes_the_stop(database: Database, scene: Scene) -> None:
+    """When a run goes on in a new attempt, the stop of the one before is cancelled; its news is not."""
+    scene.endpoint(database, "http://x.example")
+    with database.transaction() as tx:
+        first, second = scene.decision(tx, attempt=1), scene.decision(tx, attempt=2)
+        stop = scene.announce(tx, 1, type="run.stop_requested", decision_id=first.id)
+        news = scene.announce(tx, 2, type="run.stop_failed", decision_id=first.id)
+        present = scene.announce(tx, 3, type="run.stop_requested", decision_id=second.id)
+        assert outbox.cancel_attempt(tx, scene.run_id, 1, EPOCH) == 1
+        assert outbox.cancel_attempt(tx, scene.run_id, 1, EPOCH) == 0
+        found = {one.event_id: (one.state, one.last_error) for one in scene.all(tx)}
+        assert found == {
+            stop: ("cancelled", "the run went on in a new attempt"),
+            news: ("waiting", None),
+            present: ("waiting", None),
+        }
+        assert {one.event_id for one in take(tx, EPOCH, 10, 10)} == {news, present}
+
+
+def test_a_stop_under_way_is_cancelled_too(database: Database, scene: Scene) -> None:
+    """A stop that a worker holds and has to retry is not retried once a new attempt has begun."""
+    scene.endpoint(database, "http://x.example")
+    with database.transaction() as tx:
+        decision = scene.decision(tx)
+        scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
+        (held,) = take(tx, EPOCH, 60, 1)
+        assert outbox.cancel_attempt(tx, scene.run_id, 1, EPOCH) == 1
+        settled = leases.settle(tx, [Ended(held, Retry(EPOCH, "HTTP 503"), EPOCH)])
+        assert settled == Settled(frozenset(), frozenset({held.id}))
+        assert take(tx, EPOCH + timedelta(hours=1), 60, 1) == []
+
+
+def test_is_due_whatever_the_clock_says(postgres_database: Database) -> None:
+    """What is to go out at once is due at once, even if the clock that announced it is ahead of the database's."""
+    scene = a_scene(postgres_database)
+    scene.endpoint(postgres_database, "http://x.example")
+    with postgres_database.transaction() as tx:
+        scene.announce(tx, now=utc_now() + timedelta(minutes=10))
+    with postgres_database.transaction() as tx:
+        assert len(take(tx, leases.clock(tx, EPOCH), 60, 1)) == 1
+
+
+def test_wakes_workers_on_commit(database: Database, scene: Scene) -> None:
+    """An event that somebody subscribed to, an endpoint switched on and a retry by hand each wake the workers."""
+    woken: list[str] = []
+    listening = connected_to(database)
+    with wake.ringing(database, lambda: woken.append("rung")), listening as heard:
+
+        def wakes() -> bool:
+            woken.extend(heard())
+            found = bool(woken)
+            woken.clear()
+            return found
+
+        with database.transaction() as tx:
+            scene.announce(tx)
+        assert not wakes(), "nobody subscribed"
+        endpoint = scene.endpoint(database, "http://x.example")
+        assert not wakes()
+        with database.transaction() as tx:
+            scene.announce(tx)
+            assert not wakes(), "it is not committed"
+        assert wakes()
+        with database.transaction() as tx:
+            endpoints.change(tx, scene.project_id, endpoint.id, enabled=True)
+        assert wakes()
+        with database.transaction() as tx:
+            (claimed,) = take(tx, EPOCH, 10, 1)
+            settle(tx, claimed, Dead("HTTP 400"))
+        assert not wakes()
+        with database.transaction() as tx:
+            assert deliveries.retry(tx, scene.project_id, claimed.id, EPOCH)
+        assert wakes()
+
+
+@contextmanager
+def connected_to(database: Database) -> Iterator[Callable[[], list[str]]]:
+    """Gives the notifications of PostgreSQL that came since it was asked last; none of the embedded database."""
+    if database.embedded:
+        yield list
+        return
+    with connected(database.url.render_as_string(hide_password=False)) as connection:
+        connection.execute(f"LISTEN {wake.CHANNEL}".encode())
+        yield lambda: [one.channel for one in connection.notifies(timeout=0.2)]

@@ -1,0 +1,280 @@
+"""What is counted is what happened, and a scrape shows it whatever state the service is in, without anybody's names."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from evalstop_service import installation
+from evalstop_service.api import metrics, watch
+from evalstop_service.api.metrics import Installation
+from evalstop_service.clock import utc_now
+from evalstop_service.store import endpoints, outbox, projects, tables
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.telemetry import Telemetry
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_text
+
+from tests.service import scenes
+from tests.service.watched import Watched, watched
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+UNITS = ("seconds", "observations", "requests", "runs", "rows", "deliveries", "build", "up")
+
+
+@pytest.fixture
+def service(embedded_database: Database) -> Iterator[Watched]:
+    with watched(embedded_database) as service:
+        yield service
+
+
+class FakeDatabase:
+    """A database that answers as it is told to: `broken` fails, `hung` waits until it is let go."""
+
+    def __init__(self, real: Database) -> None:
+        self._real = real
+        self.questions = 0
+        self.broken = False
+        self.hung = threading.Event()
+        self.hung.set()
+
+    @contextmanager
+    def reading(self) -> Iterator[Transaction]:
+        self.questions += 1
+        self.hung.wait()
+        if self.broken:
+            raise sa.exc.OperationalError("SELECT", {}, OSError("connection refused"))
+        with self._real.reading() as tx:
+            yield tx
+
+
+def samples(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """The values of a scrape by name and labels."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in read_text(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def figures_of(database: object) -> tuple[Installation, CollectorRegistry]:
+    registry = CollectorRegistry()
+    collector = Installation(cast(Database, database), lambda: NOW)
+    registry.register(collector)
+    return collector, registry
+
+
+def test_names_tell_whose_they_are_and_in_which_unit() -> None:
+    """Every number of ours begins with evalstop_ and ends in what it counts or measures; the rest is the process's."""
+    telemetry = Telemetry()
+    telemetry.registry.register(Installation(cast(Database, None), utc_now))
+    telemetry.waiting_observations.set(3)
+    for family in read_text(generate_latest(telemetry.registry).decode()):
+        if not family.name.startswith(("process_", "python_")):
+            assert family.name.startswith("evalstop_")
+            assert family.name.removesuffix("_info").endswith(UNITS), family.name
+            assert family.documentation.endswith(".")
+
+
+def test_every_part_can_have_one_of_its_own() -> None:
+    """Two of them share nothing, so that every part works, and every test counts, by itself."""
+    one, other = Telemetry(), Telemetry()
+    one.observations.labels("accepted").inc(5)
+    text = generate_latest(other.registry).decode()
+    assert samples(text)["evalstop_observations_total"][(("result", "accepted"),)] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "values"),
+    [
+        ("evalstop_observations_total", "result", {"accepted", "duplicate", "conflict"}),
+        ("evalstop_live_runs_total", "result", {"hit", "moved_on", "restored", "rebuilt"}),
+        ("evalstop_deliveries_total", "result", {"delivered", "retry", "dead", "cancelled"}),
+    ],
+)
+def test_what_never_happened_is_there_as_zero(name: str, label: str, values: set[str]) -> None:
+    """A series is there before its first event: a rate over it, and an alert, see that first one."""
+    found = samples(generate_latest(Telemetry().registry).decode())[name]
+    assert {dict(labels)[label] for labels in found} == values
+    assert set(found.values()) == {0}
+
+
+def test_speaks_both_formats(service: Watched) -> None:
+    """A scrape is answered in the format that it asks for, Prometheus text or OpenMetrics, and both can be read."""
+    text = httpx.get(f"{service.url}/metrics", trust_env=False)
+    assert text.headers["content-type"].startswith("text/plain; version=")
+    open_ = httpx.get(f"{service.url}/metrics", headers={"Accept": "application/openmetrics-text"}, trust_env=False)
+    assert open_.headers["content-type"].startswith("application/openmetrics-text; version=1")
+    names = {family.name for family in read_text(text.text)} - {"evalstop_build_info"}
+    families = read_openmetrics(open_.text)  # type: ignore[no-untyped-call]
+    assert {family.name for family in families} - {"evalstop_build"} == names
+    assert text.headers["cache-control"] == "no-store"
+
+
+def test_requests_are_counted_by_route_and_not_by_path(service: Watched) -> None:
+    """A route is one series whatever stood in its path, all that leads nowhere is one more, and errors are apart."""
+    for name in ("a", "b"):
+        run = service.client.post("/api/v1/runs", json={"name": name}).json()
+        assert service.client.get(f"/api/v1/runs/{run['id']}").status_code == 200
+    for _ in range(3):
+        service.client.get(f"/api/v1/runs/{uuid.uuid4()}")
+        service.client.get(f"/{uuid.uuid4()}")
+    service.client.request("BREW", "/api/v1/runs")
+    service.client.get("/login?token=forged")
+    counted = samples(service.scrape())["evalstop_request_seconds_count"]
+    found = {tuple(value for _, value in labels): number for labels, number in counted.items()}
+    assert found["POST", "/api/v1/runs", "2xx"] == 2
+    assert found["GET", "/api/v1/runs/{run_id}", "2xx"] == 2
+    assert found["GET", "/api/v1/runs/{run_id}", "4xx"] == 3
+    assert found["GET", watch.ELSEWHERE, "4xx"] == 3
+    assert ("GET", "/login", "4xx") in found or ("GET", "/login", "2xx") in found
+    assert {method for method, _, _ in found} <= watch.METHODS | {"OTHER"}
+
+
+def test_a_request_that_breaks_is_counted(service: Watched) -> None:
+    """A fault of the service is a 5xx in the numbers, too, with the id by which its log is found."""
+    with service.database.transaction() as tx:
+        tx.exec_driver_sql("DROP TABLE verdicts")
+    run = service.client.post("/api/v1/runs", json={"name": "r"}).json()
+    answer = service.client.get(f"/api/v1/runs/{run['id']}/verdicts")
+    assert answer.status_code >= 500
+    assert answer.headers["x-request-id"]
+    counted = samples(service.scrape())["evalstop_request_seconds_count"]
+    assert counted[("method", "GET"), ("route", "/api/v1/runs/{run_id}/verdicts"), ("status", "5xx")] == 1
+
+
+def test_a_scrape_tells_no_names(service: Watched) -> None:
+    """Nothing that a tenant has named, and no id, is in what everybody may read."""
+    named = [f"{word}-{uuid.uuid4().hex}" for word in ("run", "metric", "label", "uri")]
+    body = {"name": named[0], "metrics": {named[1]: {"signal": "eval", "direction": "maximize"}}}
+    run = service.client.post("/api/v1/runs", json={**body, "labels": {"job": named[2]}}).json()
+    path = f"/api/v1/runs/{run['id']}"
+    points = [{"metric": named[1], "step": step, "value": 0.1} for step in range(3)]
+    assert service.client.post(f"{path}/observations", json={"observations": points}).status_code == 200
+    assert service.client.post(f"{path}/checkpoints", json={"step": 1, "uri": named[3]}).status_code == 201
+    text = service.scrape()
+    project = service.client.get("/api/v1/project").json()
+    for secret in (*named, run["id"], project["id"], project["name"], service.key):
+        assert secret not in text
+
+
+def test_closed_it_is_for_keys_to_the_whole_installation(embedded_database: Database) -> None:
+    """Not public, it answers keys to the installation and nobody else: a project's key learns nothing of the others."""
+    prometheus = installation.add_key(embedded_database, None, "prometheus", ("read",), utc_now())[1]
+    with watched(embedded_database, public=False) as service:
+        asked = {
+            key: httpx.get(f"{service.url}/metrics", headers={"Authorization": f"Bearer {key}"}, trust_env=False)
+            for key in (prometheus, service.key, "esk_forged")
+        }
+        assert [answer.status_code for answer in asked.values()] == [200, 403, 401]
+        assert httpx.get(f"{service.url}/metrics", trust_env=False).status_code == 401
+        assert "evalstop_" not in asked[service.key].text
+
+
+def test_a_port_of_its_own(embedded_database: Database) -> None:
+    """A process that serves nothing else shows the same at a port of its own, which is closed with the block."""
+    telemetry = Telemetry()
+    telemetry.registry.register(Installation(embedded_database, utc_now))
+    with metrics.listening(telemetry, "127.0.0.1", 0) as port:
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        assert samples(text)["evalstop_database_up"] == {(): 1}
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+
+
+def test_tells_where_the_installation_stands(database: Database) -> None:
+    """Runs that have not ended, and deliveries that are due, that wait for later and that nobody takes, with ages."""
+    scene = scenes.set_up(database)
+    running, ended = scene.open("running"), scene.open("ended")
+    with database.transaction() as tx:
+        tx.execute(tables.runs.update().where(tables.runs.c.id == ended.id).values(ended_at=NOW, status="completed"))
+        project = projects.get(tx, scene.project_id)
+        taken, disabled = (
+            endpoints.add(tx, project.id, url=f"https://example.org/{name}", event_types=("*",), now=NOW)
+            for name in ("taken", "disabled")
+        )
+        for age, wait in ((500, -100), (400, -300), (300, 60)):
+            announce(tx, scene, running.id, NOW - timedelta(seconds=age), NOW + timedelta(seconds=wait))
+        endpoints.disable(tx, disabled.id)
+    assert taken.enabled
+    found = samples(generate_latest(figures_of(database)[1]).decode())
+    assert found["evalstop_database_up"] == {(): 1}
+    assert found["evalstop_running_runs"] == {(): 1}
+    waiting = {labels[0][1]: value for labels, value in found["evalstop_outbox_deliveries"].items()}
+    assert waiting == {"due": 2, "later": 1, "held": 3}
+    assert found["evalstop_outbox_oldest_due_seconds"] == {(): 300}
+    assert found["evalstop_outbox_oldest_waiting_seconds"] == {(): 500}
+
+
+def announce(tx: Transaction, scene: scenes.Scene, run_id: uuid.UUID, now: datetime, due_at: datetime) -> None:
+    data: dict[str, Any] = {}
+    outbox.announce(
+        tx, project_id=scene.project_id, run_id=run_id, type="run.stopped", data=data, now=now, due_at=due_at
+    )
+
+
+def test_an_empty_installation_has_figures(database: Database) -> None:
+    """Nothing runs and nothing waits: zeros, and not nothing."""
+    found = samples(generate_latest(figures_of(database)[1]).decode())
+    assert found["evalstop_running_runs"] == found["evalstop_outbox_oldest_due_seconds"] == {(): 0}
+    assert set(found["evalstop_outbox_deliveries"].values()) == {0}
+
+
+def test_asks_the_database_once_for_many_scrapes(embedded_database: Database) -> None:
+    """Scrapes that follow each other closely, and those at one time, are one question to the database."""
+    fake = FakeDatabase(embedded_database)
+    _, registry = figures_of(fake)
+    fake.hung.clear()
+    scrapes = [threading.Thread(target=generate_latest, args=(registry,)) for _ in range(4)]
+    for scrape in scrapes:
+        scrape.start()
+    fake.hung.set()
+    for scrape in scrapes:
+        scrape.join()
+    generate_latest(registry)
+    assert fake.questions == 1
+
+
+def test_a_database_that_is_away_breaks_no_scrape(embedded_database: Database) -> None:
+    """It is said to be down, its figures are left out, and the rest is there."""
+    fake = FakeDatabase(embedded_database)
+    fake.broken = True
+    telemetry = Telemetry()
+    telemetry.registry.register(Installation(cast(Database, fake), utc_now))
+    found = samples(generate_latest(telemetry.registry).decode())
+    assert found["evalstop_database_up"] == {(): 0}
+    assert "evalstop_running_runs" not in found
+    assert "evalstop_observations_total" in found
+
+
+def test_a_database_that_hangs_holds_no_scrape_up(embedded_database: Database) -> None:
+    """A scrape ends while the question still waits for its answer; with the answer the figures are back."""
+    fake = FakeDatabase(embedded_database)
+    _, registry = figures_of(fake)
+    fake.hung.clear()
+    try:
+        for _ in range(2):
+            assert samples(generate_latest(registry).decode())["evalstop_database_up"] == {(): 0}
+        assert fake.questions == 1
+    finally:
+        fake.hung.set()
+    deadline = utc_now() + timedelta(seconds=30)
+    while samples(generate_latest(registry).decode())["evalstop_database_up"] != {(): 1}:
+        assert utc_now() < deadline
+
+
+def test_the_numbers_of_the_process_are_there(service: Watched) -> None:
+    """Memory, processor time, open files and the release that runs are told beside ours."""
+    found = samples(service.scrape())
+    assert found["process_resident_memory_bytes"][()] > 0
+    assert found["process_open_fds"][()] > 0
+    assert len(found["evalstop_build_info"]) == 1

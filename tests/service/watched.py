@@ -1,0 +1,57 @@
+"""The whole service with what watches it, behind a real server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+from evalstop_service import installation
+from evalstop_service.api import metrics
+from evalstop_service.api.watch import Watch
+from evalstop_service.app import create_app
+from evalstop_service.clock import utc_now
+from evalstop_service.settings import Settings
+from evalstop_service.store.database import Database
+from evalstop_service.store.keys import SCOPES
+from evalstop_service.telemetry import Telemetry
+from evalstop_service.traces import Tracer
+
+from tests.serving import served
+
+
+@dataclass
+class Watched:
+    """A service that is up, what it counts, and a client that may do everything in its project."""
+
+    url: str
+    database: Database
+    telemetry: Telemetry
+    key: str
+    client: httpx.Client
+
+    def scrape(self, **headers: str) -> str:
+        """What /metrics shows without a key."""
+        answer = httpx.get(f"{self.url}/metrics", headers=headers, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+
+@contextmanager
+def watched(
+    database: Database, tracer: Tracer | None = None, *, access_log: bool = False, public: bool = True
+) -> Iterator[Watched]:
+    """A service on this database with a project of its own, which ends with the block."""
+    telemetry = Telemetry()
+    telemetry.registry.register(metrics.Installation(database, utc_now))
+    app = create_app(Settings(), database, session_secret="the secret of the sessions")
+    app.include_router(metrics.routes(telemetry, public))
+    project = installation.add_project(database, uuid.uuid4().hex, "enforce", 0.0, utc_now(), "paper")
+    key = installation.add_key(database, project.name, "test", SCOPES, utc_now())[1]
+    with (
+        served(Watch(app, telemetry, tracer or Tracer(), access_log)) as url,
+        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False) as client,
+    ):
+        yield Watched(url, database, telemetry, key, client)
