@@ -9,7 +9,7 @@ context.configure(
     target_metadata=context.config.attributes["metadata"],
     render_as_batch=True,  # SQLite alters a table by building it anew
     transactional_ddl=True,
-    transaction_per_migration=False,
+    transaction_per_migration=True,  # unless the connection comes with a transaction, which is then kept to
 )
 with context.begin_transaction():
     context.run_migrations()

@@ -9,6 +9,7 @@ revision = "0001"
 down_revision = None
 branch_labels = None
 depends_on = None
+deploy = "before"
 
 
 def upgrade() -> None:

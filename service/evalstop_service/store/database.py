@@ -36,13 +36,14 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """A transaction that may write: committed at the end of the block, rolled back when the block raises."""
-        with self._writer, self.engine.connect().execution_options(evalstop_writes=True) as tx, tx.begin():
-            yield tx
+        with self._writer, self.engine.connect().execution_options(evalstop_writes=True) as tx:
+            with tx.begin(), _translated(tx):
+                yield tx
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         """A transaction that only reads."""
-        with self.engine.connect() as tx, tx.begin():
+        with self.engine.connect() as tx, tx.begin(), _translated(tx):
             yield tx
 
     def close(self) -> None:
@@ -70,6 +71,29 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
         # A deferred transaction that reads first and writes later fails at once if another wrote in between.
         writes = connection.get_execution_options().get("evalstop_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def driver(tx: Transaction) -> Any:
+    """The driver's own connection under a transaction, psycopg's or sqlite3's, for the few statements that are hot.
+
+    Its errors leave the transaction as SQLAlchemy's, like those of all other statements.
+    """
+    return tx.connection.driver_connection
+
+
+@contextmanager
+def _translated(tx: Transaction) -> Iterator[None]:
+    dialect = tx.dialect
+    errors = dialect.loaded_dbapi.Error
+    try:
+        yield
+    except errors as error:
+        lost = dialect.is_disconnect(error, driver(tx), None)
+        if lost:
+            tx.invalidate(error)
+        raise sa.exc.DBAPIError.instance(
+            "a statement of the driver's own", None, error, errors, connection_invalidated=lost, dialect=dialect
+        ) from error
 
 
 def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], unique: list[str]) -> bool:

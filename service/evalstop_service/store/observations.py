@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, driver
 from evalstop_service.store.tables import observations
 
 LIVE = 0
@@ -20,28 +24,59 @@ LIVE = 0
 _CHUNK = 500  # SQLite takes some thousands of variables in a statement; a plan for each length is not worth having
 
 
-@dataclass(frozen=True)
-class Point:
-    """One value of one metric at one step, in the trainer's own unit and direction; it may be NaN or infinite."""
+MAX_STEP = 2**53 - 1
+"""The largest integer that every JSON reader keeps exact."""
 
-    metric: str
-    step: int
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tabs and ends of lines
+
+
+class Point(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One value of one metric at one step, in the trainer's own unit and direction; it may be NaN or infinite.
+
+    The bounds of its fields are held when it is decoded from JSON, which has neither NaN nor infinities.
+    """
+
+    metric: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    step: Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
     value: float
-    stderr: float | None = None
-    observed_at: datetime | None = None
+    stderr: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+    def __post_init__(self) -> None:
+        # Almost every name is printable, which is told faster than a pattern is searched.
+        if not self.metric.isprintable() and _CONTROL.search(self.metric):
+            raise ValueError("a metric's name may hold no control characters and no half surrogate pairs")
+        if self.time is not None and self.time.year in (1, 9999):
+            try:
+                self.time.astimezone(UTC)
+            except OverflowError as error:
+                raise ValueError("a time between the years 1 and 9999 in UTC") from error
 
     @property
     def identity(self) -> tuple[str, int]:
         return self.metric, self.step
 
 
-@dataclass(frozen=True)
-class StoredPoint(Point):
-    """A point and what became of it."""
+class New(NamedTuple):
+    """A point on its way into the store, and the attempt of the run that measured it."""
 
-    attempt: int = 1
-    superseded_by: int = LIVE
-    received_at: datetime | None = None
+    run_id: UUID
+    attempt: int
+    point: Point
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """A point as it is on record, and what became of it."""
+
+    metric: str
+    step: int
+    value: float
+    stderr: float | None
+    observed_at: datetime | None
+    attempt: int
+    superseded_by: int
+    received_at: datetime
 
 
 @dataclass(frozen=True)
@@ -66,22 +101,25 @@ class Stretch:
 
 def add(tx: Transaction, run_id: UUID, attempt: int, points: Iterable[Point], now: datetime) -> None:
     """Store points whose identities have no live observation."""
-    rows = [
-        {
-            "run_id": run_id,
-            "metric": point.metric,
-            "step": point.step,
-            "superseded_by": LIVE,
-            "value": point.value,
-            "stderr": point.stderr,
-            "attempt": attempt,
-            "observed_at": point.observed_at,
-            "received_at": now,
-        }
-        for point in points
-    ]
-    if rows:
-        tx.execute(observations.insert(), rows)
+    add_many(tx, [New(run_id, attempt, point) for point in points], now)
+
+
+def add_many(tx: Transaction, rows: Sequence[New], now: datetime) -> None:
+    """Store points of many runs, all locked, whose identities have no live observation."""
+    if not rows:
+        return
+    if tx.dialect.name != "postgresql":
+        received_at = _text(now)
+        tx.exec_driver_sql(_INSERT, [_columns(row, received_at) for row in rows])
+    elif len(rows) <= _FEW:
+        recordset = msgspec.json.encode([_record(row) for row in rows]).decode()
+        driver(tx).execute(_INSERT_RECORDS, (now, recordset), prepare=True)
+    else:
+        with driver(tx).cursor() as cursor, cursor.copy(_COPY) as copy:
+            copy.set_types(_COPIED_TYPES)
+            for run_id, attempt, point in rows:
+                value = None if point.value != point.value else point.value
+                copy.write_row((run_id, point.metric, point.step, LIVE, value, point.stderr, attempt, point.time, now))
 
 
 def live_values(tx: Transaction, run_id: UUID, identities: Collection[tuple[str, int]]) -> dict[tuple[str, int], float]:
@@ -104,16 +142,39 @@ def live_values(tx: Transaction, run_id: UUID, identities: Collection[tuple[str,
 
 def series(tx: Transaction, run_id: UUID, metrics: Collection[str]) -> list[Point]:
     """The live observations of these metrics by ascending step."""
+    return after(tx, run_id, metrics, 0)
+
+
+def after(tx: Transaction, run_id: UUID, metrics: Collection[str], step: int) -> list[Point]:
+    """The live observations of these metrics at this step and past it, by ascending step."""
     query = (
         sa.select(*_POINT)
         .where(
             observations.c.run_id == run_id,
             observations.c.metric.in_(sorted(metrics)),
+            observations.c.step >= step,
             observations.c.superseded_by == LIVE,
         )
-        .order_by(observations.c.step)
+        .order_by(observations.c.step, observations.c.metric)
     )
     return [Point(*row) for row in tx.execute(query)]
+
+
+def last_steps(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
+    """The highest live step of each metric of these runs; a run without any has an empty dict."""
+    found: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
+    if tx.dialect.name == "postgresql":
+        cursor = driver(tx).cursor(binary=True)
+        rows = cursor.execute(_LAST_STEPS.format(ids="unnest(%b::uuid[]) AS wanted(id)"), (list(run_ids),))
+        for run_id, metric, step in rows:
+            found[run_id][metric] = step
+        return found
+    wanted = msgspec.json.encode([run_id.hex for run_id in run_ids]).decode()
+    for run_id, metric, step in tx.exec_driver_sql(
+        _LAST_STEPS.format(ids="(SELECT value AS id FROM json_each(?)) AS wanted"), (wanted,)
+    ):
+        found[UUID(run_id)][metric] = step
+    return found
 
 
 def latest(tx: Transaction, run_id: UUID) -> list[Latest]:
@@ -190,6 +251,36 @@ def page(
     return [StoredPoint(*row) for row in tx.execute(query)]
 
 
+def _columns(row: New, received_at: str) -> tuple[Any, ...]:
+    """A row as the embedded database holds it."""
+    run_id, attempt, point = row
+    value = None if point.value != point.value else point.value
+    observed_at = None if point.time is None else _text(point.time)
+    return run_id.hex, point.metric, point.step, LIVE, value, point.stderr, attempt, observed_at, received_at
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+def _record(row: New) -> _Record:
+    run_id, attempt, point = row
+    value: float | str | None = point.value
+    if not math.isfinite(point.value):
+        value = None if point.value != point.value else "Infinity" if point.value > 0 else "-Infinity"
+    return _Record(run_id, point.metric, point.step, value, attempt, point.stderr, point.time)
+
+
+class _Record(msgspec.Struct, omit_defaults=True, gc=False):
+    r: UUID
+    m: str
+    s: int
+    v: float | str | None
+    a: int
+    e: float | None = None
+    t: datetime | None = None
+
+
 _POINT = (
     observations.c.metric,
     observations.c.step,
@@ -197,3 +288,44 @@ _POINT = (
     observations.c.stderr,
     observations.c.observed_at,
 )
+
+# Up to here one statement with all rows as JSON costs less than COPY, which is three messages and is never prepared.
+_FEW = 200
+
+_NAMES = "run_id, metric, step, superseded_by, value, stderr, attempt, observed_at, received_at"
+
+_INSERT = f"INSERT INTO observations ({_NAMES}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
+
+_INSERT_RECORDS = f"""
+INSERT INTO observations ({_NAMES}) SELECT r, m, s, {LIVE}, v, e, a, t, %b::timestamptz
+FROM json_to_recordset(%t::json) AS new (
+    r uuid, m text, s bigint, v double precision, e double precision, a integer, t timestamptz
+)
+"""  # noqa: S608
+
+_COPY = f"COPY observations ({_NAMES}) FROM STDIN (FORMAT BINARY)"
+
+_COPIED_TYPES = ("uuid", "text", "int8", "int4", "float8", "float8", "int4", "timestamptz", "timestamptz")
+
+# From one metric of a run to the next by the index, and to the last live step of each. What lies past the run's last
+# step is superseded, and there may be very much of it.
+_LAST_STEPS = f"""
+WITH RECURSIVE found (run_id, last_step, metric) AS (
+    SELECT runs.id, runs.last_step, (SELECT min(o.metric) FROM observations AS o WHERE o.run_id = runs.id)
+    FROM {{ids}} JOIN runs ON runs.id = wanted.id
+    UNION ALL
+    SELECT run_id, last_step, (
+        SELECT min(o.metric) FROM observations AS o WHERE o.run_id = found.run_id AND o.metric > found.metric
+    )
+    FROM found WHERE metric IS NOT NULL
+), ended (run_id, metric, step) AS (
+    SELECT run_id, metric, (
+        SELECT o.step FROM observations AS o
+        WHERE o.run_id = found.run_id AND o.metric = found.metric
+            AND o.step <= found.last_step AND o.superseded_by = {LIVE}
+        ORDER BY o.step DESC LIMIT 1
+    )
+    FROM found WHERE metric IS NOT NULL
+)
+SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL
+"""  # noqa: S608

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, insert_if_new, like
+from evalstop_service.store.database import Transaction, driver, insert_if_new, like
 from evalstop_service.store.tables import attempts, decision_changes, outcomes, policies, runs
 
 
@@ -44,6 +46,11 @@ class Run:
     ended_at: datetime | None
     monitor_state: str | None = None
     turn: dict[str, Any] | None = None
+    rewritten_version: int = 0
+
+
+Stamp = tuple[int, datetime]
+"""A run's `version` and `updated_at`: another stamp, another row."""
 
 
 def add(tx: Transaction, run: Run) -> bool:
@@ -96,6 +103,37 @@ def lock(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     return _one(tx, _SELECT.add_columns(runs.c.monitor_state).where(*wanted))
 
 
+def lock_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Stamp]:
+    """The stamps of those of these runs that exist, locked until the transaction ends, the lowest id first."""
+    if tx.dialect.name == "postgresql":
+        # The rows are sorted before they are locked; whoever locks many does it in this order, so that no two can
+        # wait for each other.
+        cursor = driver(tx).cursor(binary=True)
+        cursor.execute(_LOCK_MANY, (list(run_ids),), prepare=True)
+        return {run_id: (version, updated_at) for run_id, version, updated_at in cursor}
+    query = sa.select(runs.c.id, runs.c.version, runs.c.updated_at).where(runs.c.id.in_(run_ids))
+    return {run_id: (version, updated_at) for run_id, version, updated_at in tx.execute(query)}
+
+
+def load_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
+    """Those of these runs that exist, with what release 0.1.0 left of their monitors."""
+    query = _SELECT.add_columns(runs.c.monitor_state).where(runs.c.id.in_(run_ids))
+    return {row["id"]: Run(**row) for row in tx.execute(query).mappings()}
+
+
+def save_many(tx: Transaction, changed: Sequence[Run]) -> None:
+    """Store what ingestion changes of runs that are locked: all but names, terms, `created_at` and kept monitors."""
+    if not changed:
+        return
+    if tx.dialect.name == "postgresql":
+        rows = [{name: getattr(run, name) for name in ("id", *_MOVING)} for run in changed]
+        driver(tx).execute(_SAVE_MANY, (msgspec.json.encode(rows).decode(),), prepare=True)
+        return
+    rows = [{"run": run.id, **{name: getattr(run, name) for name in _MOVING}} for run in changed]
+    update = runs.update().where(runs.c.id == sa.bindparam("run"))
+    tx.execute(update.values(monitor_state=None, **{name: sa.bindparam(name) for name in _MOVING}), rows)
+
+
 def listing(
     tx: Transaction,
     project_id: UUID,
@@ -133,6 +171,23 @@ _SELECT = sa.select(
     policies.c.name.label("policy_name"),
     policies.c.version.label("policy_version"),
 ).join(policies, policies.c.id == runs.c.policy_id)
+
+_MOVING = (
+    *("version", "rewritten_version", "status", "attempt", "last_step"),
+    *("verdict", "best_checkpoint", "raw_maximum", "turn", "updated_at", "ended_at"),
+)
+
+_LOCK_MANY = "SELECT id, version, updated_at FROM runs WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
+
+# JSON is what the driver hands over fastest, and most of a row is JSON anyway.
+_SAVE_MANY = f"""
+UPDATE runs SET monitor_state = NULL, {", ".join(f"{name} = new.{name}" for name in _MOVING)}
+FROM json_to_recordset(%t::json) AS new (
+    id uuid, version integer, rewritten_version integer, status text, attempt integer, last_step bigint, verdict json,
+    best_checkpoint json, raw_maximum json, turn json, updated_at timestamptz, ended_at timestamptz
+)
+WHERE runs.id = new.id
+"""  # noqa: S608
 
 _REVISION = sa.select(
     runs.c.id,

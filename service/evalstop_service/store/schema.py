@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 
+import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
 from alembic.util import CommandError
 
 from evalstop_service.errors import ServiceError
@@ -17,17 +22,29 @@ from evalstop_service.store.tables import metadata
 MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 
 _LOCK = 0x45_56_53_54  # any fixed number: replicas that start together migrate one after the other
+_WAIT_SECONDS = 0.1
 
 
-def upgrade(database: Database) -> None:
-    """Apply every migration that is missing, in one transaction; harmless when there is none."""
-    with database.transaction() as tx:
-        if not database.embedded:
-            tx.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+class Phase(StrEnum):
+    """Which migrations: those the new code needs, those the old code must be gone for, or both."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    ALL = "all"
+
+
+def upgrade(database: Database, phase: Phase = Phase.ALL) -> None:
+    """Apply every migration of this phase that is missing; harmless when there is none.
+
+    On SQLite in one transaction, on PostgreSQL in one a migration, or in many where it says so.
+    """
+    target = needed() if phase is Phase.BEFORE else head()
+    with _alone(database) as connection:
         config = _config()
-        config.attributes.update(connection=tx, metadata=metadata)
+        config.attributes.update(connection=connection, metadata=metadata)
         try:
-            command.upgrade(config, "head")
+            # Alembic passes over a target that lies behind.
+            command.upgrade(config, target)
         except CommandError as error:
             raise ServiceError(f"{error}; it seems that a newer EvalStop made this schema") from error
 
@@ -39,11 +56,45 @@ def current(database: Database) -> str | None:
 
 
 def head() -> str:
-    """The revision that this code needs."""
-    revision = ScriptDirectory.from_config(_config()).get_current_head()
-    if revision is None:
+    """The newest revision."""
+    return _revisions()[-1].revision
+
+
+def needed() -> str:
+    """The oldest revision that this code runs on: what comes after it may as well be done once the code is deployed."""
+    return [script for script in _revisions() if script.module.deploy == Phase.BEFORE][-1].revision
+
+
+def serves(revision: str | None) -> bool:
+    """Whether this code runs on a schema at this revision; one that a newer EvalStop made is compatible by promise."""
+    known = [script.revision for script in _revisions()]
+    return revision is not None and (revision not in known or known.index(revision) >= known.index(needed()))
+
+
+@contextmanager
+def _alone(database: Database) -> Iterator[sa.Connection]:
+    """A connection to migrate on, while nobody else does."""
+    if database.embedded:
+        with database.transaction() as tx:
+            yield tx
+        return
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
+        # Asked again and again: whoever waits inside of PostgreSQL holds a snapshot, which others may wait for.
+        while not guard.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar_one():
+            time.sleep(_WAIT_SECONDS)
+        try:
+            with database.engine.connect() as connection:
+                yield connection
+        finally:
+            guard.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
+
+
+def _revisions() -> list[Script]:
+    """All of them, the oldest first."""
+    found = list(ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
+    if not found:
         raise LookupError(f"there are no migrations in {MIGRATIONS}")
-    return revision
+    return found
 
 
 def _config() -> Config:

@@ -112,8 +112,10 @@ runs = sa.Table(
     sa.Column("mode", sa.Text, nullable=False),
     sa.Column("total_steps", sa.BigInteger),
     sa.Column("last_step", sa.BigInteger),
-    sa.Column("version", sa.Integer, nullable=False),  # counts the changes of monitor_state
-    sa.Column("monitor_state", sa.Text),  # a cache: NULL means that it has to be rebuilt from the observations
+    sa.Column("version", sa.Integer, nullable=False),  # counts the changes of the row
+    # The version at which the past last changed: a monitor kept at an earlier one has to be rebuilt.
+    sa.Column("rewritten_version", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("monitor_state", sa.Text),  # not NULL: written by release 0.1.0, which knows no other place for it
     sa.Column("verdict", sa.JSON, nullable=False),
     sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
     sa.Column("raw_maximum", sa.JSON(none_as_null=True)),
@@ -123,6 +125,17 @@ runs = sa.Table(
     sa.Column("ended_at", UtcTime),
     sa.UniqueConstraint("project_id", "name"),
     sa.Index("ix_runs_project_id_id", "project_id", "id"),
+)
+
+# A cache of what can be rebuilt from the observations; it may lag behind the run. The run's row is locked by whoever
+# writes here, as with observations, so that neither needs a foreign key.
+monitors = sa.Table(
+    "monitors",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("kept_at", UtcTime, nullable=False),
 )
 
 attempts = sa.Table(
@@ -139,7 +152,7 @@ attempts = sa.Table(
 observations = sa.Table(
     "observations",
     metadata,
-    _run_id(),
+    sa.Column("run_id", sa.Uuid, primary_key=True),
     sa.Column("metric", sa.Text, primary_key=True),
     sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("superseded_by", sa.Integer, primary_key=True, autoincrement=False),
@@ -148,6 +161,7 @@ observations = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("observed_at", UtcTime),
     sa.Column("received_at", UtcTime, nullable=False),
+    postgresql_partition_by="HASH (run_id)",
 )
 
 checkpoints = sa.Table(

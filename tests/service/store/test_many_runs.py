@@ -1,0 +1,272 @@
+"""What is done for many runs in one transaction is what would be done for each: locks, rows, monitors, observations."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+
+import msgspec
+import psycopg
+import pytest
+import sqlalchemy as sa
+from evalstop_service.ingest import Resumed
+from evalstop_service.store import monitors, observations, runs, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.monitors import KeptMonitor
+from evalstop_service.store.observations import New, Point
+
+from tests.service.scenes import NOW, Scene, evals, set_up
+
+LATER = NOW + timedelta(microseconds=1)
+STRANGE = [
+    Point("not a number", 0, math.nan),
+    Point("not a number", 1, math.inf, 0.5),
+    Point("not a number", 2, -math.inf, None, datetime(2026, 1, 1, 5, 30, tzinfo=timezone(timedelta(hours=5.5)))),
+    Point('a"b\\c\n\td', 2**53 - 1, -1e-300, 1e-300, LATER),
+    Point("Ω/𝄞", 0, 1.7976931348623157e308, 5e-324, datetime(1, 1, 1, tzinfo=UTC)),
+    Point("Ω/𝄞", 1, 0.1 + 0.2, 0.0, datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)),
+]
+
+
+@pytest.fixture
+def scene(database: Database) -> Scene:
+    return set_up(database)
+
+
+def test_locks_what_there_is(scene: Scene) -> None:
+    """Locking many runs gives the stamp of each that exists, and nothing for those that do not."""
+    present = [scene.open() for _ in range(3)]
+    with scene.database.transaction() as tx:
+        stamps = runs.lock_many(tx, [new_id(), *(run.id for run in present)])
+    assert stamps == {run.id: (run.version, run.updated_at) for run in present}
+
+
+def test_locks_in_order_of_ids(postgres_database: Database) -> None:
+    """Two transactions that lock the same runs, named in opposite orders, never wait for each other in a ring."""
+    scene = set_up(postgres_database)
+    ids = [scene.open().id for _ in range(40)]
+    failures: list[BaseException] = []
+    start = threading.Barrier(2)
+
+    def lock(named: list[object]) -> None:
+        try:
+            for _ in range(25):
+                start.wait(timeout=60)
+                with postgres_database.transaction() as tx:
+                    runs.lock_many(tx, named)  # type: ignore[arg-type]
+        except BaseException as error:
+            failures.append(error)
+            start.abort()
+
+    threads = [threading.Thread(target=lock, args=(named,)) for named in (ids, ids[::-1])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_waits_for_a_lock_and_sees_what_came_of_it(postgres_database: Database) -> None:
+    """Whoever had to wait for a run gets its stamp as it is after the wait."""
+    scene = set_up(postgres_database)
+    run = scene.open()
+    seen = []
+
+    def look() -> None:
+        with postgres_database.transaction() as tx:
+            seen.append(runs.lock_many(tx, [run.id])[run.id])
+
+    with postgres_database.transaction() as tx:
+        runs.lock_many(tx, [run.id])
+        thread = threading.Thread(target=look)
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        while not tx.exec_driver_sql(waiting).scalar_one():
+            assert thread.is_alive()
+        runs.save_many(tx, [replace(run, version=7, updated_at=LATER)])
+    thread.join()
+    assert seen == [(7, LATER)]
+
+
+def test_saves_what_ingestion_changes(scene: Scene) -> None:
+    """Runs saved together read back as they were saved, each its own, and the rest of them untouched."""
+    first, second, other = (scene.open(labels={"receiver": name}) for name in ("a", "b", "c"))
+    changed = [
+        replace(
+            first,
+            version=3,
+            rewritten_version=2,
+            status="stopped",
+            attempt=2,
+            last_step=2**53 - 1,
+            verdict={"verdict": "stop", "reason": 'it "fell"\n\\ Ω', "evidence": [{"value": 1e-300, "note": None}]},
+            best_checkpoint={"step": 1, "uri": "file:///x", "score": 0.1 + 0.2},
+            raw_maximum={"step": 1, "score": -0.5},
+            turn={"step": 1},
+            updated_at=LATER,
+            ended_at=LATER,
+        ),
+        replace(second, version=1, last_step=4),
+    ]
+    scene.forget_state(first)
+    with scene.database.transaction() as tx:
+        runs.save_many(tx, changed)
+        runs.save_many(tx, [])
+    assert [scene.read(run) for run in (first, second, other)] == [*changed, other]
+    with scene.database.reading() as tx:
+        assert runs.load_many(tx, [second.id, first.id]) == {run.id: run for run in changed}
+
+
+def test_saving_drops_what_the_previous_release_kept(scene: Scene) -> None:
+    """A monitor's state in the row of its run is the previous release's: seen when loaded, gone when saved."""
+    run = scene.open()
+    with scene.database.transaction() as tx:
+        runs.save(tx, replace(run, monitor_state="old"))
+        assert runs.load_many(tx, [run.id])[run.id].monitor_state == "old"
+        runs.save_many(tx, [replace(run, monitor_state="old")])
+        assert runs.load_many(tx, [run.id])[run.id].monitor_state is None
+
+
+def test_keeps_monitors(scene: Scene) -> None:
+    """A kept monitor takes the place of the one before, and can be forgotten."""
+    one, two, none = (new_id() for _ in range(3))
+    with scene.database.transaction() as tx:
+        monitors.keep(tx, [(one, 1, "a"), (two, 1, "b")], NOW)
+        monitors.keep(tx, [(one, 5, "c" * 100_000)], LATER)
+        monitors.keep(tx, [], LATER)
+        assert monitors.find_many(tx, [one, two, none]) == {
+            one: KeptMonitor(5, "c" * 100_000),
+            two: KeptMonitor(1, "b"),
+        }
+        monitors.forget(tx, [one, none])
+        assert monitors.find_many(tx, [one, two]) == {two: KeptMonitor(1, "b")}
+
+
+@pytest.mark.parametrize("repeats", [0, 500])
+def test_stores_observations_of_many_runs(scene: Scene, repeats: int) -> None:
+    """Every number, name and moment comes back as it was sent, in few rows and in many."""
+    first, second = scene.open(), scene.open()
+    more = [Point("loss", step, step / 7) for step in range(repeats)]
+    rows = [New(first.id, 1, point) for point in [*STRANGE, *more]] + [New(second.id, 3, Point("eval", 0, 1.0))]
+    with scene.database.transaction() as tx:
+        observations.add_many(tx, rows, LATER)
+        observations.add_many(tx, [], LATER)
+        stored = {
+            metric: observations.page(tx, first.id, metric=metric) for metric in {p.metric for p in STRANGE + more}
+        }
+        read = [
+            Point(item.metric, item.step, item.value, item.stderr, item.observed_at)
+            for items in stored.values()
+            for item in items
+        ]
+        assert observations.page(tx, second.id, metric="eval")[0].attempt == 3
+    assert {(item.attempt, item.superseded_by, item.received_at) for items in stored.values() for item in items} == {
+        (1, observations.LIVE, LATER)
+    }
+    assert sorted(map(repr, map(in_utc, read))) == sorted(map(repr, map(in_utc, [*STRANGE, *more])))
+
+
+def in_utc(point: Point) -> Point:
+    return msgspec.structs.replace(point, time=point.time.astimezone(UTC) if point.time else None)
+
+
+@pytest.mark.parametrize("repeats", [1, 300])
+def test_refuses_an_identity_twice(scene: Scene, repeats: int) -> None:
+    """The key itself keeps an identity from being stored twice, and the whole transaction is undone."""
+    run = scene.open()
+    rows = [New(run.id, 1, Point("eval", step, 1.0)) for step in range(repeats)]
+
+    def store_twice() -> None:
+        with scene.database.transaction() as tx:
+            observations.add_many(tx, rows, NOW)
+            observations.add_many(tx, [*rows[1:], rows[0]], NOW)
+
+    with pytest.raises(sa.exc.IntegrityError) as caught:
+        store_twice()
+    assert not caught.value.connection_invalidated
+    assert scene.rows(tables.observations, run) == []
+
+
+def test_a_lost_connection_is_told_as_such(postgres_database: Database) -> None:
+    """A connection that breaks under a statement of the driver's own is SQLAlchemy's kind of error, and is replaced."""
+    scene = set_up(postgres_database)
+    run = scene.open()
+
+    def lock_until_it_breaks() -> None:
+        with postgres_database.transaction() as tx:
+            victim = tx.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+            with psycopg.connect(postgres_database.url.set(drivername="postgresql").render_as_string(False)) as other:
+                other.execute("SELECT pg_terminate_backend(%s)", (victim,))
+            while True:
+                runs.lock_many(tx, [run.id])
+
+    with pytest.raises(sa.exc.OperationalError) as caught:
+        lock_until_it_breaks()
+    assert caught.value.connection_invalidated
+    with postgres_database.transaction() as tx:
+        assert set(runs.lock_many(tx, [run.id])) == {run.id}
+
+
+def test_last_steps(scene: Scene) -> None:
+    """The highest live step of each metric of each run, whatever was superseded past it."""
+    first, second, empty = (scene.open() for _ in range(3))
+    scene.post(first, [*evals(0.1, 0.2, 0.3), Point("loss", 9, 1.0), Point("ends/with/Ω", 4, 1.0)])
+    scene.post(second, [Point("eval", 5, math.nan), Point("gone", 7, 1.0)])
+    scene.take(second, Resumed(6))
+    scene.post(second, [Point("kl", 6, 1.0)])
+    with scene.database.reading() as tx:
+        found = observations.last_steps(tx, [empty.id, second.id, first.id])
+    assert found == {
+        first.id: {"eval": 2, "loss": 9, "ends/with/Ω": 4},
+        second.id: {"eval": 5, "kl": 6},
+        empty.id: {},
+    }
+
+
+def test_after(scene: Scene) -> None:
+    """The live points of some metrics from a step on, by step and then by metric."""
+    run = scene.open()
+    scene.post(run, [*evals(0.1, 0.2, 0.3), Point("loss", 1, 1.0), Point("loss", 3, 2.0), Point("kl", 2, 1.0)])
+    scene.take(run, Resumed(2))
+    with scene.database.reading() as tx:
+        found = observations.after(tx, run.id, ["loss", "eval"], 1)
+        assert observations.after(tx, run.id, [], 0) == []
+    assert found == [Point("eval", 1, 0.2), Point("loss", 1, 1.0), Point("eval", 2, 0.3)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metric": ""},
+        {"metric": "x" * 257},
+        {"metric": "a\x00b"},
+        {"metric": "a\x9fb"},
+        {"step": -1},
+        {"step": 2**53},
+        {"step": 1.5},
+        {"step": True},
+        {"value": "NaN"},
+        {"value": None},
+        {"value": True},
+        {"stderr": -0.1},
+        {"time": "2026-01-01T00:00:00"},
+        {"time": "0001-01-01T00:00:00+05:00"},
+        {"time": "9999-12-31T23:59:59-05:00"},
+        {"colour": 1},
+    ],
+)
+def test_decodes_no_malformed_point(change: dict[str, object]) -> None:
+    """A point out of bounds is not decoded; what is left of the bounds is the thorough reader's to explain."""
+    good: dict[str, object] = {
+        "metric": "a\tΩ",
+        "step": 2**53 - 1,
+        "value": 1,
+        "stderr": 0,
+        "time": "0001-01-01T00:00:00Z",
+    }
+    assert msgspec.convert(good, Point) == Point("a\tΩ", 2**53 - 1, 1.0, 0.0, datetime(1, 1, 1, tzinfo=UTC))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(good | change), type=Point)
