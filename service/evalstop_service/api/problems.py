@@ -94,7 +94,8 @@ def install(app: FastAPI) -> None:
 
 def problem_of(error: Exception) -> Problem:
     """What an error is called over HTTP."""
-    return next(to_problem(error) for kind, to_problem in _PROBLEMS.items() if isinstance(error, kind))
+    problem: Problem = next(to_problem(error) for kind, to_problem in _PROBLEMS.items() if isinstance(error, kind))
+    return problem
 
 
 def _handle(request: Request, error: Exception) -> JSONResponse:

@@ -96,6 +96,21 @@ def _translated(tx: Transaction) -> Iterator[None]:
         ) from error
 
 
+def is_passing(error: sa.exc.DBAPIError) -> bool:
+    """Whether the same transaction may well succeed when it is tried again: nothing is wrong with it.
+
+    It was chosen as a deadlock's victim, could not be serialized, met a locked file, or its connection was lost. After
+    the last it may have been committed all the same.
+    """
+    if error.connection_invalidated:
+        return True
+    if (state := getattr(error.orig, "sqlstate", None)) is not None:
+        return state in ("40001", "40P01") or state.startswith(("08", "57P"))
+    if (name := getattr(error.orig, "sqlite_errorname", None)) is not None:
+        return str(name).startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+    return isinstance(error, sa.exc.OperationalError)  # PostgreSQL cannot be reached
+
+
 def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], unique: list[str]) -> bool:
     """Insert a row unless there is one with the same `unique` columns; False if there was."""
     insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -81,7 +81,7 @@ def test_one_refusal_is_one_answer(scene: Scene, committer: Committer) -> None:
     run = scene.open()
     committer.take(Arrival(scene.project_id, run.id, Saved(1, "file:///1")))
 
-    async def together() -> list[Receipt | BaseException]:
+    async def together() -> Sequence[Receipt | BaseException]:
         return await asyncio.gather(
             committer.soon(Arrival(scene.project_id, new_id(), Points(tuple(evals(0.1))))),
             committer.soon(Arrival(scene.project_id, run.id, Saved(1, "file:///elsewhere"))),
@@ -110,7 +110,7 @@ def test_one_fault_is_one_answer(scene: Scene, committer: Committer) -> None:
         else:
             tx.exec_driver_sql("ALTER TABLE observations ADD CONSTRAINT spoiler CHECK (value <> 666)")
 
-    async def together() -> list[Receipt | BaseException]:
+    async def together() -> Sequence[Receipt | BaseException]:
         return await asyncio.gather(
             committer.soon(posting(scene, good, 0.1)),
             committer.soon(posting(scene, bad, 666.0)),

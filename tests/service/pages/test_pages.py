@@ -9,7 +9,8 @@ from uuid import UUID
 
 import httpx
 import pytest
-from evalstop_service import ingest, opening, pages, responses
+from evalstop_service import opening, pages, responses
+from evalstop_service.ingest import Points, Receipt, Resumed, Saved
 from evalstop_service.pages.run import MOST_POINTS
 from evalstop_service.pages.runs import PAGE
 from evalstop_service.store.database import Database
@@ -17,6 +18,7 @@ from evalstop_service.store.observations import Point
 
 from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.pages.serving import EMBEDDED, SECRET
+from tests.service.scenes import take
 
 HACKING = recorded("np-0044")
 
@@ -31,8 +33,8 @@ HOSTILE = (
 )
 
 
-def post(database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: Point) -> ingest.Receipt:
-    return ingest.take(database, tenant.project.id, run_id, ingest.Points(points), now)
+def post(database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: Point) -> Receipt:
+    return take(database, tenant.project.id, run_id, Points(points), now)
 
 
 def seen(client: httpx.Client, path: str) -> str:
@@ -180,7 +182,7 @@ def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tena
         request = opening.Request(name=name, metrics=metrics, labels={name: name}, mode="enforce")
         run, _ = opening.open_run(database, tenant.project.id, request, now)
         points = [Point(name, step, float(-step), 0.1) for step in range(10)]
-        ingest.take(database, tenant.project.id, run.id, ingest.Saved(0, f"file:///{name}"), now)
+        take(database, tenant.project.id, run.id, Saved(0, f"file:///{name}"), now)
         receipt = post(database, tenant, run.id, now, *points, Point(f"{name}2", 1, 2.0))
         assert receipt.decision is not None
         confirm(database, tenant, receipt.decision.id, now)
@@ -256,7 +258,7 @@ def test_superseded_observations_are_left_out(
     run = open_run(database, tenant, now, "resumed", mode="enforce")
     receipt = report(database, tenant, run.id, HACKING[:29], now)
     assert receipt.decision is not None
-    ingest.take(database, tenant.project.id, run.id, ingest.Resumed(100), now)
+    take(database, tenant.project.id, run.id, Resumed(100), now)
     document = visitor.get(f"/runs/{run.id}/series.json").json()
     assert document["series"][0]["steps"][-1] == 100
     assert document["decision"] is None
