@@ -36,9 +36,13 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """A transaction that may write: committed at the end of the block, rolled back when the block raises."""
-        with self._writer, self.engine.connect().execution_options(evalstop_writes=True) as tx:
-            with tx.begin(), _translated(tx):
-                yield tx
+        with (
+            self._writer,
+            self.engine.connect().execution_options(evalstop_writes=True) as tx,
+            tx.begin(),
+            _translated(tx),
+        ):
+            yield tx
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:

@@ -1,0 +1,113 @@
+"""A collector of OpenTelemetry: takes spans over OTLP/HTTP as the real one does, and keeps them to be looked at."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as Sent
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A span as it arrived; ids in hexadecimal."""
+
+    service: str
+    name: str
+    kind: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    attributes: dict[str, Value]
+    links: tuple[str, ...]
+    failed: bool
+    raw: bytes
+
+    @property
+    def place(self) -> str:
+        """Its trace and its id, as the middle of a `traceparent` has them; the exporter leaves the flags out."""
+        return f"{self.trace_id}-{self.span_id}"
+
+
+class FakeCollector:
+    """`endpoint` is what `OTEL_EXPORTER_OTLP_ENDPOINT` would name."""
+
+    def __init__(self) -> None:
+        self.spans: list[Collected] = []
+        self.endpoint = ""
+
+    def take(self, body: bytes) -> None:
+        request = ExportTraceServiceRequest.FromString(body)
+        for part in request.resource_spans:
+            service = str(_values(part.resource.attributes)["service.name"])
+            self.spans += [_collected(service, span) for scope in part.scope_spans for span in scope.spans]
+
+    def named(self, name: str) -> Collected:
+        """The one span of this name."""
+        [found] = [span for span in self.spans if span.name == name]
+        return found
+
+
+@contextmanager
+def collecting() -> Iterator[FakeCollector]:
+    """A collector that listens on a port of its own until the end of the block."""
+    collector = FakeCollector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            assert self.path == "/v1/traces"
+            assert self.headers["Content-Type"] == "application/x-protobuf"
+            collector.take(gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-protobuf")
+            self.end_headers()
+            self.wfile.write(ExportTraceServiceResponse().SerializeToString())
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        collector.endpoint = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield collector
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _collected(service: str, span: Sent) -> Collected:
+    return Collected(
+        service=service,
+        name=span.name,
+        kind=Sent.SpanKind.Name(span.kind).removeprefix("SPAN_KIND_").lower(),
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_id=span.parent_span_id.hex(),
+        attributes=_values(span.attributes),
+        links=tuple(f"{link.trace_id.hex()}-{link.span_id.hex()}" for link in span.links),
+        failed=span.status.code == 2,
+        raw=span.SerializeToString(),
+    )
+
+
+def _values(attributes: Iterable[KeyValue]) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for item in attributes:
+        kind = item.value.WhichOneof("value")
+        assert kind is not None
+        found[item.key] = getattr(item.value, kind)
+    return found
