@@ -94,7 +94,7 @@ def read(body: bytes) -> tuple[Point, ...] | None:
     """The points of a batch that is understood completely; None for any other."""
     try:
         batch = _decode(body)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     points = batch.observations
     # The reader takes the last of a name that stands twice. Then there are more of it than points, as there are when

@@ -51,24 +51,23 @@ def sample(telemetry: Telemetry, name: str) -> float:
     return value
 
 
-def wait_until(telemetry: Telemetry, waiting: Committer, count: int) -> None:
+def wait_until(committer: Committer, count: int) -> None:
     """Wait until so many observations are on their way."""
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while waiting.waiting != count:
-        assert time.monotonic() < deadline, f"{waiting.waiting} wait, not {count}"
+    while committer.waiting != count:
+        assert time.monotonic() < deadline, f"{committer.waiting} wait, not {count}"
         time.sleep(0.002)
 
 
 def test_what_waits_goes_together(scene: Scene, committer: Committer, telemetry: Telemetry) -> None:
     """Posts that arrive while the only writer is held up are committed together, and each gets its own receipt."""
     first, others = scene.open(), [scene.open() for _ in range(9)]
-    with ThreadPoolExecutor(10) as threads, scene.database.transaction() as tx:
-        tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == first.id).with_for_update())
-        if not scene.database.embedded:  # the second flusher is held up as well
-            tx.exec_driver_sql("LOCK TABLE observations IN ACCESS EXCLUSIVE MODE")
-        answers = [threads.submit(committer.take, posting(scene, run, 0.1, 0.2)) for run in (first, *others)]
-        wait_until(telemetry, committer, 20)
-        tx.commit()
+    with ThreadPoolExecutor(10) as threads:
+        with scene.database.transaction() as tx:
+            if not scene.database.embedded:
+                tx.exec_driver_sql("LOCK TABLE runs IN ACCESS EXCLUSIVE MODE")
+            answers = [threads.submit(committer.take, posting(scene, run, 0.1, 0.2)) for run in (first, *others)]
+            wait_until(committer, 20)
         receipts = [answer.result(DEADLINE_SECONDS) for answer in answers]
     assert [receipt.accepted for receipt in receipts] == [2] * 10
     assert [receipt.run.id for receipt in receipts] == [run.id for run in (first, *others)]
@@ -135,7 +134,7 @@ def test_no_more_waits_than_may(scene: Scene, committer: Committer, telemetry: T
             admitted = [
                 threads.submit(committer.take, posting(scene, run, *[0.1] * 10, start=10 * batch)) for batch in range(5)
             ]
-            wait_until(telemetry, committer, 50)
+            wait_until(committer, 50)
             with pytest.raises(Overloaded):
                 committer.take(posting(scene, run, 0.1, start=50))
         assert sum(answer.result(DEADLINE_SECONDS).accepted for answer in admitted) == 50
@@ -156,7 +155,7 @@ def test_closing_commits_what_waits(scene: Scene, telemetry: Telemetry) -> None:
         with scene.database.transaction() as tx:
             tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == run.id).with_for_update())
             answers = [threads.submit(committer.take, posting(scene, run, 0.1, start=step)) for step in range(4)]
-            wait_until(telemetry, committer, 4)
+            wait_until(committer, 4)
             closing = threading.Thread(target=committer.close)
             closing.start()
         closing.join(DEADLINE_SECONDS)

@@ -500,8 +500,11 @@ def test_a_change_of_policy_hides_no_run(postgres_database: Database) -> None:
             tables.policies.c.project_id == scene.project_id, tables.policies.c.name == "watchful"
         )
         policy_id = tx.execute(watchful).scalar_one()
+        later = tables.runs.c.version + 1
         tx.execute(
-            tables.runs.update().where(tables.runs.c.id == run.id).values(policy_id=policy_id, monitor_state=None)
+            tables.runs.update()
+            .where(tables.runs.c.id == run.id)
+            .values(policy_id=policy_id, version=later, rewritten_version=later)
         )
     thread.join()
     assert [receipt.run.policy_name for receipt in receipts] == ["watchful"]
