@@ -14,7 +14,10 @@ from evalstop_service.store.tables import projects
 
 @dataclass(frozen=True)
 class Project:
-    """A tenant, and what its runs get when they do not say otherwise."""
+    """A tenant, and what its runs get when they do not say otherwise.
+
+    `retention_days`: so long after its end a run keeps its details; None means for ever.
+    """
 
     id: UUID
     name: str
@@ -22,6 +25,7 @@ class Project:
     default_mode: str
     grace_seconds: float
     created_at: datetime
+    retention_days: int | None = None
 
 
 def add(tx: Transaction, project: Project) -> bool:
@@ -38,6 +42,7 @@ def change(tx: Transaction, project: Project) -> None:
             default_policy=project.default_policy,
             default_mode=project.default_mode,
             grace_seconds=project.grace_seconds,
+            retention_days=project.retention_days,
         )
     )
 

@@ -22,6 +22,7 @@ class Run:
 
     `verdict`, `best_checkpoint`, `raw_maximum` and `turn` are JSON values as they are answered; `turn` is None while
     the run goes on. `monitor_state` is opaque, and None when it was not asked for or has to be rebuilt.
+    `pruned_at`: since then its details are gone, or on their way, and nothing can be added to it.
     """
 
     id: UUID
@@ -47,6 +48,7 @@ class Run:
     monitor_state: str | None = None
     turn: dict[str, Any] | None = None
     rewritten_version: int = 0
+    pruned_at: datetime | None = None
 
 
 Stamp = tuple[int, datetime]

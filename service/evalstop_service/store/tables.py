@@ -72,6 +72,7 @@ projects = sa.Table(
     sa.Column("default_mode", sa.Text, nullable=False),
     sa.Column("grace_seconds", sa.Double, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("retention_days", sa.Integer),  # NULL: the details of its runs are kept for ever
 )
 
 keys = sa.Table(
@@ -123,8 +124,24 @@ runs = sa.Table(
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("updated_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),
+    sa.Column("pruned_at", UtcTime),  # since then its details are gone, or on their way
     sa.UniqueConstraint("project_id", "name"),
     sa.Index("ix_runs_project_id_id", "project_id", "id"),
+    sa.Index(
+        "ix_runs_project_id_ended_at",
+        "project_id",
+        "ended_at",
+        sqlite_where=sa.text("pruned_at IS NULL"),
+        postgresql_where=sa.text("pruned_at IS NULL"),
+    ),
+)
+
+# The runs whose details are being removed: a row until the last of them is gone, so that what broke off goes on.
+prunings = sa.Table(
+    "prunings",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("begun_at", UtcTime, nullable=False),
 )
 
 # A cache of what can be rebuilt from the observations; it may lag behind the run. The run's row is locked by whoever
