@@ -12,8 +12,8 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_detectors import MonitorState
 from evalstop_service import ingest, installation, opening
-from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt
 from evalstop_service.errors import ServiceError
+from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt
 from evalstop_service.store import decisions, monitors, policies, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision

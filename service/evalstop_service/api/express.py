@@ -26,7 +26,9 @@ from evalstop_service.ingest import Arrival, Committer, Points
 from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import Point
 
-_PATH = re.compile(r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII)
+_PATH = re.compile(
+    r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII
+)
 _HEADERS = frozenset({b"authorization", b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"})
 
 
@@ -80,7 +82,8 @@ class ExpressLane:
         length = headers.get(b"content-length", b"")
         if (
             b"content-encoding" in headers
-            or headers.get(b"content-type", b"").lower() not in (b"application/json", b"application/json; charset=utf-8")
+            or headers.get(b"content-type", b"").lower()
+            not in (b"application/json", b"application/json; charset=utf-8")
             or not length.isdigit()
             or int(length) > self._max_bytes
         ):

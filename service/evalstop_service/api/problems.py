@@ -66,7 +66,10 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         "description": "400 no JSON, 401 no valid key, 403 a key that may not, 404 not in this project, 409 against "
         "what is on record, 413 too large, 415 not application/json, 422 not valid; nothing was stored",
     },
-    "5XX": {"model": ProblemDetails, "description": "503 the database is away or too much waits, send the same again; 500 a fault"},
+    "5XX": {
+        "model": ProblemDetails,
+        "description": "503 the database is away or too much waits, send the same again; 500 a fault",
+    },
 }
 """What every route may answer besides."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from evalstop_detectors import Best, Observation, Verdict, advance, is_late, start, verdict_to_document
+from evalstop_detectors import Best, Observation, advance, is_late, start, verdict_to_document
 
 from evalstop_service import hindsight, watching
 from evalstop_service.errors import Conflict, NotFound, ServiceError

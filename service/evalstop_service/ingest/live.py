@@ -28,14 +28,25 @@ from evalstop_service.store import policies
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run, Stamp
 
+
 class BestSoFar:  # TEMPORARY
     def __init__(self, chooser):
-        self.c=chooser; self.s=[]; self.e=set()
-    def add(self, score): self.s.append(score)
-    def saved(self, step): self.e.add(step)
-    def best(self): return self.c.choose(self.s, self.e)
+        self.c = chooser
+        self.s = []
+        self.e = set()
+
+    def add(self, score):
+        self.s.append(score)
+
+    def saved(self, step):
+        self.e.add(step)
+
+    def best(self):
+        return self.c.choose(self.s, self.e)
+
     def raw(self):
         from evalstop_detectors import RawMaximum
+
         return RawMaximum().choose(self.s, {x.step for x in self.s})
 
 

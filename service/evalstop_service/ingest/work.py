@@ -58,7 +58,9 @@ class Work:
 
     def _keep(self, due: list[LiveRun]) -> None:
         if due:
-            states = [(live.run.id, live.run.version, state_to_json(live.policy, live.monitor).decode()) for live in due]
+            states = [
+                (live.run.id, live.run.version, state_to_json(live.policy, live.monitor).decode()) for live in due
+            ]
             monitors.keep(self.tx, states, self.now)
             for live in due:
                 live.unkept = 0

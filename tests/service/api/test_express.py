@@ -14,7 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-NAMES = st.sampled_from(["eval", "loss", "metric", "step", "value", "stderr", "observations", "ü", "a\x00b", "", "x" * 257])
+NAMES = st.sampled_from(
+    ["eval", "loss", "metric", "step", "value", "stderr", "observations", "ü", "a\x00b", "", "x" * 257]
+)
 NUMBERS = st.one_of(
     st.integers(-1, 5),
     st.integers(),
@@ -26,7 +28,11 @@ NUMBERS = st.one_of(
 @st.composite
 def observations(draw: st.DrawFn) -> dict[str, Any]:
     fields: dict[str, Any] = {"metric": draw(NAMES), "step": draw(NUMBERS), "value": draw(NUMBERS)}
-    for name, values in (("stderr", NUMBERS), ("time", st.sampled_from(["2026-01-01T00:00:00Z", "now", 1])), ("x", NUMBERS)):
+    for name, values in (
+        ("stderr", NUMBERS),
+        ("time", st.sampled_from(["2026-01-01T00:00:00Z", "now", 1])),
+        ("x", NUMBERS),
+    ):
         if draw(st.integers(0, 5)) == 0:
             fields[name] = draw(values)
     if draw(st.integers(0, 9)) == 0:
@@ -35,8 +41,9 @@ def observations(draw: st.DrawFn) -> dict[str, Any]:
 
 
 good = st.builds(
-    lambda metric, step, value, stderr: {"metric": metric, "step": step, "value": value}
-    | ({} if stderr is None else {"stderr": stderr}),
+    lambda metric, step, value, stderr: (
+        {"metric": metric, "step": step, "value": value} | ({} if stderr is None else {"stderr": stderr})
+    ),
     st.sampled_from(["eval", "loss", "step", "rewards/ü"]),
     st.integers(0, 2**53 - 1),
     st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**60), 2**60),

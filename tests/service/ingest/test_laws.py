@@ -182,7 +182,10 @@ def test_any_replica_takes_any_news(scene: Scene, story: Story, replicas: list[i
 def test_one_commit_for_many_runs(scene: Scene, stories: list[Story], chance: random.Random) -> None:
     """Taken in together, in any interleaving and any cut into commits, runs stand where each would alone."""
     runs = [open_run(scene, story) for story in stories]
-    left = [[Arrival(scene.project_id, run.id, news) for news in story.arrived] for run, story in zip(runs, stories, strict=True)]
+    left = [
+        [Arrival(scene.project_id, run.id, news) for news in story.arrived]
+        for run, story in zip(runs, stories, strict=True)
+    ]
     arrivals = []
     while any(left):
         arrivals.append(chance.choice([queue for queue in left if queue]).pop(0))
