@@ -8,7 +8,10 @@ EvalStopError
 │   ├── TimestampTooOld
 │   ├── TimestampInFuture
 │   └── SignatureMismatch
-└── EventMalformed
+├── EventMalformed
+└── SchedulerError
+    ├── SchedulerAway
+    └── RequestRefused
 """
 
 from __future__ import annotations
@@ -58,3 +61,15 @@ class SignatureMismatch(SignatureError):
 
 class EventMalformed(EvalStopError):
     """The webhook is signed by EvalStop but does not have the shape of an event."""
+
+
+class SchedulerError(EvalStopError):
+    """The scheduler did not do what it was asked."""
+
+
+class SchedulerAway(SchedulerError):
+    """The scheduler cannot be reached or cannot answer now."""
+
+
+class RequestRefused(SchedulerError):
+    """This receiver will not carry out the request."""

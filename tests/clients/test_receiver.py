@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import base64
 import socket
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers import Ended, Failed, NotMine, Receiver, StopRequest
-from evalstop_client.receivers.app import BODY_LIMIT_BYTES, ReceiverServer
-from evalstop_client.receivers.cli import secrets_from
+from evalstop_client.receivers import Receiver
+from evalstop_client.receivers.memory import Memory
+from evalstop_client.receivers.metrics import Metrics
+from evalstop_client.receivers.options import secrets_from
+from evalstop_client.receivers.pursuit import Surroundings
 from evalstop_client.receivers.report import Reports
+from evalstop_client.receivers.server import BODY_LIMIT_BYTES, ReceiverServer
+from evalstop_client.receivers.stopping import Bounds
 
+from tests.clients.fake_scheduler import AWAY, FakeScheduler
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually
 from tests.clients.webhooks import SECRET, send, stop_event
@@ -24,52 +28,43 @@ from tests.clients.webhooks import SECRET, send, stop_event
 OTHER = "whsec_" + base64.b64encode(b"another secret").decode()
 
 
-GONE = Ended("it is gone", {"exit_status": -15})
 LENGTHS = [b"", b"Content-Length: x\r\n", b"Content-Length: -1\r\n", b"Content-Length: \xb2\r\n"]
 
-
-@dataclass
-class FakeAction:
-    """Ends nothing, and remembers what it was asked to end."""
-
-    result: Ended | NotMine | Failed | Exception = field(
-        default_factory=lambda: Ended("it is gone", {"exit_status": -15})
-    )
-    asked: list[StopRequest] = field(default_factory=list)
-    go_on: threading.Event = field(default_factory=threading.Event)
-    name: str = "fake action"
-
-    def stop(self, request: StopRequest) -> Ended | NotMine | Failed:
-        self.asked.append(request)
-        self.go_on.wait(20)
-        if isinstance(self.result, Exception):
-            raise self.result
-        return self.result
+QUICK = Bounds(
+    checkpoint_seconds=0,
+    cancel_seconds=0.2,
+    give_up_seconds=0.4,
+    abandon_seconds=20,
+    tell_seconds=20,
+    look_seconds=0.05,
+)
 
 
 @dataclass
 class Setup:
     """A receiver that listens, and what stands around it."""
 
-    action: FakeAction
+    action: FakeScheduler
     receiver: Receiver
     url: str
     secrets: list[str]
+    memory: Memory
 
 
 @pytest.fixture
-def setup(server: FakeServer) -> Iterator[Setup]:
-    action, secrets = FakeAction(), [SECRET]
-    action.go_on.set()
-    reports = Reports(server.url, KEY, action.name, report_seconds=20)
-    receiver = Receiver(action, lambda: secrets, reports)
+def setup(server: FakeServer, tmp_path: Path) -> Iterator[Setup]:
+    action, secrets, memory = FakeScheduler(), [SECRET], Memory(tmp_path / "memory")
+    receiver = Receiver(
+        Surroundings(action, memory, lambda: Reports(server.url, KEY, action.name), QUICK, Metrics()), lambda: secrets
+    )
     listening = ReceiverServer("127.0.0.1", 0, read_seconds=0.5)
     listening.serve(receiver)
-    yield Setup(action, receiver, listening.url, secrets)
+    yield Setup(action, receiver, listening.url, secrets, memory)
     action.go_on.set()
-    assert receiver.wait_idle(20)
+    assert receiver.leave(20)
     listening.shutdown()
     listening.server_close()
+    memory.close()
 
 
 def test_stop_is_answered_at_once_carried_out_and_reported(setup: Setup, service: FakeService) -> None:
@@ -80,9 +75,10 @@ def test_stop_is_answered_at_once_carried_out_and_reported(setup: Setup, service
     setup.action.go_on.set()
     ((decision_id, report),) = eventually(lambda: service.reports)
     assert decision_id == "decision-1"
-    assert report == {
-        "state": "confirmed", "actor": "fake action", "reason": "it is gone", "details": {"exit_status": -15}
-    }  # fmt: skip
+    assert (report["state"], report["actor"]) == ("confirmed", "fake action")
+    assert report["reason"] == "the job ended after it was cancelled"
+    assert report["details"].items() >= {"job": "7", "user": "ann", "state": "ENDED", "exit_status": -15}.items()
+    assert setup.action.verbs == ["cancel"]
     (request,) = setup.action.asked
     assert (request.run_name, request.labels, request.reason) == ("a run", {"a": "b"}, "3 declines in a row")
 
@@ -103,19 +99,47 @@ def test_refused_report_is_not_repeated(setup: Setup, service: FakeService) -> N
     assert len(service.requests) == 1
 
 
-@pytest.mark.parametrize("result", [Failed("it hangs"), RuntimeError("it hangs")])
-def test_failure_is_reported_as_failure(setup: Setup, service: FakeService, result: Failed | Exception) -> None:
-    """An action that fails, or breaks, is reported with its words."""
-    setup.action.result = result
+def test_job_that_stays_is_reported_as_failed_and_watched_on(setup: Setup, service: FakeService) -> None:
+    """What cannot be ended is told once its time is over; should it end after all, that is told too."""
+    setup.action.ends_on = None
+    send(setup.url, stop_event({}))
+    ((_, failed),) = eventually(lambda: service.reports)
+    assert failed["state"] == "failed"
+    assert "RUNNING" in failed["reason"]
+    assert setup.action.verbs[:2] == ["cancel", "force"]
+    setup.action.gone = True
+    eventually(lambda: len(service.reports) == 2)
+    assert service.reports[1][1]["state"] == "confirmed"
+
+
+@pytest.mark.parametrize("trouble", [AWAY, RuntimeError("it hangs")])
+def test_scheduler_that_is_away_is_waited_for(setup: Setup, service: FakeService, trouble: Exception) -> None:
+    """A scheduler that does not answer, or an action that breaks, is told of and tried again until it works."""
+    setup.action.trouble = trouble
+    send(setup.url, stop_event({}))
+    ((_, failed),) = eventually(lambda: service.reports)
+    assert (failed["state"], setup.action.verbs) == ("failed", [])
+    setup.action.trouble = None
+    eventually(lambda: len(service.reports) == 2)
+    assert (service.reports[1][1]["state"], setup.action.verbs) == ("confirmed", ["cancel"])
+
+
+def test_refused_request_fails_and_may_be_made_again(setup: Setup, service: FakeService) -> None:
+    """What is outside the allow-list is told at once; the same event later, with another allow-list, is obeyed."""
+    setup.action.refusal = "not on the allow-list"
     send(setup.url, stop_event({}))
     ((_, report),) = eventually(lambda: service.reports)
-    assert report["state"] == "failed"
-    assert "it hangs" in report["reason"]
+    assert (report["state"], report["reason"], setup.action.verbs) == ("failed", "not on the allow-list", [])
+    assert setup.receiver.wait_idle(20)
+    setup.action.refusal = None
+    assert send(setup.url, stop_event({})).status_code == 202
+    eventually(lambda: len(service.reports) == 2)
+    assert setup.action.verbs == ["cancel"]
 
 
 def test_job_of_another_receiver_is_none_of_ours(setup: Setup, service: FakeService) -> None:
     """What is not ours is neither reported nor mistaken for an end of ours."""
-    setup.action.result = NotMine()
+    setup.action.is_mine = False
     assert send(setup.url, stop_event({})).status_code == 202
     eventually(lambda: setup.action.asked)
     assert setup.receiver.wait_idle(20)
@@ -123,17 +147,89 @@ def test_job_of_another_receiver_is_none_of_ours(setup: Setup, service: FakeServ
     assert service.requests == []
 
 
-def test_repeated_id_does_nothing(setup: Setup) -> None:
-    """The same webhook-id again, during and after the stop, is answered 200 and not acted upon."""
+def test_decision_is_obeyed_once(setup: Setup) -> None:
+    """The same decision again, under the same webhook-id or another, during the stop and after it, changes nothing."""
     setup.action.go_on.clear()
     assert send(setup.url, stop_event({})).status_code == 202
     assert send(setup.url, stop_event({})).status_code == 200
     setup.action.go_on.set()
     assert setup.receiver.wait_idle(20)
-    assert send(setup.url, stop_event({})).json() == {"repeat": "msg_1"}
-    assert send(setup.url, stop_event({}), webhook_id="msg_2").status_code == 202
+    assert send(setup.url, stop_event({})).json() == {"repeat": "decision-1"}
+    assert send(setup.url, stop_event({}), webhook_id="msg_2").status_code == 200
     assert setup.receiver.wait_idle(20)
-    assert len(setup.action.asked) == 2
+    assert setup.action.verbs == ["cancel"]
+
+
+def test_decision_is_obeyed_once_across_a_restart(setup: Setup, server: FakeServer, service: FakeService) -> None:
+    """A receiver that was started again goes on where the one before it was, and repeats nothing."""
+    setup.action.ends_on = None
+    send(setup.url, stop_event({}))
+    eventually(lambda: setup.action.verbs)
+    assert setup.receiver.leave(20)
+    assert send(setup.url, stop_event({}, "decision-2")).status_code == 503
+    setup.memory.close()
+    folder = setup.memory.folder
+    assert folder is not None
+    memory = Memory(folder)
+    around = Surroundings(setup.action, memory, lambda: Reports(server.url, KEY, "next"), QUICK, Metrics())
+    following = Receiver(around, lambda: [SECRET])
+    setup.action.gone = True
+    following.start()
+    ((_, report),) = eventually(lambda: service.reports)
+    assert (report["state"], report["actor"]) == ("confirmed", "next")
+    assert following.wait_idle(20)
+    assert setup.action.verbs == ["cancel"]
+    assert len(setup.action.asked) == 1
+    memory.close()
+
+
+def test_escalation_of_a_stop_under_way_forces_it(setup: Setup, service: FakeService) -> None:
+    """When the service loses its patience, the job is not given the rest of its time."""
+    setup.action.ends_on = "force"
+    patient = replace(QUICK, cancel_seconds=1_000, give_up_seconds=2_000)
+    setup.receiver.surroundings = replace(setup.receiver.surroundings, bounds=patient)
+    send(setup.url, stop_event({}))
+    eventually(lambda: setup.action.verbs)
+    event = {**stop_event({}), "type": "run.stop_escalated"}
+    assert send(setup.url, event, webhook_id="msg_2").json() == {"escalated": "decision-1"}
+    ((_, report),) = eventually(lambda: service.reports)
+    assert report["reason"] == "the job ended after it was forced to"
+
+
+def test_undo_goes_to_the_job_that_was_stopped(setup: Setup) -> None:
+    """A stop that is done is undone once; one that nobody knows, or that is under way, is not."""
+    event = {**stop_event({}), "type": "run.resume_requested"}
+    assert send(setup.url, event).json() == {"unknown": "decision-1"}
+    setup.action.go_on.clear()
+    send(setup.url, stop_event({}))
+    assert send(setup.url, event).status_code == 200  # not found yet, so there is nothing to undo
+    setup.action.go_on.set()
+    assert setup.receiver.wait_idle(20)
+    assert send(setup.url, event).json() == {"undone": "decision-1"}
+    assert send(setup.url, event).json() == {"repeat": "decision-1"}
+    assert setup.action.verbs == ["cancel", "undo"]
+
+
+def test_what_cannot_be_remembered_is_not_begun(setup: Setup) -> None:
+    """A receiver that cannot write would obey twice after a restart: it asks the sender to come again."""
+    folder = setup.memory.folder
+    assert folder is not None
+    folder.rename(folder.with_name("elsewhere"))
+    assert send(setup.url, stop_event({})).status_code == 503
+    folder.with_name("elsewhere").rename(folder)
+    assert send(setup.url, stop_event({})).status_code == 202
+
+
+def test_metrics_count_what_happened(setup: Setup) -> None:
+    """What was answered, what came of it and what is under way can be read by a monitoring system."""
+    send(setup.url, stop_event({}))
+    eventually(lambda: setup.action.gone)
+    assert setup.receiver.wait_idle(20)
+    text = httpx.get(setup.url + "metrics").text
+    assert 'evalstop_receiver_webhooks_total{status="202"} 1' in text
+    assert 'evalstop_receiver_stops_total{result="confirmed"} 1' in text
+    assert "evalstop_receiver_stops_under_way 0" in text
+    assert "# TYPE evalstop_receiver_reports_total counter" in text
 
 
 @pytest.mark.parametrize(("secret", "age_seconds"), [(OTHER, 0), (SECRET, 3_600), (SECRET, -3_600)])
@@ -158,10 +254,10 @@ def test_unsigned_request_is_turned_away(setup: Setup) -> None:
 
 def test_both_secrets_are_good_while_one_is_replaced(setup: Setup) -> None:
     """A secret added while the receiver runs is good from then on, beside the old one."""
-    assert send(setup.url, stop_event({}), webhook_id="1", secret=OTHER).status_code == 401
+    assert send(setup.url, stop_event({}, "1"), secret=OTHER).status_code == 401
     setup.secrets.append(OTHER)
-    assert send(setup.url, stop_event({}), webhook_id="2", secret=OTHER).status_code == 202
-    assert send(setup.url, stop_event({}), webhook_id="3", secret=SECRET).status_code == 202
+    assert send(setup.url, stop_event({}, "2"), secret=OTHER).status_code == 202
+    assert send(setup.url, stop_event({}, "3"), secret=SECRET).status_code == 202
 
 
 def test_without_a_secret_the_sender_is_asked_to_come_again(setup: Setup) -> None:
@@ -214,9 +310,7 @@ def raw_exchange(url: str, request: bytes) -> bytes:
         return answer
 
 
-@pytest.mark.parametrize(
-    "length", [b"", b"Content-Length: x\r\n", b"Content-Length: -1\r\n", b"Content-Length: \xb2\r\n"]
-)
+@pytest.mark.parametrize("length", LENGTHS)
 def test_body_of_unknown_length_is_refused(setup: Setup, length: bytes) -> None:
     """Without a length in digits the body is not read."""
     assert b" 411 " in raw_exchange(setup.url, b"POST / HTTP/1.0\r\n" + length + b"\r\n").splitlines()[0]

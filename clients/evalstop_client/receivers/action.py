@@ -1,4 +1,4 @@
-"""What a receiver for some scheduler must implement: given a request to stop, end the job and say how it ended."""
+"""What a receiver for some scheduler must be able to do: find, ask to save, cancel, force, look, undo."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from evalstop_client.errors import EventMalformed
 
 STOP_REQUESTED = "run.stop_requested"
+STOP_ESCALATED = "run.stop_escalated"
+RESUME_REQUESTED = "run.resume_requested"
 
 
 @dataclass(frozen=True)
@@ -27,36 +29,68 @@ class StopRequest:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """The job is gone, and that was checked; `details` is what is known of its end."""
+class Job:
+    """A job by the id that its scheduler takes, and what else identifies it; it survives a restart of the receiver."""
 
-    reason: str
-    details: Mapping[str, Any]
+    id: str
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Present:
+    """The job holds resources, or may get some, in the scheduler's own word for its state."""
+
+    state: str
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The scheduler itself says that the job is gone and holds nothing; `details` is what it knows of the end."""
+
+    state: str
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class NotMine:
-    """The job belongs to another receiver: nothing was done, nothing is to be reported."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The job could not be ended, or not be seen to have ended."""
-
-    reason: str
-    details: Mapping[str, Any] = field(default_factory=dict)
+    """The job belongs to another receiver: nothing is done, nothing is reported."""
 
 
 class Action(Protocol):
-    """Ends jobs of one scheduler."""
+    """What is done to jobs of one scheduler.
+
+    Every method may raise SchedulerAway, after which it is called again, and RequestRefused, which ends the stop as
+    failed. Each may be called again after a restart without knowing that it was called before: cancelling or forcing a
+    job that is on its way out, or gone, must be harmless.
+    """
 
     @property
     def name(self) -> str:
         """How it calls itself in reports, such as `evalstop-receiver process`."""
         ...
 
-    def stop(self, request: StopRequest) -> Ended | NotMine | Failed:
-        """End the job that `request` is about and wait until it is gone; stopping twice must be harmless."""
+    def find(self, request: StopRequest) -> Job | NotMine:
+        """The job of the run, by its labels; RequestRefused when it may not be touched."""
+        ...
+
+    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+        """Have the job save a checkpoint, and run on; False when there is no way to ask this job."""
+        ...
+
+    def cancel(self, job: Job, request: StopRequest) -> None:
+        """Have the scheduler end the job, with the time to clean up that the scheduler gives."""
+        ...
+
+    def force(self, job: Job) -> None:
+        """End what a cancel did not end."""
+        ...
+
+    def look(self, job: Job) -> Present | Gone:
+        """What the scheduler itself says of the job now."""
+        ...
+
+    def undo(self, job: Job) -> None:
+        """Let the job go on after all, where the scheduler can; RequestRefused where it cannot."""
         ...
 
 
@@ -72,7 +106,7 @@ def event_in(body: bytes) -> dict[str, Any]:
 
 
 def stop_request_in(webhook_id: str, event: Mapping[str, Any]) -> StopRequest:
-    """The request that an event of type run.stop_requested makes; EventMalformed when something is missing."""
+    """The request that an event about a decision makes; EventMalformed when something is missing."""
     run, decision, verdict = (_object(event, "data", name) for name in ("run", "decision", "verdict"))
     labels = run.get("labels")
     best = _object(event, "data").get("best_checkpoint")
@@ -83,7 +117,7 @@ def stop_request_in(webhook_id: str, event: Mapping[str, Any]) -> StopRequest:
         decision_id=decision["id"],
         run_id=run["id"],
         run_name=str(run.get("name", "")),
-        labels=labels if isinstance(labels, dict) else {},
+        labels={str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
         reason=str(verdict.get("reason", "")),
         best_checkpoint=best if isinstance(best, dict) else None,
         event=event,

@@ -1,83 +1,91 @@
-"""Receives webhooks over HTTP: verify, seen before?, answer at once, act in the background, report back."""
+"""What happens to an event: verify, seen before?, answer at once, stop the job in the background, report back."""
 
 from __future__ import annotations
 
-import json
 import logging
-import socket
-import socketserver
 import threading
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, replace
 from typing import Any
 
-from evalstop_client.errors import EventMalformed, SignatureError
+from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerAway, SignatureError
 from evalstop_client.receivers.action import (
+    RESUME_REQUESTED,
+    STOP_ESCALATED,
     STOP_REQUESTED,
-    Action,
-    Failed,
-    NotMine,
     StopRequest,
     event_in,
     stop_request_in,
 )
-from evalstop_client.receivers.report import Reports
+from evalstop_client.receivers.memory import REMEMBERED_SECONDS, Remembered
+from evalstop_client.receivers.metrics import Metrics
+from evalstop_client.receivers.pursuit import Pursuit, Surroundings, result_of
+from evalstop_client.receivers.stopping import Phase, Stop
 from evalstop_client.signature import verify
-from evalstop_client.version import __version__
 
 logger = logging.getLogger("evalstop_client.receivers")
-
-BODY_LIMIT_BYTES = 2**20
-REMEMBERED_IDS = 10_000
-DISCARD_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An HTTP answer of the receiver."""
+    """An answer to an event, with the meaning of an HTTP status."""
 
     status: int
     body: Mapping[str, Any]
 
 
 class Receiver:
-    """What happens to a webhook, without the HTTP around it.
+    """What happens to an event, however it came here.
 
-    `secrets` is asked at every webhook, so that a secret can be replaced while a job of many days is running.
+    `secrets` is asked at every event, so that a secret can be replaced while a job of many days is running.
     """
 
-    def __init__(self, action: Action, secrets: Callable[[], Sequence[str]], reports: Reports) -> None:
-        self._action = action
+    def __init__(self, surroundings: Surroundings, secrets: Callable[[], Sequence[str]]) -> None:
+        self.surroundings = surroundings
         self._secrets = secrets
-        self._reports = reports
         self._changed = threading.Condition()
-        self._seen: OrderedDict[str, None] = OrderedDict()
-        self._acting = 0
+        self._under_way: dict[str, Pursuit] = {}
         self._obeyed = False
+        self._leaving = False
+
+    @property
+    def metrics(self) -> Metrics:
+        """What was counted."""
+        return self.surroundings.metrics
+
+    def start(self) -> None:
+        """Go on with the stops that an earlier receiver was in the middle of."""
+        self.surroundings.memory.forget(self.surroundings.clock() - REMEMBERED_SECONDS)
+        for remembered in self.surroundings.memory.unfinished():
+            logger.info(
+                "going on with the stop of run %s, which is %s", remembered.request.run_name, remembered.stop.phase
+            )
+            self._pursue(remembered)
 
     def receive(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
-        """Verify one webhook and set in motion what it asks for."""
+        """Verify one event and set in motion what it asks for."""
+        reply = self._receive(headers, body, now)
+        self.metrics.add("webhooks_total", f'status="{reply.status}"')
+        return reply
+
+    def _receive(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
         secrets = self._secrets()
         if not secrets:
             return Reply(503, {"error": "The receiver has no secret yet."})
         try:
             webhook_id = verify(secrets, headers, body, now)
             event = event_in(body)
-            if event["type"] != STOP_REQUESTED:
+            if event["type"] not in (STOP_REQUESTED, STOP_ESCALATED, RESUME_REQUESTED):
                 return Reply(200, {"ignored": event["type"]})
             request = stop_request_in(webhook_id, event)
         except SignatureError as error:
-            logger.warning("a webhook was turned away: %s", error)
+            logger.warning("an event was turned away: %s", error)
             return Reply(401, {"error": str(error)})
         except EventMalformed as error:
             return Reply(422, {"error": str(error)})
-        if not self._is_new(webhook_id):
-            return Reply(200, {"repeat": webhook_id})
-        threading.Thread(target=self._obey, args=(request,), name=f"stop {request.decision_id}", daemon=True).start()
-        return Reply(202, {"accepted": webhook_id})
+        if event["type"] == RESUME_REQUESTED:
+            return self._undo(request)
+        return self._stop(request, escalated=event["type"] == STOP_ESCALATED)
 
     def wait_obeyed(self, timeout_seconds: float) -> bool:
         """Wait until a stop of a job of ours was carried out; False when none was."""
@@ -87,122 +95,82 @@ class Receiver:
     def wait_idle(self, timeout_seconds: float | None = None) -> bool:
         """Wait until no stop is being carried out or reported; False when that took too long."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._acting == 0, timeout_seconds)
+            return self._changed.wait_for(lambda: not self._under_way, timeout_seconds)
 
-    def _is_new(self, webhook_id: str) -> bool:
+    def leave(self, timeout_seconds: float) -> bool:
+        """Take on nothing more and leave what is under way to the next receiver; False when that took too long."""
         with self._changed:
-            if webhook_id in self._seen:
-                return False
-            self._seen[webhook_id] = None
-            if len(self._seen) > REMEMBERED_IDS:
-                self._seen.popitem(last=False)
-            self._acting += 1
-            return True
+            self._leaving = True
+            pursuits = list(self._under_way.values())
+        for pursuit in pursuits:
+            pursuit.leave()
+        return self.wait_idle(timeout_seconds)
 
-    def _obey(self, request: StopRequest) -> None:
+    def _stop(self, request: StopRequest, escalated: bool) -> Reply:
+        if self._leaving:
+            return Reply(503, {"error": "The receiver is going down; the next one will see to it."})
         try:
+            begun = self.surroundings.memory.begin(request, self.surroundings.clock())
+        except OSError as error:
+            logger.error("cannot remember a stop, so it is not begun: %s", error)
+            return Reply(503, {"error": f"The receiver cannot write to its memory: {error}"})
+        if begun is not None:
             logger.info("asked to stop run %s (decision %s)", request.run_name, request.decision_id)
-            try:
-                result = self._action.stop(request)
-            except Exception as error:  # the service must learn of it, whatever it is
-                logger.exception("the action failed")
-                result = Failed(f"{type(error).__name__}: {error}")
-            if isinstance(result, NotMine):
-                logger.info("run %s is not one of mine", request.run_name)
-            else:
-                with self._changed:
-                    self._obeyed = True
-                    self._changed.notify_all()
-                self._reports.send(request, result)
+            self._pursue(begun)  # if it is going down just now, the next one goes on with what was remembered
+            return Reply(202, {"accepted": request.decision_id})
+        with self._changed:
+            pursuit = self._under_way.get(request.decision_id)
+        if escalated and pursuit is not None:
+            pursuit.escalate()
+            return Reply(202, {"escalated": request.decision_id})
+        return Reply(200, {"repeat": request.decision_id})
+
+    def _pursue(self, remembered: Remembered) -> None:
+        decision_id = remembered.request.decision_id
+        with self._changed:
+            if self._leaving:
+                return
+            pursuit = Pursuit(remembered, self.surroundings, self._note)
+            self._under_way[decision_id] = pursuit
+            self.metrics.add("stops_under_way")
+        threading.Thread(target=self._run, args=(decision_id, pursuit), name=f"stop {decision_id}", daemon=True).start()
+
+    def _run(self, decision_id: str, pursuit: Pursuit) -> None:
+        try:
+            stop = pursuit.run()
+            if stop.phase is Phase.DONE:
+                result = result_of(stop)
+                logger.info("decision %s is done with: %s", decision_id, result)
+                self.metrics.add("stops_total", f'result="{result}"')
+                if result == "confirmed" and stop.telling_at is not None:
+                    self.metrics.add("stop_seconds_total", amount=stop.telling_at - stop.begun_at)
         finally:
             with self._changed:
-                self._acting -= 1
+                del self._under_way[decision_id]
+                self.metrics.add("stops_under_way", amount=-1)
                 self._changed.notify_all()
 
+    def _note(self, stop: Stop) -> None:
+        if stop.mine and stop.phase in (Phase.TELLING, Phase.DONE):
+            with self._changed:
+                self._obeyed = True
+                self._changed.notify_all()
 
-class ReceiverServer(ThreadingHTTPServer):
-    """A receiver behind a socket; a webhook may be posted to any path."""
-
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, read_seconds: float = 10.0) -> None:
-        self.read_seconds = read_seconds
-        super().__init__((host, port), _Handler)
-
-    def server_bind(self) -> None:
-        """Bind, without asking the name service who we are: it may take its time, and nobody wants to know."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def serve(self, receiver: Receiver) -> None:
-        """Hand what arrives to `receiver`, from a thread; what arrived since the socket was bound has waited."""
-        self.receiver = receiver
-        threading.Thread(target=self.serve_forever, name="receiver", daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}/"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: ReceiverServer
-    server_version = f"evalstop-receiver/{__version__}"
-
-    def handle(self) -> None:
-        """Serve one request; a sender that has not come to its end in `read_seconds` is hung up on."""
-        self._deadline = threading.Timer(self.server.read_seconds, self._hang_up)
-        self._deadline.daemon = True
-        self._deadline.start()
+    def _undo(self, request: StopRequest) -> Reply:
+        """Let a job that was stopped go on; tried while the sender waits, who sends again what did not work."""
+        known = self.surroundings.memory.of(request.decision_id)
+        if known is None or not known.stop.mine or known.stop.job is None:
+            return Reply(200, {"unknown": request.decision_id})
+        if known.stop.undone_at is not None:
+            return Reply(200, {"repeat": request.decision_id})
+        if known.stop.phase is not Phase.DONE:
+            return Reply(409, {"error": "The stop is still under way; ask again when it is done."})
         try:
-            super().handle()
-        except OSError as error:
-            logger.info("a sender went away: %s", error)
-        finally:
-            self._deadline.cancel()
-
-    def do_GET(self) -> None:
-        """Answer /livez."""
-        if self.path == "/livez":
-            self._reply(Reply(200, {"status": "ok"}))
-        else:
-            self._reply(Reply(404, {"error": "Webhooks are received by POST; /livez tells whether this runs."}))
-
-    def do_POST(self) -> None:
-        """Take one webhook."""
-        length = self.headers.get("content-length", "")
-        if not (length.isascii() and length.isdecimal()):
-            self._reply(Reply(411, {"error": "The header content-length is needed."}))
-        elif len(length) > 12 or int(length) > BODY_LIMIT_BYTES:
-            self._reply(Reply(413, {"error": f"The body may have {BODY_LIMIT_BYTES} bytes at most."}))
-            self._discard()
-        else:
-            body = self.rfile.read(int(length))
-            self._deadline.cancel()
-            if len(body) == int(length):  # else the sender hung up in the middle
-                self._reply(self.server.receiver.receive(dict(self.headers.items()), body, time.time()))
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the standard library's name
-        """Requests are told to the log, at a level that is not shown unless asked for."""
-        logger.debug("%s %s", self.address_string(), format % args)
-
-    def _reply(self, reply: Reply) -> None:
-        body = json.dumps(reply.body).encode()
-        self.send_response(reply.status)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _discard(self) -> None:
-        """Read on for a moment: closing at once would reset the connection before the sender has read the answer."""
-        until = time.monotonic() + DISCARD_SECONDS
-        while time.monotonic() < until and self.rfile.read1(2**16):
-            pass
-
-    def _hang_up(self) -> None:
-        try:
-            self.connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            logger.debug("a slow sender was gone already")
+            self.surroundings.action.undo(known.stop.job)
+            self.surroundings.memory.keep(known.request, replace(known.stop, undone_at=self.surroundings.clock()))
+        except RequestRefused as error:
+            return Reply(422, {"error": error.detail or str(error)})
+        except (SchedulerAway, OSError) as error:
+            return Reply(503, {"error": str(error)})
+        logger.info("run %s goes on after all (decision %s)", request.run_name, request.decision_id)
+        return Reply(202, {"undone": request.decision_id})

@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from evalstop_client.receivers.action import Ended, Failed, NotMine, StopRequest
+from evalstop_client.errors import RequestRefused
+from evalstop_client.receivers.action import Gone, Job, NotMine, Present, StopRequest
 from evalstop_client.receivers.descendants import living_members, reap_orphans
 from evalstop_client.settings import labels_in, labels_text
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 LABEL = "receiver"
-KILL_SECONDS = 10.0  # what is still there so long after SIGKILL hangs in the kernel
+FORCE_SECONDS = 1.0
 LOOK_SECONDS = 0.05
 
 
@@ -31,7 +32,7 @@ def marked_environment(environment: Mapping[str, str], receiver_id: str) -> dict
     return {**environment, "EVALSTOP_LABELS": labels_text(labels)}
 
 
-class Job:
+class ChildJob:
     """A command running in a session and process group of its own, with our standard streams."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -70,77 +71,71 @@ class ProcessAction:
     """Ends one job, and answers for the runs that were started in it.
 
     `ancestor` is the process whose descendants are all part of the job: the job's child itself, or the receiver once
-    it adopts orphans and has no other children.
+    it adopts orphans and has no other children. `checkpoint_signal`: what makes the job save a checkpoint, None if
+    nothing does.
     """
 
     name = "evalstop-receiver process"
 
-    def __init__(self, job: Job, receiver_id: str, grace_seconds: float, ancestor: int | None = None) -> None:
+    def __init__(
+        self, job: ChildJob, receiver_id: str, ancestor: int | None = None, checkpoint_signal: int | None = None
+    ) -> None:
         self._job = job
         self._receiver_id = receiver_id
-        self._grace_seconds = grace_seconds
         self._ancestor = job.pid if ancestor is None else ancestor
-        self._one_at_a_time = threading.Lock()
-        self._result: Ended | Failed | None = None
+        self._checkpoint_signal = checkpoint_signal
 
-    def stop(self, request: StopRequest) -> Ended | NotMine | Failed:
-        """End the job if the run carries this receiver's label; asked again, the answer is the same."""
-        if request.labels.get(LABEL) != self._receiver_id:
-            return NotMine()
-        with self._one_at_a_time:
-            if not isinstance(self._result, Ended):
-                self._result = self._end()
-            return self._result
+    def find(self, request: StopRequest) -> Job | NotMine:
+        """Our job, if the run carries this receiver's label."""
+        return Job(str(self._job.pid)) if request.labels.get(LABEL) == self._receiver_id else NotMine()
 
-    def _end(self) -> Ended | Failed:
-        began = time.monotonic()
-        if self._is_gone():
-            return Ended("the job had already ended by itself", self._details(already_ended=True))
-        self._terminate()
-        gone = self._wait_gone(self._grace_seconds)
-        grace_used_seconds = round(time.monotonic() - began, 3)
-        if not gone:
-            gone = self._kill()
-        details = self._details(
-            already_ended=False,
-            grace_seconds=self._grace_seconds,
-            grace_used_seconds=grace_used_seconds,
-        )
-        if not gone:
-            left = [process.pid for process in self._living()]
-            return Failed(f"processes are left even after SIGKILL: {left}", {**details, "left": left})
-        how = "SIGTERM" if grace_used_seconds < self._grace_seconds else "SIGKILL after the period of grace"
-        return Ended(f"the job ended after {how}", {**details, "ended_at": _text(datetime.now(UTC))})
+    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+        """Send the checkpoint signal to the job's own process: its helpers may know nothing of it, and would die."""
+        if self._checkpoint_signal is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            if self._job.exit_status is None:
+                os.kill(self._job.pid, self._checkpoint_signal)
+        return True
 
-    def _terminate(self) -> None:
-        logger.info("SIGTERM to process group %d, grace %g s", self._job.pid, self._grace_seconds)
+    def cancel(self, job: Job, request: StopRequest) -> None:
+        """SIGTERM to the whole group."""
+        logger.info("SIGTERM to process group %d", self._job.pid)
         if any(process.group == self._job.pid for process in self._living()):
             self._job.signal(signal.SIGTERM)
         else:  # the group is gone, and its number may be another's soon: only its descendants are left
             self._signal_each(signal.SIGTERM)
 
-    def _kill(self) -> bool:
-        deadline = time.monotonic() + KILL_SECONDS
-        while True:
+    def force(self, job: Job) -> None:
+        """SIGKILL to whoever is left, again and again for a while: they may be forking."""
+        until = time.monotonic() + FORCE_SECONDS
+        while not self._is_gone() and time.monotonic() < until:
             logger.info("SIGKILL to %s", [process.pid for process in self._living()])
-            self._signal_each(signal.SIGKILL)  # again and again: they may be forking
-            if self._wait_gone(min(1.0, KILL_SECONDS)):
-                return True
-            if time.monotonic() > deadline:
-                return False
+            self._signal_each(signal.SIGKILL)
+            time.sleep(LOOK_SECONDS)
+
+    def look(self, job: Job) -> Present | Gone:
+        """Whether the job, or anybody it has left, still lives."""
+        if not self._is_gone():
+            return Present("running" if self._job.exit_status is None else f"survived by {len(self._living())}")
+        status = self._job.exit_status
+        assert status is not None
+        details = {
+            "pid": self._job.pid,
+            "exit_status": status,
+            "signal": _signal_name(-status) if status < 0 else None,
+            "ended_at": _text(self._job.ended_at) if self._job.ended_at else None,
+        }
+        return Gone("ended", details)
+
+    def undo(self, job: Job) -> None:
+        """A process that has ended cannot be brought back."""
+        raise RequestRefused("a process that has ended cannot be brought back; start it again from its checkpoint")
 
     def _signal_each(self, number: int) -> None:
         for process in self._living():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
-
-    def _wait_gone(self, timeout_seconds: float) -> bool:
-        deadline = time.monotonic() + timeout_seconds
-        while not self._is_gone():
-            if time.monotonic() > deadline:
-                return False
-            self._job.wait(LOOK_SECONDS) if self._job.exit_status is None else time.sleep(LOOK_SECONDS)
-        return True
 
     def _is_gone(self) -> bool:
         if self._ancestor == os.getpid():
@@ -149,16 +144,6 @@ class ProcessAction:
 
     def _living(self) -> list[Any]:
         return living_members(self._job.pid, self._ancestor)
-
-    def _details(self, **more: Any) -> dict[str, Any]:
-        status = self._job.exit_status
-        return {
-            "pid": self._job.pid,
-            "exit_status": status,
-            "signal": _signal_name(-status) if status is not None and status < 0 else None,
-            "ended_at": _text(self._job.ended_at) if self._job.ended_at else None,
-            **more,
-        }
 
 
 def new_receiver_id() -> str:

@@ -1,63 +1,63 @@
-"""Tells the service how a stop ended, again and again until it has understood."""
+"""Speaks with the service about a decision: how its stop ended, and whether a newer checkpoint exists."""
 
 from __future__ import annotations
 
 import logging
-import random
-import time
 from typing import Any
 from urllib.parse import quote
 
-from evalstop_client.backoff import wait_seconds
-from evalstop_client.receivers.action import Ended, Failed, StopRequest
+from evalstop_client.receivers.action import StopRequest
+from evalstop_client.receivers.stopping import Report
 from evalstop_client.service import Accepted, Away, Refused, Service
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 
 class Reports:
-    """Brings reports to `POST /decisions/{id}/report`; each is tried for `report_seconds`, and at least once."""
+    """Brings reports to `POST /decisions/{id}/report`; each call is one try. For one thread."""
 
-    def __init__(self, url: str | None, key: str | None, actor: str, report_seconds: float) -> None:
-        self._url = url
-        self._key = key
+    def __init__(self, url: str | None, key: str | None, actor: str) -> None:
         self._actor = actor
-        self._report_seconds = report_seconds
+        self._service = None if url is None else Service(url, key)
+        self._complained = False
 
-    def send(self, request: StopRequest, result: Ended | Failed) -> bool:
-        """Report `result` and wait until the service has accepted it; False when it did not in time."""
+    def close(self) -> None:
+        """Close the connection."""
+        if self._service is not None:
+            self._service.close()
+
+    def send(self, request: StopRequest, report: Report) -> Accepted | Away | Refused:
+        """Try to report; Away means to try again."""
+        logger.info("decision %s: %s: %s", request.decision_id, report.state, report.reason)
+        if self._service is None:
+            return Refused(0, "no url was given (--url, EVALSTOP_URL): the service is not told")
         body: dict[str, Any] = {
-            "state": "confirmed" if isinstance(result, Ended) else "failed",
+            "state": report.state,
             "actor": self._actor,
-            "reason": result.reason,
-            "details": dict(result.details),
+            "reason": report.reason[:2000],
+            "details": dict(report.details),
         }
-        logger.info("decision %s: %s: %s", request.decision_id, body["state"], result.reason)
-        if self._url is None:
-            logger.warning("no url was given (--url, EVALSTOP_URL): the service is not told")
-            return False
-        service = Service(self._url, self._key)
-        try:
-            return self._insist(service, f"/decisions/{quote(request.decision_id, safe='')}/report", body)
-        finally:
-            service.close()
+        answer = self._service.post(f"/decisions/{quote(request.decision_id, safe='')}/report", body)
+        if isinstance(answer, Accepted):
+            return answer
+        if isinstance(answer, Refused):
+            logger.error("the service refuses the report: %s", answer.reason)
+            return answer
+        if not self._complained:
+            self._complained = True
+            logger.warning("the report is not accepted yet, trying on: %s", answer.reason)
+        return answer if isinstance(answer, Away) else Away(answer.reason)  # a key can be mended by a person
 
-    def _insist(self, service: Service, path: str, body: dict[str, Any]) -> bool:
-        deadline = time.monotonic() + self._report_seconds
-        failures = 0
-        while True:
-            answer = service.post(path, body)
-            if isinstance(answer, Accepted):
-                return True
-            if isinstance(answer, Refused):
-                logger.error("the service refuses the report: %s", answer.reason)
-                return False
-            failures += 1
-            asked_seconds = answer.asked_seconds if isinstance(answer, Away) else None
-            pause_seconds = wait_seconds(failures, random.random(), asked_seconds)
-            if time.monotonic() + pause_seconds > deadline:
-                logger.error("the report was never accepted: %s", answer.reason)
-                return False
-            if failures == 1:
-                logger.warning("the report is not accepted yet, trying on: %s", answer.reason)
-            time.sleep(pause_seconds)
+    def newest_checkpoint(self, request: StopRequest) -> str | None:
+        """When the run's newest checkpoint was told, in the service's own time; "" if none was, None: nobody can say.
+
+        Needs a key that may read.
+        """
+        if self._service is None:
+            return None
+        answer = self._service.get(f"/runs/{quote(request.run_id, safe='')}/checkpoints")
+        if not isinstance(answer, Accepted):
+            return None
+        items = answer.body.get("items")
+        times = [one.get("created_at") for one in items if isinstance(one, dict)] if isinstance(items, list) else []
+        return max((time for time in times if isinstance(time, str)), default="")

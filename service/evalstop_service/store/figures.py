@@ -31,7 +31,8 @@ class Figures:
 def read(tx: Transaction, now: datetime) -> Figures:
     """The figures of this moment; reads what waits and what runs, not what has been."""
     # A project at a time, so that the index of what is not pruned leads straight to the runs that have not ended.
-    running = sa.select(sa.func.count()).where(runs.c.project_id == projects.c.id, runs.c.ended_at.is_(None))
+    unended = runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)
+    running = sa.select(sa.func.count()).where(runs.c.project_id == projects.c.id, unended)
     running_runs = sum(tx.execute(sa.select(running.scalar_subquery()).select_from(projects)).scalars())
     waiting = deliveries.c.state == sa.literal_column("'waiting'")  # spelled out, so that the partial index answers
     served = sa.and_(endpoints.c.enabled, endpoints.c.deleted_at.is_(None))

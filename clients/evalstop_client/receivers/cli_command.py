@@ -1,0 +1,78 @@
+"""`evalstop-receiver command`: ends jobs of any scheduler by commands that the operator names."""
+
+from __future__ import annotations
+
+import argparse
+
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.receivers.command import GONE_EXIT_CODE, CommandAction, Commands
+from evalstop_client.receivers.options import add_speaking, add_standing, pairs, seconds
+from evalstop_client.receivers.programs import environment_without
+from evalstop_client.receivers.standing import stand
+from evalstop_client.receivers.template import Template, template
+
+EXAMPLES = """\
+examples:
+  # cancel and look by two commands of your own; {job_id} is a label of the run
+  evalstop-receiver command --run 'my-cancel {job_id}' --check 'my-status {job_id}'
+
+  # only runs of one scheduler, only jobs of two users, a signal before the cancel
+  evalstop-receiver command --mine scheduler=lsf --allow user=ann --allow user=ben \\
+    --signal 'bkill -s USR1 {job_id}' --run 'bkill {job_id}' --force 'bkill -s KILL {job_id}' \\
+    --check 'lsf-gone {job_id}'
+
+--check answers by its exit code: 0, the job is there; 3 (--gone-exit-code), it is gone; any other, it cannot be told
+now and is asked again. What it prints when the job is gone goes into the report, an object of JSON as it is.
+The commands are split as a shell would and never given to one; each value of a label stays one argument.
+"""
+
+
+def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `command` to the command line."""
+    parser = kinds.add_parser(
+        "command",
+        help="end jobs of any scheduler by your own commands",
+        description="Ends the jobs of any scheduler by commands, with the labels of the run filled in.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--run", dest="cancel", required=True, metavar="COMMAND", help="cancels the job")
+    add("--check", required=True, metavar="COMMAND", help="tells whether the job is there (0) or gone (3)")
+    add("--signal", metavar="COMMAND", help="makes the job save a checkpoint")
+    add("--force", metavar="COMMAND", help="ends a job that did not end when it was cancelled (default: --run again)")
+    add("--undo", metavar="COMMAND", help="lets a job that was stopped go on")
+    add("--mine", action="append", default=[], metavar="LABEL=VALUE", help="only runs with this label are ours")
+    add("--allow", action="append", default=[], metavar="LABEL=VALUE", help="a value that this label may have")
+    add("--gone-exit-code", type=int, default=GONE_EXIT_CODE, metavar="N", help="of --check (default: %(default)s)")
+    add("--command-seconds", type=seconds, default=60.0, metavar="S", help="for each command (default: 60)")
+    add_speaking(parser)
+    add_standing(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Stand beside a scheduler that is spoken to by commands."""
+    if options.gone_exit_code == 0:
+        raise ConfigurationError("gone-exit-code 0: that says that the job is there.")
+    mine = {name: values[-1] for name, values in pairs(options.mine, "--mine").items()}
+    allow = {name: frozenset(values) for name, values in pairs(options.allow, "--allow").items()}
+    action = CommandAction(
+        Commands(
+            cancel=template(options.cancel),
+            check=template(options.check),
+            signal=_optional(options.signal),
+            force=_optional(options.force),
+            undo=_optional(options.undo),
+        ),
+        environment_without(options.secret_env, options.key_env),
+        mine=mine,
+        allow=allow,
+        command_seconds=options.command_seconds,
+        gone_exit_code=options.gone_exit_code,
+    )
+    return stand(action, options, "command")
+
+
+def _optional(text: str | None) -> Template | None:
+    return None if text is None else template(text)

@@ -1,0 +1,178 @@
+"""`evalstop-receiver process`: runs a job as a child and ends it when EvalStop says so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+from types import FrameType
+
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.receivers.app import Receiver
+from evalstop_client.receivers.checkpoint_signal import checkpoint_signal
+from evalstop_client.receivers.descendants import adopt_orphans
+from evalstop_client.receivers.memory import Memory
+from evalstop_client.receivers.metrics import Metrics
+from evalstop_client.receivers.options import (
+    add_speaking,
+    listen,
+    seconds,
+    secrets_from,
+    service_of,
+    write_whole,
+)
+from evalstop_client.receivers.process import ChildJob, ProcessAction, marked_environment, new_receiver_id
+from evalstop_client.receivers.pursuit import Surroundings
+from evalstop_client.receivers.report import Reports
+from evalstop_client.receivers.stopping import Bounds
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+FORWARDED = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+ENDING = (signal.SIGTERM, signal.SIGINT)
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+KILL_SECONDS = 10.0  # what is still there so long after SIGKILL hangs in the kernel
+
+EXAMPLES = """\
+examples:
+  # 1. register the receiver once with the service; the answer shows the secret:
+  #    POST /api/v1/endpoints {"url": "http://trainer-host:9000/", "event_types": ["run.stop_requested"]}
+  # 2. run the training under the receiver:
+  export EVALSTOP_WEBHOOK_SECRET=whsec_... EVALSTOP_URL=http://evalstop:8787 EVALSTOP_KEY=esk_...
+  evalstop-receiver process --listen 0.0.0.0:9000 -- python train.py --seed 3
+
+  # a secret in a file is read again at every webhook, so that it can be rotated while the job runs:
+  evalstop-receiver process --secret-file /run/secrets/evalstop --grace-seconds 120 -- torchrun train.py
+
+  # let another program find the port:
+  evalstop-receiver process --listen 127.0.0.1:0 --ready-file ready.json -- python train.py
+
+The job finds its run by a label: the receiver adds receiver=<id> to EVALSTOP_LABELS in the job's environment,
+evalstop_client.Run passes it on, and a stop event that carries another one is left to other receivers.
+
+exit code: that of the job (128 + N when signal N ended it); 2 for wrong usage; 126 or 127 when it cannot be started.
+"""
+
+
+def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `process` to the command line."""
+    parser = kinds.add_parser(
+        "process",
+        help="run a command as a child and end it",
+        description="Runs a command as a child, in a process group of its own, and ends it when EvalStop asks for it: "
+        "SIGTERM to the group, a period of grace, SIGKILL to whoever is left, and a report once all are gone.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where webhooks arrive; port 0 takes a free one")
+    add_speaking(parser)
+    add("--checkpoint-signal", metavar="NAME", help="USR1, USR2 or HUP: what makes the job save a checkpoint")
+    add(
+        "--checkpoint-grace-seconds",
+        type=seconds,
+        default=Bounds.checkpoint_seconds,
+        metavar="S",
+        help="for the checkpoint, from that signal to SIGTERM (default: %(default)g)",
+    )
+    add("--grace-seconds", type=seconds, default=30.0, metavar="S", help="from SIGTERM to SIGKILL (default: 30)")
+    add("--report-seconds", type=seconds, default=60.0, metavar="S", help="try to report for so long (default: 60)")
+    add("--linger-seconds", type=seconds, default=2.0, metavar="S", help="wait for a late stop event (default: 2)")
+    add("command", nargs=argparse.REMAINDER, help="the job, after --")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the job of `evalstop-receiver process` to its end, whoever brings that about."""
+    command: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise ConfigurationError("command: say what to run after --, as in: -- python train.py")
+    secrets = secrets_from(options.secret_env, options.secret_file)
+    url, key = service_of(options)
+    number = _signal_number(options.checkpoint_signal)
+    receiver_id = new_receiver_id()
+    environment = marked_environment(_environment_without(options.secret_env, options.key_env), receiver_id)
+    server = listen(options.listen)  # before the job, which must not start if nobody could stop it
+    forwarding = Forwarding()
+    ancestor = os.getpid() if adopt_orphans() else None
+    try:
+        job = ChildJob(command, environment)
+    except OSError as error:
+        logger.error("cannot start %s: %s", command[0], error)
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+    forwarding.to(job)
+    surroundings = Surroundings(
+        action=ProcessAction(job, receiver_id, ancestor, number),
+        memory=Memory(None),  # it lives and dies with its job
+        reports=lambda: Reports(url, key, ProcessAction.name),
+        bounds=_bounds(options, asks=number is not None),
+        metrics=Metrics(),
+    )
+    receiver = Receiver(surroundings, secrets)
+    server.serve(receiver)
+    logger.info("listening on %s for stops of job %d", server.url, job.pid)
+    if options.ready_file:
+        host, port = server.server_address[:2]
+        ready = {"url": server.url, "host": host, "port": port, "job_pid": job.pid, "receiver": receiver_id}
+        write_whole(options.ready_file, json.dumps(ready) + "\n")
+    status = job.wait()
+    assert status is not None
+    if url is not None and not forwarding.happened:
+        receiver.wait_obeyed(options.linger_seconds)  # a job that polls may obey before the webhook is here
+    receiver.wait_idle()
+    server.shutdown()
+    return status if status >= 0 else 128 - status
+
+
+class Forwarding:
+    """Hands the signals that the receiver gets on to the job, also those that came before there was one."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._job: ChildJob | None = None
+        self._waiting: list[int] = []
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has set it: the job ignores it as well
+                signal.signal(number, self._forward)
+
+    def to(self, job: ChildJob) -> None:
+        """From now on `job` gets them."""
+        self._job = job
+        for number in self._waiting:
+            job.signal(number)
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        self.happened = self.happened or number in ENDING
+        if self._job is None:
+            self._waiting.append(number)
+        else:
+            self._job.signal(number)
+
+
+def _bounds(options: argparse.Namespace, asks: bool) -> Bounds:
+    checkpoint_seconds = options.checkpoint_grace_seconds if asks else 0.0
+    give_up_seconds = options.grace_seconds + KILL_SECONDS
+    return Bounds(
+        checkpoint_seconds=checkpoint_seconds,
+        cancel_seconds=options.grace_seconds,
+        give_up_seconds=give_up_seconds,
+        abandon_seconds=checkpoint_seconds + give_up_seconds + max(KILL_SECONDS, options.report_seconds),
+        tell_seconds=options.report_seconds,
+        look_seconds=0.1,
+    )
+
+
+def _signal_number(name: str | None) -> int | None:
+    return None if name is None else int(getattr(signal, f"SIG{checkpoint_signal(name).name}"))
+
+
+def _environment_without(secret_variable: str, key_variable: str) -> dict[str, str]:
+    """Our environment less what the job has no use for; EVALSTOP_KEY is the job's own to report with."""
+    private = {secret_variable, key_variable} - {"EVALSTOP_KEY"}
+    return {name: value for name, value in os.environ.items() if name not in private}

@@ -1,0 +1,134 @@
+"""`evalstop-receiver slurm`: ends jobs of a Slurm cluster."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from evalstop_client.errors import ConfigurationError, SchedulerAway
+from evalstop_client.receivers.checkpoint_signal import checkpoint_signal
+from evalstop_client.receivers.options import add_speaking, add_standing
+from evalstop_client.receivers.programs import environment_without, run
+from evalstop_client.receivers.slurm.action import HOW_STOPPED, SlurmAction
+from evalstop_client.receivers.slurm.cluster import Cluster
+from evalstop_client.receivers.slurm.programs import Programs
+from evalstop_client.receivers.slurm.rest import Rest, checked_rest_url, token_in
+from evalstop_client.receivers.standing import stand
+
+TOKEN_SECONDS = 30.0
+
+EXAMPLES = """\
+examples:
+  # on a login node, for one's own jobs; the trainer's client names the job by itself
+  evalstop-receiver slurm --listen 0.0.0.0:9000 --checkpoint-signal USR1@batch
+
+  # where no connection can come in
+  evalstop-receiver slurm --pull 01a0... --allow-user ann --allow-user ben --allow-partition gpu
+
+  # through slurmrestd, with a token that a command makes for each request
+  evalstop-receiver slurm --rest http://127.0.0.1:6820 --cluster alpha --token-command 'scontrol token lifespan=60'
+"""
+
+
+def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `slurm` to the command line."""
+    parser = kinds.add_parser(
+        "slurm",
+        help="end jobs of a Slurm cluster",
+        description="Ends the jobs of a Slurm cluster: a signal for the checkpoint, a cancel, and a report once "
+        "Slurm itself says that the job is gone and its GPUs are free.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--allow-user",
+        action="append",
+        metavar="NAME",
+        help="whose jobs may be stopped (default: those of who runs it)",
+    )
+    add("--allow-any-user", action="store_true", help="whatever Slurm itself permits to who runs it")
+    add("--allow-partition", action="append", metavar="NAME", help="in which partitions (default: all)")
+    add(
+        "--checkpoint-signal",
+        metavar="NAME[@WHERE]",
+        help="USR1, USR2 or HUP, to the batch script (@batch), the steps (@steps) or both (@full); "
+        "for runs without a label checkpoint_signal (default: none is sent)",
+    )
+    add(
+        "--stop-by",
+        choices=HOW_STOPPED,
+        default="cancel",
+        help="requeuehold: back into the queue, held (can be undone)",
+    )
+    add("--rest", metavar="URL", help="slurmrestd instead of Slurm's commands: http://host:port or unix:/path")
+    add("--cluster", metavar="NAME", help="the cluster's name, needed with --rest")
+    add("--rest-user", metavar="NAME", help="X-SLURM-USER-NAME (default: as the token says)")
+    add("--token-file", type=Path, metavar="FILE", help="file with the JWT, read at every request")
+    add("--token-command", metavar="COMMAND", help="prints the JWT, run at every request (default: $SLURM_JWT)")
+    add_speaking(parser)
+    add_standing(parser)
+    parser.set_defaults(run=stand_beside_slurm)
+
+
+def stand_beside_slurm(options: argparse.Namespace) -> int:
+    """Stand beside a Slurm cluster."""
+    users = frozenset(options.allow_user or [getpass.getuser()])
+    partitions = frozenset(options.allow_partition) if options.allow_partition else None
+    signal = checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
+    if options.rest and options.stop_by != "cancel":
+        raise ConfigurationError("stop-by: slurmrestd can only cancel.")
+    if options.rest and signal is not None and signal.where != "full":
+        raise ConfigurationError(f"checkpoint signal {signal}: slurmrestd can only signal all of a job; write @full.")
+    action = SlurmAction(
+        _cluster(options),
+        users=None if options.allow_any_user else users,
+        partitions=partitions,
+        default_signal=signal,
+        stop_by=options.stop_by,
+    )
+    return stand(action, options, "slurm")
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    environment = environment_without(options.secret_env, options.key_env)
+    if not options.rest:
+        programs = Programs(environment)
+        if options.cluster:
+            raise ConfigurationError("cluster: Slurm's commands tell it by themselves; it goes with --rest.")
+        return programs
+    if not options.cluster:
+        raise ConfigurationError("cluster: name the cluster with --cluster, as SLURM_CLUSTER_NAME has it in a job.")
+    token = _token(options, environment)
+    return Rest(checked_rest_url(options.rest), options.cluster, options.rest_user, token)
+
+
+def _token(options: argparse.Namespace, environment: dict[str, str]) -> Callable[[], str]:
+    if options.token_command:
+        command = shlex.split(options.token_command)
+
+        def by_command() -> str:
+            done = run(command, environment, TOKEN_SECONDS)
+            if done.exit_code != 0:
+                raise SchedulerAway(f"no token: {done.last_words}")
+            return token_in(done.output)
+
+        return by_command
+    if options.token_file:
+        file: Path = options.token_file
+
+        def by_file() -> str:
+            try:
+                return token_in(file.read_text())
+            except (OSError, UnicodeDecodeError) as error:
+                raise SchedulerAway(f"no token: {error}") from None
+
+        return by_file
+    token = token_in(os.environ.get("SLURM_JWT", ""))
+    if not token:
+        raise ConfigurationError("token: --rest needs --token-file, --token-command or SLURM_JWT.")
+    return lambda: token

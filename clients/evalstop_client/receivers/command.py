@@ -1,0 +1,126 @@
+"""Any other scheduler: cancels and looks by commands that the operator names, filled from the labels of the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.receivers.action import Gone, Job, NotMine, Present, StopRequest
+from evalstop_client.receivers.programs import Done, run
+from evalstop_client.receivers.template import Template, allowed
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+GONE_EXIT_CODE = 3  # what the status commands of init scripts and `systemctl` say of what does not run
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What is run for what. `signal`, `force` and `undo` may be None: cannot be done, cancel again, cannot be done."""
+
+    cancel: Template
+    check: Template
+    signal: Template | None = None
+    force: Template | None = None
+    undo: Template | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All labels that any of them needs."""
+        given = (self.cancel, self.check, self.signal, self.force, self.undo)
+        return frozenset().union(*(one.names for one in given if one is not None))
+
+
+class CommandAction:
+    """Ends jobs by commands.
+
+    `mine`: the labels that a run must have to be ours. `allow`: the values that a label may have, others are refused.
+    """
+
+    name = "evalstop-receiver command"
+
+    def __init__(
+        self,
+        commands: Commands,
+        environment: Mapping[str, str],
+        *,
+        mine: Mapping[str, str] | None = None,
+        allow: Mapping[str, frozenset[str]] | None = None,
+        command_seconds: float = 60.0,
+        gone_exit_code: int = GONE_EXIT_CODE,
+    ) -> None:
+        self._commands = commands
+        self._environment = environment
+        self._mine = mine or {}
+        self._allow = allow or {}
+        self._command_seconds = command_seconds
+        self._gone_exit_code = gone_exit_code
+
+    def find(self, request: StopRequest) -> Job | NotMine:
+        """The labels that the commands need, checked; nothing is run yet."""
+        if any(request.labels.get(name) != value for name, value in self._mine.items()):
+            return NotMine()
+        for name, values in self._allow.items():
+            if request.labels.get(name) not in values:
+                raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which is not on the allow-list")
+        known = {**request.labels, "run_id": request.run_id, "decision_id": request.decision_id}
+        facts = {name: allowed(name, known.get(name, "")) for name in sorted(self._commands.names)}
+        return Job(facts.get("job_id") or " ".join(facts.values()), facts)
+
+    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+        """Run the command that signals, if there is one."""
+        if self._commands.signal is None:
+            return False
+        self._insist(self._commands.signal, job)
+        return True
+
+    def cancel(self, job: Job, request: StopRequest) -> None:
+        """Run the command that cancels."""
+        self._insist(self._commands.cancel, job)
+
+    def force(self, job: Job) -> None:
+        """Run the command that forces, or cancel once more."""
+        self._insist(self._commands.force or self._commands.cancel, job)
+
+    def look(self, job: Job) -> Present | Gone:
+        """Ask the command that checks: 0, the job is there; `gone_exit_code`, it is gone; any other, nobody knows."""
+        done = self._run(self._commands.check, job)
+        if done.exit_code == 0:
+            return Present(_first_line(done) or "there")
+        if done.exit_code == self._gone_exit_code:
+            return Gone("gone", _said(done))
+        raise SchedulerAway(f"{self._commands.check.arguments[0]}: exit code {done.exit_code}: {done.last_words}")
+
+    def undo(self, job: Job) -> None:
+        """Run the command that undoes, if there is one."""
+        if self._commands.undo is None:
+            raise RequestRefused("this receiver was given no command that undoes a stop (--undo)")
+        self._insist(self._commands.undo, job)
+
+    def _run(self, command: Template, job: Job) -> Done:
+        return run(command.filled(job.facts), self._environment, self._command_seconds)
+
+    def _insist(self, command: Template, job: Job) -> None:
+        done = self._run(command, job)
+        if done.exit_code != 0:
+            raise SchedulerAway(f"{command.arguments[0]}: exit code {done.exit_code}: {done.last_words}")
+
+
+def _first_line(done: Done) -> str:
+    return next((line.strip()[:100] for line in done.output.splitlines() if line.strip()), "")
+
+
+def _said(done: Done) -> dict[str, Any]:
+    """What the check printed of the end: an object of JSON goes into the report as it is, text as one line."""
+    try:
+        document = json.loads(done.output)
+    except (ValueError, RecursionError):
+        document = None
+    if isinstance(document, dict) and len(document) <= 50 and len(done.output) <= 10_000:
+        return {str(name): value for name, value in document.items()}
+    line = _first_line(done)
+    return {"said": line} if line else {}

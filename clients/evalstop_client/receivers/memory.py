@@ -1,0 +1,181 @@
+"""What a receiver must not forget: the stops it was asked for and how far each has come, one file a decision.
+
+A file is replaced whole and is on the disk before what it says is acted upon, so that a receiver that is started again
+goes on where it was, and obeys no decision twice. Small files, not a database: the folder may lie on a network disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from evalstop_client.errors import ConfigurationError, EventMalformed
+from evalstop_client.receivers.action import Job, StopRequest, stop_request_in
+from evalstop_client.receivers.stopping import Phase, Report, Stop
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover  # not on Windows, where nothing keeps two receivers apart
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+VERSION = 1
+REMEMBERED_SECONDS = 90 * 86_400.0
+MOST_IN_MEMORY = 10_000  # of what is done, where there is no folder
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A stop with the request for it."""
+
+    request: StopRequest
+    stop: Stop
+
+
+class Memory:
+    """All stops, by decision; `folder` None keeps them for the life of the process only."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._changing = threading.Lock()
+        self._stops: dict[str, Remembered] = {}
+        self._lock_file: IO[str] | None = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock_file = _locked(folder)
+            self._read(folder)
+
+    def close(self) -> None:
+        """Let another receiver have the folder."""
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+    def begin(self, request: StopRequest, at: float) -> Remembered | None:
+        """Remember a stop that begins now; None when the decision is known and needs no new beginning.
+
+        One that ended as failed, or whose end could not be told, is begun anew: the sender has reason to ask again.
+        """
+        with self._changing:
+            known = self._stops.get(request.decision_id)
+            if known is not None and not _may_begin_anew(known.stop):
+                return None
+            begun = Remembered(request, Stop(begun_at=at))
+            self._store(begun)
+            return begun
+
+    def keep(self, request: StopRequest, stop: Stop) -> None:
+        """Remember how far a stop has come."""
+        with self._changing:
+            self._store(Remembered(request, stop))
+
+    def of(self, decision_id: str) -> Remembered | None:
+        """What is known of a decision."""
+        with self._changing:
+            return self._stops.get(decision_id)
+
+    def unfinished(self) -> list[Remembered]:
+        """The stops to go on with, oldest first."""
+        with self._changing:
+            under_way = [one for one in self._stops.values() if one.stop.phase is not Phase.DONE]
+        return sorted(under_way, key=lambda one: one.stop.begun_at)
+
+    def forget(self, before: float) -> None:
+        """Forget what was done with and begun before `before`."""
+        with self._changing:
+            old = [one for one in self._stops.values() if one.stop.phase is Phase.DONE and one.stop.begun_at < before]
+            for one in old:
+                self._drop(one.request.decision_id)
+
+    def _store(self, remembered: Remembered) -> None:
+        decision_id = remembered.request.decision_id
+        if not remembered.stop.mine:  # to be found again, should it come again; other receivers' are not hoarded
+            self._drop(decision_id)
+            return
+        if self.folder is not None:
+            _write(_file_of(self.folder, decision_id), _document(remembered))
+        elif len(self._stops) >= MOST_IN_MEMORY:
+            done = next((name for name, one in self._stops.items() if one.stop.phase is Phase.DONE), None)
+            if done is not None:
+                del self._stops[done]
+        self._stops[decision_id] = remembered
+
+    def _drop(self, decision_id: str) -> None:
+        self._stops.pop(decision_id, None)
+        if self.folder is not None:
+            _file_of(self.folder, decision_id).unlink(missing_ok=True)
+
+    def _read(self, folder: Path) -> None:
+        for file in sorted(folder.glob("*.json")):
+            try:
+                remembered = _remembered(json.loads(file.read_text()))
+            except (OSError, ValueError, KeyError, TypeError, EventMalformed) as error:
+                logger.error("%s cannot be read and is passed over: %s: %s", file, type(error).__name__, error)
+            else:
+                self._stops[remembered.request.decision_id] = remembered
+
+
+def _may_begin_anew(stop: Stop) -> bool:
+    failed = stop.report is not None and stop.report.state == "failed"
+    return stop.phase is Phase.DONE and stop.mine and (failed or not stop.told)
+
+
+def _locked(folder: Path) -> IO[str]:
+    file = (folder / "lock").open("w")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ConfigurationError(f"state {folder}: another receiver is at work there; give each its own.") from None
+        except OSError as error:  # a network disk without locks
+            logger.warning("%s cannot be locked (%s): see to it that no second receiver uses it", folder, error)
+    return file
+
+
+def _file_of(folder: Path, decision_id: str) -> Path:
+    legible = decision_id if re.fullmatch(r"[A-Za-z0-9-]{1,64}", decision_id) else ""
+    return folder / f"{legible or hashlib.sha256(decision_id.encode(errors='replace')).hexdigest()}.json"
+
+
+def _write(file: Path, document: Mapping[str, Any]) -> None:
+    draft = file.with_suffix(".draft")
+    with draft.open("w") as opened:
+        json.dump(document, opened)
+        opened.flush()
+        os.fsync(opened.fileno())
+    draft.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name too, or a crash may bring the file before it back
+    finally:
+        os.close(folder)
+
+
+def _document(remembered: Remembered) -> dict[str, Any]:
+    request = remembered.request
+    return {
+        "version": VERSION,
+        "webhook_id": request.webhook_id,
+        "event": request.event,
+        "stop": asdict(remembered.stop),
+    }
+
+
+def _remembered(document: Mapping[str, Any]) -> Remembered:
+    if document["version"] != VERSION:
+        raise ValueError(f"it has version {document['version']!r}, this receiver reads {VERSION}")
+    fields = dict(document["stop"])
+    job, report = fields.pop("job"), fields.pop("report")
+    stop = Stop(**{**fields, "phase": Phase(fields["phase"])})
+    stop = replace(stop, job=Job(**job) if job else None, report=Report(**report) if report else None)
+    return Remembered(stop_request_in(document["webhook_id"], document["event"]), stop)

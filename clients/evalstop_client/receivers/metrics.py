@@ -1,0 +1,48 @@
+"""What a receiver counts, in the text format that Prometheus reads; by hand, so that the client stays small.
+
+https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+HELP = {
+    "webhooks_total": ("counter", "events that arrived, by what was answered"),
+    "stops_total": ("counter", "stops that came to their end, by result"),
+    "stop_seconds_total": ("counter", "seconds from the request to the confirmed end, summed"),
+    "stops_under_way": ("gauge", "stops that are being carried out or reported"),
+    "scheduler_away_total": ("counter", "times that the scheduler did not answer"),
+    "reports_total": ("counter", "tries to report, by what the service said"),
+}
+
+
+class Metrics:
+    """Counters and gauges by name and by one label."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._values: Counter[tuple[str, str]] = Counter()
+
+    def add(self, name: str, label: str = "", amount: float = 1) -> None:
+        """Add to a metric of `HELP`; `label` is written `name="value"`."""
+        assert name in HELP
+        with self._changing:
+            self._values[(name, label)] += amount  # type: ignore[assignment]  # a Counter adds floats as well
+
+    def text(self) -> str:
+        """All of them."""
+        lines = []
+        with self._changing:
+            values = dict(self._values)
+        for name, (kind, words) in HELP.items():
+            lines += [f"# HELP evalstop_receiver_{name} {words}", f"# TYPE evalstop_receiver_{name} {kind}"]
+            of_name = sorted((label, value) for (one, label), value in values.items() if one == name)
+            for label, value in of_name or [("", 0)]:
+                lines.append(f"evalstop_receiver_{name}{{{label}}} {value:g}" if label else f"{_plain(name, value)}")
+        return "\n".join(lines) + "\n"
+
+
+def _plain(name: str, value: float) -> str:
+    return f"evalstop_receiver_{name} {value:g}"

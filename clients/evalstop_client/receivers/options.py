@@ -1,0 +1,154 @@
+"""What the receivers' command lines have in common: options, and what is made of them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.receivers.server import ReceiverServer
+from evalstop_client.receivers.stopping import Bounds
+from evalstop_client.settings import checked_key, checked_url
+from evalstop_client.signature import secret_bytes
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+
+def add_speaking(parser: argparse.ArgumentParser) -> None:
+    """Options about the service: secrets, where it is, the key."""
+    add = parser.add_argument
+    add("--secret-env", default="EVALSTOP_WEBHOOK_SECRET", metavar="NAME", help="variable with the secret(s) whsec_...")
+    add("--secret-file", type=Path, metavar="FILE", help="file with the secret(s), read at every webhook")
+    add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service to report to (default: $EVALSTOP_URL)")
+    add(
+        "--key-env",
+        default="EVALSTOP_KEY",
+        metavar="NAME",
+        help="variable with a key of scope operate, and read where checkpoints are waited for (default: EVALSTOP_KEY)",
+    )
+    add("--ready-file", type=Path, metavar="FILE", help="write the address as JSON to FILE once listening")
+
+
+def add_standing(parser: argparse.ArgumentParser) -> None:
+    """Options of receivers that stand beside a scheduler for good."""
+    add = parser.add_argument
+    add("--listen", metavar="HOST:PORT", help="where webhooks arrive (default: 127.0.0.1:9000, or nowhere with --pull)")
+    add(
+        "--pull",
+        metavar="ENDPOINT_ID",
+        help="fetch events from this pull endpoint of the service, for hosts that no connection can come in to",
+    )
+    add(
+        "--state",
+        type=Path,
+        metavar="FOLDER",
+        help="where it remembers what it was asked for (default: receiver-<scheduler> in the user's state folder)",
+    )
+    add(
+        "--checkpoint-grace-seconds",
+        type=seconds,
+        default=Bounds.checkpoint_seconds,
+        metavar="S",
+        help="for a checkpoint, from the signal to the cancel; 0 cancels at once (default: %(default)g)",
+    )
+    add(
+        "--grace-seconds",
+        type=seconds,
+        default=Bounds.cancel_seconds,
+        metavar="S",
+        help="from the cancel to force; longer than the scheduler's own (default: %(default)g)",
+    )
+    add(
+        "--give-up-seconds",
+        type=seconds,
+        default=Bounds.give_up_seconds,
+        metavar="S",
+        help="from the cancel until it is reported as failed; the job is watched on (default: %(default)g)",
+    )
+    add("--look-seconds", type=seconds, default=Bounds.look_seconds, metavar="S", help="between looks (default: 1)")
+
+
+def bounds_of(options: argparse.Namespace) -> Bounds:
+    """How long each part of a stop may take."""
+    return Bounds(
+        checkpoint_seconds=options.checkpoint_grace_seconds,
+        cancel_seconds=options.grace_seconds,
+        give_up_seconds=options.give_up_seconds,
+        look_seconds=max(0.05, options.look_seconds),
+    )
+
+
+def service_of(options: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The service's url and the key to it."""
+    url = checked_url(options.url) if options.url else None
+    return url, checked_key(os.environ.get(options.key_env))
+
+
+def secrets_from(variable: str, file: Path | None) -> Callable[[], list[str]]:
+    """A source of the secrets now valid, one or several with white space between: `file`, else `variable`."""
+    if file is None:
+        secrets = os.environ.get(variable, "").split()
+        if not secrets:
+            raise ConfigurationError(f"webhook secret: {variable} is not set; or name a file with --secret-file.")
+        for secret in secrets:
+            secret_bytes(secret)
+        return lambda: secrets
+
+    def read() -> list[str]:
+        try:
+            return [secret for secret in file.read_text().split() if secret_bytes(secret)]
+        except (OSError, UnicodeDecodeError, ConfigurationError) as error:
+            logger.error("no secret in %s: %s", file, error)
+            return []
+
+    return read
+
+
+def listen(address: str) -> ReceiverServer:
+    """A socket that takes webhooks."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"listen {address!r}: write host:port, such as 127.0.0.1:9000.")
+    try:
+        return ReceiverServer(host, int(port))
+    except OSError as error:
+        raise ConfigurationError(f"listen {address!r}: {error}.") from None
+
+
+def state_folder(given: Path | None, scheduler: str) -> Path:
+    """Where a receiver keeps its memory."""
+    if given is not None:
+        return given
+    state = os.environ.get("XDG_STATE_HOME")
+    root = Path(state) if state else Path("~/.local/state").expanduser()
+    return root / "evalstop" / f"receiver-{scheduler}"
+
+
+def pairs(texts: Sequence[str], option: str) -> dict[str, list[str]]:
+    """`name=value` given any number of times, as the values of each name."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name) or not value:
+            raise ConfigurationError(f"{option} {text!r}: write label=value.")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all."""
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def seconds(text: str) -> float:
+    """A duration on the command line."""
+    number = float(text)
+    if not 0 <= number <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 86400 seconds")
+    return number

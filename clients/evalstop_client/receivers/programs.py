@@ -1,0 +1,56 @@
+"""Runs another program for a receiver: arguments as a vector, a time limit, nothing of ours in its environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evalstop_client.errors import SchedulerAway
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+MOST_OUTPUT = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a program ended."""
+
+    exit_code: int
+    output: str
+    errors: str
+
+    @property
+    def last_words(self) -> str:
+        """What it said last, for a report."""
+        lines = (self.errors.strip() or self.output.strip()).splitlines()
+        return lines[-1][:300] if lines else f"exit code {self.exit_code}"
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds: float) -> Done:
+    """Run a program to its end; SchedulerAway when it cannot be started or does not end in time."""
+    logger.debug("running %s", command)
+    try:
+        done = subprocess.run(  # noqa: S603  # a vector that was checked, and no shell
+            list(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=dict(environment),
+            timeout=timeout_seconds,
+            check=False,
+            start_new_session=True,  # a signal to the receiver's group is not meant for it
+        )
+    except subprocess.TimeoutExpired:
+        raise SchedulerAway(f"{command[0]} did not end within {timeout_seconds:g} s") from None
+    except OSError as error:
+        raise SchedulerAway(f"{command[0]} cannot be run: {error}") from None
+    output, errors = (text[:MOST_OUTPUT].decode(errors="replace") for text in (done.stdout, done.stderr))
+    return Done(done.returncode, output, errors)
+
+
+def environment_without(*private: str) -> dict[str, str]:
+    """Our environment less what a scheduler's program has no use for."""
+    return {name: value for name, value in os.environ.items() if name not in private}

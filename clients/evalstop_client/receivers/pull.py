@@ -1,0 +1,81 @@
+"""Fetches events instead of being sent them, for where no connection can come in: claim, receive, settle."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import Any
+from urllib.parse import quote
+
+from evalstop_client.backoff import wait_seconds
+from evalstop_client.receivers.app import Receiver
+from evalstop_client.service import Accepted, Away, Json, Refused, Service
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+EMPTY_SECONDS = 0.1  # after a poll without an event, so that a service that does not wait is not asked without end
+REFUSED_SECONDS = 30.0  # between tries while the service does not know the endpoint or the key
+
+
+class Puller:
+    """Long-polls one pull endpoint and hands each event to the receiver, as if it had been posted.
+
+    An event is settled once the receiver has answered for it, which is after it was remembered: an event that was
+    claimed by a receiver that died comes again when the claim is over.
+    """
+
+    def __init__(
+        self, url: str, key: str | None, endpoint_id: str, receiver: Receiver, poll_seconds: float = 25.0
+    ) -> None:
+        self._service = Service(url, key, timeout_seconds=poll_seconds + 15.0)
+        self._path = f"/pull/endpoints/{quote(endpoint_id, safe='')}"
+        self._receiver = receiver
+        self._poll_seconds = poll_seconds
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Pull from a thread."""
+        threading.Thread(target=self.run, name="puller", daemon=True).start()
+
+    def end(self) -> None:
+        """Begin no other poll; one that waits is left alone."""
+        self._ended.set()
+
+    def run(self) -> None:
+        """Pull until `end`."""
+        failures = 0
+        while not self._ended.is_set():
+            claim = {"wait_seconds": self._poll_seconds, "limit": 10, "lease_seconds": 30}
+            answer = self._service.post(f"{self._path}/claim", claim)
+            if isinstance(answer, Accepted):
+                if failures:
+                    logger.info("the service answers again")
+                failures = 0
+                events = answer.body.get("events") or []
+                for event in events:
+                    self._take(event)
+                if not events:
+                    self._ended.wait(EMPTY_SECONDS)
+                continue
+            failures += 1
+            if failures == 1:
+                logger.warning("no events can be fetched, trying on: %s", answer.reason)
+            asked_seconds = answer.asked_seconds if isinstance(answer, Away) else REFUSED_SECONDS
+            self._ended.wait(wait_seconds(failures, random.random(), asked_seconds))
+
+    def _take(self, event: Json) -> None:
+        if self._ended.is_set():
+            return  # left to the next receiver
+        try:
+            headers, body = event["headers"], event["body"].encode()
+            claim: dict[str, Any] = {"delivery_id": event["delivery_id"], "attempt": event["attempt"]}
+        except (KeyError, TypeError, AttributeError) as error:
+            logger.error("the service gave an event that cannot be read: %s %s", type(error).__name__, error)
+            return
+        reply = self._receiver.receive(headers, body, time.time())
+        said = str(reply.body.get("error", ""))[:300] if reply.status >= 300 else ""
+        answer = self._service.post(f"{self._path}/settle", {**claim, "status": reply.status, "error": said})
+        if isinstance(answer, Refused):
+            logger.error("the service does not take the settlement: %s", answer.reason)

@@ -1,0 +1,111 @@
+"""A receiver behind a socket: webhooks by POST to any path, /livez and /metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import socketserver
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from evalstop_client.receivers.app import Receiver, Reply
+from evalstop_client.version import __version__
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+BODY_LIMIT_BYTES = 2**20
+DISCARD_SECONDS = 2.0
+
+
+class ReceiverServer(ThreadingHTTPServer):
+    """A receiver behind a socket; a webhook may be posted to any path."""
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, read_seconds: float = 10.0) -> None:
+        self.read_seconds = read_seconds
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Bind, without asking the name service who we are: it may take its time, and nobody wants to know."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def serve(self, receiver: Receiver) -> None:
+        """Hand what arrives to `receiver`, from a thread; what arrived since the socket was bound has waited."""
+        self.receiver = receiver
+        threading.Thread(target=self.serve_forever, name="receiver", daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        host, port = self.server_address[:2]
+        return f"http://{host!s}:{port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ReceiverServer
+    server_version = f"evalstop-receiver/{__version__}"
+
+    def handle(self) -> None:
+        """Serve one request; a sender that has not come to its end in `read_seconds` is hung up on."""
+        self._deadline = threading.Timer(self.server.read_seconds, self._hang_up)
+        self._deadline.daemon = True
+        self._deadline.start()
+        try:
+            super().handle()
+        except OSError as error:
+            logger.info("a sender went away: %s", error)
+        finally:
+            self._deadline.cancel()
+
+    def do_GET(self) -> None:
+        """Answer /livez and /metrics."""
+        if self.path == "/livez":
+            self._reply(Reply(200, {"status": "ok"}))
+        elif self.path == "/metrics":
+            self._send(200, "text/plain; version=0.0.4; charset=utf-8", self.server.receiver.metrics.text().encode())
+        else:
+            self._reply(Reply(404, {"error": "Webhooks are received by POST; /livez tells whether this runs."}))
+
+    def do_POST(self) -> None:
+        """Take one webhook."""
+        length = self.headers.get("content-length", "")
+        if not (length.isascii() and length.isdecimal()):
+            self._reply(Reply(411, {"error": "The header content-length is needed."}))
+        elif len(length) > 12 or int(length) > BODY_LIMIT_BYTES:
+            self._reply(Reply(413, {"error": f"The body may have {BODY_LIMIT_BYTES} bytes at most."}))
+            self._discard()
+        else:
+            body = self.rfile.read(int(length))
+            self._deadline.cancel()
+            if len(body) == int(length):  # else the sender hung up in the middle
+                self._reply(self.server.receiver.receive(dict(self.headers.items()), body, time.time()))
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the standard library's name
+        """Requests are told to the log, at a level that is not shown unless asked for."""
+        logger.debug("%s %s", self.address_string(), format % args)
+
+    def _reply(self, reply: Reply) -> None:
+        self._send(reply.status, "application/json", json.dumps(reply.body).encode())
+
+    def _send(self, status: int, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", content_type)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _discard(self) -> None:
+        """Read on for a moment: closing at once would reset the connection before the sender has read the answer."""
+        until = time.monotonic() + DISCARD_SECONDS
+        while time.monotonic() < until and self.rfile.read1(2**16):
+            pass
+
+    def _hang_up(self) -> None:
+        try:
+            self.connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            logger.debug("a slow sender was gone already")

@@ -1,0 +1,1 @@
+"""Ends jobs of a Slurm cluster, by its commands or through slurmrestd."""

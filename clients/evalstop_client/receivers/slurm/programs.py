@@ -1,0 +1,133 @@
+"""A Slurm cluster by its own commands: squeue, scancel, scontrol and, where there is one, sacct."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+
+from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.receivers.programs import Done, run
+from evalstop_client.receivers.slurm.record import SQUEUE_FORMAT, Record, from_squeue
+
+UNKNOWN = "Invalid job id specified"
+ON_ITS_WAY = ("already completing or completed", UNKNOWN)
+FORBIDDEN = ("denied", "not permitted", "Invalid user")
+SACCT_FIELDS = ("JobIDRaw", "State", "User", "Partition", "ExitCode", "AllocTRES")
+
+
+class Programs:
+    """`environment` is what the commands get; what would change their words or their format is taken out."""
+
+    def __init__(self, environment: Mapping[str, str], timeout_seconds: float = 30.0) -> None:
+        changing = ("SQUEUE_", "SCANCEL_", "SACCT_", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
+        kept = {name: value for name, value in environment.items() if not name.startswith(changing)}
+        self._environment = {**kept, "LC_ALL": "C"}
+        self._timeout_seconds = timeout_seconds
+        self._config: str | None = None
+        self._has_accounting: bool | None = None
+
+    def name(self) -> str:
+        """ClusterName."""
+        return self._configured("ClusterName")
+
+    def hides_jobs(self) -> bool:
+        """Whether PrivateData holds jobs back."""
+        return "jobs" in self._configured("PrivateData").lower()
+
+    def jobs(self, job_id: str) -> list[Record]:
+        """From squeue, which also lists ended jobs for some minutes (MinJobAge)."""
+        command = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--Format={SQUEUE_FORMAT}"]
+        done = self._run(*command)
+        if done.exit_code != 0:
+            if UNKNOWN in done.errors:
+                return []
+            raise SchedulerAway(f"squeue: {done.last_words}")
+        return [from_squeue(line) for line in done.output.splitlines() if line.strip()]
+
+    def past(self, job_id: str) -> list[Record]:
+        """From sacct; nothing where accounting is not stored."""
+        if self._has_accounting is None:
+            self._has_accounting = shutil.which("sacct", path=self._environment.get("PATH")) is not None
+        if not self._has_accounting:
+            return []
+        options = ["--allocations", "--noheader", "--parsable2", f"--jobs={job_id}"]
+        done = self._run("sacct", *options, f"--format={','.join(SACCT_FIELDS)}")
+        if done.exit_code != 0:
+            if "disabled" in done.errors:
+                self._has_accounting = False
+                return []
+            raise SchedulerAway(f"sacct: {done.last_words}")
+        return [_from_sacct(line) for line in done.output.splitlines() if line.count("|") >= len(SACCT_FIELDS) - 1]
+
+    def signal(self, job: str, user: str, name: str, where: str) -> bool:
+        """`scancel --signal`, with --batch or --full as wanted."""
+        reach = {"batch": ["--batch"], "full": ["--full"], "steps": []}[where]
+        self._cancel(job, user, f"--signal={name}", *reach)
+        return True
+
+    def cancel(self, job: str, user: str) -> None:
+        """Plain `scancel`."""
+        self._cancel(job, user)
+
+    def kill(self, job: str, user: str) -> None:
+        """`scancel --signal=KILL --full`, and a plain one for what KILL alone leaves in the queue."""
+        self._cancel(job, user, "--signal=KILL", "--full")
+        self._cancel(job, user)
+
+    def requeue_held(self, job: str) -> None:
+        """`scontrol requeuehold`."""
+        self._control("requeuehold", job)
+
+    def release(self, job: str) -> None:
+        """`scontrol release`."""
+        self._control("release", job)
+
+    def comment(self, job: str, text: str) -> None:
+        """`scontrol update ... Comment=`."""
+        self._control("update", f"JobId={job}", f"Comment={text}")
+
+    def _cancel(self, job: str, user: str, *options: str) -> None:
+        # --user: an id that has meanwhile gone to somebody else's job does nothing
+        self._order(self._run("scancel", f"--user={user}", *options, job))
+
+    def _control(self, *arguments: str) -> None:
+        self._order(self._run("scontrol", *arguments))
+
+    def _order(self, done: Done) -> None:
+        words = done.errors + done.output
+        if done.exit_code == 0 or any(sign in words for sign in ON_ITS_WAY):
+            return
+        if any(sign in words for sign in FORBIDDEN):
+            raise RequestRefused(f"Slurm does not permit it: {done.last_words}")
+        raise SchedulerAway(done.last_words)
+
+    def _configured(self, name: str) -> str:
+        if self._config is None:
+            done = self._run("scontrol", "show", "config")
+            if done.exit_code != 0:
+                raise SchedulerAway(f"scontrol: {done.last_words}")
+            self._config = done.output
+        found = re.search(rf"^{name}\s*=\s*(.*?)\s*$", self._config, re.MULTILINE)
+        if found is None:
+            raise SchedulerAway(f"scontrol show config does not tell {name}")
+        return found[1]
+
+    def _run(self, *command: str) -> Done:
+        return run(command, self._environment, self._timeout_seconds)
+
+
+def _from_sacct(line: str) -> Record:
+    """One line; the state may read `CANCELLED by 1000`, the exit code `0:15`."""
+    job_id, state, user, partition, exit_code, allocated = line.split("|")[: len(SACCT_FIELDS)]
+    code, _, signal = exit_code.partition(":")
+    numbers = (int(code) << 8) | int(signal or 0) if code.isdecimal() and (signal or "0").isdecimal() else None
+    counted = re.search(r"gres/gpu=(\d+)", allocated)
+    return Record(
+        job_id=job_id,
+        state=state.split()[0] if state else "",
+        user=user,
+        partition=partition,
+        exit_code=numbers,
+        gpus=int(counted[1]) if counted else 0,
+    )

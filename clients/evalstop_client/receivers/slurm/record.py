@@ -1,0 +1,194 @@
+"""What Slurm says of a job, whichever way it was asked, and what that means: pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+"""States in which a job holds nothing any more; COMPLETING is none of them, nor is one not known here."""
+
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
+
+
+@dataclass(frozen=True)
+class Record:
+    """One job, one task of an array, or one component of a heterogeneous job."""
+
+    job_id: str
+    state: str  # COMPLETING while it is that, whatever else it is
+    user: str
+    partition: str
+    array_job_id: str = ""
+    array_task_id: str = ""
+    het_job_id: str = ""
+    reason: str = ""
+    exit_code: int | None = None  # as wait() gives it: the exit code times 256, plus the signal
+    ended_at: datetime | None = None
+    gpus: int = 0
+    restarts: int = 0
+
+    @property
+    def name(self) -> str:
+        """What to cancel. Never the bare id of an array's task: it may be that of the whole array."""
+        if self.array_task_id:
+            return f"{self.array_job_id}_{self.array_task_id}"
+        return self.het_job_id or self.job_id
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits in the queue until somebody releases it."""
+        return self.state in WAITING and "held" in self.reason.lower()
+
+
+def of_job(records: Iterable[Record], job_id: str) -> list[Record]:
+    """The records that belong to the job of this id: itself, and the other components if it is heterogeneous."""
+    records = list(records)
+    own = [one for one in records if one.job_id == job_id]
+    leaders = {one.het_job_id for one in own if one.het_job_id}
+    return own + [one for one in records if one.het_job_id in leaders and one.job_id != job_id]
+
+
+def details(records: Iterable[Record]) -> dict[str, Any]:
+    """What is reported of a job's end."""
+    records = list(records)
+    ends = [one.ended_at for one in records if one.ended_at is not None]
+    first = records[0]
+    found: dict[str, Any] = {
+        "scheduler_state": first.state,
+        "gpus_freed": sum(one.gpus for one in records),
+        "ended_at": max(ends).isoformat().replace("+00:00", "Z") if ends else None,
+    }
+    if first.exit_code is not None:
+        found |= {"exit_code": first.exit_code >> 8, "signal": (first.exit_code & 127) or None}
+    return found
+
+
+def gpus_in(allocated: str, per_job: str = "", per_node: str = "", nodes: int = 1) -> int:
+    """GPUs of a job: from what was allocated where Slurm counts them (AccountingStorageTRES), else as was asked for."""
+    counted = _count(r"gres/gpu(?::[^=,]+)?=(\d+)", [part for part in allocated.split(",") if "gres/gpu=" in part])
+    if counted == 0:  # typed GPUs are listed beside their sum, so they only count where there is no sum
+        counted = _count(r"gres/gpu:[^=,]+=(\d+)", allocated.split(","))
+    if counted:
+        return counted
+    asked = r"(?:gres[:/])?gpu(?::[^:,=()]*[^:,=()\d][^:,=()]*)?(?:[:=](\d+))?"
+    return _count(asked, per_job.split(",")) or _count(asked, per_node.split(",")) * max(1, nodes)
+
+
+def _count(pattern: str, parts: Iterable[str]) -> int:
+    matches = (re.fullmatch(pattern, part.partition("(")[0].strip()) for part in parts)
+    return sum(int(match[1] or 1) for match in matches if match)
+
+
+def from_squeue(line: str) -> Record:
+    """From a line of `squeue` in the format of `FIELDS`."""
+    values = dict(zip(FIELDS, line.split(SEPARATOR), strict=False))
+    given = {name: "" if value in ("N/A", "(null)", "None") else value for name, value in values.items()}
+    array_task = given["ArrayTaskID"]
+    return Record(
+        job_id=given["JobID"],
+        state=given["State"],
+        user=given["UserName"],
+        partition=given["Partition"],
+        array_job_id=given["ArrayJobID"] if array_task else "",
+        array_task_id=array_task,
+        het_job_id=given["HetJobID"],
+        reason=given["Reason"],
+        exit_code=int(given["exit_code"]) if given["exit_code"].isdecimal() else None,
+        ended_at=_local_time(given["EndTime"]) if given["State"] in ENDED else None,
+        gpus=gpus_in(given["tres-alloc"], given["tres-per-job"], given["tres-per-node"], _number(given["NumNodes"])),
+        restarts=_number(given["RestartCnt"]),
+    )
+
+
+SEPARATOR = "|"
+FIELDS = (
+    "JobID",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "State",
+    "UserName",
+    "Partition",
+    "RestartCnt",
+    "exit_code",
+    "EndTime",
+    "NumNodes",
+    "tres-alloc",
+    "tres-per-job",
+    "tres-per-node",
+    "Reason",
+)
+SQUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in FIELDS)
+
+
+def from_rest(job: Mapping[str, Any]) -> Record:
+    """From an element of `jobs` in an answer of slurmrestd, as version 0.0.38 or one of the later ones writes it."""
+    states = job.get("job_state")
+    listed = [str(state) for state in states] if isinstance(states, list) else [str(states)]
+    state = "COMPLETING" if "COMPLETING" in listed else (listed[0] if listed else "")
+    array_task = _rest_number(job.get("array_task_id"))
+    ended_at = _rest_number(job.get("end_time"))
+    return Record(
+        job_id=str(job.get("job_id", "")),
+        state=state,
+        user=str(job.get("user_name", "")),
+        partition=str(job.get("partition", "")),
+        array_job_id="" if array_task is None else str(_rest_number(job.get("array_job_id")) or ""),
+        array_task_id="" if array_task is None else str(array_task),
+        het_job_id=str(_rest_number(job.get("het_job_id")) or ""),
+        reason=str(job.get("state_reason", "")),
+        exit_code=_rest_exit_code(job.get("exit_code")),
+        ended_at=datetime.fromtimestamp(ended_at, UTC) if ended_at and state in ENDED else None,
+        gpus=gpus_in(
+            str(job.get("tres_alloc_str") or ""),
+            str(job.get("tres_per_job") or ""),
+            str(job.get("tres_per_node") or ""),
+            _rest_number(job.get("node_count")) or 1,
+        ),
+        restarts=_rest_number(job.get("restart_cnt")) or 0,
+    )
+
+
+def _rest_number(value: Any) -> int | None:
+    """A number, which later versions wrap as `{"set": true, "infinite": false, "number": 5}`."""
+    if isinstance(value, Mapping):
+        return int(value["number"]) if value.get("set") and isinstance(value.get("number"), int | float) else None
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _rest_exit_code(value: Any) -> int | None:
+    """The status as wait() gives it; later versions take it apart."""
+    if isinstance(value, Mapping) and "return_code" in value:
+        signal = value.get("signal")
+        number = _rest_number(signal.get("signal_id", signal.get("id"))) if isinstance(signal, Mapping) else None
+        return ((_rest_number(value["return_code"]) or 0) << 8) | (number or 0)
+    return _rest_number(value)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _local_time(text: str) -> datetime | None:
+    """Slurm's commands write the machine's local time, without saying so."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return None

@@ -1,0 +1,145 @@
+"""A Slurm cluster through slurmrestd, with a JWT; its version is discovered, and `errors` is read in every answer.
+
+A status alone tells little: seen on version 0.0.38 are 500 for a job that is not there, for somebody else's job and for
+a token that is over, and 200 for an update that failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerAway
+from evalstop_client.receivers.slurm.record import Record, from_rest
+
+UNKNOWN_JOB = 2017  # ESLURM_INVALID_JOB_ID
+ENDING = 2021  # ESLURM_ALREADY_DONE
+FORBIDDEN = frozenset({2002, 2150})  # ESLURM_ACCESS_DENIED, ESLURM_NOT_WHOLE_HET_JOB
+DESCRIPTIONS = ("/openapi/v3", "/openapi.json", "/openapi")
+
+
+class Rest:
+    """`url` is `http://host:port` or `unix:/path`; `token` is asked before every request, for tokens end."""
+
+    def __init__(
+        self, url: str, cluster: str, user: str | None, token: Callable[[], str], timeout_seconds: float = 30.0
+    ) -> None:
+        self._cluster = cluster
+        self._user = user
+        self._token = token
+        self._version: str | None = None
+        if url.startswith("unix:"):
+            transport = httpx.HTTPTransport(uds=url.removeprefix("unix:").removeprefix("//"))
+            self._client = httpx.Client(transport=transport, base_url="http://slurm", timeout=timeout_seconds)
+        else:
+            self._client = httpx.Client(base_url=url, timeout=timeout_seconds)
+
+    def name(self) -> str:
+        """As it was given: slurmrestd tells the cluster's name only with a job."""
+        return self._cluster
+
+    def hides_jobs(self) -> bool:
+        """It cannot be asked what PrivateData is."""
+        return True
+
+    def jobs(self, job_id: str) -> list[Record]:
+        """What slurmctld has of the id."""
+        body = self._ask("GET", f"job/{job_id}")
+        return [from_rest(job) for job in body.get("jobs") or [] if isinstance(job, Mapping)]
+
+    def past(self, job_id: str) -> list[Record]:
+        """Nothing: accounting is not asked this way."""
+        return []
+
+    def signal(self, job: str, user: str, name: str, where: str) -> bool:
+        """Only all of a job can be signalled this way."""
+        if where != "full":
+            return False
+        self._ask("DELETE", f"job/{job}", params={"signal": name})
+        return True
+
+    def cancel(self, job: str, user: str) -> None:
+        """DELETE of the job."""
+        self._ask("DELETE", f"job/{job}")
+
+    def kill(self, job: str, user: str) -> None:
+        """DELETE with SIGKILL, and a plain one for what KILL alone leaves in the queue."""
+        self._ask("DELETE", f"job/{job}", params={"signal": "KILL"})
+        self._ask("DELETE", f"job/{job}")
+
+    def requeue_held(self, job: str) -> None:
+        """There is no such request."""
+        raise RequestRefused("slurmrestd cannot requeue a job; use Slurm's commands for --stop-by requeuehold")
+
+    def release(self, job: str) -> None:
+        """There is no such request."""
+        raise RequestRefused("slurmrestd cannot release a job; use Slurm's commands")
+
+    def comment(self, job: str, text: str) -> None:
+        """An update of the job."""
+        self._ask("POST", f"job/{job}", json={"comment": text})
+
+    def _ask(
+        self, method: str, path: str, params: Mapping[str, str] | None = None, json: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        version = self._version = self._version or self._discover()
+        response = self._send(method, f"/slurm/{version}/{path}", params, json)
+        body = _object_in(response)
+        errors = [error for error in (body or {}).get("errors") or [] if isinstance(error, Mapping)]
+        numbers = {error.get("error_number") for error in errors}
+        words = "; ".join(str(error.get("description") or error.get("error") or error) for error in errors)
+        if numbers & {UNKNOWN_JOB, ENDING}:
+            return {}
+        if numbers & FORBIDDEN:
+            raise RequestRefused(f"Slurm does not permit it: {words}")
+        if body is None or errors or response.status_code >= 300:
+            if response.status_code == 404:  # another version may have taken the place of the one that was found
+                self._version = None
+            raise SchedulerAway(f"slurmrestd: {method} {path}: {response.status_code}: {words or response.text[:200]}")
+        return body
+
+    def _discover(self) -> str:
+        for place in DESCRIPTIONS:
+            body = _object_in(self._send("GET", place))
+            found = re.findall(r"/slurm/v0\.0\.(\d+)/job/", " ".join((body or {}).get("paths") or {}))
+            if found:
+                return f"v0.0.{max(int(number) for number in found)}"
+        raise SchedulerAway("slurmrestd tells no version of its API; is the token good?")
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        json: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        headers = {"X-SLURM-USER-TOKEN": self._token()}
+        if self._user:
+            headers["X-SLURM-USER-NAME"] = self._user
+        try:
+            return self._client.request(method, path, params=params, json=json, headers=headers)
+        except (httpx.HTTPError, OSError) as error:
+            raise SchedulerAway(f"slurmrestd: {type(error).__name__}: {error}") from None
+
+
+def checked_rest_url(url: str) -> str:
+    """The URL without a slash at its end; ConfigurationError when no request could go there."""
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?|unix:/\S+", url):
+        raise ConfigurationError(f"rest {url!r}: write it like http://127.0.0.1:6820 or unix:/run/slurmrestd.sock.")
+    return url.rstrip("/")
+
+
+def token_in(text: str) -> str:
+    """The token in a file or in what `scontrol token` prints (SLURM_JWT=...)."""
+    return text.strip().removeprefix("SLURM_JWT=").strip()
+
+
+def _object_in(response: httpx.Response) -> dict[str, Any] | None:
+    try:
+        body = response.json()
+    except ValueError:
+        return None
+    return body if isinstance(body, dict) else None

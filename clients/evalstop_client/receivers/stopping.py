@@ -1,0 +1,380 @@
+"""The life of one stop at the receiver, as a state machine without I/O: events in, one instruction out.
+
+finding ──> saving ──> cancelling ──> forcing      saving: the job was asked for a checkpoint and has its time for it
+   │          │            │             │         from any of the four, once the scheduler says that the job is gone:
+   └──────────┴────────────┴─────────────┴──> telling ──> done
+
+A stop that takes too long is told as failed once, and gone on with: whenever the job goes at last, that is told too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from evalstop_client.backoff import wait_seconds
+from evalstop_client.receivers.action import Gone, Job, Present
+
+
+class Phase(StrEnum):
+    """How far a stop has come."""
+
+    FINDING = "finding"
+    SAVING = "saving"
+    CANCELLING = "cancelling"
+    FORCING = "forcing"
+    TELLING = "telling"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How long each part of a stop may take, in seconds."""
+
+    checkpoint_seconds: float = 120.0  # from the call for a checkpoint to the cancel; 0: no such call
+    cancel_seconds: float = 90.0  # from the cancel to force, and from force to more of it
+    give_up_seconds: float = 600.0  # from the cancel to the report that the stop failed; looking goes on
+    abandon_seconds: float = 7 * 86_400.0  # from the request until a job that stays, or a service, is let be
+    tell_seconds: float = 7 * 86_400.0  # tries to report
+    look_seconds: float = 1.0  # between two looks at the job
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is told to the service: `state` is confirmed or failed."""
+
+    state: str
+    reason: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where a stop stands; times are seconds since 1970, None: not yet."""
+
+    begun_at: float
+    phase: Phase = Phase.FINDING
+    job: Job | None = None
+    asked_at: float | None = None  # for a checkpoint
+    mark: str | None = None  # the newest checkpoint at that time, as the service names it
+    checkpoint: str | None = None
+    cancelled_at: float | None = None
+    forced_at: float | None = None
+    escalated: bool = False  # the service asks a second time, harder
+    failure_told: bool = False
+    report: Report | None = None
+    telling_at: float | None = None
+    told: bool = False  # the service has answered the report
+    away: int = 0  # failures in a row to reach the scheduler or the service
+    mine: bool = True
+    undone_at: float | None = None
+
+
+# --- what has happened
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The stop begins, or the receiver was started again in the middle of it."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Waited:
+    """The pause is over."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Escalated:
+    """The service has lost its patience."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The job was found, and looked at."""
+
+    at: float
+    job: Job
+    seen: Present | Gone
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """The job is another receiver's."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The action will not do it."""
+
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Away:
+    """The scheduler could not be asked."""
+
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The job was asked for a checkpoint, or, if not `possible`, there is no way to ask it."""
+
+    at: float
+    possible: bool
+    mark: str | None = None
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The scheduler has taken the cancel."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Forced:
+    """The scheduler has taken the order to force it."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the scheduler says; `saved`: a checkpoint came after the call for one, None when nobody can say."""
+
+    at: float
+    seen: Present | Gone
+    saved: bool | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """The service has taken the report, or, with a `refusal`, will never take it."""
+
+    at: float
+    refusal: str | None = None
+
+
+@dataclass(frozen=True)
+class Untold:
+    """The service could not take the report now, and may have asked for some seconds' patience."""
+
+    at: float
+    asked_seconds: float | None = None
+
+
+Event = (
+    Begun | Waited | Escalated | Found | Foreign | Refused | Away | Asked | Cancelled | Forced | Seen | Told | Untold
+)
+
+
+# --- what is to be done
+
+
+@dataclass(frozen=True)
+class Find:
+    """Find the job, and look at it."""
+
+
+@dataclass(frozen=True)
+class AskToSave:
+    """Call for a checkpoint."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Have it cancelled."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Force:
+    """Have it forced."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Look:
+    """Look at the job; with a `mark`, also whether a newer checkpoint than that exists."""
+
+    job: Job
+    mark: str | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Do nothing for so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Report."""
+
+    report: Report
+
+
+Instruction = Find | AskToSave | Cancel | Force | Look | Wait | Tell
+
+
+def step(stop: Stop, event: Event, bounds: Bounds) -> tuple[Stop, Instruction | None]:
+    """What an event makes of a stop, and what is to be done next; None once it is done."""
+    match event:
+        case Begun() | Waited():
+            return stop, _owed(stop)
+        case Escalated():
+            stop = replace(stop, escalated=True)
+            return stop, _owed(stop)
+        case Foreign():
+            return replace(stop, phase=Phase.DONE, mine=False), None
+        case Refused(at, reason):
+            return _tell(stop, Report("failed", reason, _details(stop)), at)
+        case Away(at, reason):
+            return _after_away(stop, reason, at, bounds)
+        case Told():
+            return _after_told(stop, bounds)
+        case Untold(at, asked_seconds):
+            return _after_untold(stop, at, asked_seconds, bounds)
+        case Found(at, job, seen):
+            stop = replace(stop, job=job, away=0)
+            if isinstance(seen, Gone):
+                return _tell(stop, _confirmed(stop, seen, at), at)
+            return _go(stop, Phase.SAVING if bounds.checkpoint_seconds > 0 else Phase.CANCELLING)
+        case Asked(at, possible, mark):
+            if possible:
+                return replace(stop, asked_at=at, mark=mark, away=0), Wait(bounds.look_seconds)
+            return _go(replace(stop, checkpoint="could not be asked for", away=0), Phase.CANCELLING)
+        case Cancelled(at):
+            return replace(stop, cancelled_at=at, away=0), Wait(bounds.look_seconds / 10)
+        case Forced(at):
+            return replace(stop, forced_at=at, away=0), Wait(bounds.look_seconds / 10)
+        case Seen(at, seen, saved):
+            return _after_look(replace(stop, away=0), seen, saved, at, bounds)
+
+
+def _owed(stop: Stop) -> Instruction | None:
+    """What the phase asks for that is not known to have been done."""
+    if stop.phase is Phase.DONE:
+        return None
+    if stop.phase is Phase.TELLING:
+        assert stop.report is not None
+        return Tell(stop.report)
+    if stop.job is None:
+        return Find()
+    if stop.phase is Phase.SAVING:
+        return AskToSave(stop.job) if stop.asked_at is None else Look(stop.job, stop.mark)
+    if stop.phase is Phase.CANCELLING:
+        return Cancel(stop.job) if stop.cancelled_at is None else Look(stop.job)
+    return Force(stop.job) if stop.forced_at is None else Look(stop.job)
+
+
+def _go(stop: Stop, phase: Phase) -> tuple[Stop, Instruction | None]:
+    stop = replace(stop, phase=phase)
+    return stop, _owed(stop)
+
+
+def _tell(stop: Stop, report: Report, at: float) -> tuple[Stop, Instruction]:
+    return replace(stop, phase=Phase.TELLING, report=report, telling_at=at, away=0), Tell(report)
+
+
+def _after_look(
+    stop: Stop, seen: Present | Gone, saved: bool | None, at: float, bounds: Bounds
+) -> tuple[Stop, Instruction | None]:
+    if isinstance(seen, Gone):
+        return _tell(stop, _confirmed(stop, seen, at), at)
+    if stop.phase is Phase.SAVING and stop.asked_at is not None:
+        if saved:
+            return _go(replace(stop, checkpoint="saved"), Phase.CANCELLING)
+        if at - stop.asked_at >= bounds.checkpoint_seconds:
+            return _go(replace(stop, checkpoint="not seen in time"), Phase.CANCELLING)
+        return stop, Wait(bounds.look_seconds)
+    if stop.phase is Phase.CANCELLING and stop.cancelled_at is not None:
+        if stop.escalated or at - stop.cancelled_at >= bounds.cancel_seconds:
+            return _go(stop, Phase.FORCING)
+    elif stop.phase is Phase.FORCING and stop.forced_at is not None and at - stop.forced_at >= bounds.cancel_seconds:
+        return _go(replace(stop, forced_at=None), Phase.FORCING)
+    return _patience(stop, f"the job is still {seen.state}", at, bounds)
+
+
+def _after_away(stop: Stop, reason: str, at: float, bounds: Bounds) -> tuple[Stop, Instruction | None]:
+    stop = replace(stop, away=stop.away + 1)
+    return _patience(stop, reason, at, bounds)
+
+
+def _patience(stop: Stop, trouble: str, at: float, bounds: Bounds) -> tuple[Stop, Instruction | None]:
+    """Go on after a pause; say once that it fails when it has taken too long, and end when it has for days."""
+    if at - stop.begun_at >= bounds.abandon_seconds:
+        return _go(stop, Phase.DONE)
+    since = stop.begun_at + bounds.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
+    if at - since >= bounds.give_up_seconds and not stop.failure_told:
+        return stop, Tell(Report("failed", f"after {at - stop.begun_at:.0f} s: {trouble}", _details(stop)))
+    return stop, Wait(_pause(stop.away, bounds))
+
+
+def _pause(failures: int, bounds: Bounds) -> float:
+    return bounds.look_seconds if failures == 0 else min(wait_seconds(failures, 0.5), 10 * bounds.look_seconds)
+
+
+def _after_told(stop: Stop, bounds: Bounds) -> tuple[Stop, Instruction | None]:
+    if stop.phase is Phase.TELLING:
+        return _go(replace(stop, told=True), Phase.DONE)
+    return replace(stop, failure_told=True), Wait(_pause(stop.away, bounds))
+
+
+def _after_untold(
+    stop: Stop, at: float, asked_seconds: float | None, bounds: Bounds
+) -> tuple[Stop, Instruction | None]:
+    if stop.phase is not Phase.TELLING or stop.telling_at is None:
+        return stop, Wait(_pause(stop.away, bounds))  # the job comes first; the failure is told after another look
+    until = stop.telling_at + bounds.tell_seconds
+    stop = replace(stop, away=stop.away + 1)
+    pause_seconds = wait_seconds(stop.away, 0.5, asked_seconds)
+    if at + pause_seconds > until:
+        return _go(stop, Phase.DONE)
+    return stop, Wait(pause_seconds)
+
+
+def _confirmed(stop: Stop, gone: Gone, at: float) -> Report:
+    if stop.forced_at is not None:
+        how, reason = "forced", "the job ended after it was forced to"
+    elif stop.cancelled_at is not None:
+        how, reason = "cancelled", "the job ended after it was cancelled"
+    elif stop.asked_at is not None:
+        how, reason = "asked", "the job ended after it was asked to save its checkpoint"
+    else:
+        how, reason = "by_itself", "the job had already ended by itself"
+    own = {"state": gone.state, "how": how, "gone_at": _text(at), "seconds": round(at - stop.begun_at, 3)}
+    return Report("confirmed", reason, {**_details(stop), **own, **gone.details})
+
+
+def _details(stop: Stop) -> dict[str, Any]:
+    times = {"asked_at": stop.asked_at, "cancelled_at": stop.cancelled_at, "forced_at": stop.forced_at}
+    details: dict[str, Any] = {name: _text(at) for name, at in times.items() if at is not None}
+    if stop.job is not None:
+        details = {**stop.job.facts, "job": stop.job.id, **details}
+    if stop.checkpoint is not None:
+        details["checkpoint"] = stop.checkpoint
+    return details
+
+
+def _text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,67 @@
+"""Commands with places for labels: `my-cancel {job_id}` becomes a vector of arguments, never a line for a shell."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from evalstop_client.errors import ConfigurationError, RequestRefused
+
+PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_.-]*)\}|[{}]")
+ALLOWED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%+,=/\[\]-]{0,255}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A command as arguments that may hold `{label}`; `{{` and `}}` are braces."""
+
+    arguments: tuple[str, ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The labels it needs."""
+        return frozenset(
+            match[1] for argument in self.arguments for match in PLACE.finditer(argument) if match[1] is not None
+        )
+
+    def filled(self, values: Mapping[str, str]) -> list[str]:
+        """The command for these labels; RequestRefused when one is missing or holds what is not allowed."""
+        checked = {name: allowed(name, values.get(name, "")) for name in self.names}
+
+        def fill(match: re.Match[str]) -> str:
+            return checked[match[1]] if match[1] is not None else match[0][0]
+
+        return [PLACE.sub(fill, argument) for argument in self.arguments]
+
+
+def template(text: str) -> Template:
+    """Read a command as a shell would split it; ConfigurationError when it cannot be used."""
+    try:
+        arguments = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigurationError(f"command {text!r}: {error}.") from None
+    if not arguments:
+        raise ConfigurationError("command: it is empty; write one such as 'my-cancel {job_id}'.")
+    for argument in arguments:
+        stray = [match[0] for match in PLACE.finditer(argument) if match[0] in ("{", "}")]
+        if stray:
+            raise ConfigurationError(
+                f"command {text!r}: {argument!r} has a brace that is no {{label}}; a plain one is written twice."
+            )
+    if "{" in arguments[0]:
+        raise ConfigurationError(f"command {text!r}: the program itself cannot come from a label.")
+    return Template(arguments)
+
+
+def allowed(name: str, value: str) -> str:
+    """The value, if it can be nothing but a value: no option, no path upwards, no sign that anything might expand."""
+    if not value:
+        raise RequestRefused(f"the run has no label {name}, which the command needs")
+    if not ALLOWED.fullmatch(value) or ".." in value:
+        raise RequestRefused(
+            f"label {name} is {value[:80]!r}: letters, digits and _.:@%+,=/[]- are allowed, "
+            "the first one a letter, a digit or _, no two dots in a row, 256 at most"
+        )
+    return value

@@ -1,0 +1,160 @@
+"""Removes the details of runs that ended long ago: marked first, then emptied a few thousand rows a transaction.
+
+Marking waits for nobody and keeps trainers out from then on; emptying touches rows that nobody else does any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.tables import (
+    attempts,
+    checkpoints,
+    decision_changes,
+    decisions,
+    deliveries,
+    delivery_attempts,
+    endpoints,
+    events,
+    monitors,
+    observations,
+    outcomes,
+    prunings,
+    runs,
+    verdicts,
+)
+
+REMOVED = (delivery_attempts, deliveries, events, verdicts, checkpoints, monitors, observations)
+"""The details of a run, in an order in which no row is left without the one that it refers to."""
+
+KEPT = (runs, attempts, decisions, decision_changes, outcomes)
+"""What is left: the run with its last verdict and best checkpoint, and what tells how often a decision was right."""
+
+_LOCK = 0x45_56_50_52  # any fixed number: one process at a time
+_RUNS_AT_A_TIME = 50
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far the emptying of a run has come: this table, up to and with this key."""
+
+    run_id: UUID
+    table: str
+    key: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Emptied:
+    """What one transaction removed. `position`: where it stopped in the middle of a table; `left`: there is more."""
+
+    rows: int
+    position: Position | None
+    left: bool
+
+
+@contextmanager
+def alone(database: Database) -> Iterator[bool]:
+    """Whether nobody else prunes; nobody will until the block ends. The embedded database has one process."""
+    if database.embedded:
+        yield True
+        return
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as guard:
+        got: bool = guard.exec_driver_sql(f"SELECT pg_try_advisory_lock({_LOCK})").scalar_one()
+        try:
+            yield got
+        finally:
+            if got:
+                guard.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
+
+
+def old(tx: Transaction, project_id: UUID, ended_before: datetime, limit: int) -> list[UUID]:
+    """Up to `limit` runs of a project that ended before a moment and still have their details, longest ended first.
+
+    One with a delivery that waits for an endpoint in service is left alone until that is settled.
+    """
+    query = sa.select(runs.c.id).where(runs.c.project_id == project_id, _old(ended_before))
+    return list(tx.execute(query.order_by(runs.c.ended_at, runs.c.id).limit(limit)).scalars())
+
+
+def count_old(tx: Transaction, project_id: UUID, ended_before: datetime) -> tuple[int, int]:
+    """How many runs `old` would find without a limit, and how many rows they hold."""
+    found = sa.select(runs.c.id).where(runs.c.project_id == project_id, _old(ended_before)).subquery()
+    rows = [
+        tx.execute(sa.select(sa.func.count()).where(table.c.run_id.in_(sa.select(found.c.id)))).scalar_one()
+        for table in REMOVED
+    ]
+    return tx.execute(sa.select(sa.func.count()).select_from(found)).scalar_one(), sum(rows)
+
+
+def begin(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now: datetime) -> int:
+    """Mark those of these runs as pruned that are old still and that nobody holds at the moment; gives their number."""
+    query = sa.select(runs.c.id).where(runs.c.id.in_(run_ids), _old(ended_before)).order_by(runs.c.id)
+    taken = list(tx.execute(query.with_for_update(skip_locked=True, of=runs)).scalars())
+    if taken:
+        # Another version, so that no cache takes the run for what it was.
+        values = {"pruned_at": now, "monitor_state": None, "version": runs.c.version + 1}
+        tx.execute(runs.update().where(runs.c.id.in_(taken)).values(values))
+        tx.execute(prunings.insert(), [{"run_id": run_id, "begun_at": now} for run_id in taken])
+    return len(taken)
+
+
+def empty(tx: Transaction, limit: int, since: Position | None = None) -> Emptied:
+    """Remove up to `limit` rows of runs that are marked.
+
+    `since`: where the transaction before this one stopped, so that what it removed is not walked over again: the index
+    keeps removed rows until the next vacuum.
+    """
+    query = sa.select(prunings.c.run_id).order_by(prunings.c.run_id).limit(_RUNS_AT_A_TIME)
+    waiting = list(tx.execute(query).scalars())
+    removed = 0
+    for run_id in waiting:
+        for table in REMOVED:
+            if removed >= limit:
+                return Emptied(removed, None, left=True)
+            after = since.key if since is not None and (since.run_id, since.table) == (run_id, table.name) else None
+            count, last = _remove(tx, table, run_id, limit - removed, after)
+            removed += count
+            if last is not None:
+                return Emptied(removed, Position(run_id, table.name, last), left=True)
+        tx.execute(prunings.delete().where(prunings.c.run_id == run_id))
+    return Emptied(removed, None, left=len(waiting) == _RUNS_AT_A_TIME)
+
+
+def _old(ended_before: datetime) -> sa.ColumnElement[bool]:
+    in_service = sa.and_(endpoints.c.enabled, endpoints.c.deleted_at.is_(None))
+    waits = (
+        sa.select(deliveries.c.id)
+        .join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)
+        .where(deliveries.c.run_id == runs.c.id, deliveries.c.state == sa.literal_column("'waiting'"), in_service)
+    )
+    return sa.and_(runs.c.pruned_at.is_(None), runs.c.ended_at < ended_before, ~waits.exists())
+
+
+def _remove(
+    tx: Transaction, table: sa.Table, run_id: UUID, limit: int, after: tuple[Any, ...] | None
+) -> tuple[int, tuple[Any, ...] | None]:
+    """Remove up to `limit` rows of a run past a key; gives their number, and their last key if more are left."""
+    columns = [column for column in table.primary_key if column.name != "run_id"]
+    of_run = table.c.run_id == run_id
+    if not columns:
+        return tx.execute(table.delete().where(of_run)).rowcount, None
+    key = sa.tuple_(*columns)
+    if after is not None:
+        of_run &= key > _bound(columns, after)
+    last = tx.execute(sa.select(*columns).where(of_run).order_by(*columns).offset(limit - 1).limit(2)).all()
+    if len(last) < 2:
+        return tx.execute(table.delete().where(of_run)).rowcount, None
+    boundary = tuple(last[0])
+    return tx.execute(table.delete().where(of_run, key <= _bound(columns, boundary))).rowcount, boundary
+
+
+def _bound(columns: Sequence[sa.Column[Any]], values: tuple[Any, ...]) -> sa.Tuple:
+    return sa.tuple_(*(sa.literal(value, column.type) for column, value in zip(columns, values, strict=True)))
