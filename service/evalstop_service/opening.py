@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from evalstop_detectors import NOTHING_SEEN, POLICIES, policy_to_document, verdict_to_document
+from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.store import policies, projects, runs

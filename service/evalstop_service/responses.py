@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from msgspec import structs
+
 from evalstop_service import events, hindsight
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.lifecycle import State, may_follow
@@ -100,7 +102,7 @@ def finish(database: Database, project_id: UUID, run_id: UUID, status: str, now:
 
 def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     turn = hindsight.turn_of(tx, run)
-    return replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
+    return structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
 
 
 @contextmanager

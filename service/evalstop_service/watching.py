@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from evalstop_detectors import Observation, Policy, Score, Signal
 
@@ -18,16 +19,43 @@ DEFAULT_METRICS: dict[str, dict[str, str]] = {
 }
 
 
-def watched(run: Run, policy: Policy) -> set[str]:
-    """The metrics of a run that its policy looks at."""
-    return {metric for metric, role in run.metrics.items() if role["signal"] in policy.signals}
+class Watch:
+    """The eyes of a policy on a run: which metrics its detectors see, and how. Made once, looked through often.
+
+    `gold`: the metric that is gold for this run, whether or not the policy looks at it.
+    """
+
+    __slots__ = ("_seen", "_total_steps", "gold", "gold_sign")
+
+    def __init__(self, run: Run, policy: Policy) -> None:
+        self._seen = {
+            metric: (Signal(role["signal"]), sign(run.metrics, metric))
+            for metric, role in run.metrics.items()
+            if role["signal"] in policy.signals
+        }
+        self._total_steps = run.total_steps
+        self.gold = eval_metric(run)
+        self.gold_sign = sign(run.metrics, self.gold) if self.gold is not None else 1.0
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that the policy looks at."""
+        return list(self._seen)
+
+    def observations(self, points: Iterable[Point]) -> list[Observation]:
+        """The points that the policy's detectors are to see, in the order in which they are to see them."""
+        found, total = [], self._total_steps
+        for point in points:
+            role = self._seen.get(point.metric)
+            if role is not None:
+                signal, turned = role
+                progress = min(1.0, point.step / total) if total else None
+                found.append(Observation(signal, point.step, turned * point.value, point.stderr, progress))
+        found.sort(key=_ORDER)
+        return found
 
 
-def observations(run: Run, policy: Policy, points: Iterable[Point]) -> list[Observation]:
-    """The points that the policy's detectors are to see, in the order in which they are to see them."""
-    metrics = watched(run, policy)
-    seen = (_observation(run, point) for point in points if point.metric in metrics)
-    return sorted(seen, key=lambda observation: observation.order)
+_ORDER = attrgetter("order")
 
 
 def eval_metric(run: Run) -> str | None:
@@ -49,14 +77,3 @@ def sign(metrics: Mapping[str, Mapping[str, str]], metric: str) -> float:
     """What turns a metric so that higher is better. A KL is a distance, not a quality: it stays as it is."""
     role = metrics[metric]
     return -1.0 if role["direction"] == "minimize" and role["signal"] != Signal.KL else 1.0
-
-
-def _observation(run: Run, point: Point) -> Observation:
-    progress = min(1.0, point.step / run.total_steps) if run.total_steps else None
-    return Observation(
-        signal=Signal(run.metrics[point.metric]["signal"]),
-        step=point.step,
-        value=sign(run.metrics, point.metric) * point.value,
-        stderr=point.stderr,
-        progress=progress,
-    )

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+from msgspec import structs
 from pydantic import Field
 
 from evalstop_service.api.schemas import (
@@ -119,7 +120,7 @@ def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOu
     on_record = decisions.of_runs(tx, [run.id for run in found])
     return [
         RunOut.model_validate(
-            vars(run)
+            structs.asdict(run)
             | {
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
                 "should_stop": run.id in on_record and on_record[run.id].stops(now),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from evalstop_service import lifecycle
 from evalstop_service.ingest.live import LiveRun
@@ -13,23 +14,34 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
 
 
-def begin(work: Work, live: LiveRun, at: int) -> int | None:
-    """Begin a new attempt at a step; gives the number of superseded observations, None if it has begun there already.
+@dataclass(frozen=True)
+class Begun:
+    """An attempt that has begun: what it changes in the run's row, and what is left of the one before."""
 
-    What is left of the live run is its row: its monitor and its scores have to be brought back.
-    """
+    changes: dict[str, Any]
+    last_steps: dict[str, int]
+    superseded: int
+
+
+def begin(work: Work, live: LiveRun, at: int) -> Begun | None:
+    """Begin a new attempt at a step; None if it has begun there already. All that was observed has been written."""
     tx, run = work.tx, live.run
     if run.status == "running" and runs.resumed_from(tx, run) == at and not _anything_since(tx, run):
         return None
     _withdraw(tx, run, at, work.now)
-    run = replace(run, attempt=run.attempt + 1, status="running", ended_at=None, turn=None)
-    superseded = observations.supersede(tx, run.id, at, run.attempt)
-    checkpoints.supersede(tx, run.id, at, run.attempt)
-    runs.add_attempt(tx, run, at, work.now)
-    live.last_steps = observations.last_steps(tx, [run.id]).get(run.id, {})
-    live.run = replace(run, last_step=max(live.last_steps.values(), default=None))
-    live.decided, live.scores = False, None
-    return superseded
+    attempt = run.attempt + 1
+    superseded = observations.supersede(tx, run.id, at, attempt)
+    checkpoints.supersede(tx, run.id, at, attempt)
+    runs.add_attempt(tx, run.id, attempt, at, work.now)
+    last_steps = observations.last_steps(tx, [run.id])[run.id]
+    changes = {
+        "attempt": attempt,
+        "status": "running",
+        "ended_at": None,
+        "turn": None,
+        "last_step": max(last_steps.values(), default=None),
+    }
+    return Begun(changes, last_steps, superseded)
 
 
 def _anything_since(tx: Transaction, run: Run) -> bool:

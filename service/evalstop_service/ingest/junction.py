@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from evalstop_detectors import Best, Observation, advance, is_late, start, verdict_to_document
+from msgspec.structs import replace
 
 from evalstop_service import hindsight, watching
 from evalstop_service.errors import Conflict, NotFound, ServiceError
@@ -22,7 +22,6 @@ from evalstop_service.store import checkpoints
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
-from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
 
 Answer = Receipt | ServiceError
@@ -56,17 +55,17 @@ def _answer(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
 
 
 def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receipt:
-    before = live.run
     fresh, contradictions = sort_out(work, live, points)
     if fresh:
         work.store(live, fresh)
-        highest = max(point.step for point in fresh)
-        if before.last_step is None or highest > before.last_step:
-            live.run = replace(before, last_step=highest)
     if fresh or live.reached:
         rewritten = _step(work, live, fresh)
-        rewritten |= _weigh(work, live, fresh)
-        _settle(work, live, before, rewritten=rewritten)
+        late, moved = _weigh(work, live, fresh)
+        last_step = live.run.last_step
+        highest = max((point.step for point in fresh), default=-1)
+        if last_step is None or highest > last_step:
+            moved["last_step"] = highest
+        _settle(work, live, moved, rewritten=rewritten or late)
     return Receipt(
         live.run,
         work.decision(live),
@@ -77,55 +76,50 @@ def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receip
 
 
 def _take_checkpoint(work: Work, live: LiveRun, at: int, uri: str) -> Answer:
-    before = live.run
-    known = checkpoints.find(work.tx, before.id, at)
+    run = live.run
+    known = checkpoints.find(work.tx, run.id, at)
     if known is not None and known.uri != uri:
         return Conflict(f"the checkpoint of step {at} is on record at {known.uri!r}; it cannot move")
     if known is None:
-        checkpoints.add(work.tx, before.id, Checkpoint(at, uri, before.attempt, work.now))
+        checkpoints.add(work.tx, run.id, Checkpoint(at, uri, run.attempt, work.now))
         if live.scores is not None:
             live.scores.saved(at, uri)
-        _point(work, live)
-        _settle(work, live, before)
+        _settle(work, live, _pointers(work, live))
     return Receipt(live.run, work.decision(live), created=known is None)
 
 
 def _take_resumption(work: Work, live: LiveRun, at: int) -> Receipt:
-    before = live.run
     work.write()
-    superseded = attempts.begin(work, live, at)
-    if superseded is None:
+    begun = attempts.begin(work, live, at)
+    if begun is None:
         return Receipt(live.run, work.decision(live))
+    live.last_steps, live.decided, live.scores = begun.last_steps, False, None
     _go_back(work, live, None)
-    _point(work, live)
-    _settle(work, live, before, rewritten=True)
-    return Receipt(live.run, work.decision(live), superseded=superseded)
+    _settle(work, live, begun.changes | _pointers(work, live, ended=False), rewritten=True)
+    return Receipt(live.run, work.decision(live), superseded=begun.superseded)
 
 
-def _settle(work: Work, live: LiveRun, before: Run, *, rewritten: bool = False) -> None:
+def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bool = False) -> None:
     """Bring the run's row up to where its monitor stands, decide, and announce what changed."""
-    run, verdict = live.run, live.monitor.verdict
+    before, verdict = live.run, live.monitor.verdict
+    version = before.version + 1
     if verdict is not live.told:
         live.told = verdict
-        run = replace(run, verdict=verdict_to_document(verdict))
-    version = run.version + 1
-    live.run = run = replace(
-        run,
-        version=version,
-        rewritten_version=version if rewritten else run.rewritten_version,
-        monitor_state=None,
-        updated_at=work.now,
-    )
+        changes["verdict"] = verdict_to_document(verdict)
+    if rewritten:
+        changes["rewritten_version"] = version
+    live.run = run = replace(before, version=version, monitor_state=None, updated_at=work.now, **changes)
     work.changed(live)
     if not live.decided and verdict.stops and run.status == "running":
         announcing.decide(work, live, verdict)
     reached, live.reached = live.reached, []
-    announcing.announce(work, before, run, reached)
+    if reached or "best_checkpoint" in changes:
+        announcing.announce(work, before, run, reached)
 
 
 def _step(work: Work, live: LiveRun, fresh: Sequence[Point]) -> bool:
     """Move the monitor on by what is new; true when something new belonged into its past."""
-    seen = watching.observations(live.run, live.policy, fresh)
+    seen = live.watch.observations(fresh)
     if not seen:
         return False
     if is_late(live.monitor, seen[0]):
@@ -142,51 +136,53 @@ def _go_back(work: Work, live: LiveRun, first: Observation | None) -> None:
     live.count, live.monitor = remembered or (0, start(live.policy))
     if remembered is None:
         live.trail.forget()
-    _advance(work, live, after(work.tx, live.run, live.policy, live.monitor), on_the_way=False)
+    _advance(work, live, after(work.tx, live.run, live.watch, live.monitor), on_the_way=False)
     live.unkept += LATE_WEIGHT
 
 
 def _advance(work: Work, live: LiveRun, seen: Sequence[Observation], *, on_the_way: bool = True) -> None:
-    begun = time.perf_counter()
+    begun, word = time.perf_counter(), live.monitor.verdict.verdict
     live.monitor, changes = advance(live.policy, live.monitor, seen)
     work.detector_seconds += time.perf_counter() - begun
-    live.reached += changes if on_the_way else [live.monitor.verdict]
+    if not on_the_way:
+        live.reached.append(live.monitor.verdict)
+    elif len(changes) > 1 or live.monitor.verdict.verdict is not word:
+        live.reached += changes
     live.count += len(seen)
     live.unkept += len(seen)
     live.trail.leave(live.count, live.monitor)
 
 
-def _weigh(work: Work, live: LiveRun, fresh: Sequence[Point]) -> bool:
-    """Take new gold scores into the choice of the best checkpoint; true when one belonged among earlier ones."""
-    gold = watching.eval_metric(live.run)
-    news = sorted((point for point in fresh if point.metric == gold), key=lambda point: point.step)
+def _weigh(work: Work, live: LiveRun, fresh: Sequence[Point]) -> tuple[bool, dict[str, Any]]:
+    """Take new gold scores into the choice of the best checkpoint: whether one was late, and what it changes."""
+    gold = live.watch.gold
+    news = [point for point in fresh if point.metric == gold]
     if not news:
-        return False
+        return False, {}
+    news.sort(key=lambda point: point.step)
     late = live.scores is not None and not live.scores.add(watching.scores(live.run, news))
     if late:
         live.scores = None
-    _point(work, live)
-    return late
+    return late, _pointers(work, live)
 
 
-def _point(work: Work, live: LiveRun) -> None:
-    """Point to the best checkpoint, with the raw maximum to be shown beside it, and, at the end, to the turn."""
-    run, gold = live.run, watching.eval_metric(live.run)
+def _pointers(work: Work, live: LiveRun, *, ended: bool | None = None) -> dict[str, Any]:
+    """The best checkpoint, the raw maximum that is shown beside it and, once the run has ended, its turn."""
+    run, gold, sign = live.run, live.watch.gold, live.watch.gold_sign
     if gold is None:
-        return
+        return {}
     if live.scores is None:
         work.write()
         live.scores = scores_of(work.tx, run, gold)
     best, raw = live.scores.best.best(), live.scores.best.raw()
-    sign = watching.sign(run.metrics, gold)
-    if run.ended_at is not None:
+    found: dict[str, Any] = {
+        "best_checkpoint": _pointer(best, live.scores.uris[best.step], sign) if best else None,
+        "raw_maximum": {"step": raw.step, "score": sign * raw.score} if raw else None,
+    }
+    if run.ended_at is not None if ended is None else ended:
         work.write()
-    live.run = replace(
-        run,
-        best_checkpoint=_pointer(best, live.scores.uris[best.step], sign) if best else None,
-        raw_maximum={"step": raw.step, "score": sign * raw.score} if raw else None,
-        turn=hindsight.turn_of(work.tx, run) if run.ended_at is not None else None,
-    )
+        found["turn"] = hindsight.turn_of(work.tx, run)
+    return found
 
 
 def _pointer(best: Best, uri: str, sign: float) -> dict[str, Any]:

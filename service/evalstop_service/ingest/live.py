@@ -27,6 +27,7 @@ from evalstop_detectors import (
 from evalstop_service.store import policies
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run, Stamp
+from evalstop_service.watching import Watch
 
 
 class BestSoFar:  # TEMPORARY
@@ -124,13 +125,14 @@ class LiveRun:
     """A run as it stands, with what its next news need.
 
     `run`: its row. `last_steps`: the highest live step of each metric: a point past it is new, whatever else is on
-    record. `scores`: None when they have to be read again. `decided`: this attempt has a decision on record.
-    `told`: the verdict that the row says. `reached`: verdicts come to since the row was written. `count`: observations taken in by the monitor since it was
-    brought back; `unkept`: of those, how many its kept state does not hold.
+    record. `decided`: this attempt has a decision on record. `scores`: None when they have to be read again. `told`:
+    the verdict that the row says. `reached`: verdicts come to since the row was written. `count`: observations that
+    the monitor took in since it was brought back; `unkept`: of those, how many its kept state does not hold.
     """
 
     run: Run
     policy: Policy
+    watch: Watch
     monitor: MonitorState
     last_steps: dict[str, int]
     decided: bool

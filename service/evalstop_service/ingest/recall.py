@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
-from evalstop_detectors import MonitorState, Observation, Policy, StaleState, advance, replay, state_from_json
+from evalstop_detectors import MonitorState, Observation, Policy, StaleState, advance, start, state_from_json
 
 from evalstop_service import watching
 from evalstop_service.ingest.live import LiveRun, LiveRuns, Scores
@@ -15,6 +15,7 @@ from evalstop_service.store.monitors import KeptMonitor
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
+from evalstop_service.watching import Watch
 
 
 def recall(tx: Transaction, live: LiveRuns, run_ids: Collection[UUID], telemetry: Telemetry) -> dict[UUID, LiveRun]:
@@ -59,16 +60,16 @@ def _monitored(
     trusted = run.monitor_state is None
     if trusted and held is not None and _goes_on(held.run, run):
         return _moved_on(tx, run, held), "moved_on"
-    state = None
+    watch, state = Watch(run, policy), None
     if trusted and kept is not None and kept.version >= run.rewritten_version:
         state = _restored(policy, kept)
     if state is not None:
-        since = after(tx, run, policy, state)
-        found = LiveRun(run, policy, state, {}, decided=False)
+        since = after(tx, run, watch, state)
+        found = LiveRun(run, policy, watch, state, {}, decided=False)
         how = "restored"
     else:
-        since = watching.observations(run, policy, observations.series(tx, run.id, watching.watched(run, policy)))
-        found = LiveRun(run, policy, replay(policy, ()), {}, decided=False)
+        since = watch.observations(observations.series(tx, run.id, watch.metrics))
+        found = LiveRun(run, policy, watch, start(policy), {}, decided=False)
         how = "rebuilt"
     found.monitor, _ = advance(policy, found.monitor, since)
     found.count = found.unkept = len(since)
@@ -82,7 +83,7 @@ def _goes_on(before: Run, run: Run) -> bool:
 
 
 def _moved_on(tx: Transaction, run: Run, held: LiveRun) -> LiveRun:
-    since = after(tx, run, held.policy, held.monitor)
+    since = after(tx, run, held.watch, held.monitor)
     held.run = run
     held.monitor, _ = advance(held.policy, held.monitor, since)
     held.count += len(since)
@@ -100,15 +101,13 @@ def _restored(policy: Policy, kept: KeptMonitor) -> MonitorState | None:
         return None
 
 
-def after(tx: Transaction, run: Run, policy: Policy, state: MonitorState) -> list[Observation]:
+def after(tx: Transaction, run: Run, watch: Watch, state: MonitorState) -> list[Observation]:
     """What the monitor has not seen yet."""
-    metrics = watching.watched(run, policy)
-    if state.last is None:
-        points = observations.series(tx, run.id, metrics)
-    else:
-        points = observations.after(tx, run.id, metrics, state.last[0])
     seen = state.last
-    return [item for item in watching.observations(run, policy, points) if seen is None or item.order > seen]
+    if seen is None:
+        return watch.observations(observations.series(tx, run.id, watch.metrics))
+    points = observations.after(tx, run.id, watch.metrics, seen[0])
+    return [item for item in watch.observations(points) if item.order > seen]
 
 
 def scores_of(tx: Transaction, run: Run, gold: str) -> Scores:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -16,8 +15,7 @@ from evalstop_service.store.database import Transaction, driver, insert_if_new, 
 from evalstop_service.store.tables import attempts, decision_changes, outcomes, policies, runs
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """A row of runs, with the name of its policy.
 
     `verdict`, `best_checkpoint`, `raw_maximum` and `turn` are JSON values as they are answered; `turn` is None while
@@ -68,12 +66,10 @@ def save(tx: Transaction, run: Run) -> None:
     tx.execute(runs.update().where(runs.c.id == run.id).values(**_columns_of(run)))
 
 
-def add_attempt(tx: Transaction, run: Run, resumed_from_step: int, now: datetime) -> None:
-    """Record that `run.attempt` began at a step of an earlier one."""
+def add_attempt(tx: Transaction, run_id: UUID, attempt: int, resumed_from_step: int, now: datetime) -> None:
+    """Record that an attempt began at a step of an earlier one."""
     tx.execute(
-        attempts.insert().values(
-            run_id=run.id, attempt=run.attempt, resumed_from_step=resumed_from_step, started_at=now
-        )
+        attempts.insert().values(run_id=run_id, attempt=attempt, resumed_from_step=resumed_from_step, started_at=now)
     )
 
 

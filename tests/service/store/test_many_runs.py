@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import msgspec
@@ -17,6 +16,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.monitors import KeptMonitor
 from evalstop_service.store.observations import New, Point
+from msgspec.structs import replace
 
 from tests.service.scenes import NOW, Scene, evals, set_up
 
@@ -170,7 +170,7 @@ def test_stores_observations_of_many_runs(scene: Scene, repeats: int) -> None:
 
 
 def in_utc(point: Point) -> Point:
-    return msgspec.structs.replace(point, time=point.time.astimezone(UTC) if point.time else None)
+    return replace(point, time=point.time.astimezone(UTC) if point.time else None)
 
 
 @pytest.mark.parametrize("repeats", [1, 300])
