@@ -305,12 +305,6 @@ deliveries = sa.Table(
         sqlite_where=sa.text("state = 'waiting'"),
         postgresql_where=sa.text("state = 'waiting'"),
     ),
-    sa.Index(
-        "ix_deliveries_due_at",
-        "due_at",
-        sqlite_where=sa.text("state = 'waiting'"),
-        postgresql_where=sa.text("state = 'waiting'"),
-    ),
 )
 
 delivery_attempts = sa.Table(
