@@ -49,8 +49,9 @@ def exchange(database: Database, clock: Clock, ended: Sequence[Ended], wanted: W
     with database.transaction() as tx:
         settled = leases.settle(tx, ended)
         # The time is asked for after what may have waited for a lock, so that a lease begins when it is written.
-        now = leases.clock(tx, clock())
-        decisions.request_due(tx, now)
+        now, over = queues.moment(tx, clock())
+        if over:
+            decisions.request_due(tx, now)
         claimed = leases.claim(tx, now, wanted.lease_seconds, wanted.limit, wanted.per_endpoint, wanted.room)
         return Exchanged(now, settled, claimed, _next_due(tx, now, claimed))
 
@@ -63,10 +64,10 @@ def settle(database: Database, ended: Sequence[Ended]) -> Settled:
 
 def _look(database: Database, clock: Clock, wanted: Wanted) -> Exchanged | None:
     """Whether there is nothing to do: a look, so that idle workers leave SQLite's one lock for writing alone."""
-    now = clock()
     with database.reading() as tx:
+        now, over = queues.moment(tx, clock())
         due = queues.due(tx, now, wanted.limit, wanted.per_endpoint, wanted.room) if wanted.limit > 0 else []
-        if due or decisions.any_due(tx, now):
+        if due or over:
             return None
         return Exchanged(now, NOTHING_SETTLED, (), _next_due(tx, now, ()))
 

@@ -19,9 +19,8 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from evalstop_service.store import endpoints
+from evalstop_service.store import endpoints, queues
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.queues import Due, due
 from evalstop_service.store.tables import UtcTime, deliveries, delivery_attempts, events
 from evalstop_service.store.tables import endpoints as targets
 
@@ -90,13 +89,6 @@ class Settled:
     cancelled: frozenset[UUID]
 
 
-def clock(tx: Transaction, here: datetime) -> datetime:
-    """The time that leases are compared with: that of PostgreSQL; on the embedded database it is this machine's."""
-    if tx.dialect.name == "postgresql":
-        return tx.execute(_NOW).scalar_one()
-    return here
-
-
 def claim(
     tx: Transaction,
     now: datetime,
@@ -105,16 +97,25 @@ def claim(
     per_endpoint: int,
     room: Mapping[UUID, int] | None = None,
 ) -> list[Claimed]:
-    """Take what `due` finds for `lease_seconds`; no other worker gets it while that time lasts."""
-    found = due(tx, now, limit, per_endpoint, room) if limit > 0 else []
+    """Take up to `limit` deliveries that are due, longest due first, and at most `per_endpoint` of one endpoint.
+
+    `room`: endpoints for which it is another number than `per_endpoint`. No other worker gets what was claimed until
+    `lease_seconds` are over; workers that claim at the same time pass over what the other takes.
+    """
+    if limit <= 0:
+        return []
+    lease_until = now + timedelta(seconds=lease_seconds)
+    if tx.dialect.name == "postgresql":
+        values = queues.among(now, limit, per_endpoint, room or {}) | {"lease_until": lease_until}
+        return [_claimed(row, lease_until, now) for row in tx.execute(_CLAIM_POSTGRESQL, values)]
+    found = queues.due(tx, now, limit, per_endpoint, room)
     if not found:
         return []
-    held = _among(tx, found)
-    lease_until = now + timedelta(seconds=lease_seconds)
+    held = sa.tuple_(deliveries.c.run_id, deliveries.c.id).in_([(one.run_id, one.id) for one in found])
     query = _CONTENTS.where(held).order_by(deliveries.c.due_at, deliveries.c.id)
-    claimed = [_claimed(row, lease_until, now) for row in tx.execute(query)]
+    rows = tx.execute(query).all()
     tx.execute(sa.update(deliveries).where(held).values(due_at=lease_until, attempts=deliveries.c.attempts + 1))
-    return claimed
+    return [_claimed(row, lease_until, now) for row in rows]
 
 
 def settle(tx: Transaction, ended: Sequence[Ended]) -> Settled:
@@ -125,12 +126,9 @@ def settle(tx: Transaction, ended: Sequence[Ended]) -> Settled:
     if gone:  # the endpoint's row before the delivery's, as deleting an endpoint does: else the two can deadlock
         lock = sa.select(targets.c.id).where(targets.c.id.in_(gone)).order_by(targets.c.id)
         tx.execute(lock.with_for_update(key_share=True))
-    query = sa.select(deliveries.c.id, deliveries.c.state, deliveries.c.attempts)
-    query = query.where(_among(tx, [one.claimed for one in ended]))
-    query = query.order_by(deliveries.c.run_id, deliveries.c.id).with_for_update()
-    present = {row.id: (row.state, row.attempts) for row in tx.execute(query)}
+    write = _settle_postgresql if tx.dialect.name == "postgresql" else _settle_sqlite
+    present = write(tx, ended)
     kept = [one for one in ended if present.get(one.claimed.id) == ("waiting", one.claimed.attempts)]
-    _record(tx, kept)
     for endpoint_id in sorted(
         {one.claimed.endpoint_id for one in kept if isinstance(one.result, Dead) and one.result.gone}
     ):
@@ -141,54 +139,49 @@ def settle(tx: Transaction, ended: Sequence[Ended]) -> Settled:
     )
 
 
-def _record(tx: Transaction, kept: Sequence[Ended]) -> None:
-    delivered = [one.claimed for one in kept if isinstance(one.result, Delivered)]
-    if delivered:
-        values = {"state": "delivered", "last_error": None, "settled_at": max(one.at for one in kept)}
-        tx.execute(sa.update(deliveries).where(_among(tx, delivered)).values(values))
-    others = [_change(one) for one in kept if not isinstance(one.result, Delivered)]
-    if others:
-        tx.execute(_CHANGE, others)
-    attempts = [
-        {
-            "run_id": one.claimed.run_id,
-            "delivery_id": one.claimed.id,
-            "number": one.claimed.attempts,
-            "at": one.at,
-            "duration_ms": one.duration_ms,
-            "status_code": one.status_code,
-            "error": one.result.error if isinstance(one.result, Retry | Dead) else None,
-        }
-        for one in kept
-        if not isinstance(one.result, GivenBack)
-    ]
-    if attempts:
-        tx.execute(sa.insert(delivery_attempts), attempts)
+def _settle_postgresql(tx: Transaction, ended: Sequence[Ended]) -> dict[UUID, tuple[str, int]]:
+    columns = {name: [row[name] for row in map(_row, ended)] for name in _ENDED_TYPES}
+    return {row.id: (row.state, row.attempts) for row in tx.execute(_SETTLE_POSTGRESQL, columns)}
 
 
-def _change(ended: Ended) -> dict[str, Any]:
-    values: dict[str, Any]
-    match ended.result:
-        case Retry(due_at, error):
-            values = {"state": "waiting", "due_at": due_at, "last_error": error, "settled_at": None}
-        case Dead(error):
-            values = {"state": "dead", "due_at": ended.claimed.due_at, "last_error": error, "settled_at": ended.at}
-        case _:
-            values = {"state": "waiting", "due_at": ended.at, "last_error": None, "settled_at": None}
-    return values | {"of_run": ended.claimed.run_id, "of_id": ended.claimed.id}
+def _settle_sqlite(tx: Transaction, ended: Sequence[Ended]) -> dict[UUID, tuple[str, int]]:
+    keys = [(one.claimed.run_id, one.claimed.id) for one in ended]
+    query = sa.select(deliveries.c.id, deliveries.c.state, deliveries.c.attempts)
+    query = query.where(sa.tuple_(deliveries.c.run_id, deliveries.c.id).in_(keys))
+    present = {row.id: (row.state, row.attempts) for row in tx.execute(query)}
+    kept = [_row(one) for one in ended if present.get(one.claimed.id) == ("waiting", one.claimed.attempts)]
+    if kept:
+        tx.execute(_CHANGE, kept)
+    if tried := [row for row in kept if row["tried"]]:
+        tx.execute(_LOG, tried)
+    return present
 
 
-def _among(tx: Transaction, keys: Sequence[Due | Claimed]) -> sa.ColumnElement[bool]:
-    """By key, and not by a subquery: statistics of a queue are always stale, and a planner may run it for each row."""
-    key = sa.tuple_(deliveries.c.run_id, deliveries.c.id)
-    if tx.dialect.name != "postgresql":
-        return key.in_([(one.run_id, one.id) for one in keys])
-    arrays = (  # two parameters however many keys, so that the statement is prepared once
-        sa.literal([one.run_id for one in keys], ARRAY(sa.Uuid())),
-        sa.literal([one.id for one in keys], ARRAY(sa.Uuid())),
-    )
-    wanted = sa.func.unnest(*arrays).table_valued("run_id", "id").render_derived("wanted")
-    return key.in_(sa.select(wanted.c.run_id, wanted.c.id))
+def _row(ended: Ended) -> dict[str, Any]:
+    """What becomes of the delivery's row, and what is kept of the attempt."""
+    claimed, result = ended.claimed, ended.result
+    state, due_at, error = "waiting", claimed.due_at, None
+    match result:
+        case Delivered():
+            state = "delivered"
+        case Retry():
+            due_at, error = result.due_at, result.error
+        case Dead():
+            state, error = "dead", result.error
+        case GivenBack():
+            due_at = ended.at
+    return {
+        "of_run": claimed.run_id,
+        "of_id": claimed.id,
+        "number": claimed.attempts,
+        "new_state": state,
+        "new_due_at": due_at,
+        "error": error,
+        "ended_at": ended.at,
+        "took_ms": ended.duration_ms,
+        "code": ended.status_code,
+        "tried": not isinstance(result, GivenBack),
+    }
 
 
 def _claimed(row: Any, lease_until: datetime, now: datetime) -> Claimed:
@@ -205,8 +198,6 @@ def _claimed(row: Any, lease_until: datetime, now: datetime) -> Claimed:
         body=row.body,
     )
 
-
-_NOW = sa.select(sa.type_coerce(sa.func.clock_timestamp(), UtcTime))
 
 _CONTENTS = (
     sa.select(
@@ -226,13 +217,104 @@ _CONTENTS = (
     .join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
 )
 
+_settled_at = sa.case((sa.bindparam("new_state") != "waiting", sa.bindparam("ended_at", type_=UtcTime)))
+_last_error = sa.case(
+    (sa.bindparam("new_state") == "delivered", None),
+    else_=sa.func.coalesce(sa.bindparam("error", type_=sa.Text), deliveries.c.last_error),
+)
+
 _CHANGE = (
     sa.update(deliveries)
     .where(deliveries.c.run_id == sa.bindparam("of_run"), deliveries.c.id == sa.bindparam("of_id"))
     .values(
-        state=sa.bindparam("state"),
-        due_at=sa.bindparam("due_at"),
-        last_error=sa.func.coalesce(sa.bindparam("last_error"), deliveries.c.last_error),
-        settled_at=sa.bindparam("settled_at"),
+        state=sa.bindparam("new_state"),
+        due_at=sa.bindparam("new_due_at"),
+        last_error=_last_error,
+        settled_at=_settled_at,
     )
+)
+
+_LOG = sa.insert(delivery_attempts).values(
+    run_id=sa.bindparam("of_run"),
+    delivery_id=sa.bindparam("of_id"),
+    number=sa.bindparam("number"),
+    at=sa.bindparam("ended_at"),
+    duration_ms=sa.bindparam("took_ms"),
+    status_code=sa.bindparam("code"),
+    error=sa.bindparam("error"),
+)
+
+# On PostgreSQL one statement each, since every further one is a trip there and back.
+_CLAIM_POSTGRESQL = (
+    sa.text(
+        queues.QUEUES  # noqa: S608 - of constants alone
+        + ", head AS MATERIALIZED ("
+        + queues.HEAD_POSTGRESQL
+        + """
+), taken AS (
+    UPDATE deliveries SET due_at = :lease_until, attempts = deliveries.attempts + 1 FROM head
+    WHERE deliveries.run_id = head.run_id AND deliveries.id = head.id
+    RETURNING deliveries.run_id, deliveries.id, deliveries.event_id, deliveries.endpoint_id, head.attempts, head.due_at
+)
+SELECT taken.run_id, taken.id, taken.event_id, taken.endpoint_id, taken.attempts, taken.due_at,
+    endpoints.url, endpoints.secret, endpoints.previous_secret, endpoints.previous_secret_until, events.body
+FROM taken
+JOIN endpoints ON endpoints.id = taken.endpoint_id
+JOIN events ON events.run_id = taken.run_id AND events.id = taken.event_id
+ORDER BY taken.due_at, taken.id
+"""
+    )
+    .bindparams(*queues.HEAD_PARAMETERS, sa.bindparam("lease_until", type_=UtcTime))
+    .columns(
+        run_id=sa.Uuid,
+        id=sa.Uuid,
+        event_id=sa.Uuid,
+        endpoint_id=sa.Uuid,
+        due_at=UtcTime,
+        previous_secret_until=UtcTime,
+    )
+)
+
+_ENDED_TYPES: dict[str, Any] = {
+    "of_run": sa.Uuid(),
+    "of_id": sa.Uuid(),
+    "number": sa.Integer(),
+    "new_state": sa.Text(),
+    "new_due_at": UtcTime(),
+    "error": sa.Text(),
+    "ended_at": UtcTime(),
+    "took_ms": sa.Double(),
+    "code": sa.Integer(),
+    "tried": sa.Boolean(),
+}
+
+# Rows are locked in the order of their keys, as those lock them who cancel many at once.
+_SETTLE_POSTGRESQL = (
+    sa.text(
+        "WITH ended AS MATERIALIZED (SELECT * FROM unnest("  # noqa: S608 - of constants alone
+        + ", ".join(f":{name}" for name in _ENDED_TYPES)
+        + ") AS ended ("
+        + ", ".join(_ENDED_TYPES)
+        + """)
+), present AS MATERIALIZED (
+    SELECT deliveries.run_id, deliveries.id, deliveries.state, deliveries.attempts FROM deliveries
+    JOIN ended ON deliveries.run_id = ended.of_run AND deliveries.id = ended.of_id
+    ORDER BY deliveries.run_id, deliveries.id FOR UPDATE OF deliveries
+), settled AS (
+    UPDATE deliveries SET state = new_state, due_at = new_due_at,
+        last_error = CASE WHEN new_state = 'delivered' THEN NULL ELSE coalesce(error, last_error) END,
+        settled_at = CASE WHEN new_state <> 'waiting' THEN ended_at END
+    FROM ended JOIN present ON present.run_id = of_run AND present.id = of_id AND present.attempts = number
+    WHERE deliveries.run_id = of_run AND deliveries.id = of_id AND present.state = 'waiting'
+    RETURNING of_id, number
+), logged AS (
+    INSERT INTO delivery_attempts (run_id, delivery_id, number, at, duration_ms, status_code, error)
+    SELECT of_run, of_id, number, ended_at, took_ms, code, error
+    FROM ended JOIN settled USING (of_id, number) WHERE tried
+)
+SELECT id, state, attempts FROM present
+"""
+    )
+    .bindparams(*(sa.bindparam(name, type_=ARRAY(kind)) for name, kind in _ENDED_TYPES.items()))
+    .columns(id=sa.Uuid)
 )

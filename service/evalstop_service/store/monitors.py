@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import monitors
+from evalstop_service.store.database import Transaction, driver
+from evalstop_service.store.tables import moment_text, monitors
 
 
 class KeptMonitor(NamedTuple):
@@ -23,28 +22,41 @@ class KeptMonitor(NamedTuple):
 
 def find_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, KeptMonitor]:
     """Those of these runs' monitors that are kept."""
-    query = sa.select(monitors.c.run_id, monitors.c.version, monitors.c.state)
-    return {
-        run_id: KeptMonitor(version, state)
-        for run_id, version, state in tx.execute(query.where(monitors.c.run_id.in_(run_ids)))
-    }
+    rows: Iterable[Sequence[Any]]
+    if tx.dialect.name == "postgresql":
+        rows = driver(tx).cursor(binary=True).execute(_FIND, (list(run_ids),), prepare=True)
+    else:
+        query = sa.select(monitors.c.run_id, monitors.c.version, monitors.c.state)
+        rows = tx.execute(query.where(monitors.c.run_id.in_(run_ids)))
+    return {run_id: KeptMonitor(version, state) for run_id, version, state in rows}
 
 
-def keep(tx: Transaction, kept: Iterable[tuple[UUID, int, str]], now: datetime) -> None:
+def keep(tx: Transaction, kept: Sequence[tuple[UUID, int, str]], now: datetime) -> None:
     """Keep monitors of runs that are locked, each in place of the one before: (run, version, state)."""
-    rows = [{"run_id": run_id, "version": version, "state": state, "kept_at": now} for run_id, version, state in kept]
-    if not rows:
+    if not kept:
         return
-    insert = (postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert)(monitors)
-    new = insert.excluded
-    tx.execute(
-        insert.on_conflict_do_update(
-            index_elements=["run_id"], set_={"version": new.version, "state": new.state, "kept_at": new.kept_at}
-        ),
-        rows,
-    )
+    if tx.dialect.name == "postgresql":
+        run_ids, versions, states = (list(column) for column in zip(*kept, strict=True))
+        driver(tx).execute(_KEEP_ALL, (now, run_ids, versions, states), prepare=True)
+    else:
+        at = moment_text(now)
+        tx.exec_driver_sql(_KEEP, [(run_id.hex, version, state, at) for run_id, version, state in kept])
 
 
 def forget(tx: Transaction, run_ids: Sequence[UUID]) -> None:
     """Drop what is kept of these runs."""
     tx.execute(sa.delete(monitors).where(monitors.c.run_id.in_(run_ids)))
+
+
+_FIND = "SELECT run_id, version, state FROM monitors WHERE run_id = ANY(%b)"
+
+_INSTEAD = (
+    "ON CONFLICT (run_id) DO UPDATE SET version = excluded.version, state = excluded.state, kept_at = excluded.kept_at"
+)
+
+_KEEP = f"INSERT INTO monitors (run_id, version, state, kept_at) VALUES (?, ?, ?, ?) {_INSTEAD}"  # noqa: S608
+
+_KEEP_ALL = f"""
+INSERT INTO monitors (run_id, version, state, kept_at) SELECT run_id, version, state, %b::timestamptz
+FROM unnest(%b::uuid[], %b::integer[], %b::text[]) AS new (run_id, version, state) {_INSTEAD}
+"""  # noqa: S608

@@ -16,7 +16,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, driver
-from evalstop_service.store.tables import observations
+from evalstop_service.store.tables import moment_text, observations
 
 LIVE = 0
 """`superseded_by` of an observation that counts."""
@@ -109,7 +109,7 @@ def add_many(tx: Transaction, rows: Sequence[New], now: datetime) -> None:
     if not rows:
         return
     if tx.dialect.name != "postgresql":
-        received_at = _text(now)
+        received_at = moment_text(now)
         tx.exec_driver_sql(_INSERT, [_columns(row, received_at) for row in rows])
     elif len(rows) <= _FEW:
         recordset = msgspec.json.encode([_record(row) for row in rows]).decode()
@@ -255,12 +255,8 @@ def _columns(row: New, received_at: str) -> tuple[Any, ...]:
     """A row as the embedded database holds it."""
     run_id, attempt, point = row
     value = None if point.value != point.value else point.value
-    observed_at = None if point.time is None else _text(point.time)
+    observed_at = None if point.time is None else moment_text(point.time)
     return run_id.hex, point.metric, point.step, LIVE, value, point.stderr, attempt, observed_at, received_at
-
-
-def _text(moment: datetime) -> str:
-    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 def _record(row: New) -> _Record:

@@ -15,8 +15,9 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from evalstop_service.store import decisions
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import UtcTime, decisions, deliveries
+from evalstop_service.store.tables import UtcTime, deliveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,8 @@ def due(
     what another transaction has locked is passed over.
     """
     room = room or {}
-    values = {"now": now, "per_endpoint": per_endpoint, "limit": limit}
     if tx.dialect.name == "postgresql":
-        query, more = _DUE_POSTGRESQL, {"known": list(room), "room": [max(0, one) for one in room.values()]}
-        return [Due(*row) for row in tx.execute(query, values | more)]
+        return [Due(*row) for row in tx.execute(_DUE_POSTGRESQL, among(now, limit, per_endpoint, room))]
     most = max(per_endpoint, *room.values(), 0) if room else per_endpoint
     left = dict(room)
     found: list[Due] = []
@@ -55,12 +54,27 @@ def due(
     return found
 
 
+def among(now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]) -> dict[str, Any]:
+    """The parameters of `HEAD_POSTGRESQL`."""
+    rooms = {"known": list(room), "room": [max(0, one) for one in room.values()]}
+    return {"now": now, "per_endpoint": per_endpoint, "limit": limit} | rooms
+
+
+def moment(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
+    """The time that leases and due times are compared with, and whether the grace period of any decision is over.
+
+    It is PostgreSQL's own time, one for the workers of any number of machines; on the embedded database this
+    machine's, which is `here`.
+    """
+    if tx.dialect.name == "postgresql":
+        now, over = tx.execute(_MOMENT).one()
+        return now, over
+    return here, decisions.any_due(tx, here)
+
+
 def next_due(tx: Transaction, now: datetime) -> datetime | None:
     """When, after `now`, a delivery or the grace period of a decision is the next to come due; None: nothing waits."""
-    moments = [tx.execute(_NEXT, {"now": now}).scalar()]
-    pending = sa.select(sa.func.min(decisions.c.due_at))
-    pending = pending.where(decisions.c.state == sa.literal_column("'pending'"), decisions.c.due_at > now)
-    moments.append(tx.execute(pending).scalar())
+    moments = tx.execute(_NEXT, {"now": now}).one()
     return min((moment for moment in moments if moment is not None), default=None)
 
 
@@ -102,7 +116,7 @@ _HASTEN = (
 
 # The endpoints for which anything waits, each found by one step into the index from the one before. The state is
 # spelled out, not bound, so that a plan made for any parameters may use the partial index.
-_QUEUES = """
+QUEUES = """
 WITH RECURSIVE queue (endpoint_id) AS (
     SELECT * FROM (
         SELECT endpoint_id FROM deliveries WHERE state = 'waiting' ORDER BY endpoint_id LIMIT 1
@@ -130,12 +144,10 @@ _DUE_TYPES: dict[str, Any] = {
     "due_at": UtcTime,
 }
 
-_DUE_POSTGRESQL = (
-    sa.text(
-        _QUEUES  # noqa: S608 - of constants alone
-        + _HEAD
-        + _SERVED
-        + """
+HEAD_POSTGRESQL = (
+    _HEAD  # noqa: S608 - of constants alone
+    + _SERVED
+    + """
 LEFT JOIN unnest(:known, :room) AS known (endpoint_id, room) ON known.endpoint_id = queue.endpoint_id
 CROSS JOIN LATERAL (
     SELECT run_id, id, endpoint_id, attempts, due_at FROM deliveries
@@ -145,19 +157,21 @@ CROSS JOIN LATERAL (
 ) AS head
 ORDER BY head.due_at, head.id LIMIT :limit
 """
-    )
-    .bindparams(
-        sa.bindparam("now", type_=UtcTime),
-        sa.bindparam("known", type_=ARRAY(sa.Uuid())),
-        sa.bindparam("room", type_=ARRAY(sa.Integer())),
-        sa.bindparam("per_endpoint", type_=sa.Integer()),
-    )
-    .columns(**_DUE_TYPES)
 )
+"""What is due, locked, one queue after another: to be read after `QUEUES`, with the parameters of `among`."""
+
+HEAD_PARAMETERS = (
+    sa.bindparam("now", type_=UtcTime),
+    sa.bindparam("known", type_=ARRAY(sa.Uuid())),
+    sa.bindparam("room", type_=ARRAY(sa.Integer())),
+    sa.bindparam("per_endpoint", type_=sa.Integer()),
+)
+
+_DUE_POSTGRESQL = sa.text(QUEUES + HEAD_POSTGRESQL).bindparams(*HEAD_PARAMETERS).columns(**_DUE_TYPES)
 
 _DUE_SQLITE = (
     sa.text(
-        _QUEUES  # noqa: S608 - of constants alone
+        QUEUES  # noqa: S608 - of constants alone
         + _HEAD
         + _SERVED
         + """
@@ -175,15 +189,20 @@ ORDER BY head.due_at, head.id
 
 _NEXT = (
     sa.text(
-        _QUEUES  # noqa: S608 - of constants alone
+        QUEUES  # noqa: S608 - of constants alone
         + """
 SELECT min((
     SELECT due_at FROM deliveries
     WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at > :now
     ORDER BY due_at LIMIT 1
-)) AS due_at FROM queue"""
+)) AS delivery, (SELECT min(due_at) FROM decisions WHERE state = 'pending' AND due_at > :now) AS decision FROM queue"""
         + _SERVED
     )
     .bindparams(sa.bindparam("now", type_=UtcTime))
-    .columns(due_at=UtcTime)
+    .columns(delivery=UtcTime, decision=UtcTime)
 )
+
+_MOMENT = sa.text("""
+SELECT clock_timestamp() AS now,
+    EXISTS (SELECT FROM decisions WHERE state = 'pending' AND due_at <= clock_timestamp()) AS over
+""").columns(now=UtcTime, over=sa.Boolean)

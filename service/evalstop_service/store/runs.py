@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, driver, insert_if_new, like
-from evalstop_service.store.tables import attempts, decision_changes, outcomes, policies, runs
+from evalstop_service.store.tables import attempts, decision_changes, moment_text, outcomes, policies, runs
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -115,6 +115,10 @@ def lock_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Stamp]:
 
 def load_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
     """Those of these runs that exist, with what release 0.1.0 left of their monitors."""
+    if tx.dialect.name == "postgresql":
+        rows = driver(tx).cursor(binary=True).execute(_LOAD_MANY, (list(run_ids),), prepare=True)
+        found = (Run(**dict(zip(_LOADED, row, strict=True))) for row in rows)
+        return {run.id: run for run in found}
     query = _SELECT.add_columns(runs.c.monitor_state).where(runs.c.id.in_(run_ids))
     return {row["id"]: Run(**row) for row in tx.execute(query).mappings()}
 
@@ -124,12 +128,10 @@ def save_many(tx: Transaction, changed: Sequence[Run]) -> None:
     if not changed:
         return
     if tx.dialect.name == "postgresql":
-        rows = [{name: getattr(run, name) for name in ("id", *_MOVING)} for run in changed]
-        driver(tx).execute(_SAVE_MANY, (msgspec.json.encode(rows).decode(),), prepare=True)
+        documents = [{name: getattr(run, name) for name in ("id", *_MOVING)} for run in changed]
+        driver(tx).execute(_SAVE_MANY, (msgspec.json.encode(documents).decode(),), prepare=True)
         return
-    rows = [{"run": run.id, **{name: getattr(run, name) for name in _MOVING}} for run in changed]
-    update = runs.update().where(runs.c.id == sa.bindparam("run"))
-    tx.execute(update.values(monitor_state=None, **{name: sa.bindparam(name) for name in _MOVING}), rows)
+    tx.exec_driver_sql(_SAVE, [(*(_embedded(getattr(run, name)) for name in _MOVING), run.id.hex) for run in changed])
 
 
 def listing(
@@ -175,7 +177,16 @@ _MOVING = (
     *("verdict", "best_checkpoint", "raw_maximum", "turn", "updated_at", "ended_at"),
 )
 
+_SAVE = f"UPDATE runs SET monitor_state = NULL, {', '.join(f'{name} = ?' for name in _MOVING)} WHERE id = ?"  # noqa: S608
+
 _LOCK_MANY = "SELECT id, version, updated_at FROM runs WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
+
+_LOADED = (*(column.name for column in runs.c), "policy_name", "policy_version")
+
+_LOAD_MANY = f"""
+SELECT {", ".join(f"runs.{column.name}" for column in runs.c)}, policies.name, policies.version
+FROM runs JOIN policies ON policies.id = runs.policy_id WHERE runs.id = ANY(%b)
+"""  # noqa: S608
 
 # JSON is what the driver hands over fastest, and most of a row is JSON anyway.
 _SAVE_MANY = f"""
@@ -210,6 +221,16 @@ def _page(
     if before is not None:
         query = query.where(runs.c.id < before)
     return query.order_by(runs.c.id.desc()).limit(limit)
+
+
+def _embedded(value: Any) -> Any:
+    """A value as the embedded database holds it."""
+    match value:
+        case dict():
+            return msgspec.json.encode(value).decode()
+        case datetime():
+            return moment_text(value)
+    return value
 
 
 def _digest(tx: Transaction, query: sa.Select[Any]) -> str:

@@ -33,6 +33,11 @@ class UtcTime(sa.TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+def moment_text(moment: datetime) -> str:
+    """A moment as SQLite holds it."""
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
 class Real(sa.TypeDecorator[float]):
     """A double that may be NaN. SQLite turns NaN into NULL by itself, so NULL stands for NaN in both databases."""
 
@@ -292,9 +297,11 @@ deliveries = sa.Table(
     sa.Column("settled_at", UtcTime),
     sa.Index("ix_deliveries_id", "id"),
     sa.Index("ix_deliveries_event_id", "event_id"),
-    sa.Index(
-        "ix_deliveries_due_at",
+    sa.Index(  # the queue of each endpoint, from its head
+        "ix_deliveries_endpoint_id",
+        "endpoint_id",
         "due_at",
+        "id",
         sqlite_where=sa.text("state = 'waiting'"),
         postgresql_where=sa.text("state = 'waiting'"),
     ),

@@ -122,7 +122,7 @@ def test_is_due_whatever_the_clock_says(postgres_database: Database) -> None:
     with postgres_database.transaction() as tx:
         scene.announce(tx, now=utc_now() + timedelta(minutes=10))
     with postgres_database.transaction() as tx:
-        assert len(take(tx, leases.clock(tx, EPOCH), 60, 1)) == 1
+        assert len(take(tx, queues.moment(tx, EPOCH)[0], 60, 1)) == 1
 
 
 def test_wakes_workers_on_commit(database: Database, scene: Scene) -> None:
