@@ -10,6 +10,7 @@ from evalstop_detectors import NOTHING_SEEN, POLICIES, policy_to_document, verdi
 from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict, Invalid
+from evalstop_service.retention import refuse_if_pruned
 from evalstop_service.store import policies, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -90,6 +91,7 @@ def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) 
     run = runs.lock(tx, project.id, known.id) if known else None
     if run is None:
         raise Conflict(f"run {request.name!r} is being removed; open it again")
+    refuse_if_pruned(run)
     if request.metrics is not None and request.metrics != run.metrics:
         raise Conflict(
             f"run {run.name!r} is on record with the metrics {run.metrics}, not {request.metrics}; "

@@ -18,6 +18,7 @@ from evalstop_service.ingest.live import LATE_WEIGHT, LiveRun, LiveRuns
 from evalstop_service.ingest.news import Arrival, Points, Receipt, Resumed, Saved
 from evalstop_service.ingest.recall import after, recall, scores_of
 from evalstop_service.ingest.work import Work
+from evalstop_service.retention import refuse_if_pruned
 from evalstop_service.store import checkpoints
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Database
@@ -45,13 +46,17 @@ def take(
 def _answer(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
     if live is None or live.run.project_id != arrival.project_id:
         return NotFound(f"there is no run {arrival.run_id} in this project; open one by POST /api/v1/runs")
-    match arrival.news:
-        case Points(points):
-            return _take_points(work, live, points)
-        case Saved(at, uri):
-            return _take_checkpoint(work, live, at, uri)
-        case Resumed(at):
-            return _take_resumption(work, live, at)
+    try:
+        refuse_if_pruned(live.run)
+        match arrival.news:
+            case Points(points):
+                return _take_points(work, live, points)
+            case Saved(at, uri):
+                return _take_checkpoint(work, live, at, uri)
+            case Resumed(at):
+                return _take_resumption(work, live, at)
+    except ServiceError as error:  # raised before anything of it was stored
+        return error
 
 
 def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receipt:
@@ -62,9 +67,8 @@ def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receip
         rewritten = _step(work, live, fresh)
         late, moved = _weigh(work, live, fresh)
         last_step = live.run.last_step
-        highest = max((point.step for point in fresh), default=-1)
-        if last_step is None or highest > last_step:
-            moved["last_step"] = highest
+        if fresh and (last_step is None or max(point.step for point in fresh) > last_step):
+            moved["last_step"] = max(point.step for point in fresh)
         _settle(work, live, moved, rewritten=rewritten or late)
     return Receipt(
         live.run,
@@ -75,11 +79,11 @@ def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receip
     )
 
 
-def _take_checkpoint(work: Work, live: LiveRun, at: int, uri: str) -> Answer:
+def _take_checkpoint(work: Work, live: LiveRun, at: int, uri: str) -> Receipt:
     run = live.run
     known = checkpoints.find(work.tx, run.id, at)
     if known is not None and known.uri != uri:
-        return Conflict(f"the checkpoint of step {at} is on record at {known.uri!r}; it cannot move")
+        raise Conflict(f"the checkpoint of step {at} is on record at {known.uri!r}; it cannot move")
     if known is None:
         checkpoints.add(work.tx, run.id, Checkpoint(at, uri, run.attempt, work.now))
         if live.scores is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
+
+_REST_SECONDS = 1.0
 
 Transaction = sa.Connection
 """What every query takes as its first argument."""
@@ -33,7 +37,6 @@ class Database:
             self.url,
             pool_size=pool_size,
             max_overflow=0,
-            pool_pre_ping=not self.embedded,
             json_deserializer=_json_value,
         )
         # SQLite has one writer at a time and lets the others poll for the lock; waiting in line is fairer and faster.
@@ -42,6 +45,7 @@ class Database:
             _prepare_sqlite(self.engine, synchronous)
         else:
             _prepare_postgres(self.engine)
+            _ask_after_a_rest(self.engine)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -79,6 +83,23 @@ def _prepare_postgres(engine: sa.Engine) -> None:
         connection.execute("SET jit TO off")
         connection.execute("SET timezone TO 'UTC'")
         connection.commit()
+
+
+def _ask_after_a_rest(engine: sa.Engine) -> None:
+    """Have the server asked whether a connection still stands when it lay idle for a while, not before each use."""
+
+    @sa.event.listens_for(engine, "checkin")
+    def rest(_connection: Any, record: Any) -> None:
+        record.info["rested_since"] = time.monotonic()
+
+    @sa.event.listens_for(engine, "checkout")
+    def ask(connection: Any, record: Any, _proxy: Any) -> None:
+        if connection is None or time.monotonic() - record.info.get("rested_since", math.inf) < _REST_SECONDS:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error as error:
+            raise sa.exc.DisconnectionError from error  # the pool opens another
 
 
 def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
