@@ -86,6 +86,10 @@ system-packages:  ## Install PostgreSQL, Chromium and curl for the tests where t
 bench-first: $(READY)  ## Measure latency from eval to webhook and observations per second
 	$(BIN)/python -m evalstop_lab.bench.first
 
+.PHONY: bench-ingest
+bench-ingest: $(READY)  ## Measure ingestion beside MLflow, Optuna and bare COPY; BENCH=--quick tries it
+	@$(BIN)/python -m evalstop_lab.bench.ingest $(BENCH)
+
 .PHONY: screenshots
 screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser
 	$(BIN)/python -m tests.screenshots

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from evalstop_client.errors import ConfigurationError
+from evalstop_client.scheduler_labels import scheduler_labels
 
 SIGNALS = ("eval", "proxy", "kl", "loss")
 DIRECTIONS = ("maximize", "minimize")
@@ -106,7 +107,11 @@ def resolve(
     opening = _opening(
         name=name,
         metrics=metrics,
-        labels={**labels_in(environment.get("EVALSTOP_LABELS", "")), **(labels or {})},
+        labels={
+            **scheduler_labels(environment),
+            **labels_in(environment.get("EVALSTOP_LABELS", "")),
+            **(labels or {}),
+        },
         policy=policy,
         mode=mode,
         total_steps=total_steps,

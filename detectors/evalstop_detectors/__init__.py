@@ -1,7 +1,7 @@
 """Online detectors of the moment a training run stops getting better: no clock, no chance, no I/O."""
 
 from evalstop_detectors.catalog import DETECTORS
-from evalstop_detectors.checkpoint import Best, Chooser, RawMaximum, Score, SmoothedMaximum
+from evalstop_detectors.checkpoint import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
 from evalstop_detectors.codec import (
     policy_from_document,
     policy_to_document,
@@ -21,6 +21,7 @@ __all__ = [
     "NOTHING_SEEN",
     "POLICIES",
     "Best",
+    "BestSoFar",
     "Call",
     "Chooser",
     "Detector",

@@ -1,29 +1,21 @@
 """Which checkpoint is the best one, given noisy scores.
 
-Source      Centered means; their width by an unbiased estimate of risk (Mallows 1973, Stein 1981), mixed rather than
-            picked (Leung & Barron 2006); the noise from second differences (Gasser et al. 1986).
-Departs     The weights of the mixture are flatter than the theory's (16 for 4), which matters little. Each mean is
-            taken twice, which turns the hard edges of the window into a triangle. Values far from their neighbors are
-            drawn in first, so that one outlier cannot win.
-Cost        O(n) by cumulative sums, for each of the six windows: some 0.1 s for 10^4 scores.
-Not done    Steps may be uneven: neighbors are counted in evals. Standard errors that differ within a run are used for
-            the scale of the noise and for the standard error of the choice, not as weights.
+A rule chooses from a whole run at once (`choose`), or follows a run (`begin`) and answers after every score at a cost
+that does not grow with it. Both give the same answer: it depends on the scores in their order and on which checkpoints
+exist, not on when anybody asked. How scores are smoothed is told in `smoothing`.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from itertools import accumulate
 from typing import Annotated, ClassVar, Protocol
 
 from msgspec import Meta, Struct
 
-# Half widths of the windows in units of sqrt(n): narrow enough for a collapse, wide enough for noise as large as the
-# gain.
-_WIDTHS = (0.0, 0.175, 0.35, 0.5, 0.7, 1.0)
-_FLATNESS = 16.0
-_NOISELESS = 1e-9  # of the range of the scores: what is left is rounding
+from evalstop_detectors.smoothing import Curve, fitted_on, settled
 
 
 class Score(Struct, frozen=True):
@@ -48,6 +40,19 @@ class Best(Struct, frozen=True):
     smoothed_stderr: float | None = None
 
 
+class Follower(Protocol):
+    """A choice that follows one run, in memory; what it was told last may change its answer."""
+
+    def add(self, score: Score) -> None:
+        """Take in a score at a step after all before; raises ValueError if it is late."""
+
+    def saved(self, step: int) -> None:
+        """Take in that the checkpoint of this step exists, before or after its score."""
+
+    def best(self) -> Best | None:
+        """What `choose` gives for the same scores and checkpoints."""
+
+
 class Chooser(Protocol):
     """A rule that picks one of the scored steps."""
 
@@ -55,6 +60,39 @@ class Chooser(Protocol):
 
     def choose(self, scores: Sequence[Score], existing: Collection[int]) -> Best | None:
         """The best of the finite `scores` (by ascending step) whose step is in `existing`; None when there is none."""
+
+    def begin(self) -> Follower:
+        """Follow a run from its begin."""
+
+
+class BestSoFar:
+    """The best checkpoint of one run as it goes, by a chooser, and the highest score beside it.
+
+    It is a cache in memory, and mutable; rebuilt from scores by ascending step and from the checkpoints, in whatever
+    order these two come. A score that arrives late makes another run: build it anew.
+    """
+
+    def __init__(self, chooser: Chooser) -> None:
+        self._follower = chooser.begin()
+        self._raw: Score | None = None
+
+    def add(self, score: Score) -> None:
+        """Take in a score at a step after all before; raises ValueError if it is late."""
+        self._follower.add(score)
+        if math.isfinite(score.value) and (self._raw is None or score.value > self._raw.value):
+            self._raw = score
+
+    def saved(self, step: int) -> None:
+        """Take in that the checkpoint of this step exists, before or after its score."""
+        self._follower.saved(step)
+
+    def best(self) -> Best | None:
+        """The chosen one among the checkpoints that exist."""
+        return self._follower.best()
+
+    def raw(self) -> Best | None:
+        """The highest score, of equals the earliest, whether or not there is a checkpoint of it."""
+        return None if self._raw is None else Best(self._raw.step, self._raw.value, RawMaximum.name)
 
 
 class RawMaximum:
@@ -72,12 +110,16 @@ class RawMaximum:
         best = max(candidates, key=lambda score: (score.value, -score.step))
         return Best(best.step, best.value, self.name)
 
+    def begin(self) -> Follower:
+        return _Highest()
+
 
 class SmoothedMaximum(Struct, frozen=True):
     """The highest lower bound of the smoothed scores; of equals the earliest.
 
     Scores of steps without a checkpoint count as neighbors. Scores without noise are left as they are. `caution` is how
-    many standard errors the bound lies below the smoothed score.
+    many standard errors the bound lies below the smoothed score. In long runs the newest scores wait until there are
+    some (see `smoothing`); while none but such has a checkpoint, the highest of these is chosen as it was measured.
     """
 
     name: ClassVar[str] = "smoothed_maximum"
@@ -85,172 +127,180 @@ class SmoothedMaximum(Struct, frozen=True):
     caution: Annotated[float, Meta(ge=0, le=10)] = 0.5
 
     def choose(self, scores: Sequence[Score], existing: Collection[int]) -> Best | None:
-        finite = [score for score in scores if math.isfinite(score.value)]
-        candidates = [index for index, score in enumerate(finite) if score.step in existing]
-        if not candidates:
+        follower = self.begin()
+        for step in existing:
+            follower.saved(step)
+        for score in scores:
+            follower.add(score)
+        return follower.best()
+
+    def begin(self) -> Follower:
+        return _HighestBound(self.caution)
+
+
+class _Scores:
+    """The finite scores of a run and which of them have a checkpoint. Mutable."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.values = array("d")
+        self.stderrs = array("d")
+        self.exists = bytearray()
+        self._unscored: set[int] = set()
+        self._last: int | None = None
+
+    def add(self, score: Score) -> int | None:
+        """The index of the score, None if it is not finite."""
+        if self._last is not None and score.step <= self._last:
+            raise ValueError(f"the score of step {score.step} is late, the last was that of step {self._last}")
+        self._last = score.step
+        if not math.isfinite(score.value):
             return None
-        frame = _Frame.around([score.value for score in finite])
-        smoothed = _Smooth.of([frame.inward(score.value) for score in finite], frame.noise(finite))
-        best = max(candidates, key=lambda index: (smoothed.bound(index, self.caution), -index))
-        return Best(
-            finite[best].step,
-            finite[best].value,
-            self.name,
-            frame.outward(smoothed.mean[best]),
-            frame.width_outward(smoothed.stderr(best)),
-        )
+        self.steps.append(score.step)
+        self.values.append(score.value)
+        self.stderrs.append(math.nan if score.stderr is None else score.stderr)
+        self.exists.append(score.step in self._unscored)
+        self._unscored.discard(score.step)
+        return len(self.steps) - 1
+
+    def saved(self, step: int) -> int | None:
+        """The index of the score of this checkpoint if it came before."""
+        index = bisect_left(self.steps, step)
+        if index < len(self.steps) and self.steps[index] == step:
+            self.exists[index] = True
+            return index
+        self._unscored.add(step)
+        return None
 
 
-class Smoothed(Struct, frozen=True):
-    """A curve without most of its noise, about what each of its values errs by, and the noise's standard deviation."""
+class _Highest:
+    """Follows the highest score with a checkpoint. Mutable."""
 
-    mean: list[float]
-    stderr: list[float]
-    noise: float
+    def __init__(self) -> None:
+        self._scores = _Scores()
+        self._best: int | None = None
+
+    def add(self, score: Score) -> None:
+        index = self._scores.add(score)
+        if index is not None and self._scores.exists[index]:
+            self._consider(index)
+
+    def saved(self, step: int) -> None:
+        index = self._scores.saved(step)
+        if index is not None:
+            self._consider(index)
+
+    def best(self) -> Best | None:
+        if self._best is None:
+            return None
+        return Best(self._scores.steps[self._best], self._scores.values[self._best], RawMaximum.name)
+
+    def _consider(self, index: int) -> None:
+        values, best = self._scores.values, self._best
+        if best is None or values[index] > values[best] or (values[index] == values[best] and index < best):
+            self._best = index
 
 
-def smooth(values: Sequence[float]) -> Smoothed:
-    """Take most of the noise from finite values, at least one."""
-    frame = _Frame.around(values)
-    inside = _Smooth.of([frame.inward(value) for value in values], 0.0)
-    return Smoothed(
-        [frame.outward(value) for value in inside.mean],
-        [frame.width_outward(inside.sd * spread) for spread in inside.spread],
-        frame.width_outward(inside.sd),
-    )
+class _HighestBound:
+    """Follows the highest lower bound of the smoothed scores. Mutable.
 
-
-class _Frame(Struct, frozen=True):
-    """A unit and a zero in which every run of scores fills about [-1, 1], whatever is large or tiny outside.
-
-    Units are powers of two, so that scores in another such unit are, to the last bit, the same inside.
+    The first `_final` means stay as they are while the fit stays, and so does the best of them, `_best_final`.
     """
 
-    outer: int
-    zero: float
-    inner: int
-    low: float
-    high: float
+    def __init__(self, caution: float) -> None:
+        self._caution = caution
+        self._scores = _Scores()
+        self._half_range = 0.0
+        self._grew_at: list[int] = []
+        self._curve: Curve | None = None
+        self._fitted_on = 0
+        self._final = 0
+        self._best_final: tuple[float, int] | None = None
+        self._low, self._high = math.inf, -math.inf
+        self._settled = 0
+        self._answer: Best | None = None
+        self._stale = False
 
-    @staticmethod
-    def around(values: Sequence[float]) -> _Frame:
-        outer = math.frexp(max(abs(value) for value in values))[1]
-        scaled = [math.ldexp(value, -outer) for value in values]
-        inner = math.frexp(max(abs(value - scaled[0]) for value in scaled))[1]
-        return _Frame(outer, scaled[0], inner, min(scaled), max(scaled))
+    def add(self, score: Score) -> None:
+        index = self._scores.add(score)
+        if index is None:
+            return
+        # Halves, because the difference of the largest numbers is none.
+        half_range = abs(score.value / 2 - self._scores.values[0] / 2)
+        if half_range > self._half_range:
+            if math.frexp(half_range)[1] > math.frexp(self._half_range)[1] or not self._half_range:
+                self._grew_at.append(index + 1)
+            self._half_range = half_range
+        if self._is_waiting() or settled(index + 1) == index + 1:
+            self._stale = True
 
-    def inward(self, value: float) -> float:
-        return math.ldexp(math.ldexp(value, -self.outer) - self.zero, -self.inner)
+    def saved(self, step: int) -> None:
+        index = self._scores.saved(step)
+        if index is None:
+            return
+        if self._curve is not None and index < self._final:
+            self._consider(self._curve, index, index + 1)
+        if self._is_waiting() or index < settled(len(self._scores.steps)):
+            self._stale = True
 
-    def outward(self, value: float) -> float:
-        within = min(max(math.ldexp(value, self.inner) + self.zero, self.low), self.high)
-        return math.ldexp(within, self.outer)
+    def best(self) -> Best | None:
+        if self._stale:
+            self._answer, self._stale = self._chosen(), False
+        return self._answer
 
-    def width_outward(self, width: float) -> float:
-        return math.ldexp(min(math.ldexp(width, self.inner), 0.5), self.outer)
+    def _is_waiting(self) -> bool:
+        """Whether what was chosen last, if anything, was so for want of a score that counts."""
+        return self._answer is None or self._answer.smoothed is None
 
-    def noise(self, scores: Sequence[Score]) -> float:
-        """The root mean square of the standard errors that came with scores, at most the range; 0 when none did."""
-        told = [score.stderr for score in scores if score.stderr is not None and 0 < score.stderr < math.inf]
-        try:
-            inside = [min(math.ldexp(stderr, -self.outer - self.inner), 1.0) for stderr in told]
-        except OverflowError:
-            return 1.0
-        return math.sqrt(math.fsum(stderr * stderr for stderr in inside) / len(inside)) if inside else 0.0
+    def _chosen(self) -> Best | None:
+        scores, count = self._scores, settled(len(self._scores.steps))
+        curve = self._settle(count)
+        best = self._highest(curve, self._final, count, self._best_final)
+        if best is None:
+            return self._raw_from(count)
+        index, frame = -best[1], curve.fit.frame
+        return Best(
+            scores.steps[index],
+            scores.values[index],
+            SmoothedMaximum.name,
+            frame.outward(curve.mean[index], self._low, self._high),
+            frame.width_outward(curve.stderr(index)),
+        )
 
+    def _settle(self, count: int) -> Curve:
+        """The curve of the first `count` scores, with all that was final brought up to it."""
+        values, curve = self._scores.values, self._curve
+        on = fitted_on(count, self._grew_at)
+        if curve is None or on != self._fitted_on:
+            curve = self._curve = Curve(values[:on], self._scores.stderrs[:on])
+            self._fitted_on, self._final, self._best_final = on, 0, None
+        if count > len(curve.mean):
+            begin = curve.grow(values, count)
+            if begin > self._final:
+                self._consider(curve, self._final, begin)
+                self._final = begin
+        if count > self._settled:
+            fresh = values[self._settled : count]
+            self._low, self._high = min(min(fresh), self._low), max(max(fresh), self._high)
+            self._settled = count
+        return curve
 
-class _Smooth(Struct, frozen=True):
-    """The mixture of smoothed curves: half widths of the windows, their weights, the means, the noise of a value."""
+    def _consider(self, curve: Curve, begin: int, end: int) -> None:
+        self._best_final = self._highest(curve, begin, end, self._best_final)
 
-    halves: list[int]
-    weights: list[float]
-    mean: list[float]
-    spread: list[float]
-    sd: float
+    def _highest(self, curve: Curve, begin: int, end: int, best: tuple[float, int] | None) -> tuple[float, int] | None:
+        """The better one of `best` and those between that have a checkpoint: bound, and the negative index."""
+        found = [
+            (bound, -index)
+            for index, bound in enumerate(curve.bounds(begin, end, self._caution), begin)
+            if self._scores.exists[index]
+        ]
+        return max(found if best is None else [best, *found], default=None)
 
-    @staticmethod
-    def of(values: list[float], told_sd: float) -> _Smooth:
-        """Smooth values of a range of about 1; `told_sd` is a lower bound of their noise's standard deviation."""
-        n = len(values)
-        tame = _drawn_in(values)
-        sd = max(told_sd, _noise(tame))
-        if sd <= _NOISELESS:
-            return _Smooth([0], [1.0], values, [0.0] * n, 0.0)
-        halves = sorted({round(width * math.sqrt(n)) for width in _WIDTHS})
-        curves = [_centered(_centered(tame, half), half) for half in halves]
-        risks = [_risk(tame, curve, half, sd) for curve, half in zip(curves, halves, strict=True)]
-        least = min(risks)
-        raw = [math.exp((least - risk) / _FLATNESS) for risk in risks]
-        weights = [weight / math.fsum(raw) for weight in raw]
-        return _Smooth(halves, weights, _mixed(curves, weights), _mixed([_spread(n, h) for h in halves], weights), sd)
-
-    def bound(self, index: int, caution: float) -> float:
-        return self.mean[index] - caution * self.sd * self.spread[index]
-
-    def stderr(self, index: int) -> float:
-        """The standard error of the mean at `index`, from the share that every value has in it."""
-        n, shares = len(self.mean), dict[int, float]()
-        for half, weight in zip(self.halves, self.weights, strict=True):
-            inner = range(max(index - half, 0), min(index + half + 1, n))
-            for center in inner:
-                low, high = max(center - half, 0), min(center + half + 1, n)
-                for other in range(low, high):
-                    shares[other] = shares.get(other, 0.0) + weight / (len(inner) * (high - low))
-        return self.sd * math.sqrt(math.fsum(share * share for share in shares.values()))
-
-
-def _drawn_in(values: list[float]) -> list[float]:
-    """Values at most three typical distances away from the median of the five around them."""
-    if len(values) < 5:
-        return values
-    padded = [values[0]] * 2 + values + [values[-1]] * 2
-    medians = [sorted(padded[index : index + 5])[2] for index in range(len(values))]
-    typical = 1.2 / 0.6745 * _median([abs(value - median) for value, median in zip(values, medians, strict=True)])
-    reach = 3 * max(typical, _noise(values))  # coarse scores often are their neighbors' median
-    if reach <= 0:
-        return values
-    return [min(max(value, median - reach), median + reach) for value, median in zip(values, medians, strict=True)]
-
-
-def _noise(values: list[float]) -> float:
-    """The standard deviation of white noise on a smooth curve, robustly, from second differences."""
-    if len(values) < 3:
-        return 0.0
-    bends = [abs(c - 2 * b + a) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
-    return _median(bends) / (0.6745 * math.sqrt(6))
-
-
-def _centered(values: list[float], half: int) -> list[float]:
-    """Means over up to `half` neighbors on either side; the window is cut off at the ends."""
-    if half == 0:
-        return values
-    n, sums = len(values), [0.0, *accumulate(values)]
-    edges = ((max(index - half, 0), min(index + half + 1, n)) for index in range(n))
-    return [(sums[high] - sums[low]) / (high - low) for low, high in edges]
-
-
-def _risk(values: list[float], curve: list[float], half: int, sd: float) -> float:
-    """An estimate of the squared error of a curve, in units of the noise's variance."""
-    n = len(values)
-    residual = math.fsum((value - mean) ** 2 for value, mean in zip(values, curve, strict=True))
-    own = math.fsum(1 / (min(index + half + 1, n) - max(index - half, 0)) for index in range(n))
-    return residual / (sd * sd) + 2 * own
-
-
-def _spread(n: int, half: int) -> list[float]:
-    """About how many noise standard deviations each mean of means varies: that of a triangle of weights."""
-    windows = (min(index + half + 1, n) - max(index - half, 0) for index in range(n))
-    return [math.sqrt((2 * window * window + 1) / (3.0 * window**3)) for window in windows]
-
-
-def _mixed(curves: list[list[float]], weights: list[float]) -> list[float]:
-    mixed = [0.0] * len(curves[0])
-    for curve, weight in zip(curves, weights, strict=True):
-        mixed = [sofar + weight * value for sofar, value in zip(mixed, curve, strict=True)]
-    return mixed
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    def _raw_from(self, begin: int) -> Best | None:
+        scores = self._scores
+        found = [(scores.values[index], -index) for index in range(begin, len(scores.steps)) if scores.exists[index]]
+        if not found:
+            return None
+        value, index = max(found)
+        return Best(scores.steps[-index], value, SmoothedMaximum.name)

@@ -22,7 +22,8 @@ import ruptures
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from evalstop_detectors.checkpoint import Score, Smoothed, smooth
+from evalstop_detectors.checkpoint import Score
+from evalstop_detectors.smoothing import Smoothed, smooth
 
 MOST = 200
 """How many points PELT is shown at most."""

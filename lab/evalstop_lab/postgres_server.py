@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,8 +27,11 @@ class NoPostgres(Exception):
 
 
 @contextmanager
-def postgres() -> Iterator[str]:
-    """A running server; yields the URL of its maintenance database, for a user who may create others."""
+def postgres(settings: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """A running server; yields the URL of its maintenance database, for a user who may create others.
+
+    `settings` are PostgreSQL's (`shared_buffers=1GB`); they and the environment are for a server that is started here.
+    """
     given = os.environ.get("TEST_DATABASE_URL")
     if given:
         yield given
@@ -48,7 +51,9 @@ def postgres() -> Iterator[str]:
                     str(programs / "postgres"),
                     *("-D", str(folder / "data"), "-k", str(folder)),
                     *("-c", "listen_addresses=", "-c", "max_connections=200", "-c", "shared_buffers=32MB"),
+                    *(word for setting in settings for word in ("-c", setting)),
                 ],
+                env=os.environ | (environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

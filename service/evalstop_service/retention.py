@@ -174,7 +174,7 @@ class _Pass:
             position, left = emptied.position, emptied.left
             self._rows += emptied.rows
             self._telemetry.pruned_rows.inc(emptied.rows)
-            if self._pause(max(self._pace.pause_seconds, time.perf_counter() - begun)):
+            if (emptied.rows or left) and self._pause(max(self._pace.pause_seconds, time.perf_counter() - begun)):
                 return False
         return True
 

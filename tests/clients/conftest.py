@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tests.clients.fake_service import FakeServer, FakeService
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("EVALSTOP_URL", "EVALSTOP_KEY", "EVALSTOP_RUN_NAME", "EVALSTOP_LABELS"):
         monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("EVALSTOP_SPOOL", str(tmp_path / "spool"))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import sys
 
 import pytest
-from evalstop_detectors.checkpoint import Best, Chooser, RawMaximum, Score, SmoothedMaximum
+from evalstop_detectors.checkpoint import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,155 @@ def test_the_choice_knows_no_unit(
 def test_any_collection_of_steps_will_do(chooser: Chooser, scores: list[Score], existing: set[int]) -> None:
     """A list, with or without repeats, names the existing checkpoints as well as a set does."""
     assert chooser.choose(scores, [*existing, *existing]) == chooser.choose(scores, existing)
+
+
+@every_chooser
+@given(
+    scores=scores_of(values),
+    existing=existing_steps,
+    stderr=st.sampled_from([None, 0.0, 1.0, math.nan]),
+    order=st.randoms(use_true_random=False),
+)
+def test_following_a_run_gives_what_choosing_gives(
+    chooser: Chooser, scores: list[Score], existing: set[int], stderr: float | None, order: random.Random
+) -> None:
+    """After every score and every checkpoint, in whatever order the two come, the best so far is the chosen one."""
+    follows(chooser, [Score(item.step, item.value, stderr) for item in scores], existing, order, asked=1.0)
+
+
+@every_chooser
+@pytest.mark.parametrize("seed", range(12))
+def test_following_a_long_run_gives_what_choosing_gives(chooser: Chooser, seed: int) -> None:
+    """The same over runs that rise, jump, repeat themselves, lie far off and grow in range, asked now and then."""
+    order = random.Random(seed)
+    length, sd = order.choice([40, 300, 1100]), order.choice([0.0, 0.01, 0.3])
+    level, clean = 0.0, []
+    for index in range(length):
+        level += order.choice([0.0, 0.01, -0.005]) + (order.gauss(0, 5) if order.random() < 0.01 else 0.0)
+        clean.append(round(level, 1) if seed % 3 == 0 else level * (1000 if seed % 4 == 0 and index > 200 else 1))
+    clean = [value + (order.choice([-9, 9]) if order.random() < 0.05 else 0) for value in clean]
+    existing = {index for index in range(length) if order.random() < (0.02 if seed % 2 else 0.7)}
+    follows(chooser, noisy(clean, sd, seed, stderr=0.1 if seed % 5 == 0 else None), existing, order, asked=0.1)
+
+
+def follows(chooser: Chooser, scores: list[Score], existing: set[int], order: random.Random, asked: float) -> None:
+    news: list[Score | int] = list(scores)
+    for step in sorted(existing):
+        news.insert(order.randint(0, len(news)), step)
+    sofar, seen, saved = BestSoFar(chooser), list[Score](), set[int]()
+    for item in news:
+        if isinstance(item, Score):
+            sofar.add(item)
+            seen.append(item)
+        else:
+            sofar.saved(item)
+            saved.add(item)
+        if order.random() < asked:
+            assert sofar.best() == chooser.choose(seen, saved)
+            assert sofar.raw() == RawMaximum().choose(seen, {score.step for score in seen})
+    assert sofar.best() == chooser.choose(seen, saved)
+
+
+def by_definition(scores: list[Score], caution: float = 0.5) -> list[float]:
+    """The lower bound of every score that counts, slow and obvious."""
+    everything = [score.value for score in scores]
+    block = max(k for k in [0, *range(20)] if 4**k <= max(1, len(scores) // 64))
+    count = len(scores) // 2**block * 2**block
+    ranges = [0, *(max(abs(value / 2 - everything[0] / 2) for value in everything[:n]) for n in range(1, count + 1))]
+    grew = [n for n in range(1, count + 1) if ranges[n] > 0 and power(ranges[n]) != power(ranges[n - 1])]
+    fitted_on = max([n for n in range(1, count + 1) if int(bin(n)[5:] or "0", 2) == 0] + grew)
+    known, everything = everything[:fitted_on], everything[:count]
+    reach = math.inf
+    if len(known) >= 5:
+        off = [abs(value - median) for value, median in zip(known, of_five(known), strict=True)]
+        reach = 3 * max(1.2 / 0.6745 * statistics.median(off), roughness(known)) or math.inf
+    sd = roughness(drawn(known, reach))
+    if sd <= 1e-9 * (max(known) - min(known)):
+        return everything
+    halves = sorted({round(width * math.sqrt(fitted_on)) for width in (0, 0.175, 0.35, 0.5, 0.7, 1)})
+    risks = []
+    for half in halves:
+        tame = drawn(known, reach)
+        off = [a - b for a, b in zip(tame, centered(centered(tame, half), half), strict=True)]
+        own = sum(1 / (min(i + half + 1, fitted_on) - max(i - half, 0)) for i in range(fitted_on))
+        risks.append(sum(x * x for x in off) / sd**2 + 2 * own)
+    raw = [math.exp((min(risks) - risk) / 16) for risk in risks]
+    tame, bounds = drawn(everything, reach), [0.0] * count
+    for half, weight in zip(halves, raw, strict=True):
+        for i, mean in enumerate(centered(centered(tame, half), half)):
+            w = min(i + half + 1, count) - max(i - half, 0)
+            bounds[i] += weight / sum(raw) * (mean - caution * sd * math.sqrt((2 * w * w + 1) / (3 * w**3)))
+    return bounds
+
+
+def power(value: float) -> int | None:
+    return math.frexp(value)[1] if value else None
+
+
+def of_five(values: list[float]) -> list[float]:
+    padded = [values[0]] * 2 + values + [values[-1]] * 2
+    return [statistics.median(padded[i : i + 5]) for i in range(len(values))]
+
+
+def drawn(values: list[float], reach: float) -> list[float]:
+    if reach == math.inf:
+        return values
+    return [min(max(v, m - reach), m + reach) for v, m in zip(values, of_five(values), strict=True)]
+
+
+def roughness(values: list[float]) -> float:
+    bends = [abs(values[i] - 2 * values[i + 1] + values[i + 2]) for i in range(len(values) - 2)]
+    return statistics.median(bends) / (0.6745 * math.sqrt(6)) if bends else 0.0
+
+
+def centered(values: list[float], half: int) -> list[float]:
+    return [statistics.fmean(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))]
+
+
+@given(
+    length=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 9, 13, 19, 23, 40, 150, 255, 257, 300, 515, 700]),
+    sd=st.sampled_from([0.0, 0.05, 0.5]),
+    jump=st.sampled_from([0.0, 0.0, 10.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_the_choice_is_that_of_its_definition(length: int, sd: float, jump: float, seed: int) -> None:
+    """No other step that counts has a higher bound by the words of the rule, to rounding."""
+    clean = [min(index / 30, 1.0) + (jump if index > length - 9 else 0.0) for index in range(length)]
+    scores = noisy(clean, sd, seed)
+    existing = set(random.Random(seed).sample(range(length), (length + 1) // 2))
+    best = SmoothedMaximum().choose(scores, existing)
+    assert best is not None
+    bounds = by_definition(scores)
+    highest = max((bounds[index] for index in existing if index < len(bounds)), default=None)
+    if highest is None:
+        assert best.smoothed is None
+    else:
+        assert bounds[best.step] >= highest - 1e-9 * (1 + jump)
+
+
+def test_while_no_checkpoint_counts_the_newest_are_taken_as_measured() -> None:
+    """A checkpoint beside a score that still waits is better than none, and is chosen without smoothing until then."""
+    sofar = BestSoFar(SmoothedMaximum())
+    sofar.saved(1025)
+    for score in noisy([0.0] * 1025, 0.1, 1):
+        sofar.add(score)
+    assert sofar.best() is None
+    for step in (1025, 1026, 1027):
+        sofar.add(Score(step, 0.0))
+        best = sofar.best()
+        assert best is not None
+        assert best.step == 1025
+        assert (best.smoothed is None) == (step < 1027)
+
+
+@every_chooser
+def test_a_late_score_is_refused(chooser: Chooser) -> None:
+    """A score at or before the last one, finite or not, is no longer the same run."""
+    sofar = BestSoFar(chooser)
+    sofar.add(Score(5, math.nan))
+    for step in (5, 4):
+        with pytest.raises(ValueError, match=f"step {step} is late, the last was that of step 5"):
+            sofar.add(Score(step, 1.0))
 
 
 @given(scores=scores_of(values), existing=existing_steps, chance=st.randoms(use_true_random=False))

@@ -6,6 +6,8 @@ a token that is over, and 200 for an update that failed.
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,6 +38,10 @@ class Rest:
             self._client = httpx.Client(transport=transport, base_url="http://slurm", timeout=timeout_seconds)
         else:
             self._client = httpx.Client(base_url=url, timeout=timeout_seconds)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
 
     def name(self) -> str:
         """As it was given: slurmrestd tells the cluster's name only with a job."""
@@ -80,13 +86,13 @@ class Rest:
 
     def comment(self, job: str, text: str) -> None:
         """An update of the job."""
-        self._ask("POST", f"job/{job}", json={"comment": text})
+        self._ask("POST", f"job/{job}", change={"comment": text})
 
     def _ask(
-        self, method: str, path: str, params: Mapping[str, str] | None = None, json: Mapping[str, str] | None = None
+        self, method: str, path: str, params: Mapping[str, str] | None = None, change: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         version = self._version = self._version or self._discover()
-        response = self._send(method, f"/slurm/{version}/{path}", params, json)
+        response = self._send(method, f"/slurm/{version}/{path}", params, change)
         body = _object_in(response)
         errors = [error for error in (body or {}).get("errors") or [] if isinstance(error, Mapping)]
         numbers = {error.get("error_number") for error in errors}
@@ -114,13 +120,15 @@ class Rest:
         method: str,
         path: str,
         params: Mapping[str, str] | None = None,
-        json: Mapping[str, str] | None = None,
+        change: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        headers = {"X-SLURM-USER-TOKEN": self._token()}
-        if self._user:
-            headers["X-SLURM-USER-NAME"] = self._user
+        token = self._token()
+        headers = {"X-SLURM-USER-TOKEN": token}
+        user = self._user or user_in(token)
+        if user:
+            headers["X-SLURM-USER-NAME"] = user
         try:
-            return self._client.request(method, path, params=params, json=json, headers=headers)
+            return self._client.request(method, path, params=params, json=change, headers=headers)
         except (httpx.HTTPError, OSError) as error:
             raise SchedulerAway(f"slurmrestd: {type(error).__name__}: {error}") from None
 
@@ -135,6 +143,17 @@ def checked_rest_url(url: str) -> str:
 def token_in(text: str) -> str:
     """The token in a file or in what `scontrol token` prints (SLURM_JWT=...)."""
     return text.strip().removeprefix("SLURM_JWT=").strip()
+
+
+def user_in(token: str) -> str | None:
+    """Whose token it is, as its own claim `sun` has it: slurmrestd 22.05 refuses a token without the name beside it."""
+    payload = token.partition(".")[2].partition(".")[0]
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    except ValueError:
+        return None
+    name = claims.get("sun") if isinstance(claims, dict) else None
+    return name if isinstance(name, str) and name.isascii() and name.isprintable() else None
 
 
 def _object_in(response: httpx.Response) -> dict[str, Any] | None:

@@ -1,0 +1,26 @@
+"""The labels by which a receiver finds a run's job: what the scheduler tells the job about itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SLURM_LABELS = {
+    "slurm_job_id": "SLURM_JOB_ID",
+    "slurm_cluster": "SLURM_CLUSTER_NAME",
+    "slurm_user": "SLURM_JOB_USER",
+    "slurm_partition": "SLURM_JOB_PARTITION",
+    "slurm_array_job_id": "SLURM_ARRAY_JOB_ID",
+    "slurm_array_task_id": "SLURM_ARRAY_TASK_ID",
+    "slurm_restart_count": "SLURM_RESTART_COUNT",
+}
+
+
+def scheduler_labels(environment: Mapping[str, str]) -> dict[str, str]:
+    """The labels of a process that runs inside a Slurm job; none outside.
+
+    All of them are told, the empty ones too: a run that goes on in another job must not keep labels of the one before.
+    """
+    if not environment.get("SLURM_JOB_ID"):
+        return {}
+    labels = {label: environment.get(variable, "") for label, variable in SLURM_LABELS.items()}
+    return {**labels, "slurm_restart_count": labels["slurm_restart_count"] or "0"}  # which Slurm sets from 1 on

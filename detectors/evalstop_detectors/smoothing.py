@@ -1,0 +1,323 @@
+"""Noisy scores without most of their noise, over a whole run or over one that grows.
+
+Source      Centered means; their width by an unbiased estimate of risk (Mallows 1973, Stein 1981), mixed rather than
+            picked (Leung & Barron 2006); the noise from second differences (Gasser et al. 1986).
+Departs     The weights of the mixture are flatter than the theory's (16 for 4), which matters little. Each mean is
+            taken twice, which turns the hard edges of the window into a triangle. Values far from their neighbors are
+            drawn in first, so that one outlier cannot win.
+Growing     What is fitted to a run (its unit, its noise, how far values are drawn in, the windows and their weights) is
+            fitted again when the run has grown by a sixteenth to an eighth, or its range to another power of two.
+            Until then a new score moves the means near the end alone. From 256 scores on the newest wait until there
+            are some, an eighth of sqrt(n) at most. `settled` and `fitted_on` say which scores count for what; they
+            know nothing but the scores in their order, so that a curve that has grown score by score is, to the last
+            bit, the one of all at once.
+Cost        O(n) for a run; for each score of one that grows it is flat on the average.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice
+
+from msgspec import Struct
+
+# Half widths of the windows in units of sqrt(n): narrow enough for a collapse, wide enough for noise as large as the
+# gain.
+_WIDTHS = (0.0, 0.175, 0.35, 0.5, 0.7, 1.0)
+_FLATNESS = 16.0
+_NOISELESS = 1e-9  # of the range of the scores: what is left is rounding
+
+
+class Smoothed(Struct, frozen=True):
+    """A curve without most of its noise, about what each of its values errs by, and the noise's standard deviation."""
+
+    mean: list[float]
+    stderr: list[float]
+    noise: float
+
+
+def smooth(values: Sequence[float]) -> Smoothed:
+    """Take most of the noise from finite values, at least one."""
+    curve, low, high = Curve(values), min(values), max(values)
+    frame, sd = curve.fit.frame, curve.fit.sd
+    return Smoothed(
+        [frame.outward(value, low, high) for value in curve.mean],
+        [frame.width_outward(sd * curve.fit.spread(index, len(values))) for index in range(len(values))],
+        frame.width_outward(sd),
+    )
+
+
+def settled(count: int) -> int:
+    """How many of so many scores count: whole blocks, of 2 from 256 scores on, of 4 from 1024 on, and so forth."""
+    block = 1 << max((count.bit_length() - 1) // 2 - 3, 0)
+    return count // block * block
+
+
+def fitted_on(count: int, grew_at: Iterable[int]) -> int:
+    """On how many of the first `count` scores the fit is, when the range grew with those of the numbers `grew_at`."""
+    low_bits = max(count.bit_length() - 3, 0)
+    return max(count >> low_bits << low_bits, *(number for number in grew_at if number <= count), 0)
+
+
+class Frame(Struct, frozen=True):
+    """A unit and a zero in which every run of scores fills about [-1, 1], whatever is large or tiny outside.
+
+    Units are powers of two, so that scores in another such unit are, to the last bit, the same inside.
+    """
+
+    outer: int
+    zero: float
+    inner: int
+
+    @staticmethod
+    def around(values: Sequence[float]) -> Frame:
+        outer = math.frexp(max(max(values), -min(values)))[1]
+        scaled = [math.ldexp(value, -outer) for value in values]
+        zero = scaled[0]
+        return Frame(outer, zero, math.frexp(max(max(scaled) - zero, zero - min(scaled)))[1])
+
+    def inward(self, value: float) -> float:
+        return math.ldexp(math.ldexp(value, -self.outer) - self.zero, -self.inner)
+
+    def outward(self, value: float, low: float, high: float) -> float:
+        """In the scores' unit, not outside of `low` and `high`, which are scores."""
+        within = math.ldexp(value, self.inner) + self.zero
+        within = min(max(within, math.ldexp(low, -self.outer)), math.ldexp(high, -self.outer))
+        # Once more, because the smallest numbers lose bits on the way.
+        return min(max(math.ldexp(within, self.outer), low), high)
+
+    def width_outward(self, width: float) -> float:
+        return math.ldexp(min(math.ldexp(width, self.inner), 0.5), self.outer)
+
+    def noise(self, stderrs: Iterable[float]) -> float:
+        """The root mean square of the standard errors that came with scores, at most the range; 0 when none did."""
+        told = [stderr for stderr in stderrs if 0 < stderr < math.inf]
+        try:
+            inside = [min(math.ldexp(stderr, -self.outer - self.inner), 1.0) for stderr in told]
+        except OverflowError:
+            return 1.0
+        return math.sqrt(math.fsum(stderr * stderr for stderr in inside) / len(inside)) if inside else 0.0
+
+
+class Fit(Struct, frozen=True):
+    """What is fitted to a run, all of it in the unit of `frame`: how far from the median of its neighbors a value may
+    lie, the noise of a value, the half widths of the windows and their weights, and about how many times the noise a
+    mean varies that is so far from an end of the run."""
+
+    frame: Frame
+    reach: float
+    sd: float
+    halves: tuple[int, ...]
+    weights: tuple[float, ...]
+    spreads: tuple[float, ...]
+
+    def spread(self, index: int, count: int) -> float:
+        """The same of the mean at `index` of `count`."""
+        near, far, widest = index, count - 1 - index, self.halves[-1]
+        if near >= widest or far >= widest:
+            return self.spreads[min(near, far, widest)]
+        windows = [min(index + half + 1, count) - max(index - half, 0) for half in self.halves]
+        return _mixed_spread(windows, self.weights)
+
+
+class Curve:
+    """The smoothed scores of a run that grows, by a fit that stays. Mutable: `grow` goes on where the last call ended.
+
+    Of what the means are made of only what later values can still move is kept, from the index `_base` on.
+    """
+
+    def __init__(self, values: Sequence[float], stderrs: Iterable[float] = ()) -> None:
+        """Fit finite values, at least one; what is told of their standard errors is a lower bound of the noise."""
+        n, frame = len(values), Frame.around(values)
+        inside = [frame.inward(value) for value in values]
+        reach = _reach(inside)
+        tame = _drawn_in(inside, 0, reach)
+        sd = max(frame.noise(stderrs), _noise(tame))
+        halves = sorted({round(width * math.sqrt(n)) for width in _WIDTHS}) if sd > _NOISELESS else [0]
+        if sd <= _NOISELESS:
+            tame, reach, sd = inside, math.inf, 0.0
+        self._base = 0
+        self._stderrs: dict[int, float] = {}
+        self._tame, self._sums = array("d", tame), array("d", [0.0])
+        _extend(self._sums, tame)
+        self._inner = [array("d", [0.0]) for _ in halves]
+        curves = [self._means_of_means(half, inner, 0, 0, n) for half, inner in zip(halves, self._inner, strict=True)]
+        weights = _weights([_risk(tame, curve, half, sd) for curve, half in zip(curves, halves, strict=True)])
+        distances = range(halves[-1] + 1)
+        spreads = [_mixed_spread([half + 1 + min(half, far) for half in halves], weights) for far in distances]
+        self.fit = Fit(frame, reach, sd, tuple(halves), tuple(weights), tuple(spreads))
+        self.mean = array("d", _mixed(curves, weights))
+        self._forget(n - 3 * halves[-1] - 4)
+
+    def grow(self, values: Sequence[float], count: int) -> int:
+        """Go on to the first `count` of these finite values, of which some were here before; gives the index from which
+        the means are not what they were."""
+        fit, base, before = self.fit, self._base, len(self.mean)
+        # The median of five about the last two values was taken for want of neighbors.
+        changed = max(before - 2, 0)
+        del self._tame[changed - base :], self._sums[changed - base + 1 :]
+        fresh = max(changed - 2, 0)
+        inside = [fit.frame.inward(value) for value in values[fresh:count]]
+        self._tame.extend(_drawn_in(inside, changed - fresh, fit.reach))
+        _extend(self._sums, self._tame[changed - base :])
+        begin = max(changed - 2 * fit.halves[-1], 0)
+        curves = [
+            self._means_of_means(half, inner, changed, begin, count)
+            for half, inner in zip(fit.halves, self._inner, strict=True)
+        ]
+        del self.mean[begin:]
+        self.mean.extend(_mixed(curves, fit.weights))
+        return begin
+
+    def _means_of_means(self, half: int, inner: array[float], changed: int, begin: int, count: int) -> Sequence[float]:
+        """From `begin` on; `inner` holds the sums of the means, which are those of values that changed from `changed`
+        on."""
+        if not half:
+            return self._tame[begin - self._base :]
+        first = max(changed - half, 0)
+        del inner[first - self._base + 1 :]
+        _extend(inner, _means(self._sums, self._base, half, first, count))
+        return _means(inner, self._base, half, begin, count)
+
+    def _forget(self, index: int) -> None:
+        if index > self._base:
+            for kept in (self._tame, self._sums, *self._inner):
+                del kept[: index - self._base]
+            self._base = index
+
+    def bounds(self, begin: int, end: int, caution: float) -> list[float]:
+        """So many standard errors, about, below each mean from `begin` to before `end`."""
+        count, sd, spreads = len(self.mean), caution * self.fit.sd, self.fit.spreads
+        widest = len(spreads) - 1
+        if begin >= widest and end <= count - widest:
+            least = sd * spreads[widest]
+            return [mean - least for mean in self.mean[begin:end]]
+        if begin >= widest:
+            return [
+                mean - sd * spreads[far if far < widest else widest]
+                for mean, far in zip(self.mean[begin:end], range(count - 1 - begin, -1, -1), strict=False)
+            ]
+        return [self.mean[index] - sd * self.fit.spread(index, count) for index in range(begin, end)]
+
+    def stderr(self, index: int) -> float:
+        """The standard error of the mean at `index`, from the share that every value has in it."""
+        count, twice = len(self.mean), 2 * self.fit.halves[-1]
+        if index < twice:
+            return self._stderr(index)
+        # Far from the begin it depends on the distance from the end alone, and further off on nothing.
+        distance = min(count - 1 - index, twice)
+        if distance not in self._stderrs:
+            self._stderrs[distance] = self._stderr(index)
+        return self._stderrs[distance]
+
+    def _stderr(self, index: int) -> float:
+        count, offset = len(self.mean), index - 2 * self.fit.halves[-1]
+        steps = [0.0] * (2 * (index - offset) + 2)
+        for half, weight in zip(self.fit.halves, self.fit.weights, strict=True):
+            inner = range(max(index - half, 0), min(index + half + 1, count))
+            for center in inner:
+                low, high = max(center - half, 0), min(center + half + 1, count)
+                share = weight / (len(inner) * (high - low))
+                steps[low - offset] += share
+                steps[high - offset] -= share
+        return self.fit.sd * math.sqrt(math.fsum([share * share for share in accumulate(steps)]))
+
+
+def _extend(sums: array[float], values: Iterable[float]) -> None:
+    sums.extend(islice(accumulate(values, initial=sums[-1]), 1, None))
+
+
+def _means(sums: Sequence[float], base: int, half: int, begin: int, count: int) -> list[float]:
+    """Means over up to `half` neighbors on either side, of those from `begin` on; the window is cut off at the ends.
+
+    `sums` begins with the sum of all values before `base`.
+    """
+    width, means = 2 * half + 1, list[float]()
+    if begin < half or count < width:
+        cut = range(begin, min(half, count) if count >= width else count)
+        edges = [(max(index - half, 0), min(index + half + 1, count)) for index in cut]
+        means = [(sums[high - base] - sums[low - base]) / (high - low) for low, high in edges]
+        begin += len(cut)
+    end, shift = max(count - half, begin), begin - half - base
+    lows, highs = sums[shift : shift + end - begin], sums[shift + width : shift + width + end - begin]
+    means += [(high - low) / width for low, high in zip(lows, highs, strict=True)]
+    if end < count:
+        total = sums[count - base]
+        lows = sums[end - half - base : count - half - base]
+        means += [(total - low) / size for low, size in zip(lows, range(count - end + half, half, -1), strict=True)]
+    return means
+
+
+def _drawn_in(values: Sequence[float], begin: int, reach: float) -> list[float]:
+    """From `begin` on: values at most `reach` away from the median of the five around them."""
+    if reach == math.inf:
+        return list(values[begin:])
+    medians = _medians(values, begin)
+    return [
+        min(max(value, median - reach), median + reach) for value, median in zip(values[begin:], medians, strict=True)
+    ]
+
+
+def _reach(values: Sequence[float]) -> float:
+    """Three typical distances from the median of five; infinite where nothing can be said."""
+    if len(values) < 5:
+        return math.inf
+    medians = _medians(values, 0)
+    typical = 1.2 / 0.6745 * _median([abs(value - median) for value, median in zip(values, medians, strict=True)])
+    return 3 * max(typical, _noise(values)) or math.inf  # coarse scores often are their neighbors' median
+
+
+def _medians(values: Sequence[float], begin: int) -> list[float]:
+    padded = [values[0], values[0], *values, values[-1], values[-1]]
+    return [sorted(padded[index : index + 5])[2] for index in range(begin, len(values))]
+
+
+def _noise(values: Sequence[float]) -> float:
+    """The standard deviation of white noise on a smooth curve, robustly, from second differences."""
+    if len(values) < 3:
+        return 0.0
+    bends = [abs(c - 2 * b + a) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    return _median(bends) / (0.6745 * math.sqrt(6))
+
+
+def _risk(values: Sequence[float], curve: Sequence[float], half: int, sd: float) -> float:
+    """An estimate of the squared error of a curve, in units of the noise's variance."""
+    n = len(values)
+    off = [value - mean for value, mean in zip(values, curve, strict=True)]
+    if sd == 0:
+        return 0.0
+    residual = math.fsum([x * x for x in off])
+    cut = (*range(half), *range(n - half, n)) if n > 2 * half else range(n)
+    own = math.fsum([1 / (min(index + half + 1, n) - max(index - half, 0)) for index in cut])
+    own += (n - len(cut)) / (2 * half + 1)
+    return residual / (sd * sd) + 2 * own
+
+
+def _weights(risks: list[float]) -> list[float]:
+    least = min(risks)
+    raw = [math.exp((least - risk) / _FLATNESS) for risk in risks]
+    total = math.fsum(raw)
+    return [weight / total for weight in raw]
+
+
+def _mixed(curves: Sequence[Sequence[float]], weights: Sequence[float]) -> list[float]:
+    mixed = [weights[0] * value for value in curves[0]]
+    for curve, weight in zip(curves[1:], weights[1:], strict=True):
+        mixed = [sofar + weight * value for sofar, value in zip(mixed, curve, strict=True)]
+    return mixed
+
+
+def _mixed_spread(windows: Iterable[int], weights: Iterable[float]) -> float:
+    """About how many noise standard deviations each mean of means varies: that of a triangle of weights."""
+    mixed = 0.0
+    for window, weight in zip(windows, weights, strict=True):
+        mixed += weight * math.sqrt((2 * window * window + 1) / (3.0 * window**3))
+    return mixed
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

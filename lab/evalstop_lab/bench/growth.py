@@ -1,0 +1,114 @@
+"""Growth: what an observation costs with ever more live runs and ever more points in a run, and what a run holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evalstop_lab.bench import planted, servers
+from evalstop_lab.bench.dialects import MIX
+from evalstop_lab.bench.generator import Job, Load
+from evalstop_lab.bench.ingest_stage import created
+from evalstop_lab.bench.servers import Server
+from evalstop_lab.bench.worker import Worker
+from evalstop_lab.postgres_server import conninfo
+
+CLIENTS = 64
+WARM_UP = 200
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where these measurements stand: a PostgreSQL to make databases on, a folder, the load generator."""
+
+    postgres: str
+    folder: Path
+    generator: Worker
+
+    def prepared(self, name: str) -> tuple[str, str, dict[str, str]]:
+        """A new database: how to connect to it, a key, and the environment of a service on it."""
+        url = created(self.postgres, name)
+        environment = {"EVALSTOP_DATABASE_URL": url}
+        return conninfo(url), servers.prepared(environment), environment
+
+
+def live_runs(ground: Ground, sizes: Sequence[int], seconds: float, tick: Callable[[], None]) -> list[dict[str, Any]]:
+    """By number of live runs: microseconds an observation when each is new to the process and when it is not; memory.
+
+    Each process is fresh. Every run is posted to once, 20 observations with one eval, then again for some seconds.
+    """
+    where, key, environment = ground.prepared("live-runs")
+    found = []
+    for size in sizes:
+        with servers.evalstop(ground.folder / f"live-{size}", key, environment) as server:
+            _post(ground, server, planted.runs(where, server, WARM_UP, f"warm-{size}"), 20, requests=1)
+            runs = planted.runs(where, server, size, f"live-{size}")
+            before = servers.resident_bytes(server.pid)
+            cold = _post(ground, server, runs, 20, requests=-(-size // CLIENTS))
+            held = servers.resident_bytes(server.pid) - before
+            warm = _post(ground, server, runs, 20, seconds=seconds, first=40)
+        found.append(
+            {
+                "live_runs": size,
+                "microseconds_first": 1e6 / cold.per_second,
+                "microseconds": 1e6 / warm.per_second,
+                "bytes_a_run": held / size,
+                "p99_ms": warm.p99_ms,
+            }
+        )
+        tick()
+    return found
+
+
+def points_in_a_run(
+    ground: Ground, sizes: Sequence[int], seconds: float, tick: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """By points that a run has: seconds to the first verdict of a process that does not know it; microseconds after.
+
+    One client posts 100 observations a request.
+    """
+    where, key, environment = ground.prepared("points")
+    found = []
+    for size in sizes:
+        with servers.evalstop(ground.folder / f"points-{size}", key, environment) as server:
+            run = planted.runs(where, server, 1, f"points-{size}")[0]
+            _post(ground, server, planted.runs(where, server, WARM_UP, f"warm-{size}"), 20, requests=1)
+        planted.observations(where, run, size)
+        with servers.evalstop(ground.folder / f"points-{size}", key, environment) as server:
+            _post(ground, server, planted.runs(where, server, WARM_UP, f"again-{size}"), 20, requests=1)
+            begun = time.perf_counter()
+            _post(ground, server, [run], 100, clients=1, requests=1, first=size)
+            first = time.perf_counter() - begun
+            load = _post(ground, server, [run], 100, clients=1, seconds=seconds, first=size + 100)
+        found.append({"points": size, "first_ms": first * 1000, "microseconds": 1e6 / load.per_second})
+        tick()
+    return found
+
+
+def _post(
+    ground: Ground,
+    server: Server,
+    runs: Sequence[str],
+    batch: int,
+    *,
+    clients: int = CLIENTS,
+    requests: int | None = None,
+    seconds: float = 600.0,
+    first: int = 0,
+) -> Load:
+    job = Job(
+        addresses=(server.address,),
+        dialect="evalstop",
+        runs=tuple(runs),
+        clients=clients,
+        batch=batch,
+        seconds=seconds,
+        key=server.key,
+        metrics=MIX,
+        first=first,
+        requests=requests,
+    )
+    return ground.generator.ask(job, Load)

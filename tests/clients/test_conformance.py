@@ -1,0 +1,110 @@
+"""The battery for receivers that need no scheduler of their own: processes, and commands."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from evalstop_client.receivers.command import CommandAction, Commands
+from evalstop_client.receivers.process import LABEL, ChildJob, ProcessAction
+from evalstop_client.receivers.programs import environment_without
+from evalstop_client.receivers.template import template
+
+from tests.clients.conformance import Conformance, Started
+from tests.clients.programs import eventually
+
+JOB = """
+import pathlib, signal, sys, time
+saves, deaf = pathlib.Path(sys.argv[1]), sys.argv[2] == "True"
+def save(*_):
+    with saves.open("a") as file:
+        file.write("saved ")
+signal.signal(signal.SIGUSR1, save)
+if deaf:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+saves.touch()
+while True:
+    time.sleep(0.1)
+"""
+
+
+@dataclass
+class ProcessBench:
+    """Jobs that are children."""
+
+    folder: Path
+    jobs: list[ChildJob] = field(default_factory=list)
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"saves-{len(self.jobs)}"
+
+    def child(self, deaf: bool) -> ChildJob:
+        file = self.folder / f"saves-{len(self.jobs) + 1}"
+        job = ChildJob([sys.executable, "-c", JOB, str(file), str(deaf)], environment_without())
+        self.jobs.append(job)
+        eventually(file.exists)
+        return job
+
+    def start(self, deaf: bool = False) -> Started:
+        action = ProcessAction(self.child(deaf), "mine", None, signal.SIGUSR1)
+        return Started(action, {LABEL: "mine"})
+
+    def saves(self) -> int:
+        return len(self.file.read_text().split())
+
+
+class CommandBench(ProcessBench):
+    """Jobs that are ended by commands of ours, as a scheduler's would end them."""
+
+    def start(self, deaf: bool = False) -> Started:
+        job = self.child(deaf)
+        script = self.folder / "scheduler.sh"
+        script.write_text(SCRIPT)
+
+        def call(verb: str) -> str:
+            return f"bash '{script}' {verb} {{job_id}}"
+
+        commands = Commands(
+            cancel=template(call("TERM")),
+            check=template(call("check")),
+            signal=template(call("USR1")),
+            force=template(call("KILL")),
+        )
+        return Started(CommandAction(commands, environment_without()), {"job_id": str(job.pid)})
+
+
+SCRIPT = """
+state=$(cut -d' ' -f3 /proc/$2/stat 2>/dev/null) || state=Z
+case "$1:$state" in
+check:Z) echo '{"exit_code": 1}'; exit 3;;
+check:*) echo "state $state";;
+*:Z) ;;
+*) kill -$1 $2;;
+esac
+"""
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessBench]:
+    bench: ProcessBench = request.cls.kind(tmp_path)
+    yield bench
+    for job in bench.jobs:
+        job.signal(signal.SIGKILL)
+        job.wait(20)
+
+
+class TestProcess(Conformance):
+    """`evalstop-receiver process`."""
+
+    kind = ProcessBench
+
+
+class TestCommand(Conformance):
+    """`evalstop-receiver command`."""
+
+    kind = CommandBench

@@ -1,0 +1,40 @@
+"""What a run tells of the job that it is part of."""
+
+from __future__ import annotations
+
+import pytest
+from evalstop_client import Run
+from evalstop_client.scheduler_labels import SLURM_LABELS, scheduler_labels
+
+from tests.clients.fake_service import KEY, FakeServer, FakeService
+from tests.clients.programs import eventually
+
+IN_SLURM = {
+    "SLURM_JOB_ID": "7", "SLURM_CLUSTER_NAME": "alpha", "SLURM_JOB_USER": "ann", "SLURM_JOB_PARTITION": "gpu"
+}  # fmt: skip
+
+
+def test_outside_a_scheduler_nothing_is_told() -> None:
+    """No label is made up."""
+    assert scheduler_labels({"SLURM_CONF": "/etc/slurm.conf"}) == {}
+
+
+def test_all_labels_are_told_so_that_none_is_left_from_an_earlier_job() -> None:
+    """A run that moves from an array's task to a plain job loses the label of the task: labels are merged."""
+    labels = scheduler_labels(IN_SLURM)
+    assert labels.keys() == SLURM_LABELS.keys()
+    assert (labels["slurm_job_id"], labels["slurm_array_task_id"], labels["slurm_restart_count"]) == ("7", "", "0")
+    assert scheduler_labels({**IN_SLURM, "SLURM_RESTART_COUNT": "2"})["slurm_restart_count"] == "2"
+
+
+def test_run_in_a_job_carries_its_labels_beside_its_own(
+    server: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client sends them by itself; what the caller says goes first."""
+    for name, value in IN_SLURM.items():
+        monkeypatch.setenv(name, value)
+    with Run(url=server.url, key=KEY, name="a run", labels={"seed": "3", "slurm_user": "somebody"}):
+        eventually(lambda: service.runs)
+    labels = service.run_named("a run").opening["labels"]
+    assert labels.items() >= {"slurm_job_id": "7", "slurm_cluster": "alpha", "seed": "3"}.items()
+    assert labels["slurm_user"] == "somebody"

@@ -1,0 +1,387 @@
+"""The benchmark of ingestion: its load generator against a real server, its turns, its statistics, its targets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from evalstop_lab.bench import dialects, wire
+from evalstop_lab.bench.generator import Job, Load, LoadRefused, bring, percentile
+from evalstop_lab.bench.ingest import finite
+from evalstop_lab.bench.ingest_charts import draw
+from evalstop_lab.bench.ingest_contenders import (
+    ALONE,
+    COPY,
+    EMBEDDED,
+    EVALSTOP,
+    MLFLOW,
+    MLFLOW_EMBEDDED,
+    OFF,
+    OPTUNA,
+    SLOW,
+    SLOW_ALONE,
+    evalstop_run,
+    in_sqlite,
+)
+from evalstop_lab.bench.ingest_tables import print_tables
+from evalstop_lab.bench.planted import api
+from evalstop_lab.bench.rounds import ASKING, GRID, LARGEST_COPY, Cell, Shape, cell, document, rotated
+from evalstop_lab.bench.servers import bare_route, evalstop, prepared
+from evalstop_lab.bench.slow_disk import compiled, sync_ms
+from evalstop_lab.bench.targets import Cells, Target, flat, of_growth, of_ingestion
+from evalstop_lab.bench.worker import JobFailed, worker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+SOON = 600.0  # seconds that end with the requests, not with the clock
+
+
+def load(observations: int = 100, seconds: float = 1.0, p50_ms: float = 1.0, p99_ms: float = 2.0) -> Load:
+    return Load(
+        observations=observations,
+        requests=observations,
+        refused=0,
+        seconds=seconds,
+        p50_ms=p50_ms,
+        p99_ms=p99_ms,
+        generator_cpu=0.1,
+    )
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx: y\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n0\r\n\r\n"
+
+
+@settings(deadline=None)
+@given(st.sampled_from([ANSWER, CHUNKED]), st.lists(st.integers(1, 120), max_size=6))
+def test_an_answer_is_read_however_it_is_cut(whole: bytes, cuts: list[int]) -> None:
+    """Whatever the segments an answer arrives in, it is there with the last of them and not before."""
+    answers = wire.Answers()
+    places = sorted({cut for cut in cuts if cut < len(whole)})
+    parts = [whole[begin:end] for begin, end in zip([0, *places], [*places, len(whole)], strict=True)]
+    found = [answers.feed(part) for part in parts]
+    assert found[:-1] == [None] * (len(parts) - 1)
+    assert found[-1] is not None
+    assert (found[-1].status, found[-1].body) == (200, b"hello")
+
+
+def test_answers_follow_each_other_on_one_connection() -> None:
+    """What is left of one answer has no part in the next; an interim answer and an empty one are no stumbling block."""
+    answers = wire.Answers()
+    assert answers.feed(b"HTTP/1.1 100 Continue\r\n\r\n" + ANSWER) == wire.Answer(200, ANSWER[:-9], b"hello")
+    empty = answers.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert empty is not None
+    assert (empty.status, empty.body) == (204, b"")
+    refused = answers.feed(b"HTTP/1.1 503 Busy\r\nRetry-After: 2\r\ncontent-length: 0\r\n\r\n")
+    assert refused is not None
+    assert (refused.status, refused.retry_after_seconds) == (503, 2.0)
+
+
+@pytest.mark.parametrize(
+    "data", [b"SSH-2.0\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nxy"]
+)
+def test_what_is_no_answer_is_refused(data: bytes) -> None:
+    """A server that speaks something else, or whose answer has no end, is not measured."""
+    with pytest.raises(wire.BrokenAnswer):
+        wire.Answers().feed(data)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([1, 10, 100, 1000]), st.integers(0, 50))
+def test_requests_carry_every_step_once_in_order(batch: int, requests: int) -> None:
+    """The steps of a run's requests go up by one from the first on, 1 in 20 is an eval, and lengths are as declared."""
+    made = dialects.requests(dialects.DIALECTS["evalstop"], "r", batch, "h:1", "esk_x", first=60)
+    points = []
+    for _ in range(requests):
+        head, _, body = next(made).partition(b"\r\n\r\n")
+        assert f"Content-Length: {len(body)}".encode() in head
+        assert head.startswith(
+            b"POST /api/v1/runs/r/observations HTTP/1.1\r\nHost: h:1\r\nAuthorization: Bearer esk_x\r"
+        )
+        points += json.loads(body)["observations"]
+    assert [point["step"] for point in points] == list(range(60, 60 + len(points)))
+    assert all((point["metric"] == "eval") == (point["step"] % 20 == 0) for point in points)
+
+
+def test_both_dialects_say_the_same_numbers() -> None:
+    """MLflow is posted the same metrics, steps and values as the service."""
+    ours = next(dialects.requests(dialects.DIALECTS["evalstop"], "r", 100, "h", None)).partition(b"\r\n\r\n")[2]
+    theirs = next(dialects.requests(dialects.DIALECTS["mlflow"], "r", 100, "h", None)).partition(b"\r\n\r\n")[2]
+    said = json.loads(theirs)
+    assert said["run_id"] == "r"
+    assert [(item["key"], item["step"], item["value"]) for item in said["metrics"]] == [
+        (item["metric"], item["step"], item["value"]) for item in json.loads(ours)["observations"]
+    ]
+
+
+@given(st.lists(st.integers(), min_size=1), st.integers(0, 100))
+def test_everybody_is_first_in_turn(items: list[int], turn: int) -> None:
+    """A rotation loses nobody, keeps the order, and begins with the next one each turn."""
+    found = rotated(items, turn)
+    begin = turn % len(items)
+    assert found == items[begin:] + items[:begin]
+    assert rotated([], turn) == []
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
+def test_a_percentile_is_a_value_that_was_measured(values: list[float], share: float) -> None:
+    """So large a share of the values does not exceed it, and no smaller value would do."""
+    found = percentile(sorted(values), share)
+    assert sum(value <= found for value in values) >= share * len(values)
+    assert sum(value < found for value in values) < share * len(values) or found == min(values)
+
+
+def test_no_latency_has_no_percentile() -> None:
+    """Of nothing, nothing is said."""
+    assert math.isnan(percentile([], 0.5))
+    assert finite({"p50": math.nan, "of": (1.0, math.inf)}) == {"p50": None, "of": [1.0, None]}
+
+
+def test_rounds_come_to_medians() -> None:
+    """A cell is the median of its rounds, with the extremes beside it."""
+    rates = [load(observations) for observations in (100, 500, 200)]
+    found = cell(EVALSTOP, Shape(1, 8), rates)
+    assert (found.per_second, found.lowest, found.highest, found.rounds) == (200, 100, 500, (100, 500, 200))
+    assert document(found)["batch"] == 1
+
+
+def cells(**rates: dict[Shape, float]) -> Cells:
+    names = {
+        "ours": EVALSTOP, "off": OFF, "alone": ALONE, "slow": SLOW, "slow_alone": SLOW_ALONE, "embedded": EMBEDDED,
+        "mlflow": MLFLOW, "mlflow_embedded": MLFLOW_EMBEDDED, "optuna": OPTUNA, "copy": COPY,
+    }  # fmt: skip
+    return {
+        (names[name], shape): Cell(names[name], shape, rate, rate, rate, 1000 / rate, 2000 / rate, 0, 0.1, (rate,))
+        for name, by_shape in rates.items()
+        for shape, rate in by_shape.items()
+    }
+
+
+def test_targets_are_ratios_of_the_cells() -> None:
+    """Each target is computed from the two cells it compares, and is met or missed by its limit."""
+    both = Shape(100, 8)
+    found = of_ingestion(cells(ours={both: 1500.0, ASKING: 390.0}, mlflow={both: 100.0}, optuna={ASKING: 10.0}))
+    by_name = {item.name: item for item in found}
+    rate, p50 = by_name["100 a request, 8 clients, to MLflow"], by_name["the same, p50"]
+    assert (rate.measured, rate.met) == (15.0, True)
+    assert p50.measured == pytest.approx(1 / 15)
+    assert p50.met is False
+    assert by_name["report and ask, 8 clients, to Optuna"].met is False
+    assert by_name["1 a request, 8 clients, to MLflow"].met is None
+
+
+def test_the_worst_load_decides_whether_commits_in_groups_cost() -> None:
+    """Against a transaction a request the smallest ratio of all loads counts, and the load is named."""
+    ours = dict.fromkeys(GRID, 100.0) | {Shape(10, 1): 70.0}
+    found = of_ingestion(cells(ours=ours, alone=dict.fromkeys(GRID, 100.0)))
+    worst = next(item for item in found if item.name == "any load, to a transaction a request")
+    assert (worst.measured, worst.met) == (0.7, False)
+    assert "10 x 1" in worst.where
+
+
+def test_the_limit_is_the_best_that_copy_reached() -> None:
+    """COPY is compared with at whatever batch it was fastest."""
+    found = of_ingestion(cells(ours={Shape(100, 64): 50.0}, copy={Shape(100, 8): 60.0, LARGEST_COPY: 200.0}))
+    copied = next(item for item in found if "bare COPY" in item.name)
+    assert (copied.measured, copied.met) == (0.25, False)
+    assert "10000 rows" in copied.where
+
+
+def test_flat_is_judged_from_end_to_end() -> None:
+    """A cost is flat when the largest size costs hardly more than the smallest; a single size says nothing."""
+    assert flat("x", [2.0, 9.0, 2.9]).met is True
+    assert flat("x", [2.0, 3.1]).met is False
+    assert flat("x", [2.0]).met is None
+    series = of_growth({"reading": {"series of 10 points": {"p50_ms": 120.0, "worst_ms": 130.0}}})[-1]
+    assert (series.measured, series.met) == (120.0, False)
+
+
+def test_a_target_at_its_limit_is_met() -> None:
+    """`>=` and `<=` take the limit in."""
+    assert Target("x", 1.0, ">=", 1.0).met is True
+    assert Target("x", 1.0, "<=", 1.0).met is True
+    assert Target("x", 1.1, "<=", 1.0).met is False
+
+
+def test_a_report_is_printed_and_drawn(tmp_path: Path) -> None:
+    """Tables and plots come out of a report with all its sections, and out of one with none."""
+    machine = {
+        "cores": 2, "kernel": "6", "python": "3", "versions": {}, "postgresql": "15", "sync_ms": 0.3,
+        "load_average_before": 0.0, "load_average_after": 0.0,
+    }  # fmt: skip
+    took = {"p50_ms": 1.0, "worst_ms": 2.0}
+    measured = cells(ours={Shape(1, 8): 9.0, ASKING: 9.0}, copy={LARGEST_COPY: 1e6})
+    full = {
+        "command": "make bench-ingest", "begun": "now", "setting": {"rounds": 1, "seconds": 1.0}, "machine": machine,
+        "notes": ["no C compiler"],
+        "cells": [document(item) for item in measured.values()],
+        "live_runs": [
+            {"live_runs": n, "microseconds_first": 2.0, "microseconds": 1.0, "bytes_a_run": 9.0, "p99_ms": 1.0}
+            for n in (10, 100)
+        ],
+        "points": [{"points": n, "first_ms": 1.0, "microseconds": 1.0} for n in (10, 100)],
+        "recovery": {"to_first_accepted_ms": 1.0, "cold_verdict_ms": 1.0, "cold_verdict_rebuilt_ms": 1.0},
+        "reading": {"series": took, "list": None},
+        "targets": [vars(Target("a", 1.0, ">=", 2.0)) | {"met": False}],
+    }  # fmt: skip
+    console = Console(file=(tmp_path / "said").open("w"), width=200)
+    print_tables(console, full)
+    console.file.close()
+    said = (tmp_path / "said").read_text()
+    assert all(word in said for word in ("MISSED", "no such route", "no C compiler", "1,000,000"))
+    draw(tmp_path, full)
+    assert {path.name for path in tmp_path.glob("*.*")} == {"ingest.png", "ingest.html", "growth.png", "growth.html"}
+    draw(tmp_path / "none", {"cells": []})
+
+
+def test_the_generator_counts_what_a_real_server_acknowledged(tmp_path: Path) -> None:
+    """Every request is answered once, and a bare server has counted as many observations as the load says."""
+    with bare_route(tmp_path) as server:
+        found = asyncio.run(
+            bring(
+                Job(
+                    addresses=(server.address,),
+                    dialect="evalstop",
+                    runs=tuple("abcdefgh"),
+                    clients=4,
+                    batch=10,
+                    seconds=SOON,
+                    requests=7,
+                    expects='"accepted":10',
+                )
+            )
+        )
+    assert (found.requests, found.observations, found.refused) == (28, 280, 0)
+    assert 0 < found.p50_ms <= found.p99_ms
+
+
+def test_what_the_service_acknowledges_it_stores(tmp_path: Path) -> None:
+    """The service on its embedded database holds every row that sprayed clients were told of, twice over."""
+    environment = {"EVALSTOP_DATA_FOLDER": str(tmp_path)}
+    key = prepared(environment)
+    count = in_sqlite(tmp_path / "evalstop.db", "observations", "run_id")
+    with evalstop(tmp_path, key, environment) as server, api(server) as client:
+        for watched in (True, False):
+            runs = [evalstop_run(watched)(client) for _ in range(3)]
+            with worker([sys.executable, "-m", "evalstop_lab.bench.generator"]) as generator:
+                for first in (0, 60):
+                    job = Job(
+                        addresses=(server.address, server.address),
+                        dialect="evalstop",
+                        runs=tuple(runs),
+                        clients=2,
+                        batch=10,
+                        seconds=SOON,
+                        requests=6,
+                        first=first,
+                        key=key,
+                        sprayed=True,
+                        expects='"should_stop":',
+                    )
+                    assert generator.ask(job, Load).observations == 120
+                assert count(runs) == 240
+                broken = Job(
+                    addresses=(server.address,),
+                    dialect="evalstop",
+                    runs=("x",),
+                    clients=1,
+                    batch=1,
+                    seconds=SOON,
+                    key=key,
+                )
+                with pytest.raises(JobFailed, match="It answered 4"):
+                    generator.ask(broken, Load)
+
+
+class FakeBusyServer(BaseHTTPRequestHandler):
+    """Refuses every other request, and closes the connection after each answer."""
+
+    protocol_version = "HTTP/1.1"
+    seen: list[bytes]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.seen.append(body)
+        busy = len(self.seen) % 2 == 1
+        self.send_response(503 if busy else 200)
+        if busy:
+            self.send_header("Retry-After", "0")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def busy_server(seen: list[bytes]) -> Iterator[tuple[str, int]]:
+    handler = type("Handler", (FakeBusyServer,), {"seen": seen})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield ("127.0.0.1", server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_refused_request_is_sent_again() -> None:
+    """503 is waited out: the same observations go out again, and are counted once."""
+    seen: list[bytes] = []
+    with busy_server(seen) as address:
+        job = Job(addresses=(address,), dialect="evalstop", runs=("a",), clients=1, batch=1, seconds=SOON, requests=3)
+        found = asyncio.run(bring(job))
+    assert (found.observations, found.refused) == (3, 3)
+    assert seen[::2] == seen[1::2]
+    assert len(set(seen)) == 3
+
+
+def test_a_connection_that_ends_early_fails_the_load() -> None:
+    """An answer that never comes is no measurement."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+
+        def hear_and_hang_up() -> None:
+            with closing(listening.accept()[0]) as heard:
+                heard.recv(10)
+
+        threading.Thread(target=hear_and_hang_up, daemon=True).start()
+        job = Job(
+            addresses=(listening.getsockname(),), dialect="evalstop", runs=("a",), clients=1, batch=1, seconds=SOON
+        )
+        with pytest.raises(LoadRefused, match="closed before the answer"):
+            asyncio.run(bring(job))
+
+
+def test_a_disk_can_be_made_slower(tmp_path: Path) -> None:
+    """The library waits after each fsync of a process that it is loaded into; what is written is durable as before."""
+    library = compiled(tmp_path, delay_ms=50)
+    if library is None:
+        pytest.skip("no C compiler")
+    code = (
+        "import sys; from pathlib import Path; from evalstop_lab.bench.slow_disk import sync_ms;"
+        " print(sync_ms(Path(sys.argv[1]), 3))"
+    )
+    slower = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=os.environ | {"LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(slower.stdout) >= 50
+    assert sync_ms(tmp_path, 3) > 0

@@ -1,0 +1,301 @@
+"""The Slurm action on a real Slurm, by its commands and through slurmrestd: the battery, and what Slurm alone has."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.receivers import Gone, Job, NotMine, Present
+from evalstop_client.receivers.checkpoint_signal import CheckpointSignal
+from evalstop_client.receivers.slurm.action import SlurmAction
+from evalstop_client.receivers.slurm.cluster import Cluster
+from evalstop_client.receivers.slurm.programs import Programs
+from evalstop_client.receivers.slurm.rest import Rest
+from evalstop_client.scheduler_labels import scheduler_labels
+from evalstop_lab.slurm import SlurmCluster
+
+from tests.clients.conformance import Conformance, Started, found, gone, request
+from tests.clients.programs import eventually
+
+ME = getpass.getuser()
+BOTH = CheckpointSignal("USR1", "full")
+JOB = """
+trap 'echo saved >> {file}' USR1
+{trap_term}
+touch {file}
+while :; do sleep 0.1 & wait; done
+"""
+
+
+@dataclass
+class SlurmBench:
+    """Jobs of a real cluster, each with a GPU."""
+
+    cluster: SlurmCluster
+    folder: Path
+    door: Callable[[], Cluster]
+    jobs: list[str] = field(default_factory=list)
+    users: frozenset[str] | None = frozenset({ME})
+    partitions: frozenset[str] | None = None
+    stop_by: str = "cancel"
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"saves-{len(self.jobs)}"
+
+    def action(self) -> SlurmAction:
+        return SlurmAction(
+            self.door(), users=self.users, partitions=self.partitions, default_signal=BOTH, stop_by=self.stop_by
+        )
+
+    def start(self, deaf: bool = False) -> Started:
+        return self.run("trap '' TERM" if deaf else "", "--gres=gpu:1")
+
+    def run(self, trap_term: str, *options: str) -> Started:
+        file = self.folder / f"saves-{len(self.jobs) + 1}"
+        job = self.cluster.submit(JOB.format(file=file, trap_term=trap_term), "--output=/dev/null", *options)
+        self.jobs.append(job)
+        eventually(file.exists)
+        return Started(self.action(), self.labels(job))
+
+    def labels(self, job: str, **variables: str) -> dict[str, str]:
+        """The labels that a run's client would send from inside the job."""
+        inside = {"SLURM_JOB_ID": job, "SLURM_CLUSTER_NAME": self.cluster.name, "SLURM_JOB_USER": ME, **variables}
+        return scheduler_labels(inside)
+
+    def saves(self) -> int:
+        return len(self.file.read_text().split())
+
+
+def by_commands(cluster: SlurmCluster) -> Cluster:
+    return Programs(cluster.environment)
+
+
+def by_rest(cluster: SlurmCluster) -> Cluster:
+    token = cluster.token()
+    opened.append(Rest(cluster.rest_url, cluster.name, None, lambda: token))
+    return opened[-1]
+
+
+opened: list[Rest] = []
+"""Connections to close after a test."""
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, cluster: SlurmCluster) -> Iterator[SlurmBench]:
+    """Jobs that are cancelled at the end. Their folder is one that the node's daemon can see, whoever it is."""
+    folder = cluster.folder / "rest" / f"test-{time.monotonic_ns()}"
+    folder.mkdir()
+    door = getattr(request.cls, "door", by_commands)
+    bench = SlurmBench(cluster, folder, lambda: door(cluster))
+    yield bench
+    cluster.clear()
+    while opened:
+        opened.pop().close()
+
+
+class TestByCommands(Conformance):
+    """squeue, scancel and scontrol."""
+
+    door = staticmethod(by_commands)
+
+
+class TestByRest(Conformance):
+    """slurmrestd."""
+
+    door = staticmethod(by_rest)
+
+
+DOORS = pytest.mark.parametrize("door", [by_commands, by_rest], ids=["commands", "rest"])
+
+
+@DOORS
+def test_one_task_of_an_array_is_stopped_and_no_other(
+    bench: SlurmBench, door: Callable[[SlurmCluster], Cluster]
+) -> None:
+    """The last task of an array has the array's own id: cancelled by that id, all of it would go."""
+    bench.door = lambda: door(bench.cluster)
+    started = bench.run("", "--array=0-1", "--gres=gpu:1")
+    array = bench.jobs[0]
+    eventually(lambda: [one.state for one in bench.door().jobs(array)] == ["RUNNING", "RUNNING"])
+    records = bench.door().jobs(array)
+    namesake = next(one for one in records if one.job_id == array)
+    labels = bench.labels(array, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=namesake.array_task_id)
+    job = found(Started(started.action, labels))
+    assert job.id == f"{array}_{namesake.array_task_id}"
+    started.action.cancel(job, request(labels))
+    assert gone(started.action, job).details["gpus_freed"] == 1
+    states = {one.array_task_id: one.state for one in bench.door().jobs(array)}
+    assert states.pop(namesake.array_task_id) == "CANCELLED"
+    assert set(states.values()) == {"RUNNING"}
+
+
+def test_report_tells_what_slurm_tells(bench: SlurmBench) -> None:
+    """State, exit code, signal, the time of the end and the GPUs that are free now; the job has a comment."""
+    started = bench.run("trap 'exit 7' TERM", "--gres=gpu:2")
+    job = found(started)
+    assert dict(job.facts).items() >= {"user": ME, "partition": "gpu", "cluster": bench.cluster.name}.items()
+    started.action.cancel(job, request(started.labels, "decision-9"))
+    end = gone(started.action, job)
+    assert end.details["gpus_freed"] == 2
+    assert end.details["ended_at"].endswith("Z")
+    assert end.state == end.details["scheduler_state"] == bench.cluster.state(job.id)
+    comment = bench.cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--Format=Comment:100")
+    assert comment == "stopped by EvalStop, decision decision-9"
+
+
+def test_gone_means_that_a_waiting_job_can_start(bench: SlurmBench) -> None:
+    """While a job is COMPLETING its GPUs are not free, and it is not called gone."""
+    started = bench.run("trap 'sleep 1.5; exit' TERM", "--gres=gpu:2")
+    waiting = bench.cluster.submit("sleep 0.1", "--gres=gpu:2", "--output=/dev/null")
+    bench.jobs.append(waiting)
+    job = found(started)
+    started.action.cancel(job, request(started.labels))
+    seen = eventually(lambda: started.action.look(job))
+    assert seen == Present("COMPLETING")
+    assert bench.cluster.state(waiting) == "PENDING"
+    gone(started.action, job)
+    eventually(lambda: bench.cluster.state(waiting) in ("RUNNING", "COMPLETED"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"users": frozenset({"somebody"})}, "allow-list"),
+        ({"partitions": frozenset({"other"})}, "allow-list"),
+    ],
+)
+def test_job_outside_the_allow_list_is_refused(
+    bench: SlurmBench, change: dict[str, frozenset[str]], words: str
+) -> None:
+    """Whose job it is and where it runs is asked of Slurm, not of the labels."""
+    started = bench.start()
+    for name, value in change.items():
+        setattr(bench, name, value)
+    with pytest.raises(RequestRefused, match=words):
+        bench.action().find(request({**started.labels, "slurm_user": "somebody", "slurm_partition": "other"}))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"slurm_user": "somebody"},
+        {"slurm_array_task_id": "3"},
+        {"slurm_job_id": "7; reboot"},
+        {"slurm_job_id": "-A"},
+        {"slurm_job_id": "999999"},
+        {"checkpoint_signal": "KILL"},
+    ],
+)
+def test_labels_that_contradict_slurm_are_refused_or_find_nothing(bench: SlurmBench, labels: dict[str, str]) -> None:
+    """A label that is not so is a mistake or worse; a job that Slurm does not know, and would show, is gone."""
+    started = bench.start()
+    try:
+        job = started.action.find(request({**started.labels, **labels}))
+    except RequestRefused:
+        return
+    assert labels.get("slurm_job_id") == "999999"
+    assert isinstance(job, Job)
+    assert isinstance(started.action.look(job), Gone)
+
+
+def test_job_of_another_cluster_is_not_ours(bench: SlurmBench) -> None:
+    """Job ids are only unique within a cluster."""
+    started = bench.start()
+    for labels in ({**started.labels, "slurm_cluster": "alpha"}, {**started.labels, "slurm_cluster": ""}, {}):
+        assert isinstance(started.action.find(request(labels)), NotMine)
+
+
+def test_life_after_a_requeue_is_not_stopped_for_the_one_before(bench: SlurmBench) -> None:
+    """A stop that was asked for the job's first life, and comes late, leaves its second one alone."""
+    started = bench.run("", "--gres=gpu:1", "--requeue")
+    job = found(started)
+    bench.cluster.run("scontrol", "requeue", job.id)
+    eventually(lambda: bench.cluster.state(job.id) == "PENDING")
+    seen = started.action.look(job)
+    assert isinstance(seen, Gone)
+    assert seen.state == "REQUEUED"
+    again = started.action.find(request(started.labels))  # its labels say restart 0
+    assert isinstance(again, Job)
+    assert isinstance(started.action.look(again), Gone)
+
+
+def test_stop_by_requeue_can_be_undone(bench: SlurmBench) -> None:
+    """Held in the queue a job has no GPUs; released it may have them again."""
+    bench.stop_by = "requeuehold"
+    started = bench.start()
+    job = found(started)
+    started.action.cancel(job, request(started.labels))
+    assert gone(started.action, job).state == "REQUEUE_HOLD"
+    started.action.undo(job)
+    assert isinstance(started.action.look(job), Present)
+
+
+def test_cancelled_job_cannot_be_undone(bench: SlurmBench) -> None:
+    """It says so, instead of doing nothing."""
+    started = bench.start()
+    with pytest.raises(RequestRefused, match="requeuehold"):
+        started.action.undo(found(started))
+
+
+def test_heterogeneous_job_goes_as_a_whole(bench: SlurmBench) -> None:
+    """Slurm refuses to cancel one component; its leader's id ends them all, and all of them must be gone."""
+    components = ["-n1", "--gres=gpu:1", ":", "-n1", "--gres=gpu:1"]
+    job_id = bench.cluster.run("sbatch", "--parsable", "--output=/dev/null", *components, "--wrap", "sleep 60")
+    bench.jobs.append(job_id)
+    job = found(Started(bench.action(), bench.labels(job_id)))
+    component = str(int(job_id) + 1)
+    assert found(Started(bench.action(), bench.labels(component))).id == job.id == job_id
+    bench.action().cancel(job, request({}))
+    end = gone(bench.action(), job)
+    assert (end.state, end.details["gpus_freed"]) == ("CANCELLED", 2)
+
+
+def test_signal_reaches_the_batch_script_or_the_steps(bench: SlurmBench) -> None:
+    """@batch spares the steps, @steps the script; slurmrestd, which can only do both, says that it cannot."""
+    file = bench.folder / "heard"
+    step = f"import signal, time; signal.signal(signal.SIGUSR1, lambda *_: open({str(file)!r}, 'a').write('step '));"
+    step += f"open({str(file)!r}, 'a').write('up '); time.sleep(60)"
+    script = f'trap \'echo -n "batch " >> {file}\' USR1\nsrun {sys.executable} -c "{step}" &\nwait; wait; wait\n'
+    job = bench.cluster.submit(script, "--output=/dev/null", "--gres=gpu:1")
+    bench.jobs.append(job)
+    eventually(lambda: file.exists() and "up" in file.read_text())
+    programs = by_commands(bench.cluster)
+    assert programs.signal(job, ME, "USR1", "batch")
+    eventually(lambda: "batch" in file.read_text())
+    assert programs.signal(job, ME, "USR1", "steps")
+    eventually(lambda: "step" in file.read_text())
+    assert file.read_text().split() == ["up", "batch", "step"]
+    assert not by_rest(bench.cluster).signal(job, ME, "USR1", "batch")
+    assert bench.cluster.state(job) == "RUNNING"
+
+
+def test_slurmrestd_that_cannot_answer_is_away(bench: SlurmBench) -> None:
+    """A bad token, and a socket where nobody listens, mean to try again: neither says anything about a job."""
+    for door in (
+        Rest(bench.cluster.rest_url, bench.cluster.name, ME, lambda: "bad"),
+        Rest("http://127.0.0.1:1", bench.cluster.name, ME, lambda: "bad"),
+    ):
+        opened.append(door)
+        with pytest.raises(SchedulerAway):
+            door.jobs("1")
+
+
+def test_controller_that_is_down_is_away(bench: SlurmBench) -> None:
+    """While slurmctld is down nothing is known, and nothing is taken for gone; afterwards the job is as it was."""
+    started = bench.start()
+    job = found(started)
+    impatient = SlurmAction(Programs(bench.cluster.environment, timeout_seconds=2.0), users=None)
+    bench.cluster.stop_controller()
+    try:
+        with pytest.raises(SchedulerAway):
+            impatient.look(job)
+    finally:
+        bench.cluster.start_controller()
+    assert isinstance(started.action.look(job), Present)
