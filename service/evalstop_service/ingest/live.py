@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from evalstop_detectors import (
+    Best,
     Chooser,
     MonitorState,
     Observation,
     Policy,
+    RawMaximum,
     Score,
     SmoothedMaximum,
     Verdict,
@@ -30,25 +32,25 @@ from evalstop_service.store.runs import Run, Stamp
 from evalstop_service.watching import Watch
 
 
-class BestSoFar:  # TEMPORARY
-    def __init__(self, chooser):
-        self.c = chooser
-        self.s = []
-        self.e = set()
+class BestSoFar:
+    """The best checkpoint as far as it is known, chosen anew each time."""
 
-    def add(self, score):
-        self.s.append(score)
+    def __init__(self, chooser: Chooser) -> None:
+        self._chooser = chooser
+        self._scores: list[Score] = []
+        self._saved: set[int] = set()
 
-    def saved(self, step):
-        self.e.add(step)
+    def add(self, score: Score) -> None:
+        self._scores.append(score)
 
-    def best(self):
-        return self.c.choose(self.s, self.e)
+    def saved(self, step: int) -> None:
+        self._saved.add(step)
 
-    def raw(self):
-        from evalstop_detectors import RawMaximum
+    def best(self) -> Best | None:
+        return self._chooser.choose(self._scores, self._saved)
 
-        return RawMaximum().choose(self.s, {x.step for x in self.s})
+    def raw(self) -> Best | None:
+        return RawMaximum().choose(self._scores, {score.step for score in self._scores})
 
 
 CHOOSER: Chooser = SmoothedMaximum()
