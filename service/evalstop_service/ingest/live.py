@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from evalstop_detectors import (
-    Best,
+    BestSoFar,
     Chooser,
     MonitorState,
     Observation,
     Policy,
-    RawMaximum,
     Score,
     SmoothedMaximum,
     Verdict,
@@ -30,28 +29,6 @@ from evalstop_service.store import policies
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run, Stamp
 from evalstop_service.watching import Watch
-
-
-class BestSoFar:
-    """The best checkpoint as far as it is known, chosen anew each time."""
-
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
-        self._scores: list[Score] = []
-        self._saved: set[int] = set()
-
-    def add(self, score: Score) -> None:
-        self._scores.append(score)
-
-    def saved(self, step: int) -> None:
-        self._saved.add(step)
-
-    def best(self) -> Best | None:
-        return self._chooser.choose(self._scores, self._saved)
-
-    def raw(self) -> Best | None:
-        return RawMaximum().choose(self._scores, {score.step for score in self._scores})
-
 
 CHOOSER: Chooser = SmoothedMaximum()
 
