@@ -25,12 +25,14 @@ from evalstop_service.api import (
     policies,
     problems,
     projects,
+    pull,
     reference,
     runs,
 )
 from evalstop_service.api.context import Context
 from evalstop_service.api.limits import BodyLimit
 from evalstop_service.clock import Clock, utc_now
+from evalstop_service.delivery import signature
 from evalstop_service.delivery.backoff import Backoff
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
@@ -39,7 +41,10 @@ from evalstop_service.store.database import Database
 
 _log = logging.getLogger(__name__)
 
-RESOURCES = (projects, keys, policies, runs, observations, checkpoints, decisions, endpoints, deliveries)
+RESOURCES = (
+    *(projects, keys, policies, runs, observations, checkpoints, decisions, endpoints, deliveries),
+    pull.signed_by(signature.headers),
+)
 
 
 def create_database(settings: Settings) -> Database:

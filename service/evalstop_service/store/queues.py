@@ -132,8 +132,10 @@ WITH RECURSIVE queue (endpoint_id) AS (
 
 _HEAD = "SELECT head.run_id, head.id, head.endpoint_id, head.attempts, head.due_at FROM queue"
 
+# What waits for a pull endpoint is fetched by its receiver: see `pull`.
 _SERVED = """
 JOIN endpoints ON endpoints.id = queue.endpoint_id AND endpoints.enabled AND endpoints.deleted_at IS NULL
+    AND substr(endpoints.url, 1, 5) <> 'pull:'
 """
 
 _DUE_TYPES: dict[str, Any] = {
