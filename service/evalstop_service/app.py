@@ -25,6 +25,7 @@ from evalstop_service.api import (
     policies,
     problems,
     projects,
+    pull,
     reference,
     runs,
 )
@@ -33,6 +34,7 @@ from evalstop_service.api.express import ExpressLane
 from evalstop_service.api.keyring import Keyring
 from evalstop_service.api.limits import BodyLimit
 from evalstop_service.clock import Clock, utc_now
+from evalstop_service.delivery import signature
 from evalstop_service.delivery.backoff import Backoff
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
@@ -43,7 +45,10 @@ from evalstop_service.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 
-RESOURCES = (projects, keys, policies, runs, observations, checkpoints, decisions, endpoints, deliveries)
+RESOURCES = (
+    *(projects, keys, policies, runs, observations, checkpoints, decisions, endpoints, deliveries),
+    pull.signed_by(signature.headers),
+)
 
 
 def create_database(settings: Settings) -> Database:

@@ -8,10 +8,13 @@ from typing import Any
 
 from evalstop_detectors import Observation
 from evalstop_detectors.fixed_progress import FixedProgress
+from evalstop_detectors.floor import Floor
 from evalstop_detectors.k_below_best import KBelowBest
 from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
 from evalstop_detectors.non_finite import NonFinite
+
+from tests.detectors.plateau_drop_slowly import clip, noise
 
 Answer = tuple[float, int | None]
 
@@ -70,6 +73,18 @@ def non_finite(detector: NonFinite, history: Sequence[Observation]) -> Answer:
     return length, before[-1].step if length and before else None
 
 
+def floor(detector: Floor, history: Sequence[Observation]) -> Answer:
+    evals = finite(history)
+    gold = [clip(clip(item.value) - clip(evals[0].value)) for item in evals]
+    if len(gold) < 3 + detector.k:
+        return 0, None
+    threes = [sum(gold[max(end - 3, 0) : end]) / min(end, 3) for end in range(3, len(gold) + 1)]
+    sd, _ = noise(gold[:-1], [item.stderr for item in evals[:-1]])
+    allowed = max(detector.sigmas * sd * math.sqrt(4 / 3), detector.share * (max(threes) - threes[0]))
+    value = min(max((threes[0] - max(gold[-detector.k :])) / allowed, 0.0), 1e6) if allowed else 0.0
+    return value, evals[0].step if value else None
+
+
 def trailing(facts: Sequence[bool]) -> int:
     """How many facts at the end are true in a row."""
     length = 0
@@ -80,6 +95,7 @@ def trailing(facts: Sequence[bool]) -> int:
 
 REFERENCES: dict[str, Callable[[Any, Sequence[Observation]], Answer]] = {
     "fixed_progress": fixed_progress,
+    "floor": floor,
     "k_below_best": k_below_best,
     "k_decline": k_decline,
     "loss_plateau": loss_plateau,

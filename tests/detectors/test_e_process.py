@@ -44,6 +44,76 @@ def alarmed_at(scores: Floats, stderr: float | None, detector: EProcess | None =
     return None
 
 
+@pytest.mark.parametrize("told", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_it_equals_its_definition(seed: int, told: float) -> None:
+    """The evidence after every eval is that of all bets ever placed, from the whole history, and so is the turn."""
+    rng = np.random.default_rng(seed)
+    clean = np.interp(np.arange(140), [0, 60, 139], [0, 3, 3 - seed])
+    detector = EProcess(alpha=float(rng.choice([0.01, 0.5])), tolerance=float(rng.choice([0.0, 0.2])))
+    state, history = detector.start(), list[Observation]()
+    for index, score in enumerate(clean + 0.3 * rng.standard_t(3, 140)):
+        stderr = float(rng.uniform(0.2, 0.4)) if rng.random() < told else None
+        history.append(Observation(Signal.EVAL, index, float(score), stderr))
+        state, evidence = detector.step(state, history[-1])
+        if index % 9 == 0 or index > 130:
+            value, turn = slowly(detector, history)
+            assert evidence.value == pytest.approx(value, rel=1e-9, abs=1e-9)
+            assert evidence.turn_step == turn
+
+
+def slowly(detector: EProcess, history: list[Observation]) -> tuple[float, int | None]:
+    y = [item.value - history[0].value for item in history]
+    reference, turn, value, turn_of_value = -math.inf, None, 0.0, None
+    bets, counted, variances, differences = list[tuple[float, float]](), list[float](), list[float](), list[float]()
+    for index, item in enumerate(history):
+        n = index + 1
+        sd = item.stderr or upper_scale(differences, detector.alpha)
+        if sd is not None and reference > -math.inf:
+            bets.append((1 / (2.10975 * (len(bets) + 2) * math.log(len(bets) + 2) ** 2), 0.0))
+            z = min((reference - detector.tolerance - y[index]) / sd, 4.0)
+            bets = [(share, gained + z) for share, gained in bets]
+            money = 1 - sum(share for share, _ in bets)
+            for b in (0.125, 0.25, 0.5, 1.0):
+                since = range(len(bets), 0, -1)
+                money += sum(s * math.exp(b * g - k * b * b / 2) for (s, g), k in zip(bets, since, strict=True)) / 4
+            value = max(math.log(money), 0.0)
+            turn_of_value = turn if value > 0 else None
+        counted.append(y[index] if sd is None else min(y[index], (y[index - 1] if index else 0.0) + 4 * sd))
+        variances.append(math.inf if sd is None else sd * sd)
+        found = [bound(detector.alpha, counted[-1:], variances[-1:], 0, n)]
+        for power in range(10):
+            if n % 2**power == 0 and n >= 2 ** (power + 1):
+                size = 2 ** (power + 1)
+                found.append(bound(detector.alpha, counted[-size:], variances[-size:], power + 1, n // 2**power))
+        if max(found) > reference:
+            reference, turn = max(found), item.step
+        if index % 2:
+            differences.append(abs(y[index] - y[index - 1]))
+    return value, turn_of_value
+
+
+def bound(alpha: float, values: list[float], variances: list[float], power: int, index: int) -> float:
+    share = alpha / 4 / ((power + 1) * (power + 2)) / (index * (index + 1))
+    mean, variance = sum(values) / len(values), sum(variances) / len(variances)
+    return mean - math.sqrt(2 * math.log(1 / share) * variance / len(values))
+
+
+def upper_scale(differences: list[float], alpha: float) -> float | None:
+    """By the smallest rank that is seldom below the median, its value rounded up to an eighth octave."""
+    n = len(differences)
+    if n == 0 or n * math.log(2) < math.log(n * (n + 1) * 4 / alpha):
+        return None
+    for rank in range(n // 2 + 1, n):
+        q = rank / n
+        if n * (math.log(2) + q * math.log(q) + (1 - q) * math.log(1 - q)) >= math.log(n * (n + 1) * 4 / alpha):
+            break
+    else:
+        rank = n
+    mantissa, exponent = math.frexp(sorted(differences)[rank - 1])
+    return math.ldexp(0.5 + (math.floor(16 * (mantissa - 0.5)) + 1) / 16, exponent) / 0.9538
+
+
 @pytest.mark.parametrize(("size", "runs"), [(20, 300), (100, 150), (500, 40), (5000, 4)])
 @pytest.mark.parametrize("stderr", [None, 1.0])
 @pytest.mark.parametrize("noise", [gaussian, student_t3, weakly_autocorrelated])

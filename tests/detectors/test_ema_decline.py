@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import pytest
 from evalstop_detectors import Observation, Signal
 from evalstop_detectors.ema_decline import EmaDecline
 from evalstop_detectors.k_decline import KDecline
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.detectors.strategies import AnyDetector, eval_series, round_values, series
 
@@ -23,6 +27,38 @@ def counts(detector: AnyDetector, observations: list[Observation]) -> list[float
 def test_with_all_weight_on_the_new_value_it_is_k_decline(observations: list[Observation]) -> None:
     """An average of the newest value alone declines where the values do."""
     assert counts(EmaDecline(weight=1.0), observations) == counts(KDecline(), observations)
+
+
+@given(
+    weight=st.sampled_from([0.5, 0.25, 0.0625, 1.0]),
+    min_delta=st.sampled_from([0.0, 0.25, 1.0]),
+    warmup_evals=st.integers(0, 4),
+    observations=series({Signal.EVAL}, round_values | st.just(math.nan), max_size=12),
+)
+def test_it_equals_its_definition(
+    weight: float, min_delta: float, warmup_evals: int, observations: list[Observation]
+) -> None:
+    """Where fractions are exact, the count and the turn are those of weighted means of the whole history."""
+    detector = EmaDecline(weight=weight, min_delta=min_delta, warmup_evals=warmup_evals)
+    state = detector.start()
+    for count, observation in enumerate(observations, start=1):
+        state, evidence = detector.step(state, observation)
+        assert (evidence.value, evidence.turn_step) == declines(detector, observations[:count])
+
+
+def declines(detector: EmaDecline, history: list[Observation]) -> tuple[int, int | None]:
+    evals, averages = [item for item in history if math.isfinite(item.value)], list[Fraction]()
+    for count in range(1, len(evals) + 1):
+        shares = [Fraction(1 - detector.weight) ** (count - 1 - index) for index in range(count)]
+        weighted = zip(shares, evals[:count], strict=True)
+        averages.append(sum((share * Fraction(item.value) for share, item in weighted), Fraction()) / sum(shares))
+    length = 0
+    while length < len(evals) - max(1, detector.warmup_evals):
+        after, before = averages[-1 - length], averages[-2 - length]
+        if after >= before - Fraction(detector.min_delta):
+            break
+        length += 1
+    return (length, evals[-length - 1].step) if length else (0, None)
 
 
 def test_one_upward_step_does_not_end_a_slow_fall() -> None:

@@ -53,8 +53,8 @@ class Puller:
                 if failures:
                     logger.info("the service answers again")
                 failures = 0
-                events = answer.body.get("events") or []
-                for event in events:
+                events = answer.body.get("events")
+                for event in events if isinstance(events, list) else []:
                     self._take(event)
                 if not events:
                     self._ended.wait(EMPTY_SECONDS)
@@ -74,7 +74,11 @@ class Puller:
         except (KeyError, TypeError, AttributeError) as error:
             logger.error("the service gave an event that cannot be read: %s %s", type(error).__name__, error)
             return
-        reply = self._receiver.receive(headers, body, time.time())
+        try:
+            reply = self._receiver.receive(headers, body, time.time())
+        except Exception:  # whatever it is, the next event is not to be lost for it; this one comes again
+            logger.exception("an event could not be taken")
+            return
         said = str(reply.body.get("error", ""))[:300] if reply.status >= 300 else ""
         answer = self._service.post(f"{self._path}/settle", {**claim, "status": reply.status, "error": said})
         if isinstance(answer, Refused):

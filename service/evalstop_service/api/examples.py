@@ -134,6 +134,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "BatchIn": {"observations": [OBSERVATION, {"metric": "kl", "step": 150, "value": "NaN"}]},
     "CheckpointIn": CHECKPOINT,
     "CheckpointList": {"items": [CHECKPOINT | {"attempt": 1, "created_at": SAVED}]},
+    "ClaimIn": {"wait_seconds": 25, "limit": 10, "lease_seconds": 30},
     "DecisionOut": DECISION,
     "DecisionPage": _page(DECISION),
     "DeliveryOut": DELIVERY,
@@ -164,6 +165,22 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "ProjectIn": {"name": "alignment", "default_mode": "enforce", "grace_seconds": 300},
     "ProjectList": {"items": [PROJECT]},
     "ProjectOut": PROJECT,
+    "PullEndpointIn": {"name": "login-node", "event_types": ["run.stop_requested"]},
+    "PulledEvents": {
+        "events": [
+            {
+                "delivery_id": DELIVERY["id"],
+                "attempt": 1,
+                "lease_until": "2026-01-01T14:31:37.300000Z",
+                "headers": {
+                    "webhook-id": DELIVERY["event_id"],
+                    "webhook-timestamp": "1767277867",
+                    "webhook-signature": "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=",
+                },
+                "body": '{"type":"run.stop_requested","timestamp":"2026-01-01T14:31:07.250000Z","data":{}}',
+            }
+        ]
+    },
     "ReceiptOut": {
         "accepted": 2,
         "duplicates": 0,
@@ -195,6 +212,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "RunOut": RUN,
     "RunPage": _page(RUN),
     "SavedOut": CHECKPOINT | {"created": True, "best_checkpoint": BEST},
+    "SettleIn": {"delivery_id": DELIVERY["id"], "attempt": 1, "status": 202},
+    "Settlement": {"settled": True},
     "VerdictPage": _page({"sequence": 2, "attempt": 1, "at": STOPPED, "verdict": VERDICT}),
     "VetoIn": {"actor": "dana", "reason": "the eval set was broken this morning"},
 }

@@ -7,11 +7,22 @@ for it stays free for other workers and for changes of mind.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from uuid import UUID
 
 from evalstop_service.store.leases import Claimed
+
+
+class _Line:
+    """What is held of one endpoint."""
+
+    __slots__ = ("prompt", "under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Claimed] = deque()
+        self.under_way = 0
+        self.prompt = False
 
 
 class Backlog:
@@ -21,73 +32,68 @@ class Backlog:
         self._concurrency = concurrency
         self._per_endpoint = per_endpoint
         self._ahead = ahead
-        self._waiting: OrderedDict[UUID, deque[Claimed]] = OrderedDict()
+        self._lines: dict[UUID, _Line] = {}
+        self._turns: deque[_Line] = deque()  # of endpoints for which something waits: whoever's turn it is comes first
         self._waits = 0
-        self._under_way: Counter[UUID] = Counter()
-        self._busy = 0
-        self._prompt: set[UUID] = set()
-
-    def __len__(self) -> int:
-        """How many are held: at hand or under way."""
-        return self._waits + self._busy
+        self._under_way = 0
 
     @property
     def under_way(self) -> int:
         """How many attempts have begun and not ended."""
-        return self._busy
+        return self._under_way
 
     def limit(self) -> int:
         """How many more to claim in all."""
-        return self._concurrency * (1 + (self._ahead if self._prompt else 0)) - len(self)
+        prompt = any(line.prompt for line in self._lines.values())
+        return max(0, self._concurrency * (1 + self._ahead * prompt) - self._waits - self._under_way)
 
     def room(self) -> dict[UUID, int]:
         """How many more to claim for each endpoint of which any is held; `per_endpoint` for all others."""
         return {
-            endpoint: self._per_endpoint * (1 + (self._ahead if endpoint in self._prompt else 0))
-            - self._under_way[endpoint]
-            - len(self._waiting.get(endpoint, ()))
-            for endpoint in self._under_way.keys() | self._waiting.keys()
+            endpoint: self._per_endpoint * (1 + self._ahead * line.prompt) - line.under_way - len(line.waiting)
+            for endpoint, line in self._lines.items()
         }
 
     def add(self, claimed: Iterable[Claimed]) -> None:
         """Take in what was claimed, in the order in which it is to be sent to its endpoint."""
         for one in claimed:
-            self._waiting.setdefault(one.endpoint_id, deque()).append(one)
+            line = self._lines.setdefault(one.endpoint_id, _Line())
+            if not line.waiting:
+                self._turns.append(line)
+            line.waiting.append(one)
             self._waits += 1
 
     def begin(self) -> Claimed | None:
         """The next for which there is room, under way from now on; endpoints take turns. None: nothing can begin."""
-        if self._busy >= self._concurrency:
+        if self._under_way >= self._concurrency:
             return None
-        for endpoint, queue in self._waiting.items():
-            if self._under_way[endpoint] < self._per_endpoint:
-                one = queue.popleft()
-                if queue:
-                    self._waiting.move_to_end(endpoint)
-                else:
-                    del self._waiting[endpoint]
+        for _ in range(len(self._turns)):
+            line = self._turns.popleft()
+            fits = line.under_way < self._per_endpoint
+            one = line.waiting.popleft() if fits else None
+            if line.waiting:
+                self._turns.append(line)
+            if one is not None:
+                line.under_way += 1
                 self._waits -= 1
-                self._busy += 1
-                self._under_way[endpoint] += 1
+                self._under_way += 1
                 return one
         return None
 
     def end(self, claimed: Claimed, prompt: bool) -> None:
         """An attempt is over; `prompt`: the endpoint took the event."""
-        endpoint = claimed.endpoint_id
-        self._busy -= 1
-        self._under_way[endpoint] -= 1
-        if not self._under_way[endpoint]:
-            del self._under_way[endpoint]
-        held = endpoint in self._under_way or endpoint in self._waiting
-        if prompt and held:
-            self._prompt.add(endpoint)
-        else:
-            self._prompt.discard(endpoint)
+        line = self._lines[claimed.endpoint_id]
+        line.under_way -= 1
+        line.prompt = prompt
+        self._under_way -= 1
+        if not line.under_way and not line.waiting:
+            del self._lines[claimed.endpoint_id]
 
     def clear(self) -> list[Claimed]:
         """Give up all that has not begun."""
-        given = [one for queue in self._waiting.values() for one in queue]
-        self._waiting.clear()
+        given = [one for line in self._turns for one in line.waiting]
+        for line in self._turns:
+            line.waiting.clear()
+        self._turns.clear()
         self._waits = 0
         return given

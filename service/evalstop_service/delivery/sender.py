@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from types import TracebackType
 from typing import Self
@@ -34,7 +35,10 @@ class Sender:
         # No proxies or .netrc from the environment, no cookies, no unpacking of what may be a bomb.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),  # the worker bounds how many are under way
-            timeout=aiohttp.ClientTimeout(total=None, connect=self.connect_seconds),
+            # No rounding up to whole seconds: an attempt that outlasts its time may outlast its lease.
+            timeout=aiohttp.ClientTimeout(
+                total=self.timeout_seconds, connect=self.connect_seconds, ceil_threshold=math.inf
+            ),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
@@ -56,14 +60,14 @@ class Sender:
         error: str | None = None
         retry_after: str | None = None
         try:
-            async with (
-                asyncio.timeout(self.timeout_seconds),
-                self._session.post(url, data=body, headers=headers, allow_redirects=False) as response,
-            ):
+            async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 code = response.status
-                retry_after = response.headers.get("Retry-After")
-                text = await _excerpt(response)
-                if not 200 <= code < 300:
+                if 200 <= code < 300:
+                    if not response.content.at_eof():
+                        await _excerpt(response)  # to its end, so that the connection can serve again
+                else:
+                    retry_after = response.headers.get("Retry-After")
+                    text = await _excerpt(response)
                     error = f"HTTP {code}: {text}" if text else f"HTTP {code}"
         except aiohttp.ConnectionTimeoutError:
             error = f"no connection within {self.connect_seconds:g} s"

@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Sequence
+from functools import lru_cache
 
 PREFIX = "whsec_"
 
@@ -32,6 +33,7 @@ def headers(secrets: Sequence[str], webhook_id: str, timestamp: int, body: bytes
     }
 
 
+@lru_cache(maxsize=1024)  # a busy endpoint's is asked for again and again
 def _key(secret: str) -> bytes:
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)

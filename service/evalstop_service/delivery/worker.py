@@ -15,6 +15,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -161,9 +162,7 @@ class Worker:
     async def _exchange(self, threads: ThreadPoolExecutor) -> Exchanged:
         """Hand in what has ended and take out what is due; what could not be handed in is kept."""
         ended, self._ended = self._ended, []
-        wanted = Wanted(
-            max(0, self._backlog.limit()), self._pace.per_endpoint, self._backlog.room(), self._pace.lease_seconds
-        )
+        wanted = Wanted(self._backlog.limit(), self._pace.per_endpoint, self._backlog.room(), self._pace.lease_seconds)
         try:
             done = await _in_thread(threads, exchange, self._database, self._clock, ended, wanted)
         except DATABASE_AWAY:
@@ -263,22 +262,24 @@ class Worker:
         return self._timekeeper.now(time.monotonic())
 
     def _tell(self, ended: Sequence[Ended], settled: Settled) -> None:
+        results: Counter[str] = Counter()
         for one in ended:
             claimed, result = one.claimed, one.result
-            if isinstance(result, GivenBack):
-                continue
             if claimed.id in settled.kept:
-                self._telemetry.deliveries.labels(_WORDS[type(result)]).inc()
-                if not isinstance(result, Delivered):
+                results[_WORDS[type(result)]] += 1
+                if isinstance(result, Retry | Dead):
                     log.warning("delivery %s: attempt %d: %s", claimed.id, claimed.attempts, result)
             elif claimed.id in settled.cancelled:
-                self._telemetry.deliveries.labels("cancelled").inc()
+                results["cancelled"] += 1
                 log.info("delivery %s: cancelled during attempt %d", claimed.id, claimed.attempts)
             else:
                 log.warning("delivery %s: attempt %d outlived its lease", claimed.id, claimed.attempts)
+        for word, count in results.items():
+            if word:
+                self._telemetry.deliveries.labels(word).inc(count)
 
 
-_WORDS = {Delivered: "delivered", Retry: "retry", Dead: "dead"}
+_WORDS = {Delivered: "delivered", Retry: "retry", Dead: "dead", GivenBack: ""}
 
 
 async def _ring_on(stop: asyncio.Event, bell: Bell) -> None:

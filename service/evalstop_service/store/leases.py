@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
 
 from evalstop_service.store import endpoints, queues
-from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import UtcTime, deliveries, delivery_attempts, events
+from evalstop_service.store.database import Transaction, driver
 from evalstop_service.store.tables import endpoints as targets
+from evalstop_service.store.tables import moment_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +105,8 @@ def claim(
     if limit <= 0:
         return []
     lease_until = now + timedelta(seconds=lease_seconds)
-    if tx.dialect.name == "postgresql":
-        values = queues.among(now, limit, per_endpoint, room or {}) | {"lease_until": lease_until}
-        return [_claimed(row, lease_until, now) for row in tx.execute(_CLAIM_POSTGRESQL, values)]
-    found = queues.due(tx, now, limit, per_endpoint, room)
-    if not found:
-        return []
-    held = sa.tuple_(deliveries.c.run_id, deliveries.c.id).in_([(one.run_id, one.id) for one in found])
-    query = _CONTENTS.where(held).order_by(deliveries.c.due_at, deliveries.c.id)
-    rows = tx.execute(query).all()
-    tx.execute(sa.update(deliveries).where(held).values(due_at=lease_until, attempts=deliveries.c.attempts + 1))
-    return [_claimed(row, lease_until, now) for row in rows]
+    take = _claim_postgresql if tx.dialect.name == "postgresql" else _claim_sqlite
+    return take(tx, now, lease_until, limit, per_endpoint, room or {})
 
 
 def settle(tx: Transaction, ended: Sequence[Ended]) -> Settled:
@@ -139,21 +130,74 @@ def settle(tx: Transaction, ended: Sequence[Ended]) -> Settled:
     )
 
 
+def _claim_postgresql(
+    tx: Transaction, now: datetime, lease_until: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]
+) -> list[Claimed]:
+    values = queues.among(now, limit, per_endpoint, room) | {"lease_until": lease_until}
+    rows = driver(tx).cursor(binary=True).execute(_CLAIM_POSTGRESQL, values, prepare=True)
+    return [
+        Claimed(
+            run_id,
+            key,
+            event_id,
+            endpoint_id,
+            attempts + 1,
+            due_at.astimezone(UTC),
+            lease_until,
+            url,
+            endpoints.valid_secrets(secret, previous, previous_until, now),
+            body,
+        )
+        for run_id, key, event_id, endpoint_id, attempts, due_at, url, secret, previous, previous_until, body in rows
+    ]
+
+
+def _claim_sqlite(
+    tx: Transaction, now: datetime, lease_until: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]
+) -> list[Claimed]:
+    found = queues.due(tx, now, limit, per_endpoint, room)
+    keys = [(one.run_id.hex, one.id.hex) for one in found]
+    connection = driver(tx)
+    connection.executemany(_TAKE_SQLITE, [(moment_text(lease_until), *key) for key in keys])
+    # The look read the queues alone, lest the bodies of what is passed over be read with it.
+    contents = [connection.execute(_CONTENTS_SQLITE, key).fetchone() for key in keys]
+    return [
+        Claimed(
+            one.run_id,
+            one.id,
+            UUID(event_id),
+            one.endpoint_id,
+            one.attempts + 1,
+            one.due_at,
+            lease_until,
+            url,
+            endpoints.valid_secrets(secret, previous, until and datetime.fromisoformat(until + "+00:00"), now),
+            body,
+        )
+        for one, (event_id, url, secret, previous, until, body) in zip(found, contents, strict=True)
+    ]
+
+
 def _settle_postgresql(tx: Transaction, ended: Sequence[Ended]) -> dict[UUID, tuple[str, int]]:
-    columns = {name: [row[name] for row in map(_row, ended)] for name in _ENDED_TYPES}
-    return {row.id: (row.state, row.attempts) for row in tx.execute(_SETTLE_POSTGRESQL, columns)}
+    document = msgspec.json.encode([_row(one) for one in ended]).decode()
+    rows = driver(tx).cursor(binary=True).execute(_SETTLE_POSTGRESQL, (document,), prepare=True)
+    return {key: (state, attempts) for key, state, attempts in rows}
 
 
 def _settle_sqlite(tx: Transaction, ended: Sequence[Ended]) -> dict[UUID, tuple[str, int]]:
-    keys = [(one.claimed.run_id, one.claimed.id) for one in ended]
-    query = sa.select(deliveries.c.id, deliveries.c.state, deliveries.c.attempts)
-    query = query.where(sa.tuple_(deliveries.c.run_id, deliveries.c.id).in_(keys))
-    present = {row.id: (row.state, row.attempts) for row in tx.execute(query)}
-    kept = [_row(one) for one in ended if present.get(one.claimed.id) == ("waiting", one.claimed.attempts)]
-    if kept:
-        tx.execute(_CHANGE, kept)
-    if tried := [row for row in kept if row["tried"]]:
-        tx.execute(_LOG, tried)
+    connection = driver(tx)
+    present: dict[UUID, tuple[str, int]] = {}
+    kept = []
+    for one in ended:
+        found = connection.execute(_PRESENT_SQLITE, (one.claimed.run_id.hex, one.claimed.id.hex)).fetchone()
+        if found is not None:
+            present[one.claimed.id] = found
+        if found == ("waiting", one.claimed.attempts):
+            row = _row(one)
+            moments = {name: moment_text(row[name]) for name in ("new_due_at", "ended_at")}
+            kept.append(row | moments | {"of_run": row["of_run"].hex, "of_id": row["of_id"].hex})
+    connection.executemany(_CHANGE_SQLITE, kept)
+    connection.executemany(_LOG_SQLITE, [row for row in kept if row["tried"]])
     return present
 
 
@@ -184,75 +228,41 @@ def _row(ended: Ended) -> dict[str, Any]:
     }
 
 
-def _claimed(row: Any, lease_until: datetime, now: datetime) -> Claimed:
-    return Claimed(
-        run_id=row.run_id,
-        id=row.id,
-        event_id=row.event_id,
-        endpoint_id=row.endpoint_id,
-        attempts=row.attempts + 1,
-        due_at=row.due_at,
-        lease_until=lease_until,
-        url=row.url,
-        secrets=endpoints.valid_secrets(row.secret, row.previous_secret, row.previous_secret_until, now),
-        body=row.body,
-    )
+_CHANGE = """
+UPDATE deliveries SET state = {new_state}, due_at = {new_due_at},
+    last_error = CASE WHEN {new_state} = 'delivered' THEN NULL ELSE coalesce({error}, last_error) END,
+    settled_at = CASE WHEN {new_state} <> 'waiting' THEN {ended_at} END
+"""
 
+_LOG = "INSERT INTO delivery_attempts (run_id, delivery_id, number, at, duration_ms, status_code, error)"
 
-_CONTENTS = (
-    sa.select(
-        deliveries.c.run_id,
-        deliveries.c.id,
-        deliveries.c.event_id,
-        deliveries.c.endpoint_id,
-        deliveries.c.attempts,
-        deliveries.c.due_at,
-        targets.c.url,
-        targets.c.secret,
-        targets.c.previous_secret,
-        targets.c.previous_secret_until,
-        events.c.body,
-    )
-    .join(targets, targets.c.id == deliveries.c.endpoint_id)
-    .join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
-)
+_ROW = ("of_run", "of_id", "number", "new_state", "new_due_at", "error", "ended_at", "took_ms", "code", "tried")
+_OF_PARAMETERS = {name: f":{name}" for name in _ROW}
+_OF_COLUMNS = {name: name for name in _ROW}
 
-_settled_at = sa.case((sa.bindparam("new_state") != "waiting", sa.bindparam("ended_at", type_=UtcTime)))
-_last_error = sa.case(
-    (sa.bindparam("new_state") == "delivered", None),
-    else_=sa.func.coalesce(sa.bindparam("error", type_=sa.Text), deliveries.c.last_error),
-)
+_TAKE_SQLITE = "UPDATE deliveries SET due_at = ?, attempts = attempts + 1 WHERE run_id = ? AND id = ?"
 
-_CHANGE = (
-    sa.update(deliveries)
-    .where(deliveries.c.run_id == sa.bindparam("of_run"), deliveries.c.id == sa.bindparam("of_id"))
-    .values(
-        state=sa.bindparam("new_state"),
-        due_at=sa.bindparam("new_due_at"),
-        last_error=_last_error,
-        settled_at=_settled_at,
-    )
-)
+_CONTENTS_SQLITE = """
+SELECT event_id, url, secret, previous_secret, previous_secret_until, body FROM deliveries
+JOIN endpoints ON endpoints.id = deliveries.endpoint_id
+JOIN events ON events.run_id = deliveries.run_id AND events.id = deliveries.event_id
+WHERE deliveries.run_id = ? AND deliveries.id = ?
+"""
 
-_LOG = sa.insert(delivery_attempts).values(
-    run_id=sa.bindparam("of_run"),
-    delivery_id=sa.bindparam("of_id"),
-    number=sa.bindparam("number"),
-    at=sa.bindparam("ended_at"),
-    duration_ms=sa.bindparam("took_ms"),
-    status_code=sa.bindparam("code"),
-    error=sa.bindparam("error"),
-)
+_PRESENT_SQLITE = "SELECT state, attempts FROM deliveries WHERE run_id = ? AND id = ?"
+
+_CHANGE_SQLITE = _CHANGE.format_map(_OF_PARAMETERS) + "WHERE run_id = :of_run AND id = :of_id"
+
+_LOG_SQLITE = _LOG + " VALUES (:of_run, :of_id, :number, :ended_at, :took_ms, :code, :error)"
 
 # On PostgreSQL one statement each, since every further one is a trip there and back.
 _CLAIM_POSTGRESQL = (
-    sa.text(
-        queues.QUEUES  # noqa: S608 - of constants alone
-        + ", head AS MATERIALIZED ("
-        + queues.HEAD_POSTGRESQL
-        + """
+    queues.QUEUES  # noqa: S608 - of constants alone
+    + ", head AS MATERIALIZED ("
+    + queues.HEAD_POSTGRESQL
+    + """
 ), taken AS (
-    UPDATE deliveries SET due_at = :lease_until, attempts = deliveries.attempts + 1 FROM head
+    UPDATE deliveries SET due_at = %(lease_until)s, attempts = deliveries.attempts + 1 FROM head
     WHERE deliveries.run_id = head.run_id AND deliveries.id = head.id
     RETURNING deliveries.run_id, deliveries.id, deliveries.event_id, deliveries.endpoint_id, head.attempts, head.due_at
 )
@@ -263,58 +273,32 @@ JOIN endpoints ON endpoints.id = taken.endpoint_id
 JOIN events ON events.run_id = taken.run_id AND events.id = taken.event_id
 ORDER BY taken.due_at, taken.id
 """
-    )
-    .bindparams(*queues.HEAD_PARAMETERS, sa.bindparam("lease_until", type_=UtcTime))
-    .columns(
-        run_id=sa.Uuid,
-        id=sa.Uuid,
-        event_id=sa.Uuid,
-        endpoint_id=sa.Uuid,
-        due_at=UtcTime,
-        previous_secret_until=UtcTime,
-    )
 )
-
-_ENDED_TYPES: dict[str, Any] = {
-    "of_run": sa.Uuid(),
-    "of_id": sa.Uuid(),
-    "number": sa.Integer(),
-    "new_state": sa.Text(),
-    "new_due_at": UtcTime(),
-    "error": sa.Text(),
-    "ended_at": UtcTime(),
-    "took_ms": sa.Double(),
-    "code": sa.Integer(),
-    "tried": sa.Boolean(),
-}
 
 # Rows are locked in the order of their keys, as those lock them who cancel many at once.
 _SETTLE_POSTGRESQL = (
-    sa.text(
-        "WITH ended AS MATERIALIZED (SELECT * FROM unnest("  # noqa: S608 - of constants alone
-        + ", ".join(f":{name}" for name in _ENDED_TYPES)
-        + ") AS ended ("
-        + ", ".join(_ENDED_TYPES)
-        + """)
+    "WITH"  # noqa: S608 - of constants alone
+    """ ended AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(%s) AS ended (
+        of_run uuid, of_id uuid, number integer, new_state text, new_due_at timestamptz, error text,
+        ended_at timestamptz, took_ms double precision, code integer, tried boolean
+    )
 ), present AS MATERIALIZED (
     SELECT deliveries.run_id, deliveries.id, deliveries.state, deliveries.attempts FROM deliveries
     JOIN ended ON deliveries.run_id = ended.of_run AND deliveries.id = ended.of_id
     ORDER BY deliveries.run_id, deliveries.id FOR UPDATE OF deliveries
-), settled AS (
-    UPDATE deliveries SET state = new_state, due_at = new_due_at,
-        last_error = CASE WHEN new_state = 'delivered' THEN NULL ELSE coalesce(error, last_error) END,
-        settled_at = CASE WHEN new_state <> 'waiting' THEN ended_at END
+), settled AS ("""
+    + _CHANGE.format_map(_OF_COLUMNS)
+    + """
     FROM ended JOIN present ON present.run_id = of_run AND present.id = of_id AND present.attempts = number
     WHERE deliveries.run_id = of_run AND deliveries.id = of_id AND present.state = 'waiting'
     RETURNING of_id, number
-), logged AS (
-    INSERT INTO delivery_attempts (run_id, delivery_id, number, at, duration_ms, status_code, error)
+), logged AS ("""
+    + _LOG
+    + """
     SELECT of_run, of_id, number, ended_at, took_ms, code, error
     FROM ended JOIN settled USING (of_id, number) WHERE tried
 )
 SELECT id, state, attempts FROM present
 """
-    )
-    .bindparams(*(sa.bindparam(name, type_=ARRAY(kind)) for name, kind in _ENDED_TYPES.items()))
-    .columns(id=sa.Uuid)
 )

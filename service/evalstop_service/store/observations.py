@@ -15,6 +15,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.store import series as summaries
 from evalstop_service.store.database import Transaction, driver
 from evalstop_service.store.tables import moment_text, observations
 
@@ -104,10 +105,14 @@ def add(tx: Transaction, run_id: UUID, attempt: int, points: Iterable[Point], no
     add_many(tx, [New(run_id, attempt, point) for point in points], now)
 
 
-def add_many(tx: Transaction, rows: Sequence[New], now: datetime) -> None:
-    """Store points of many runs, all locked, whose identities have no live observation."""
+def add_many(tx: Transaction, rows: Sequence[New], now: datetime, late: Sequence[New] | None = None) -> None:
+    """Store points of many runs, all locked, whose identities have no live observation.
+
+    `late`: those among them that are not past the last step of their metric; None: any may be, which costs a statement.
+    """
     if not rows:
         return
+    summaries.forget(tx, ((row.run_id, row.point.metric, row.point.step) for row in (rows if late is None else late)))
     if tx.dialect.name != "postgresql":
         received_at = moment_text(now)
         tx.exec_driver_sql(_INSERT, [_columns(row, received_at) for row in rows])
@@ -229,6 +234,7 @@ def any_since(tx: Transaction, run_id: UUID, attempt: int) -> bool:
 
 def supersede(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> int:
     """Put the live observations past a step out of force; gives their number."""
+    summaries.forget_after(tx, run_id, after_step)
     query = observations.update().where(
         observations.c.run_id == run_id,
         observations.c.step > after_step,

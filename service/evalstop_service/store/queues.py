@@ -13,10 +13,9 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
 
 from evalstop_service.store import decisions
-from evalstop_service.store.database import Transaction
+from evalstop_service.store.database import Transaction, driver
 from evalstop_service.store.tables import UtcTime, deliveries
 
 
@@ -41,7 +40,8 @@ def due(
     """
     room = room or {}
     if tx.dialect.name == "postgresql":
-        return [Due(*row) for row in tx.execute(_DUE_POSTGRESQL, among(now, limit, per_endpoint, room))]
+        rows = driver(tx).cursor(binary=True).execute(QUEUES + HEAD_POSTGRESQL, among(now, limit, per_endpoint, room))
+        return [Due(*row) for row in rows]
     most = max(per_endpoint, *room.values(), 0) if room else per_endpoint
     left = dict(room)
     found: list[Due] = []
@@ -132,8 +132,10 @@ WITH RECURSIVE queue (endpoint_id) AS (
 
 _HEAD = "SELECT head.run_id, head.id, head.endpoint_id, head.attempts, head.due_at FROM queue"
 
+# What waits for a pull endpoint is fetched by its receiver: see `pull`.
 _SERVED = """
 JOIN endpoints ON endpoints.id = queue.endpoint_id AND endpoints.enabled AND endpoints.deleted_at IS NULL
+    AND substr(endpoints.url, 1, 5) <> 'pull:'
 """
 
 _DUE_TYPES: dict[str, Any] = {
@@ -148,26 +150,18 @@ HEAD_POSTGRESQL = (
     _HEAD  # noqa: S608 - of constants alone
     + _SERVED
     + """
-LEFT JOIN unnest(:known, :room) AS known (endpoint_id, room) ON known.endpoint_id = queue.endpoint_id
+LEFT JOIN unnest(%(known)s::uuid[], %(room)s::integer[]) AS known (endpoint_id, room)
+    ON known.endpoint_id = queue.endpoint_id
 CROSS JOIN LATERAL (
     SELECT run_id, id, endpoint_id, attempts, due_at FROM deliveries
-    WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at <= :now
-    ORDER BY due_at, id LIMIT coalesce(known.room, :per_endpoint)
+    WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at <= %(now)s
+    ORDER BY due_at, id LIMIT coalesce(known.room, %(per_endpoint)s)
     FOR UPDATE SKIP LOCKED
 ) AS head
-ORDER BY head.due_at, head.id LIMIT :limit
+ORDER BY head.due_at, head.id LIMIT %(limit)s
 """
 )
 """What is due, locked, one queue after another: to be read after `QUEUES`, with the parameters of `among`."""
-
-HEAD_PARAMETERS = (
-    sa.bindparam("now", type_=UtcTime),
-    sa.bindparam("known", type_=ARRAY(sa.Uuid())),
-    sa.bindparam("room", type_=ARRAY(sa.Integer())),
-    sa.bindparam("per_endpoint", type_=sa.Integer()),
-)
-
-_DUE_POSTGRESQL = sa.text(QUEUES + HEAD_POSTGRESQL).bindparams(*HEAD_PARAMETERS).columns(**_DUE_TYPES)
 
 _DUE_SQLITE = (
     sa.text(

@@ -29,10 +29,11 @@ from evalstop_service.store.tables import (
     outcomes,
     prunings,
     runs,
+    series_buckets,
     verdicts,
 )
 
-REMOVED = (delivery_attempts, deliveries, events, verdicts, checkpoints, monitors, observations)
+REMOVED = (delivery_attempts, deliveries, events, verdicts, checkpoints, monitors, observations, series_buckets)
 """The details of a run, in an order in which no row is left without the one that it refers to."""
 
 KEPT = (runs, attempts, decisions, decision_changes, outcomes)

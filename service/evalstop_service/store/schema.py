@@ -23,6 +23,9 @@ MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 
 _LOCK = 0x45_56_53_54  # any fixed number: replicas that start together migrate one after the other
 _WAIT_SECONDS = 0.1
+_LOCK_TIMEOUT_SECONDS = 2  # whoever comes after a waiting migration waits behind it, and no trainer should for longer
+_LOCK_NOT_AVAILABLE = "55P03"
+_TRIES = 100
 
 
 class Phase(StrEnum):
@@ -42,11 +45,16 @@ def upgrade(database: Database, phase: Phase = Phase.ALL) -> None:
     with _alone(database) as connection:
         config = _config()
         config.attributes.update(connection=connection, metadata=metadata)
-        try:
-            # Alembic passes over a target that lies behind.
-            command.upgrade(config, target)
-        except CommandError as error:
-            raise ServiceError(f"{error}; it seems that a newer EvalStop made this schema") from error
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                command.upgrade(config, target)  # which passes over a target that lies behind
+                return
+            except CommandError as error:
+                raise ServiceError(f"{error}; it seems that a newer EvalStop made this schema") from error
+            except sa.exc.OperationalError as error:
+                if not tries_left or getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                    raise
+            time.sleep(_WAIT_SECONDS)
 
 
 def current(database: Database) -> str | None:
@@ -84,7 +92,11 @@ def _alone(database: Database) -> Iterator[sa.Connection]:
             time.sleep(_WAIT_SECONDS)
         try:
             with database.engine.connect() as connection:
+                connection.exec_driver_sql(f"SET lock_timeout TO '{_LOCK_TIMEOUT_SECONDS}s'")
+                connection.commit()
                 yield connection
+                connection.exec_driver_sql("RESET lock_timeout")
+                connection.commit()
         finally:
             guard.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
 

@@ -132,6 +132,7 @@ runs = sa.Table(
     sa.Column("pruned_at", UtcTime),  # since then its details are gone, or on their way
     sa.UniqueConstraint("project_id", "name"),
     sa.Index("ix_runs_project_id_id", "project_id", "id"),
+    sa.Index("ix_runs_project_id_status_id", "project_id", "status", "id"),
     sa.Index(
         "ix_runs_project_id_ended_at",
         "project_id",
@@ -184,6 +185,22 @@ observations = sa.Table(
     sa.Column("observed_at", UtcTime),
     sa.Column("received_at", UtcTime, nullable=False),
     postgresql_partition_by="HASH (run_id)",
+)
+
+# What `store.series` summarizes: neighboring live observations, so many a row.
+series_buckets = sa.Table(
+    "series_buckets",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("metric", sa.Text, primary_key=True),
+    sa.Column("last_step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("first_step", sa.BigInteger, nullable=False),
+    sa.Column("count", sa.Integer, nullable=False),
+    sa.Column("lowest", sa.Double),
+    sa.Column("highest", sa.Double),
+    sa.Column("last", Real),
+    sa.Column("nan_count", sa.Integer, nullable=False),
+    sa.Column("infinite_count", sa.Integer, nullable=False),
 )
 
 checkpoints = sa.Table(

@@ -1,0 +1,191 @@
+"""Events that are fetched, for receivers that no connection can come in to: claim, and settle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated
+from uuid import UUID
+
+import anyio
+import anyio.to_thread
+from anyio import CapacityLimiter
+from fastapi import APIRouter, Request
+from pydantic import Field
+
+from evalstop_service.api.bodies import JsonRoute
+from evalstop_service.api.context import Admin, Context, Db, Now, Operate
+from evalstop_service.api.endpoints import EndpointWithSecret, EventTypes
+from evalstop_service.api.problems import Problem
+from evalstop_service.api.schemas import Answer, Body, Line, Plain, Time
+from evalstop_service.errors import NotFound
+from evalstop_service.store import decisions, pull, queues
+from evalstop_service.store.database import Database
+from evalstop_service.store.leases import Claimed, Dead, Delivered, Result, Retry
+
+Sign = Callable[[Sequence[str], str, int, bytes], dict[str, str]]
+"""Gives the headers of a webhook: secrets, id, time in Unix seconds, body."""
+
+POLL_SECONDS = 0.2
+MOST_WAITING = 200
+LONGEST_RETRY_SECONDS = 60.0
+GONE = 410
+HOPELESS = frozenset({400, 413, 415, 422})
+
+_POLLS = 4  # threads that the other routes do without
+
+
+class PullEndpointIn(Body):
+    """A new endpoint whose events are fetched."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"), Plain] = Field(
+        examples=["login-node"]
+    )
+    event_types: EventTypes = Field(["run.stop_requested"], examples=[["run.stop_requested"]])
+
+
+class ClaimIn(Body):
+    """How long to wait for an event, and how many to take for how long."""
+
+    wait_seconds: float = Field(25.0, ge=0, le=60, description="answered earlier when something is due")
+    limit: int = Field(10, ge=1, le=100)
+    lease_seconds: float = Field(30.0, ge=5, le=600, description="not settled by then, an event is given out again")
+
+
+class PulledEvent(Answer):
+    """An event, signed as a webhook is: verify `body` with `headers` before believing it."""
+
+    delivery_id: UUID
+    attempt: int
+    lease_until: Time
+    headers: dict[str, str]
+    body: str = Field(description="the very characters that are signed")
+
+
+class PulledEvents(Answer):
+    """What was due, longest due first; nothing when nothing came in time."""
+
+    events: list[PulledEvent]
+
+
+class SettleIn(Body):
+    """What became of an event that was claimed."""
+
+    delivery_id: UUID = Field(strict=False)
+    attempt: int = Field(ge=1, le=2**31 - 1)
+    status: int = Field(
+        ge=200, le=599, description="as an HTTP status: 2xx taken; 400, 410, 413, 415, 422 never; else later"
+    )
+    error: Line = ""
+
+
+class Settlement(Answer):
+    """`settled` is false when the lease had run out, or the delivery was cancelled meanwhile: nothing was changed."""
+
+    settled: bool
+
+
+@dataclass(frozen=True)
+class Pulling:
+    """The resource, for the app to include."""
+
+    router: APIRouter
+
+
+def signed_by(sign: Sign) -> Pulling:
+    """The routes, with the signature of those who send."""
+    router = APIRouter(prefix="/pull/endpoints", tags=["webhooks"], route_class=JsonRoute)
+    polls = CapacityLimiter(_POLLS)
+    waiting: set[object] = set()
+
+    @router.post("", status_code=201)
+    def add_pull_endpoint(body: PullEndpointIn, caller: Admin, database: Db, now: Now) -> EndpointWithSecret:
+        """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
+        with database.transaction() as tx:
+            endpoint = pull.add(tx, caller.project_id, name=body.name, event_types=body.event_types, now=now)
+        return EndpointWithSecret.model_validate(endpoint)
+
+    @router.post("/{endpoint_id}/claim")
+    async def claim_events(
+        endpoint_id: UUID, body: ClaimIn, caller: Operate, database: Db, request: Request
+    ) -> PulledEvents:
+        """Take what is due, or wait for it."""
+        context: Context = request.app.state.context
+        token = object()
+        if len(waiting) >= MOST_WAITING:
+            raise Problem(503, "Too many receivers are waiting", "come again", headers={"Retry-After": "10"})
+        waiting.add(token)
+        until = time.monotonic() + body.wait_seconds
+        try:
+            while True:
+                claimed = await anyio.to_thread.run_sync(
+                    _claim, database, caller.project_id, endpoint_id, body, context.clock, limiter=polls
+                )
+                left_seconds = until - time.monotonic()
+                if claimed or left_seconds <= 0:
+                    break
+                await anyio.sleep(min(POLL_SECONDS, left_seconds))
+                if await request.is_disconnected():
+                    break  # else events would be leased to nobody
+        finally:
+            waiting.discard(token)
+        return PulledEvents(events=[_event(one, sign, context.clock()) for one in claimed])
+
+    @router.post("/{endpoint_id}/settle")
+    def settle_event(endpoint_id: UUID, body: SettleIn, caller: Operate, database: Db, now: Now) -> Settlement:
+        """Say what became of an event."""
+        with database.transaction() as tx:
+            endpoint = pull.find(tx, caller.project_id, endpoint_id)
+            if endpoint is None:
+                raise _no_endpoint(endpoint_id)
+            at, _ = queues.moment(tx, now)
+            result = _result(body, at)
+            settled = pull.settle(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
+        if settled is None:
+            raise NotFound(f"there is no delivery {body.delivery_id} to this endpoint")
+        return Settlement(settled=settled)
+
+    return Pulling(router)
+
+
+def _claim(
+    database: Database, project_id: UUID, endpoint_id: UUID, wanted: ClaimIn, clock: Callable[[], datetime]
+) -> list[Claimed]:
+    with database.reading() as tx:
+        endpoint = pull.find(tx, project_id, endpoint_id)
+        if endpoint is None:
+            raise _no_endpoint(endpoint_id)
+        now, over = queues.moment(tx, clock())
+        if not endpoint.enabled or not (over or pull.any_due(tx, endpoint_id, now)):
+            return []
+    with database.transaction() as tx:
+        now, over = queues.moment(tx, clock())
+        if over:
+            decisions.request_due(tx, now)  # what is handed out is requested, whether or not a worker runs
+        return pull.claim(tx, endpoint, now, wanted.lease_seconds, wanted.limit)
+
+
+def _event(claimed: Claimed, sign: Sign, now: datetime) -> PulledEvent:
+    headers = sign(claimed.secrets, str(claimed.event_id), int(now.timestamp()), claimed.body.encode())
+    return PulledEvent(
+        delivery_id=claimed.id,
+        attempt=claimed.attempts,
+        lease_until=claimed.lease_until,
+        headers=headers,
+        body=claimed.body,
+    )
+
+
+def _result(said: SettleIn, at: datetime) -> Result:
+    error = f"HTTP {said.status}: {said.error}" if said.error else f"HTTP {said.status}"
+    if said.status < 300:
+        return Delivered()
+    if said.status == GONE or said.status in HOPELESS:
+        return Dead(error, gone=said.status == GONE)
+    return Retry(at + timedelta(seconds=min(2.0 ** min(said.attempt, 10), LONGEST_RETRY_SECONDS)), error)
+
+
+def _no_endpoint(endpoint_id: UUID) -> NotFound:
+    return NotFound(f"there is no pull endpoint {endpoint_id} in this project")

@@ -1,0 +1,100 @@
+"""Deliveries that are fetched: the receiver itself claims what waits for its pull endpoint, and settles it.
+
+A pull endpoint is one whose url is `pull:<name>`. No worker takes what waits for it; all else is as for any other
+delivery: the lease, the attempts that tell leases apart, the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store import endpoints, leases
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.endpoints import Endpoint
+from evalstop_service.store.leases import Claimed, Ended, Result
+from evalstop_service.store.tables import deliveries, events
+
+PREFIX = "pull:"
+
+
+def add(tx: Transaction, project_id: UUID, *, name: str, event_types: Iterable[str], now: datetime) -> Endpoint:
+    """A new pull endpoint, with a secret of its own."""
+    return endpoints.add(tx, project_id, url=PREFIX + name, event_types=event_types, now=now)
+
+
+def find(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
+    """The project's pull endpoint of that id; None when there is none, or when it is one that events are sent to."""
+    endpoint = endpoints.find(tx, project_id, endpoint_id)
+    return endpoint if endpoint is not None and endpoint.url.startswith(PREFIX) else None
+
+
+def any_due(tx: Transaction, endpoint_id: UUID, now: datetime) -> bool:
+    """Whether anything waits for the endpoint: a read, so that those who wait leave the write lock alone."""
+    return tx.execute(sa.select(sa.exists().where(_is_due(endpoint_id, now)))).scalar_one()
+
+
+def claim(tx: Transaction, endpoint: Endpoint, now: datetime, lease_seconds: float, limit: int) -> list[Claimed]:
+    """Take up to `limit` deliveries, longest due first, for `lease_seconds`; claims at one time get different ones."""
+    table = deliveries.c
+    query = (
+        sa.select(table.run_id, table.id, table.event_id, table.attempts, table.due_at, events.c.body)
+        .join(events, (events.c.run_id == table.run_id) & (events.c.id == table.event_id))
+        .where(_is_due(endpoint.id, now))
+        .order_by(table.due_at, table.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True, of=deliveries)
+    )
+    lease_until = now + timedelta(seconds=lease_seconds)
+    secrets = endpoints.valid_secrets(endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now)
+    claimed = [
+        Claimed(
+            run_id=row.run_id,
+            id=row.id,
+            event_id=row.event_id,
+            endpoint_id=endpoint.id,
+            attempts=row.attempts + 1,
+            due_at=row.due_at,
+            lease_until=lease_until,
+            url=endpoint.url,
+            secrets=secrets,
+            body=row.body,
+        )
+        for row in tx.execute(query)
+    ]
+    for one in claimed:
+        held = sa.update(deliveries).where(table.run_id == one.run_id, table.id == one.id)
+        tx.execute(held.values(due_at=lease_until, attempts=one.attempts))
+    return claimed
+
+
+def settle(
+    tx: Transaction, endpoint: Endpoint, delivery_id: UUID, attempt: int, result: Result, status_code: int, at: datetime
+) -> bool | None:
+    """Record what a receiver made of a delivery. False: its lease had run out, or it was cancelled; None: unknown."""
+    query = sa.select(deliveries.c.run_id, deliveries.c.event_id, deliveries.c.due_at)
+    row = tx.execute(query.where(deliveries.c.id == delivery_id, deliveries.c.endpoint_id == endpoint.id)).one_or_none()
+    if row is None:
+        return None
+    claimed = Claimed(
+        run_id=row.run_id,
+        id=delivery_id,
+        event_id=row.event_id,
+        endpoint_id=endpoint.id,
+        attempts=attempt,
+        due_at=row.due_at,
+        lease_until=row.due_at,
+        url=endpoint.url,
+        secrets=(),
+        body="",
+    )
+    return delivery_id in leases.settle(tx, [Ended(claimed, result, at, status_code=status_code)]).kept
+
+
+def _is_due(endpoint_id: UUID, now: datetime) -> sa.ColumnElement[bool]:
+    # The state is spelled out, not bound, so that the partial index answers.
+    waiting = deliveries.c.state == sa.literal_column("'waiting'")
+    return sa.and_(waiting, deliveries.c.endpoint_id == endpoint_id, deliveries.c.due_at <= now)

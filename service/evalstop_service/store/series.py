@@ -1,0 +1,157 @@
+"""One metric of a run at a chosen resolution: of every stretch the lowest, the highest and the last value.
+
+What lies well behind the newest observation is summarized once, 128 live observations a row, when somebody looks: a
+million of them are then read from 8,000 rows. The rows of a series always cover its beginning without a gap: every
+live observation up to the last of them. Whoever stores an observation there, or puts one out of force, drops the rows
+from there on in the same transaction, with the run locked; so what is read is exact, whatever happened before.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction, driver
+from evalstop_service.store.tables import series_buckets
+
+OBSERVATIONS_A_ROW = 128
+OBSERVATIONS_AT_A_TIME = 8192
+"""How many are summarized in one go; fewer stay as they are, so that what comes a little late undoes nothing."""
+
+FEW = 10_000
+"""Up to so many observations are read one by one."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Neighboring live observations: `lowest` and `highest` of the finite ones, None when there are none."""
+
+    first_step: int
+    last_step: int
+    count: int
+    lowest: float | None
+    highest: float | None
+    last: float
+    nan_count: int
+    infinite_count: int
+
+
+def resolved(tx: Transaction, run_id: UUID, metric: str, first_step: int, last_step: int, buckets: int) -> list[Bucket]:
+    """The live observations between two steps, both included, in at most so many buckets of about equal count."""
+    bounds = {"run_id": run_id, "metric": metric}
+    inside = {**bounds, "first_step": first_step, "last_step": last_step}
+    count, covered_from, covered_to = tx.execute(_COVERED, inside).one()
+    if count <= FEW:
+        return _merged(tx.execute(_ONE_BY_ONE, inside).all(), buckets)
+    # What is covered only in part, at the ends, and what is not covered yet is read one by one.
+    before = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": first_step, "last_step": covered_from - 1})
+    covered = tx.execute(_SUMMARIES, inside)
+    after = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": covered_to + 1, "last_step": last_step})
+    return _merged([*before, *covered, *after], buckets)
+
+
+def summarize(tx: Transaction, run_id: UUID, metric: str) -> bool:
+    """Summarize some of what is not yet, in a run that is locked; False when there was nothing worth it."""
+    return tx.execute(_SUMMARIZE, {"run_id": run_id, "metric": metric}).first() is not None
+
+
+def forget(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) -> None:
+    """Drop the summaries that something new or gone at (run, metric, step) makes wrong, the runs being locked."""
+    lowest: dict[tuple[UUID, str], int] = {}
+    for run_id, metric, step in changes:
+        known = lowest.get((run_id, metric))
+        if known is None or step < known:
+            lowest[run_id, metric] = step
+    if not lowest:
+        return
+    if tx.dialect.name == "postgresql":
+        run_ids, metrics = (list(column) for column in zip(*lowest, strict=True))
+        driver(tx).execute(_FORGET_ALL, (run_ids, metrics, list(lowest.values())), prepare=True)
+    else:
+        tx.exec_driver_sql(_FORGET, [(run_id.hex, metric, step) for (run_id, metric), step in lowest.items()])
+
+
+def forget_after(tx: Transaction, run_id: UUID, step: int) -> None:
+    """Drop the summaries of all that a run observed past a step."""
+    tx.execute(sa.delete(series_buckets).where(series_buckets.c.run_id == run_id, series_buckets.c.last_step > step))
+
+
+def _merged(parts: Sequence[Sequence[Any]], buckets: int) -> list[Bucket]:
+    """Parts in the order of their steps, put together until there are at most so many."""
+    total = sum(part[2] for part in parts)
+    merged: list[Bucket] = []
+    reached = place = 0
+    for part in parts:
+        first, last, count, lowest, highest, value, nans, infinities = part
+        value = math.nan if value is None else value
+        place, before = reached * buckets // total, place
+        reached += count
+        if not merged or place != before:
+            merged.append(Bucket(first, last, count, lowest, highest, value, nans, infinities))
+            continue
+        known = merged[-1]
+        known.last_step = last
+        known.last = value
+        known.count += count
+        known.nan_count += nans
+        known.infinite_count += infinities
+        if lowest is not None:
+            known.lowest = lowest if known.lowest is None or lowest < known.lowest else known.lowest
+            known.highest = highest if known.highest is None or highest > known.highest else known.highest
+    return merged
+
+
+def _text(statement: str) -> sa.TextClause:
+    return sa.text(statement).bindparams(sa.bindparam("run_id", type_=sa.Uuid()))
+
+
+_FORGET = "DELETE FROM series_buckets WHERE run_id = ? AND metric = ? AND last_step >= ?"
+
+_FORGET_ALL = """
+DELETE FROM series_buckets AS old USING unnest(%b::uuid[], %b::text[], %b::bigint[]) AS new (run_id, metric, step)
+WHERE old.run_id = new.run_id AND old.metric = new.metric AND old.last_step >= new.step
+"""
+
+_IN_SIGHT = """
+FROM series_buckets WHERE run_id = :run_id AND metric = :metric AND last_step >= :first_step
+    AND first_step >= :first_step AND last_step <= :last_step
+"""
+
+_COVERED = _text(f"SELECT coalesce(sum(count), 0), min(first_step), max(last_step) {_IN_SIGHT}")
+
+_COLUMNS = "first_step, last_step, count, lowest, highest, last, nan_count, infinite_count"
+
+_SUMMARIES = _text(f"SELECT {_COLUMNS} {_IN_SIGHT} ORDER BY last_step")
+
+_FINITE = f"CASE WHEN value BETWEEN {-sys.float_info.max!r} AND {sys.float_info.max!r} THEN value END"
+
+_OBSERVATIONS = f"""
+SELECT step AS first_step, step AS last_step, 1 AS count, {_FINITE} AS lowest, {_FINITE} AS highest, value AS last,
+    CASE WHEN value IS NULL THEN 1 ELSE 0 END AS nan_count,
+    CASE WHEN value IS NOT NULL AND {_FINITE} IS NULL THEN 1 ELSE 0 END AS infinite_count
+FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by = 0
+"""  # noqa: S608
+
+_ONE_BY_ONE = _text(f"{_OBSERVATIONS} AND step >= :first_step AND step <= :last_step ORDER BY step")
+
+_SUMMARIZE = _text(f"""
+WITH covered AS (
+    SELECT coalesce(max(last_step), -1) AS step FROM series_buckets WHERE run_id = :run_id AND metric = :metric
+), parts AS (
+    {_OBSERVATIONS} AND step > (SELECT step FROM covered) ORDER BY step LIMIT {OBSERVATIONS_AT_A_TIME}
+), numbered AS (
+    SELECT *, row_number() OVER (ORDER BY last_step) - 1 AS place FROM parts
+)
+INSERT INTO series_buckets (run_id, metric, {_COLUMNS})
+SELECT :run_id, :metric, min(first_step), max(last_step), count(*), min(lowest), max(highest),
+    max(CASE WHEN place % {OBSERVATIONS_A_ROW} = {OBSERVATIONS_A_ROW - 1} THEN last END),
+    sum(nan_count), sum(infinite_count)
+FROM numbered WHERE (SELECT count(*) FROM parts) = {OBSERVATIONS_AT_A_TIME} GROUP BY place / {OBSERVATIONS_A_ROW}
+RETURNING 1
+""")  # noqa: S608

@@ -1,0 +1,152 @@
+"""A series at a chosen resolution is exact: no spike is lost, whatever came late, was superseded or is summarized."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from evalstop_service.store import observations, runs, series, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import New, Point
+from evalstop_service.store.runs import Run
+from evalstop_service.store.series import OBSERVATIONS_AT_A_TIME
+
+from tests.service.scenes import NOW, Scene, set_up
+
+END = 2 * OBSERVATIONS_AT_A_TIME + 500
+WHOLE = (0, 2**53 - 1)
+
+
+@pytest.fixture
+def scene(database: Database) -> Scene:
+    return set_up(database)
+
+
+@pytest.fixture
+def run(scene: Scene) -> Run:
+    """A run with a series that is summarized up to its last five hundred points."""
+    run = scene.open()
+    store(scene, run, [Point("loss", 2 * step, value_at(step)) for step in range(END)])
+    store(scene, run, [Point("eval", step, -1e300) for step in range(100)])
+    summarize(scene, run)
+    return run
+
+
+def value_at(step: int) -> float:
+    strange = {77: math.nan, 78: math.inf, 10_000: -math.inf, 6_345: 1e9, 15_000: -1e9, END - 3: math.nan}
+    return strange.get(step, math.sin(step / 100))
+
+
+def store(scene: Scene, run: Run, points: Sequence[Point], late: bool = True) -> None:
+    with scene.database.transaction() as tx:
+        rows = [New(run.id, 1, point) for point in points]
+        runs.lock_many(tx, [run.id])
+        observations.add_many(tx, rows, NOW, late=None if late else [])
+
+
+def summarize(scene: Scene, run: Run) -> int:
+    times = 0
+    while True:
+        with scene.database.transaction() as tx:
+            runs.lock_many(tx, [run.id])
+            if not series.summarize(tx, run.id, "loss"):
+                return times
+            times += 1
+
+
+def check(scene: Scene, run: Run, first: int, last: int, buckets: int) -> None:
+    """The buckets are what the points themselves say."""
+    with scene.database.reading() as tx:
+        points = [point for point in observations.series(tx, run.id, ["loss"]) if first <= point.step <= last]
+        found = series.resolved(tx, run.id, "loss", first, last, buckets)
+    assert len(found) <= buckets
+    assert all(one.last_step < other.first_step for one, other in pairwise(found))
+    assert sum(bucket.count for bucket in found) == len(points)
+    start = 0
+    for bucket in found:
+        inside = points[start : start + bucket.count]
+        start += bucket.count
+        values = [point.value for point in inside]
+        finite = [value for value in values if math.isfinite(value)]
+        assert (bucket.first_step, bucket.last_step) == (inside[0].step, inside[-1].step)
+        assert (bucket.lowest, bucket.highest) == (min(finite, default=None), max(finite, default=None))
+        assert repr(bucket.last) == repr(values[-1])
+        assert bucket.nan_count == sum(map(math.isnan, values))
+        assert bucket.infinite_count == sum(map(math.isinf, values))
+
+
+def test_says_what_the_points_say(scene: Scene, run: Run) -> None:
+    """Lowest, highest, last and the counts are those of the points in the bucket, at every resolution and range."""
+    for buckets in (1, 7, 2000):
+        check(scene, run, *WHOLE, buckets)
+        check(scene, run, 3333, 30_001, buckets)
+    for first, last in ((0, 100), (2 * END - 50, 2 * END), (20_000, 19_999), (152, 158)):
+        check(scene, run, first, last, 10)
+
+
+def test_reads_summaries(scene: Scene, run: Run) -> None:
+    """A long series is read from its summaries, a summary holding so many observations."""
+    rows = scene.rows(tables.series_buckets, run)
+    assert [row["count"] for row in rows] == [series.OBSERVATIONS_A_ROW] * (
+        2 * OBSERVATIONS_AT_A_TIME // series.OBSERVATIONS_A_ROW
+    )
+    with scene.database.transaction() as tx:
+        tx.execute(tables.series_buckets.update().values(highest=5e9))
+    with scene.database.reading() as tx:
+        assert series.resolved(tx, run.id, "loss", *WHOLE, 1)[0].highest == 5e9
+
+
+@pytest.mark.parametrize("step", [1, 2 * OBSERVATIONS_AT_A_TIME + 1, 2 * END + 5])
+def test_a_late_point_is_seen(scene: Scene, run: Run, step: int) -> None:
+    """A spike that arrives late, amid what is summarized, is in the next answer, and still there when that is again."""
+    store(scene, run, [Point("loss", step, 7e9)])
+    check(scene, run, *WHOLE, 50)
+    assert summarize(scene, run) > 0 or step > 2 * END
+    check(scene, run, *WHOLE, 50)
+
+
+def test_what_is_not_late_leaves_the_summaries(scene: Scene, run: Run) -> None:
+    """A point past the last one costs no summary."""
+    before = len(scene.rows(tables.series_buckets, run))
+    store(scene, run, [Point("loss", 2 * END, 7e9)], late=False)
+    store(scene, run, [Point("loss", 2 * END + 1, 7e9)])
+    assert len(scene.rows(tables.series_buckets, run)) == before
+    check(scene, run, *WHOLE, 50)
+
+
+def test_what_is_superseded_is_gone(scene: Scene, run: Run) -> None:
+    """After a resume the superseded points count no more, and those that take their place do."""
+    with scene.database.transaction() as tx:
+        runs.lock_many(tx, [run.id])
+        assert observations.supersede(tx, run.id, 10_000, 2) > 0
+    check(scene, run, *WHOLE, 50)
+    store(scene, run, [Point("loss", step, 3e9) for step in range(10_001, 10_011)])
+    summarize(scene, run)
+    check(scene, run, *WHOLE, 50)
+
+
+def test_the_previous_release_may_write(scene: Scene, run: Run) -> None:
+    """What release 0.1.0 stores is seen, though it knows nothing of summaries."""
+    with scene.database.transaction() as tx:
+        # What it does: rows by plain inserts, and the monitor's state in the row of the run.
+        tx.execute(
+            tables.observations.insert(),
+            [
+                {
+                    "run_id": run.id,
+                    "metric": "loss",
+                    "step": 1,
+                    "superseded_by": 0,
+                    "value": 8e9,
+                    "attempt": 1,
+                    "received_at": NOW,
+                }
+            ],
+        )
+        runs.save(tx, replace(run, version=1, monitor_state="{}"))
+    check(scene, run, *WHOLE, 50)
+    summarize(scene, run)
+    check(scene, run, *WHOLE, 50)
