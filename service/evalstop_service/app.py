@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -11,8 +12,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import pages
+from evalstop_service import pages, traces
 from evalstop_service.api import (
     checkpoints,
     decisions,
@@ -21,6 +24,7 @@ from evalstop_service.api import (
     endpoints,
     health,
     keys,
+    metrics,
     observations,
     policies,
     problems,
@@ -33,6 +37,7 @@ from evalstop_service.api.context import Context
 from evalstop_service.api.express import ExpressLane
 from evalstop_service.api.keyring import Keyring
 from evalstop_service.api.limits import BodyLimit
+from evalstop_service.api.watch import Watch
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.delivery import signature
 from evalstop_service.delivery.backoff import Backoff
@@ -42,6 +47,7 @@ from evalstop_service.ingest import Committer, Limits, LiveRuns
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.telemetry import Telemetry
+from evalstop_service.traces import Tracer
 
 _log = logging.getLogger(__name__)
 
@@ -59,14 +65,26 @@ def create_database(settings: Settings) -> Database:
 
 
 def create_app(
-    settings: Settings, database: Database, clock: Clock = utc_now, *, session_secret: str, deliver: bool = False
+    settings: Settings,
+    database: Database,
+    clock: Clock = utc_now,
+    *,
+    session_secret: str,
+    deliver: bool = False,
+    telemetry: Telemetry | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
-    """The web application on a database whose schema is at head; `deliver` runs a delivery worker beside it."""
-    telemetry = Telemetry()
-    committer = Committer(database, LiveRuns(settings.live_runs), clock, telemetry, _limits(settings, database))
+    """The web application on a database whose schema is at head; `deliver` runs a delivery worker beside it.
+
+    `telemetry` and `tracer` are made where none are given, the tracer as the environment has it.
+    """
+    telemetry, tracer = telemetry or Telemetry(), tracer or traces.from_environment(os.environ)
+    telemetry.registry.register(metrics.Installation(database, clock))
+    live = LiveRuns(settings.live_runs)
+    committer = Committer(database, live, clock, telemetry, _limits(settings, database), tracer)
     keyring = Keyring(database, settings.key_cache_seconds)
     app = _App(
-        lifespan=_living(settings, database, committer, deliver=deliver),
+        lifespan=_living(settings, database, committer, tracer, deliver=deliver),
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
@@ -77,9 +95,6 @@ def create_app(
     )
     app.state.context = Context(database, clock, committer, keyring)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
-    app.add_middleware(
-        ExpressLane, committer=committer, keyring=keyring, clock=clock, max_bytes=settings.max_body_bytes
-    )
     problems.install(app)
     reference.install(app)
     api = APIRouter(prefix="/api/v1")
@@ -87,11 +102,31 @@ def create_app(
         api.include_router(resource.router)
     app.include_router(api)
     app.include_router(health.router)
+    app.include_router(metrics.routes(telemetry, settings.metrics_public))
     pages.install(app, database, clock, session_secret)
+    lane = ExpressLane(
+        ProxyHeadersMiddleware(app.behind, settings.trusted_proxies),  # type: ignore[arg-type]
+        committer,
+        keyring,
+        clock,
+        settings.max_body_bytes,
+    )
+    app.front = Watch(lane, telemetry, tracer, settings.access_log)
     return app
 
 
 class _App(FastAPI):
+    """The application, and what stands in front of it: FastAPI's own middleware comes after too much of FastAPI."""
+
+    front: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.front(scope, receive, send)
+
+    async def behind(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application itself."""
+        await super().__call__(scope, receive, send)
+
     def openapi(self) -> dict[str, Any]:
         return description.complete(super().openapi())
 
@@ -129,13 +164,14 @@ def _limits(settings: Settings, database: Database) -> Limits:
 
 
 def _living(
-    settings: Settings, database: Database, committer: Committer, *, deliver: bool
+    settings: Settings, database: Database, committer: Committer, tracer: Tracer, *, deliver: bool
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         async with _delivering(settings, database) if deliver else nullcontext():
             yield
         await asyncio.to_thread(committer.close)
+        tracer.close()
 
     return lifespan
 

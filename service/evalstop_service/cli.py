@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import secrets
 import signal
 import socket
@@ -18,7 +17,7 @@ import sqlalchemy as sa
 import uvicorn
 from pydantic import ValidationError
 
-from evalstop_service import app, installation, opening, pages
+from evalstop_service import app, installation, logs, opening, pages
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
 from evalstop_service.settings import Settings
@@ -39,8 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             name = "_".join(map(str, item["loc"])).upper()
             print(f"evalstop: EVALSTOP_{name}: {item['msg'].removeprefix('Value error, ')}", file=sys.stderr)
         return USAGE
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logs.configure(settings.log_level, settings.log_format)
     try:
         command: Callable[[Settings, argparse.Namespace], int] = options.command
         return command(settings, options)
@@ -165,6 +163,7 @@ def _serve(settings: Settings, database: Database, secret: str, ready: Callable[
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # the application sees to them, behind what is in a hurry
         timeout_graceful_shutdown=10,
         h11_max_incomplete_event_size=65536,
     )

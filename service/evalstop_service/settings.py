@@ -40,6 +40,9 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="the address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8787, description="0 takes any free one")
+    trusted_proxies: str = Field(
+        "127.0.0.1", description="addresses, separated by commas, whose X-Forwarded-For and -Proto are believed"
+    )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 * 2**20, description="larger requests are answered 413")
     key_cache_seconds: Annotated[float, Field(ge=0)] = Field(
         5.0, description="how long a replica may go on taking a key that another one revoked"
@@ -68,6 +71,11 @@ class Settings(BaseSettings):
     delivery_first_pause_seconds: Positive = Field(1.0, description="the pause after the first failure; it doubles")
     delivery_longest_pause_seconds: Positive = Field(900.0, description="where the doubling ends")
 
+    metrics_public: bool = Field(
+        True, description="/metrics needs no key; it tells of the installation as a whole and of nobody's runs"
+    )
+    access_log: bool = Field(False, description="log each request")
+    log_format: Literal["text", "json"] = Field("text", description="for people, or a JSON object a line")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="what is less grave is not logged"
     )

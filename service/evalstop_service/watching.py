@@ -44,14 +44,19 @@ class Watch:
 
     def observations(self, points: Iterable[Point]) -> list[Observation]:
         """The points that the policy's detectors are to see, in the order in which they are to see them."""
-        found, total = [], self._total_steps
+        found, total, seen = [], self._total_steps, self._seen
+        last_step, sorted_already = -1, True
         for point in points:
-            role = self._seen.get(point.metric)
+            role = seen.get(point.metric)
             if role is not None:
                 signal, turned = role
-                progress = min(1.0, point.step / total) if total else None
-                found.append(Observation(signal, point.step, turned * point.value, point.stderr, progress))
-        found.sort(key=_ORDER)
+                at = point.step
+                sorted_already &= at > last_step
+                last_step = at
+                progress = min(1.0, at / total) if total else None
+                found.append(Observation(signal, at, turned * point.value, point.stderr, progress))
+        if not sorted_already:
+            found.sort(key=_ORDER)
         return found
 
 

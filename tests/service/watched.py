@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import httpx
 from evalstop_service import installation
-from evalstop_service.api import metrics
-from evalstop_service.api.watch import Watch
 from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
 from evalstop_service.settings import Settings
@@ -45,13 +43,17 @@ def watched(
 ) -> Iterator[Watched]:
     """A service on this database with a project of its own, which ends with the block."""
     telemetry = Telemetry()
-    telemetry.registry.register(metrics.Installation(database, utc_now))
-    app = create_app(Settings(), database, session_secret="the secret of the sessions")
-    app.include_router(metrics.routes(telemetry, public))
+    app = create_app(
+        Settings(access_log=access_log, metrics_public=public),
+        database,
+        session_secret="the secret of the sessions",
+        telemetry=telemetry,
+        tracer=tracer,
+    )
     project = installation.add_project(database, uuid.uuid4().hex, "enforce", 0.0, utc_now(), "paper")
     key = installation.add_key(database, project.name, "test", SCOPES, utc_now())[1]
     with (
-        served(Watch(app, telemetry, tracer or Tracer(), access_log)) as url,
+        served(app) as url,
         httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False) as client,
     ):
         yield Watched(url, database, telemetry, key, client)

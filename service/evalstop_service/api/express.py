@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from evalstop_service import logs
 from evalstop_service.api import problems
 from evalstop_service.api.keyring import Keyring
 from evalstop_service.api.receipts import receipt_json
@@ -42,6 +43,8 @@ _decode = msgspec.json.Decoder(_Batch).decode
 class ExpressLane:
     """ASGI middleware in front of the app; `max_bytes` is the app's own limit of a body."""
 
+    path = "/api/v1/runs/{run_id}/observations"
+
     def __init__(self, app: ASGIApp, committer: Committer, keyring: Keyring, clock: Clock, max_bytes: int) -> None:
         self._app = app
         self._committer, self._keyring, self._clock = committer, keyring, clock
@@ -58,6 +61,8 @@ class ExpressLane:
         if points is None:
             await self._app(scope, _again(body, rest, receive), send)
             return
+        scope["endpoint"], scope["path_params"] = self, {"run_id": path[1]}
+        logs.tell(run_id=path[1], project_id=key.project_id)
         arrival = Arrival(key.project_id, UUID(path[1]), Points(points))
         try:
             receipt = await self._committer.soon(arrival)
@@ -102,13 +107,13 @@ def read(body: bytes) -> tuple[Point, ...] | None:
     points = batch.observations
     # The reader takes the last of a name that stands twice. Then there are more of it than points, as there are when
     # a metric bears a field's name or a field is null: the thorough route tells these apart.
-    if b"\\" in body or (
-        body.count(b'"observations"') != 1
-        or body.count(b'"metric"') != len(points)
-        or body.count(b'"step"') != len(points)
-        or body.count(b'"value"') != len(points)
-        or body.count(b'"stderr"') != sum(point.stderr is not None for point in points)
-        or body.count(b'"time"') != sum(point.time is not None for point in points)
+    count, stderrs, times = body.count, body.count(b'"stderr"'), body.count(b'"time"')
+    if (
+        b"\\" in body
+        or count(b'"observations"') != 1
+        or not count(b'"metric"') == count(b'"step"') == count(b'"value"') == len(points)
+        or (stderrs and stderrs != sum(point.stderr is not None for point in points))
+        or (times and times != sum(point.time is not None for point in points))
     ):
         return None
     return tuple(points) if all(map(_is_plain, {point.metric for point in points})) else None

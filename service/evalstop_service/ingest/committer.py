@@ -25,6 +25,7 @@ from evalstop_service.ingest.live import LiveRuns
 from evalstop_service.ingest.news import Arrival, Points, Receipt
 from evalstop_service.store.database import Database, is_passing
 from evalstop_service.telemetry import Telemetry
+from evalstop_service.traces import Tracer
 
 _log = logging.getLogger(__name__)
 
@@ -49,15 +50,16 @@ class Limits:
 class _Job:
     """An arrival on its way, and who waits for what becomes of it: a loop's future or, without a loop, a thread's."""
 
-    __slots__ = ("arrival", "future", "loop", "size")
+    __slots__ = ("arrival", "future", "loop", "size", "traceparent")
 
     def __init__(
         self,
         arrival: Arrival,
         future: asyncio.Future[Receipt] | Future[Receipt],
         loop: asyncio.AbstractEventLoop | None,
+        traceparent: str | None,
     ) -> None:
-        self.arrival, self.future, self.loop = arrival, future, loop
+        self.arrival, self.future, self.loop, self.traceparent = arrival, future, loop, traceparent
         self.size = len(arrival.news.points) if isinstance(arrival.news, Points) else 1
 
 
@@ -65,11 +67,19 @@ class Committer:
     """Takes arrivals from any thread or event loop and answers each once its own transaction is durable."""
 
     def __init__(
-        self, database: Database, live: LiveRuns, clock: Clock, telemetry: Telemetry, limits: Limits | None = None
+        self,
+        database: Database,
+        live: LiveRuns,
+        clock: Clock,
+        telemetry: Telemetry,
+        limits: Limits | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._database, self._live, self._clock, self._telemetry = database, live, clock, telemetry
         self._limits = limits or Limits()
+        self._tracer = tracer or Tracer()
         self._wake = threading.Condition()
+        self._turns: dict[asyncio.AbstractEventLoop, list[_Job]] = {}  # what came in this turn of a loop
         self._queues: dict[UUID, list[_Job]] = {}  # by run, longest waiting first
         self._busy: set[UUID] = set()
         self._waiting = 0
@@ -85,14 +95,20 @@ class Committer:
     def take(self, arrival: Arrival) -> Receipt:
         """Take an arrival in, from a thread that may wait. Raises NotFound, Conflict, Overloaded, and DBAPIError."""
         future: Future[Receipt] = Future()
-        self._submit(_Job(arrival, future, None))
+        self._submit([_Job(arrival, future, None, self._tracer.here())])
         return future.result()
 
     async def soon(self, arrival: Arrival) -> Receipt:
         """Take an arrival in, from an event loop. Raises what `take` does."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Receipt] = loop.create_future()
-        self._submit(_Job(arrival, future, loop))
+        job = _Job(arrival, future, loop, self._tracer.here())
+        turn = self._turns.get(loop)
+        if turn is None:  # whatever else arrives in this turn of the loop goes with it, and wakes a flusher once
+            self._turns[loop] = [job]
+            loop.call_soon(lambda: self._submit(self._turns.pop(loop)))
+        else:
+            turn.append(job)
         return await future
 
     def close(self) -> None:
@@ -103,25 +119,27 @@ class Committer:
         for thread in self._threads:
             thread.join()
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, jobs: Sequence[_Job]) -> None:
+        """Queue what may wait and wake a flusher for it; what may not is told so at once."""
+        refused: list[tuple[_Job, Exception]] = []
         with self._wake:
-            if self._closed:
-                raise Closed
-            if self._waiting and self._waiting + job.size > self._limits.waiting:
-                self._telemetry.refused.labels("overloaded").inc()
-                raise Overloaded
-            self._waiting += job.size
-            queue = self._queues.get(job.arrival.run_id)
-            if queue is None:
-                self._queues[job.arrival.run_id] = [job]
-            else:
-                queue.append(job)
+            for job in jobs:
+                if self._closed:
+                    refused.append((job, Closed()))
+                elif self._waiting and self._waiting + job.size > self._limits.waiting:
+                    refused.append((job, Overloaded()))
+                else:
+                    self._waiting += job.size
+                    self._queues.setdefault(job.arrival.run_id, []).append(job)
             if self._idle:
                 self._wake.notify()
-            elif len(self._threads) < self._limits.flushers:
+            elif self._queues and len(self._threads) < self._limits.flushers:
                 thread = threading.Thread(target=self._flush, name=f"flusher-{len(self._threads)}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
+        if refused:
+            self._telemetry.refused.labels("overloaded").inc(len(refused))
+            _resolve(refused)
 
     def _flush(self) -> None:
         group: list[_Job] = []
@@ -184,7 +202,8 @@ class Committer:
         for pause_seconds in (*PAUSES_SECONDS, None):
             begun = time.perf_counter()
             try:
-                answers = take(self._database, self._live, arrivals, self._clock(), self._telemetry)
+                with self._tracer.span("commit", links=[job.traceparent for job in group], requests=len(group)):
+                    answers = take(self._database, self._live, arrivals, self._clock(), self._telemetry)
             except sa.exc.DBAPIError as error:
                 if pause_seconds is None or not is_passing(error):
                     raise
