@@ -14,6 +14,7 @@ from fastapi import APIRouter, FastAPI
 
 from evalstop_service import pages
 from evalstop_service.api import (
+    bulk,
     checkpoints,
     decisions,
     deliveries,
@@ -31,6 +32,7 @@ from evalstop_service.api import (
 )
 from evalstop_service.api.context import Context
 from evalstop_service.api.express import ExpressLane
+from evalstop_service.api.intake import StreamLimits
 from evalstop_service.api.keyring import Keyring
 from evalstop_service.api.limits import BodyLimit
 from evalstop_service.clock import Clock, utc_now
@@ -76,7 +78,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = Context(database, clock, committer, keyring)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=[f"/api/v1{bulk.PATH}"])
     app.add_middleware(
         ExpressLane, committer=committer, keyring=keyring, clock=clock, max_bytes=settings.max_body_bytes
     )
@@ -85,6 +87,7 @@ def create_app(
     api = APIRouter(prefix="/api/v1")
     for resource in RESOURCES:
         api.include_router(resource.router)
+    api.include_router(bulk.routes(StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)))
     app.include_router(api)
     app.include_router(health.router)
     pages.install(app, database, clock, session_secret)
