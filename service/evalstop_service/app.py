@@ -17,6 +17,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from evalstop_service import pages, traces
 from evalstop_service.api import (
+    bulk,
     checkpoints,
     decisions,
     deliveries,
@@ -35,6 +36,7 @@ from evalstop_service.api import (
 )
 from evalstop_service.api.context import Context
 from evalstop_service.api.express import ExpressLane
+from evalstop_service.api.intake import StreamLimits
 from evalstop_service.api.keyring import Keyring
 from evalstop_service.api.limits import BodyLimit
 from evalstop_service.api.watch import Watch
@@ -94,12 +96,13 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = Context(database, clock, committer, keyring)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=[f"/api/v1{bulk.PATH}"])
     problems.install(app)
     reference.install(app)
     api = APIRouter(prefix="/api/v1")
     for resource in RESOURCES:
         api.include_router(resource.router)
+    api.include_router(bulk.routes(StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)))
     app.include_router(api)
     app.include_router(health.router)
     app.include_router(metrics.routes(telemetry, settings.metrics_public))

@@ -44,6 +44,10 @@ class Settings(BaseSettings):
         "127.0.0.1", description="addresses, separated by commas, whose X-Forwarded-For and -Proto are believed"
     )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 * 2**20, description="larger requests are answered 413")
+    max_stream_bytes: Annotated[int, Field(ge=1024)] = Field(
+        256 * 2**20, description="of a stream of lines, packed and unpacked; what is larger is cut off by 413"
+    )
+    streams: Annotated[int, Field(ge=1)] = Field(8, description="streams of lines taken in at one time; others wait")
     key_cache_seconds: Annotated[float, Field(ge=0)] = Field(
         5.0, description="how long a replica may go on taking a key that another one revoked"
     )

@@ -91,7 +91,8 @@ def test_shell_examples_call_what_exists(block: Block, capsys: pytest.CaptureFix
             case "evalstop":
                 cli.parser().parse_args(words[1:])
             case "evalstop-receiver":
-                assert_parses(receiver_cli.main, words[1 : words.index("--")], capsys)
+                ours = words[1 : words.index("--")] if "--" in words else words[1:]
+                assert_parses(receiver_cli.main, ours, capsys)
                 if "evalstop-lab" in words:
                     assert_parses(lab_cli.main, words[words.index("evalstop-lab") + 1 :], capsys)
             case "evalstop-lab":

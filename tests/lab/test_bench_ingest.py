@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from evalstop_lab.bench import dialects, wire
 from evalstop_lab.bench.generator import Job, Load, LoadRefused, bring, percentile
@@ -37,10 +39,11 @@ from evalstop_lab.bench.ingest_contenders import (
 from evalstop_lab.bench.ingest_tables import print_tables
 from evalstop_lab.bench.planted import api
 from evalstop_lab.bench.rounds import ASKING, GRID, LARGEST_COPY, Cell, Shape, cell, document, rotated
-from evalstop_lab.bench.servers import bare_route, evalstop, prepared
+from evalstop_lab.bench.servers import Server, bare_route
 from evalstop_lab.bench.slow_disk import compiled, sync_ms
 from evalstop_lab.bench.targets import Cells, Target, flat, of_growth, of_ingestion
 from evalstop_lab.bench.worker import JobFailed, worker
+from evalstop_lab.service import running_service
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -221,11 +224,11 @@ def test_a_report_is_printed_and_drawn(tmp_path: Path) -> None:
         "cores": 2, "kernel": "6", "python": "3", "versions": {}, "postgresql": "15", "sync_ms": 0.3,
         "load_average_before": 0.0, "load_average_after": 0.0,
     }  # fmt: skip
-    took = {"p50_ms": 1.0, "worst_ms": 2.0}
+    took = {"first_ms": 3.0, "p50_ms": 1.0, "worst_ms": 2.0}
     measured = cells(ours={Shape(1, 8): 9.0, ASKING: 9.0}, copy={LARGEST_COPY: 1e6})
     full = {
         "command": "make bench-ingest", "begun": "now", "setting": {"rounds": 1, "seconds": 1.0}, "machine": machine,
-        "notes": ["no C compiler"],
+        "notes": ["no C compiler"], "failures": ["MLflow gave up"], "minutes": 1.0,
         "cells": [document(item) for item in measured.values()],
         "live_runs": [
             {"live_runs": n, "microseconds_first": 2.0, "microseconds": 1.0, "bytes_a_run": 9.0, "p99_ms": 1.0}
@@ -240,7 +243,7 @@ def test_a_report_is_printed_and_drawn(tmp_path: Path) -> None:
     print_tables(console, full)
     console.file.close()
     said = (tmp_path / "said").read_text()
-    assert all(word in said for word in ("MISSED", "no such route", "no C compiler", "1,000,000"))
+    assert all(word in said for word in ("MISSED", "no such route", "no C compiler", "MLflow gave up", "1,000,000"))
     draw(tmp_path, full)
     assert {path.name for path in tmp_path.glob("*.*")} == {"ingest.png", "ingest.html", "growth.png", "growth.html"}
     draw(tmp_path / "none", {"cells": []})
@@ -268,41 +271,35 @@ def test_the_generator_counts_what_a_real_server_acknowledged(tmp_path: Path) ->
 
 
 def test_what_the_service_acknowledges_it_stores(tmp_path: Path) -> None:
-    """The service on its embedded database holds every row that sprayed clients were told of, twice over."""
-    environment = {"EVALSTOP_DATA_FOLDER": str(tmp_path)}
-    key = prepared(environment)
+    """The service on its embedded database holds every row that sprayed clients were told of, watched or not."""
     count = in_sqlite(tmp_path / "evalstop.db", "observations", "run_id")
-    with evalstop(tmp_path, key, environment) as server, api(server) as client:
-        for watched in (True, False):
-            runs = [evalstop_run(watched)(client) for _ in range(3)]
-            with worker([sys.executable, "-m", "evalstop_lab.bench.generator"]) as generator:
-                for first in (0, 60):
-                    job = Job(
-                        addresses=(server.address, server.address),
-                        dialect="evalstop",
-                        runs=tuple(runs),
-                        clients=2,
-                        batch=10,
-                        seconds=SOON,
-                        requests=6,
-                        first=first,
-                        key=key,
-                        sprayed=True,
-                        expects='"should_stop":',
-                    )
-                    assert generator.ask(job, Load).observations == 120
-                assert count(runs) == 240
-                broken = Job(
-                    addresses=(server.address,),
-                    dialect="evalstop",
-                    runs=("x",),
-                    clients=1,
-                    batch=1,
-                    seconds=SOON,
-                    key=key,
-                )
-                with pytest.raises(JobFailed, match="It answered 4"):
-                    generator.ask(broken, Load)
+    with (
+        running_service(tmp_path) as service,
+        worker([sys.executable, "-m", "evalstop_lab.bench.generator"]) as generator,
+    ):
+        url = urlsplit(service.url)
+        assert url.hostname is not None
+        assert url.port is not None
+        address = (url.hostname, url.port)
+        with api(Server(address, 0, service.key)) as client:
+            runs = [evalstop_run(watched)(client) for watched in (True, False, True)]
+        job = Job(
+            addresses=(address, address),
+            dialect="evalstop",
+            runs=tuple(runs),
+            clients=2,
+            batch=10,
+            seconds=SOON,
+            requests=6,
+            key=service.key,
+            sprayed=True,
+            expects='"should_stop":',
+        )
+        for first, stored in ((0, 120), (60, 240)):
+            assert generator.ask(msgspec.structs.replace(job, first=first), Load).observations == 120
+            assert count(runs) == stored
+        with pytest.raises(JobFailed, match="It answered 4"):
+            generator.ask(msgspec.structs.replace(job, runs=("x",), clients=1), Load)
 
 
 class FakeBusyServer(BaseHTTPRequestHandler):

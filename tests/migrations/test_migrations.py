@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -17,24 +15,6 @@ from evalstop_service.errors import ServiceError
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import metadata
-
-from tests.conftest import BACKENDS, ClonePostgres
-
-
-@pytest.fixture(params=BACKENDS)
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a database without any table: the embedded one, then PostgreSQL."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'empty.db'}"
-    clone: ClonePostgres = request.getfixturevalue("clone_postgres")
-    return clone(empty=True)
-
-
-@pytest.fixture
-def empty(empty_url: str) -> Iterator[Database]:
-    database = Database(empty_url)
-    yield database
-    database.close()
 
 
 def tables(database: Database) -> set[str]:

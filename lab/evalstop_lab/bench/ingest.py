@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -39,6 +40,7 @@ from evalstop_lab.bench.reading import reading
 from evalstop_lab.bench.recovery import recovery
 from evalstop_lab.bench.rounds import ASKING, GRID, LARGEST_COPY, Shape, cell, document, rotated
 from evalstop_lab.bench.slow_disk import sync_ms
+from evalstop_lab.bench.worker import JobFailed
 from evalstop_lab.postgres_server import conninfo
 
 LOADS = (*GRID, ASKING, LARGEST_COPY)
@@ -53,7 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         options.rounds, options.seconds = 1, 0.3
     command = " ".join(["make bench-ingest", *([f'BENCH="{" ".join(sys.argv[1:])}"'] if sys.argv[1:] else [])])
-    report = {"command": command, "begun": datetime.now(UTC).isoformat(timespec="minutes")} | measure(options)
+    report: dict[str, Any] = {"command": command, "begun": datetime.now(UTC).isoformat(timespec="minutes")}
+    begun = time.monotonic()
+    report |= measure(options)
+    report["minutes"] = (time.monotonic() - begun) / 60
     options.folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(finite(report))
     (options.folder / "report.json").write_text(text + "\n", encoding="utf-8")
@@ -64,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console = Console() if sys.stdout.isatty() else Console(width=200)
         print_tables(console, report)
         console.print(f"plots and report.json are in {options.folder}/")
-    return 0
+    return 1 if report["failures"] else 0
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -84,7 +89,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             load for load in loads if not options.loads or any(fnmatchcase(f"{load}", p) for p in options.loads)
         )
         machine = _machine(folder, stage)
-        taken = _rounds(contenders, loads, options, bar)
+        taken, failures = _rounds(contenders, loads, options, bar)
         cells = {key: cell(*key, found) for key, found in taken.items()}
         rest = _sections(Ground(stage.postgres, folder, stage.generator), options, wanted, bar)
         machine["load_average_after"] = os.getloadavg()[0]
@@ -93,6 +98,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "setting": {"rounds": options.rounds, "seconds": options.seconds},
         "machine": machine,
         "notes": stage.notes,
+        "failures": failures,
         "cells": [document(item) for item in cells.values()],
         **rest,
         "targets": [asdict(item) | {"met": item.met} for item in found],
@@ -101,17 +107,25 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _rounds(
     contenders: Sequence[Contender], loads: Sequence[Shape], options: argparse.Namespace, bar: Progress
-) -> dict[tuple[str, Shape], list[Load]]:
+) -> tuple[dict[tuple[str, Shape], list[Load]], list[str]]:
+    """Each contender's loads round by round, and why some have none: whoever fails at a load is out of it."""
     taken: dict[tuple[str, Shape], list[Load]] = {}
+    failed: dict[tuple[str, Shape], str] = {}
     turns = [[item for item in contenders if item.takes(load)] for load in loads]
     task = bar.add_task("loads", total=options.rounds * sum(map(len, turns)))
     for number in range(options.rounds):
         for place, (load, entered) in enumerate(zip(loads, turns, strict=True)):
             for contender in rotated(entered, number + place):
                 bar.update(task, description=f"{load}: {contender.name}")
-                taken.setdefault((contender.name, load), []).append(contender.measure(load, options.seconds))
+                key = (contender.name, load)
+                try:
+                    if key not in failed:
+                        taken.setdefault(key, []).append(contender.measure(load, options.seconds))
+                except JobFailed as error:
+                    failed[key] = error.detail
+                    taken.pop(key, None)
                 bar.advance(task)
-    return taken
+    return taken, list(failed.values())
 
 
 def _sections(

@@ -14,7 +14,7 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
     """Print all tables of a report."""
     machine = report["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
-    console.print(f"{report['command']}, begun {report['begun']}", highlight=False)
+    console.print(f"{report['command']}, begun {report['begun']}, {report['minutes']:.0f} minutes", highlight=False)
     console.print(
         f"{report['setting']['rounds']} rounds of {report['setting']['seconds']:g} s each in turns, medians;"
         f" {machine['cores']} cores, which clients, servers and PostgreSQL share; Linux {machine['kernel']};"
@@ -28,6 +28,8 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
     )
     for note in report["notes"]:
         console.print(f"note: {note}", highlight=False)
+    for failure in report["failures"]:
+        console.print(f"FAILED: {failure}", highlight=False)
     for clients in CLIENTS:
         rows = [row for row in report["cells"] if row["clients"] == clients and not row["asking"]]
         if rows:
@@ -113,12 +115,12 @@ def _print_growth(console: Console, report: dict[str, Any]) -> None:
         console.print(table)
     if "reading" in report:
         table = Table(title="reading back, in ms")
-        for heading in ("", "p50", "worst"):
+        for heading in ("", "first look", "p50 of 20 more", "worst of them"):
             table.add_column(heading, justify="right" if heading else "left")
         for name, took in report["reading"].items():
-            table.add_row(
-                name, *(("no such route", "") if took is None else (f"{took['p50_ms']:.1f}", f"{took['worst_ms']:.1f}"))
-            )
+            columns = ("first_ms", "p50_ms", "worst_ms")
+            cells = ["no such route"] if took is None else [f"{took[column]:.1f}" for column in columns]
+            table.add_row(name, *cells)
         console.print(table)
 
 

@@ -46,26 +46,38 @@ class _Parsed(Request):
         return self._document
 
 
+class NotJson(Exception):
+    """The text is not JSON that can be read; the message says where and why."""
+
+
 def parse(body: bytes) -> Any:
     """The document in a body; raises Problem saying where it is not JSON."""
     try:
-        return json.loads(body.decode(), parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_Names())
+        return load(body)
+    except NotJson as error:
+        raise Problem(400, "The body is not JSON that can be read", f"{error}. Nothing was stored") from error
+
+
+def load(text: bytes) -> Any:
+    """The document in a text; raises NotJson."""
+    try:
+        return json.loads(text.decode(), parse_constant=_no_constant, parse_int=_integer, object_pairs_hook=_Names())
     except UnicodeDecodeError as error:
-        raise _problem(f"byte {error.start} is not UTF-8") from error
+        raise NotJson(f"byte {error.start} is not UTF-8") from error
     except json.JSONDecodeError as error:
-        words = error.msg if body.strip() else "it is empty"
-        raise _problem(f"{words} at line {error.lineno}, column {error.colno}") from error
+        words = error.msg if text.strip() else "it is empty"
+        raise NotJson(f"{words} at line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
-        raise _problem("it is nested too deep") from error
+        raise NotJson("it is nested too deep") from error
 
 
 def _no_constant(name: str) -> Any:
-    raise _problem(f'{name} is no JSON; send it as the string "{name}"')
+    raise NotJson(f'{name} is no JSON; send it as the string "{name}"')
 
 
 def _integer(digits: str) -> int:
     if len(digits) > 400:  # past what any double holds, and slow to read
-        raise _problem(f"a number has {len(digits)} digits")
+        raise NotJson(f"a number has {len(digits)} digits")
     return int(digits)
 
 
@@ -79,14 +91,10 @@ class _Names:
         self._in_all += len(pairs)
         if len(pairs) > MOST_NAMES or self._in_all > MOST_NAMES_IN_ALL:
             where = f"an object has {len(pairs)} names" if len(pairs) > MOST_NAMES else f"it has {self._in_all} names"
-            raise _problem(f"{where}; there may be {MOST_NAMES} in an object, {MOST_NAMES_IN_ALL} in all")
+            raise NotJson(f"{where}; there may be {MOST_NAMES} in an object, {MOST_NAMES_IN_ALL} in all")
         document = dict(pairs)
         if len(document) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise _problem(f"the name {twice[:100]!r} stands twice in one object")
+            raise NotJson(f"the name {twice[:100]!r} stands twice in one object")
         return document
-
-
-def _problem(detail: str) -> Problem:
-    return Problem(400, "The body is not JSON that can be read", f"{detail}. Nothing was stored")

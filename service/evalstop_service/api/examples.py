@@ -107,6 +107,23 @@ ENDPOINT = {
     "previous_secret_until": None,
 }
 OBSERVATION = {"metric": "reward/gold", "step": 150, "value": 0.52, "stderr": 0.02, "time": STOPPED}
+LINES = [
+    {"run_id": RUN_ID} | OBSERVATION,
+    {"run_id": RUN_ID, "observations": [OBSERVATION, {"metric": "kl", "step": 150, "value": "NaN"}]},
+]
+TALLY = {
+    "lines": 3,
+    "accepted": 2,
+    "duplicates": 1,
+    "conflict_count": 0,
+    "error_count": 1,
+    "errors": [
+        {"line": 3, "title": "The line is not valid", "detail": "/step: Input should be greater than or equal to 0"}
+    ],
+    "runs": [
+        {"run_id": RUN_ID, "accepted": 2, "verdict": "stop", "should_stop": True, "best_checkpoint": BEST},
+    ],
+}
 CHECKPOINT = {"step": 120, "uri": BEST["uri"]}
 DELIVERY = {
     "id": "0199aa12-4444-7a55-8b66-0a0b0c0d0e0f",
@@ -148,6 +165,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "Health": {"status": "ok"},
     "KeyIn": {"name": "trainers", "scopes": ["ingest"]},
     "KeyList": {"items": [KEY]},
+    "Line": LINES[0],
+    "Lines": LINES,
     "NewKeyOut": KEY | {"key": "esk_kZ3Yw0m9V1x2Qf4n6b8C0d1E2f3G4h5J6k7L8m9N0pQ"},
     "ObservationPage": _page(OBSERVATION | {"attempt": 1, "superseded_by": None, "received_at": STOPPED}),
     "OutcomeIn": {"outcome": "right", "turn_step": 120, "note": "gold fell on a second eval set too"},
@@ -214,6 +233,17 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "SavedOut": CHECKPOINT | {"created": True, "best_checkpoint": BEST},
     "SettleIn": {"delivery_id": DELIVERY["id"], "attempt": 1, "status": 202},
     "Settlement": {"settled": True},
+    "StreamProblem": {
+        "type": "about:blank",
+        "title": "The body cannot be unpacked",
+        "status": 400,
+        "detail": "it ends in the middle, after 4096 bytes unpacked. The first 3 lines were taken in, see `so_far`; it "
+        "broke off after them. To send all of it again is harmless: what was stored counts as duplicates",
+        "instance": "/api/v1/observations",
+        "lines_stored": 3,
+        "so_far": TALLY,
+    },
+    "TallyOut": TALLY,
     "VerdictPage": _page({"sequence": 2, "attempt": 1, "at": STOPPED, "verdict": VERDICT}),
     "VetoIn": {"actor": "dana", "reason": "the eval set was broken this morning"},
 }

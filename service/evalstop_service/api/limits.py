@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.api.problems import Problem, answer
 
 
 class BodyLimit:
-    """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones."""
+    """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    `streamed`: paths whose routes hold little of a body at a time, and see to its limits by themselves.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, streamed: Collection[str] = ()) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._streamed = frozenset(streamed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in self._streamed:
             await self._app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}

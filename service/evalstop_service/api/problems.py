@@ -36,10 +36,11 @@ class Problem(Exception):
         *,
         errors: list[dict[str, str]] | None = None,
         headers: Mapping[str, str] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(f"{title}: {detail}")
         self.status, self.title, self.detail = status, title, detail
-        self.errors, self.headers = errors, headers
+        self.errors, self.headers, self.more = errors, headers, more
 
 
 class FieldError(BaseModel):
@@ -85,6 +86,8 @@ def answer(problem: Problem, path: str) -> JSONResponse:
     }
     if problem.errors is not None:
         body["errors"] = problem.errors
+    if problem.more is not None:
+        body |= problem.more
     return JSONResponse(body, problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 

@@ -42,6 +42,11 @@ class Backlog:
         """How many attempts have begun and not ended."""
         return self._under_way
 
+    @property
+    def runs_low(self) -> bool:
+        """Whether less than half is at hand of what may be claimed ahead of time."""
+        return 2 * self._waits <= self._concurrency * self._ahead
+
     def limit(self) -> int:
         """How many more to claim in all."""
         prompt = any(line.prompt for line in self._lines.values())

@@ -51,6 +51,9 @@ SETTLE_SECONDS = 10.0
 SOON_SECONDS = 0.05
 """Until the next look after one that found something: there may be more."""
 
+LINGER_SECONDS = 0.02
+"""As long a settlement waits for others when there is enough to send meanwhile."""
+
 LONG_AT_HAND_SECONDS = 1.0
 """A delivery begun within this time of its claim is sent even if the lease leaves next to nothing to spare."""
 
@@ -72,7 +75,7 @@ class Pace:
 
     concurrency: int = 32
     per_endpoint: int = 8
-    ahead: int = 3
+    ahead: int = 4
     poll_seconds: float = 1.0
     woken_poll_seconds: float = 10.0
     lease_seconds: float = 60.0
@@ -112,6 +115,7 @@ class Worker:
         self._setback = Setback(max(self._pace.lease_seconds, self._backoff.cap_seconds), self._pace.lease_seconds)
         self._bell = Bell()
         self._ended: list[Ended] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -162,6 +166,9 @@ class Worker:
     async def _exchange(self, threads: ThreadPoolExecutor) -> Exchanged:
         """Hand in what has ended and take out what is due; what could not be handed in is kept."""
         ended, self._ended = self._ended, []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         wanted = Wanted(self._backlog.limit(), self._pace.per_endpoint, self._backlog.room(), self._pace.lease_seconds)
         try:
             done = await _in_thread(threads, exchange, self._database, self._clock, ended, wanted)
@@ -233,8 +240,15 @@ class Worker:
                 self._backlog.end(claimed, ended is not None and isinstance(ended.result, Delivered))
             if ended is not None:
                 self._ended.append(ended)
-            self._bell.ring_here()
             claimed = None if self._stopping else self._backlog.begin()
+            self._hand_in()
+
+    def _hand_in(self) -> None:
+        """Have what has ended settled: at once when there is room to claim more, together with others when not."""
+        if self._stopping or self._backlog.runs_low:
+            self._bell.ring_here()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._bell.ring_here)
 
     async def _attempt(self, claimed: Claimed) -> Ended:
         begun = self._now()

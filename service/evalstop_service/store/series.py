@@ -56,6 +56,11 @@ def resolved(tx: Transaction, run_id: UUID, metric: str, first_step: int, last_s
     return _merged([*before, *covered, *after], buckets)
 
 
+def is_behind(tx: Transaction, run_id: UUID, metric: str) -> bool:
+    """Whether there is something for `summarize` to do."""
+    return tx.execute(_IS_BEHIND, {"run_id": run_id, "metric": metric}).first() is not None
+
+
 def summarize(tx: Transaction, run_id: UUID, metric: str) -> bool:
     """Summarize some of what is not yet, in a run that is locked; False when there was nothing worth it."""
     return tx.execute(_SUMMARIZE, {"run_id": run_id, "metric": metric}).first() is not None
@@ -140,11 +145,18 @@ FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by 
 
 _ONE_BY_ONE = _text(f"{_OBSERVATIONS} AND step >= :first_step AND step <= :last_step ORDER BY step")
 
+_NOT_COVERED = """
+step > (SELECT coalesce(max(last_step), -1) FROM series_buckets WHERE run_id = :run_id AND metric = :metric)
+"""
+
+_IS_BEHIND = _text(f"""
+SELECT 1 FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by = 0 AND {_NOT_COVERED}
+ORDER BY step LIMIT 1 OFFSET {OBSERVATIONS_AT_A_TIME - 1}
+""")  # noqa: S608
+
 _SUMMARIZE = _text(f"""
-WITH covered AS (
-    SELECT coalesce(max(last_step), -1) AS step FROM series_buckets WHERE run_id = :run_id AND metric = :metric
-), parts AS (
-    {_OBSERVATIONS} AND step > (SELECT step FROM covered) ORDER BY step LIMIT {OBSERVATIONS_AT_A_TIME}
+WITH parts AS (
+    {_OBSERVATIONS} AND {_NOT_COVERED} ORDER BY step LIMIT {OBSERVATIONS_AT_A_TIME}
 ), numbered AS (
     SELECT *, row_number() OVER (ORDER BY last_step) - 1 AS place FROM parts
 )

@@ -81,7 +81,10 @@ PLAIN = {
 }
 """Every route that takes none."""
 
-ROUTES = sorted({*BODIES, *PLAIN})
+STREAMED = {("POST", "/observations")}
+"""Every route that takes lines, in another content type."""
+
+ROUTES = sorted({*BODIES, *PLAIN, *STREAMED})
 
 
 @dataclass

@@ -28,6 +28,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", "/runs/{run_id}/resume"): {"ingest"},
     ("POST", "/runs/{run_id}/finish"): {"ingest"},
     ("GET", "/runs/{run_id}/verdicts"): {"read"},
+    ("POST", "/observations"): {"ingest"},
     ("POST", "/runs/{run_id}/observations"): {"ingest"},
     ("GET", "/runs/{run_id}/observations"): {"read"},
     ("POST", "/runs/{run_id}/checkpoints"): {"ingest"},

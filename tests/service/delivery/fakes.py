@@ -115,6 +115,10 @@ class FakeEndpoint:
             with self._lock:
                 self.under_way -= 1
 
+    def has(self, count: int) -> bool:
+        """Whether so many requests have arrived."""
+        return len(self.received) == count
+
     def ids(self) -> list[str]:
         """The `webhook-id`s received, in order."""
         return [one.headers["webhook-id"] for one in self.received]

@@ -1,0 +1,166 @@
+"""Who sends webhooks in `make bench-webhooks`: the real worker on a database, and a bare HTTP client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import aiohttp
+import sqlalchemy as sa
+from evalstop_service import installation, opening
+from evalstop_service.clock import utc_now
+from evalstop_service.delivery import signature
+from evalstop_service.delivery.sender import Sender
+from evalstop_service.delivery.worker import Pace, Worker
+from evalstop_service.store import endpoints, outbox
+from evalstop_service.store.database import Database
+from evalstop_service.store.endpoints import Endpoint
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.tables import deliveries, events
+from evalstop_service.telemetry import Telemetry
+
+AT_A_TIME = 16
+DEADLINE_SECONDS = 120.0
+
+BODY = json.dumps(
+    {
+        "type": "run.stop_requested",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "data": {
+            "project": {"id": str(UUID(int=1)), "name": "default"},
+            "run": {"id": str(UUID(int=2)), "name": "ppo-7b-seed3", "attempt": 1, "labels": {"receiver": "job-17"}},
+            "decision": {"id": str(UUID(int=3)), "state": "requested", "step": 1200, "due_at": "2026-01-01T00:00:00Z"},
+            "verdict": {"verdict": "stop", "step": 1200, "turn_step": 900, "reason": "3 evals in a row fell", "evidence": [
+                {"detector": "k_decline", "signal": "eval", "kind": "count", "value": 3.0, "suspect_at": 1.0,
+                 "stop_at": 3.0, "turn_step": 900, "note": ""}]},
+            "best_checkpoint": {"step": 900, "uri": "s3://runs/ppo-7b-seed3/900", "score": 0.71, "chosen_by": "smoothed"},
+        },
+    },
+    separators=(",", ":"),
+)  # fmt: skip
+"""As a stop is told; every contender sends these bytes."""
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """A database at head with a project, a run and an endpoint there."""
+
+    database: Database
+    project_id: UUID
+    run_id: UUID
+    endpoint: Endpoint
+
+
+def an_outbox(database: Database, url: str) -> Outbox:
+    """Make a project and a run, and subscribe the URL to all events."""
+    now = utc_now()
+    project = installation.add_project(database, new_id().hex, "enforce", 0.0, now, "paper")
+    run, _ = opening.open_run(database, project.id, opening.Request("ppo"), now)
+    with database.transaction() as tx:
+        endpoint = endpoints.add(tx, project.id, url=url, event_types=("*",), now=now)
+    return Outbox(database, project.id, run.id, endpoint)
+
+
+def fill(box: Outbox, count: int) -> None:
+    """Leave so many deliveries waiting, as `outbox.announce` does one by one."""
+    now = utc_now()
+    made: list[dict[str, Any]] = []
+    for _ in range(count):
+        event = {"run_id": box.run_id, "id": new_id(), "project_id": box.project_id, "type": "run.stop_requested"}
+        made.append(event | {"body": BODY, "created_at": now})
+    rows = [
+        {
+            "run_id": box.run_id,
+            "id": new_id(),
+            "event_id": event["id"],
+            "endpoint_id": box.endpoint.id,
+            "state": "waiting",
+            "attempts": 0,
+            "due_at": now,
+            "created_at": now,
+        }
+        for event in made
+    ]
+    with box.database.transaction() as tx:
+        tx.execute(sa.insert(events), made)
+        tx.execute(sa.insert(deliveries), rows)
+
+
+async def by_the_worker(box: Outbox, count: int) -> float:
+    """Deliveries a second, from the start of a worker to the last one settled."""
+    async with Sender() as sender:
+        telemetry = Telemetry()
+        stop = asyncio.Event()
+        begun = time.perf_counter()
+        running = asyncio.create_task(_worker(box.database, sender, telemetry).run(stop))
+        try:
+            while (settled := _delivered(telemetry)) < count:
+                if running.done():
+                    running.result()
+                if time.perf_counter() - begun > DEADLINE_SECONDS:
+                    raise TimeoutError(f"{settled:g} of {count} deliveries were settled in {DEADLINE_SECONDS:g} s")
+                await asyncio.sleep(0.005)
+            seconds = time.perf_counter() - begun
+        finally:
+            stop.set()
+            await running
+    return count / seconds
+
+
+async def by_a_bare_client(box: Outbox, count: int) -> float:
+    """POSTs a second of what the worker would send, signed beforehand, by as many loops as attempts under way."""
+    body = BODY.encode()
+    at = int(datetime.now(UTC).timestamp())
+    kind = {"Content-Type": "application/json"}
+    signed = [signature.headers((box.endpoint.secret,), str(new_id()), at, body) | kind for _ in range(count)]
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def post() -> None:
+            while signed:
+                async with session.post(box.endpoint.url, data=body, headers=signed.pop()) as response:
+                    response.raise_for_status()
+                    await response.read()
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(post() for _ in range(AT_A_TIME)))
+        return count / (time.perf_counter() - begun)
+
+
+async def latencies(box: Outbox, count: int, arrived: asyncio.Queue[float]) -> list[float]:
+    """Milliseconds from the end of a commit to the arrival of its webhook, one event after another."""
+    found = []
+
+    def announce() -> float:
+        with box.database.transaction() as tx:
+            data = {"number": 0}
+            terms: dict[str, Any] = {"type": "run.suspected", "data": data, "now": utc_now()}
+            outbox.announce(tx, project_id=box.project_id, run_id=box.run_id, **terms)
+        return time.perf_counter()
+
+    async with Sender() as sender:
+        stop = asyncio.Event()
+        running = asyncio.create_task(_worker(box.database, sender).run(stop))
+        await asyncio.sleep(1.0)  # until the worker listens
+        for _ in range(count):
+            committed = await asyncio.to_thread(announce)
+            found.append((await asyncio.wait_for(arrived.get(), DEADLINE_SECONDS) - committed) * 1000)
+            await asyncio.sleep(random.uniform(0.02, 0.06))
+        stop.set()
+        await running
+    return found
+
+
+def _worker(database: Database, sender: Sender, telemetry: Telemetry | None = None) -> Worker:
+    pace = Pace(concurrency=AT_A_TIME, per_endpoint=AT_A_TIME)
+    return Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace, telemetry=telemetry)
+
+
+def _delivered(telemetry: Telemetry) -> float:
+    samples = (sample for metric in telemetry.deliveries.collect() for sample in metric.samples)
+    return sum(sample.value for sample in samples if sample.labels == {"result": "delivered"})

@@ -1,0 +1,207 @@
+"""Observations of many runs in one stream of lines, for whoever ships the metrics of a whole cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+from starlette.types import Receive
+
+from evalstop_service.api.context import Commit, Ingest, Tell
+from evalstop_service.api.intake import Intake, StreamLimits, too_slow
+from evalstop_service.api.lines import LINE, MOST_LINE_BYTES
+from evalstop_service.api.problems import Problem, ProblemDetails
+from evalstop_service.api.schemas import Answer, BestOut
+from evalstop_service.api.tally import MOST_ERRORS
+from evalstop_service.api.unpacking import WINDOW_LOG, Unpacker, unpacker
+
+PATH = "/observations"
+MEDIA_TYPE = "application/x-ndjson"
+ENCODINGS = "gzip, zstd, identity"
+
+_DRAIN_SECONDS = 2.0
+_DRAIN_BYTES = 16 * 2**20
+
+
+class LineError(Answer):
+    """What is wrong with a line. Only this line was not stored, or only what of it contradicts the record."""
+
+    line: int = Field(description="counted from 1, blank ones too")
+    title: str
+    detail: str
+
+
+class RunStanding(Answer):
+    """Where a run stands after what the stream told of it."""
+
+    run_id: UUID
+    accepted: int
+    verdict: Literal["continue", "suspect", "stop"]
+    should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
+    best_checkpoint: BestOut | None
+
+
+class TallyOut(Answer):
+    """What became of a stream, and where its runs stand. All of it is durable."""
+
+    lines: int = Field(description="so many, from the first on, were stored or refused; blank ones count too")
+    accepted: int
+    duplicates: int = Field(description="points that were on record with the same value")
+    conflict_count: int = Field(description="points that are on record with another value, which stands")
+    error_count: int = Field(description="lines that were refused, and points that contradict the record")
+    errors: list[LineError] = Field(description=f"the first {MOST_ERRORS} of them, by line")
+    runs: list[RunStanding]
+
+
+class StreamProblem(ProblemDetails):
+    """Why a stream was refused or broke off, and what was stored until then."""
+
+    lines_stored: int | None = Field(None, description="of so many, from the first on, nothing is left to be stored")
+    so_far: TallyOut | None = None
+
+
+_LINES = {
+    "type": "array",
+    "items": {"$ref": "#/components/schemas/Line"},
+    "description": "not an array: its items as lines, each ended by a line feed",
+}
+
+_REQUEST = {
+    "requestBody": {
+        "required": True,
+        "description": "One object a line. It may be packed: `Content-Encoding: gzip` or `zstd`, the latter with a "
+        f"window of at most {2 ** (WINDOW_LOG - 20)} MiB. A line may hold {MOST_LINE_BYTES} bytes.",
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Lines"}}},
+    }
+}
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "4XX": {
+        "model": StreamProblem,
+        "description": "400 cannot be unpacked or broke off, 401 no valid key, 403 a key that may not, 408 too slow, "
+        "413 too large, 415 another type or encoding; `lines_stored` says how far it came. To send all of it again is "
+        "harmless",
+    },
+    "5XX": {
+        "model": StreamProblem,
+        "description": "503 the database is away or too much waits, send the same again; 500 a fault",
+    },
+}
+
+
+def schemas() -> dict[str, Any]:
+    """The schemas of what is sent here, by name, for the OpenAPI document: it learns of bodies that are JSON alone."""
+    line = LINE.json_schema(ref_template="#/components/schemas/{model}")
+    parts: dict[str, Any] = line.pop("$defs")
+    return parts | {"Line": {"title": "Line"} | line, "Lines": {"title": "Lines"} | _LINES}
+
+
+def routes(limits: StreamLimits) -> APIRouter:
+    """The route, with room for so many streams at a time."""
+    router = APIRouter(prefix=PATH, tags=["observations"])
+    room = asyncio.Semaphore(limits.streams)
+
+    @router.post("", response_model=TallyOut, openapi_extra=_REQUEST, responses=_PROBLEMS)
+    async def post_lines(request: Request, caller: Ingest, committer: Commit, clock: Tell) -> Response:
+        """Store observations of many runs, sent as lines of JSON, while they arrive.
+
+        A line holds one observation or, under `observations`, many of one run; lines of many runs may be mixed. What
+        is wrong with one line costs that line alone and is told by its number. The answer comes when all is durable.
+        """
+        unpack = _unpacker(request, limits)
+        body = _Body(request.receive, limits)
+        intake = Intake(committer, caller.project_id, limits)
+        async with _held(room, limits.wait_seconds):
+            try:
+                await intake.take(body.parts(), unpack)
+            except Problem as problem:
+                heard = await body.drained()
+                raise _broken_off(problem, intake.tally.document(clock()), keep=heard) from problem
+        return Response(msgspec.json.encode(intake.tally.document(clock())), media_type="application/json")
+
+    return router
+
+
+def _unpacker(request: Request, limits: StreamLimits) -> Unpacker:
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != MEDIA_TYPE:
+        raise Problem(415, "The body is not lines of JSON", f"send it with the header `Content-Type: {MEDIA_TYPE}`")
+    found = unpacker(", ".join(request.headers.getlist("content-encoding")))
+    if found is None:
+        detail = f"its Content-Encoding may be one of {ENCODINGS}; nothing was stored"
+        raise Problem(415, "The body is packed in an unknown way", detail, headers={"Accept-Encoding": ENCODINGS})
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limits.stream_bytes:
+        detail = f"it may hold {limits.stream_bytes} bytes; send it in parts. Nothing was stored"
+        raise Problem(413, "The body is too large", detail, headers={"Connection": "close"})
+    return found
+
+
+@asynccontextmanager
+async def _held(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIterator[None]:
+    """One of the places for streams, once there is one."""
+    try:
+        async with asyncio.timeout(wait_seconds):
+            await room.acquire()
+    except TimeoutError as error:
+        detail = "as many streams as may be are under way. Nothing was stored: send the same again"
+        headers = {"Retry-After": "5", "Connection": "close"}
+        raise Problem(503, "The service cannot take more just now", detail, headers=headers) from error
+    try:
+        yield
+    finally:
+        room.release()
+
+
+def _broken_off(problem: Problem, so_far: dict[str, Any], *, keep: bool) -> Problem:
+    lines = so_far["lines"]
+    detail = f"{problem.detail}. The first {lines} lines were taken in, see `so_far`; it broke off after them. "
+    detail += "To send all of it again is harmless: what was stored counts as duplicates"
+    headers = {**(problem.headers or {}), **({} if keep else {"Connection": "close"})}
+    more = {"lines_stored": lines, "so_far": so_far}
+    return Problem(problem.status, problem.title, detail, headers=headers, more=more)
+
+
+class _Body:
+    """A request's body on its way in."""
+
+    def __init__(self, receive: Receive, limits: StreamLimits) -> None:
+        self._receive, self._limits = receive, limits
+        self._ended = False
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises Problem when it does not go on."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._limits.stream_seconds
+        while not self._ended:
+            seconds = min(self._limits.idle_seconds, until - loop.time())
+            try:
+                async with asyncio.timeout(seconds):
+                    part = await self._next()
+            except TimeoutError as error:
+                raise too_slow(self._limits) from error
+            if part:
+                yield part
+
+    async def drained(self) -> bool:
+        """Let the sender finish, so that it hears the answer; False if there is too much to come."""
+        left = _DRAIN_BYTES
+        with suppress(TimeoutError, Problem):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while not self._ended and left > 0:
+                    left -= len(await self._next())
+        return self._ended
+
+    async def _next(self) -> bytes:
+        message = await self._receive()
+        self._ended = message["type"] == "http.disconnect" or not message.get("more_body", False)
+        if message["type"] == "http.disconnect":
+            raise Problem(400, "The body broke off", "the connection was closed")
+        part: bytes = message.get("body", b"")
+        return part

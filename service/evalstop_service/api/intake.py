@@ -1,0 +1,253 @@
+"""Taking in a stream of observations of many runs: read on while what was read is being committed, and no further.
+
+    parts ──> pieces ──> lines ──> gathered, run by run ──> committer      a batch: all that came during the last one
+                                       └── full: nothing is read until a batch has made room
+
+A stream has one batch under way at a time, so that the order within each run is the one in which it was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from itertools import groupby
+from operator import attrgetter
+from typing import Protocol
+from uuid import UUID
+
+from evalstop_service.api import problems
+from evalstop_service.api.lines import TOO_LONG, BadLine, Cutter, flat, read
+from evalstop_service.api.problems import Problem
+from evalstop_service.api.schemas import written
+from evalstop_service.api.tally import Tally
+from evalstop_service.api.unpacking import Damaged, Unpacker
+from evalstop_service.errors import Overloaded
+from evalstop_service.ingest import Arrival, Points, Receipt
+from evalstop_service.store.observations import Point
+
+MOST_RUNS = 10_000
+"""That one stream may name: what is answered tells of each."""
+
+_RUN = attrgetter("run_id")
+_PAUSE_SECONDS = 0.05
+_LONG_LINE_BYTES = 16 * 1024
+_LINES_AT_A_TIME = 100  # that are read one by one before others get their turn
+
+TOO_MANY_RUNS = BadLine("Too many runs", f"a stream may name {MOST_RUNS}; send the others in another one")
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """How much one request may send, and how much of it is held.
+
+    `stream_bytes`: packed, and unpacked. `gathered`: about so many observations are read ahead of what is committed.
+    `streams`: at one time; others wait. `idle_seconds`: without a byte. `stream_seconds`: from the first byte to the
+    last. `wait_seconds`: for one of the streams to end, and for room in the committer's queue.
+    """
+
+    stream_bytes: int = 256 * 2**20
+    gathered: int = 10_000
+    streams: int = 8
+    idle_seconds: float = 30.0
+    stream_seconds: float = 900.0
+    wait_seconds: float = 30.0
+
+
+def too_slow(limits: StreamLimits) -> Problem:
+    """What is said to a sender that holds a place for too long."""
+    detail = f"it may pause for {limits.idle_seconds:g} seconds and last for {limits.stream_seconds:g}"
+    return Problem(408, "The body takes too long", detail)
+
+
+class Taking(Protocol):
+    """A committer: takes arrivals in and answers each once it is durable."""
+
+    async def soon(self, arrival: Arrival) -> Receipt: ...
+
+
+@dataclass(slots=True)
+class _Part:
+    """What was gathered of one run, and the line in which each point stood."""
+
+    run_id: UUID
+    points: list[Point] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+
+class Intake:
+    """Takes one stream in, and keeps its tally."""
+
+    def __init__(self, committer: Taking, project_id: UUID, limits: StreamLimits) -> None:
+        self._committer, self._project_id, self._limits = committer, project_id, limits
+        self._until = time.monotonic() + limits.stream_seconds
+        self.tally = Tally()
+        self._line = 0  # the number of the last one that was read
+        self._named: set[str] = set()
+        self._gathered: dict[str, _Part] = {}
+        self._size = 0
+        self._ended = self._stopped = False
+        self._more, self._room = asyncio.Event(), asyncio.Event()
+
+    async def take(self, body: AsyncIterator[bytes], unpacker: Unpacker) -> None:
+        """Take a stream in to its end; raises Problem if it breaks off. The tally holds what was whole until then."""
+        storing = asyncio.create_task(self._store_all())
+        broken: Problem | None = None
+        try:
+            try:
+                await self._read_all(body, unpacker)
+            except Problem as problem:
+                broken = problem
+            self._ended = True
+            self._more.set()
+            await storing
+        finally:
+            storing.cancel()
+        if broken is not None:
+            raise broken
+
+    async def _read_all(self, body: AsyncIterator[bytes], unpacker: Unpacker) -> None:
+        cutter, packed, unpacked = Cutter(), 0, 0
+        try:
+            async for part in body:
+                packed += len(part)
+                self._refuse_over(packed)
+                for piece in unpacker.pieces(part):
+                    unpacked += len(piece)
+                    self._refuse_over(unpacked)
+                    for block in cutter.blocks(piece):
+                        await self._read_block(block)
+                    await self._give_way()
+                    if self._stopped:
+                        return
+            unpacker.end()
+        except Damaged as error:
+            raise Problem(400, "The body cannot be unpacked", f"{error}, after {unpacked} bytes unpacked") from error
+        rest = cutter.rest()
+        if rest != b"":
+            await self._read_block(rest)
+
+    def _refuse_over(self, count: int) -> None:
+        most = self._limits.stream_bytes
+        if count > most:
+            detail = f"it may hold {most} bytes, packed and unpacked; send the rest in another request"
+            raise Problem(413, "The body is too large", detail)
+
+    async def _give_way(self) -> None:
+        """Let others have their turn, and wait while as much is gathered as may be."""
+        if time.monotonic() > self._until:
+            raise too_slow(self._limits)
+        await asyncio.sleep(0)
+        while self._size >= self._limits.gathered and not self._stopped:
+            self._room.clear()
+            await self._room.wait()
+
+    async def _read_block(self, block: bytes | None) -> None:
+        if block is None:
+            self._refuse(TOO_LONG)
+            return
+        found = flat(block)
+        if found is not None:
+            for run_id, points in groupby(found, key=_RUN):
+                self._gather(run_id, list(points))
+            return
+        for count, line in enumerate(block.split(b"\n"), start=1):
+            if line.isspace() or not line:
+                self._line += 1
+            else:
+                try:
+                    told = read(line) if len(line) < _LONG_LINE_BYTES else await asyncio.to_thread(read, line)
+                except BadLine as bad:
+                    self._refuse(bad)
+                else:
+                    self._gather(told.run_id, told.points, lines=1)
+            if count % _LINES_AT_A_TIME == 0 or self._size >= self._limits.gathered:
+                await self._give_way()
+
+    def _refuse(self, bad: BadLine, lines: int = 1) -> None:
+        for _ in range(lines):
+            self._line += 1
+            self.tally.wrong(self._line, bad.title, bad.detail)
+
+    def _gather(self, run_id: str, points: Sequence[Point], lines: int | None = None) -> None:
+        """Add what the next lines tell of a run: each a point, or one of them all."""
+        part = self._gathered.get(run_id)
+        if part is None:
+            if run_id not in self._named:
+                if len(self._named) == MOST_RUNS:
+                    self._refuse(TOO_MANY_RUNS, lines or len(points))
+                    return
+                self._named.add(run_id)
+            part = self._gathered[run_id] = _Part(UUID(run_id))
+        # A batch is known by the last line in it: nothing is waited for between gathering a line and counting it.
+        first = self._line + 1
+        self._line += lines or len(points)
+        part.points += points
+        part.lines += range(first, self._line + 1) if lines is None else [first] * len(points)
+        self._size += len(points)
+        self._more.set()
+
+    async def _store_all(self) -> None:
+        try:
+            while True:
+                while not self._gathered:
+                    if self._ended:
+                        self.tally.lines = self._line
+                        return
+                    self._more.clear()
+                    await self._more.wait()
+                batch, line = self._gathered, self._line
+                self._gathered, self._size = {}, 0
+                self._room.set()
+                answers = await asyncio.gather(*map(self._stored, batch.values()))
+                away = self._count_all(batch.values(), answers)
+                if away is not None:
+                    raise Problem(away.status, away.title, "the rest could not be stored", headers=away.headers)
+                self.tally.lines = line
+        finally:
+            self._stopped = True
+            self._room.set()
+
+    async def _stored(self, part: _Part) -> Receipt | Exception:
+        try:
+            return await self._soon(Arrival(self._project_id, part.run_id, Points(tuple(part.points))))
+        except Exception as error:
+            return error
+
+    async def _soon(self, arrival: Arrival) -> Receipt:
+        """Hand over to the committer; when too much waits there, so does the sender, for some time."""
+        until = time.monotonic() + self._limits.wait_seconds
+        while True:
+            try:
+                return await self._committer.soon(arrival)
+            except Overloaded:
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _count_all(self, parts: Iterable[_Part], answers: Iterable[Receipt | Exception]) -> Problem | None:
+        """Count what became of a batch; gives why something could not be stored, if that was not its own fault."""
+        away = None
+        for part, answer in zip(parts, answers, strict=True):
+            if isinstance(answer, Receipt):
+                self.tally.stored(part.run_id, answer)
+                if answer.contradictions:
+                    self._count_contradictions(part, answer)
+            elif away is None:
+                problem = problems.problem_of(answer)
+                if problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                    away = problem
+                else:
+                    for line in dict.fromkeys(part.lines):
+                        self.tally.wrong(line, problem.title, problem.detail)
+        return away
+
+    def _count_contradictions(self, part: _Part, receipt: Receipt) -> None:
+        lines = {id(point): line for point, line in zip(part.points, part.lines, strict=True)}
+        for found in receipt.contradictions:
+            point, stored = found.point, written(found.stored_value)
+            detail = f"{point.metric!r} of step {point.step} is on record as {stored}, which stands"
+            self.tally.conflict_count += 1
+            self.tally.wrong(lines[id(point)], "Conflict with what is on record", detail)

@@ -1,0 +1,204 @@
+"""Lines of JSON: cut out of a stream, and read; each tells of one run, and a bad one says what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from pydantic import Field, TypeAdapter, ValidationError
+
+from evalstop_service.api import bodies
+from evalstop_service.api.observations import BatchIn, ObservationIn
+from evalstop_service.api.schemas import MAX_POINTS
+from evalstop_service.store.observations import Point
+
+MOST_LINE_BYTES = 2**20
+
+RunId = Annotated[UUID, Field(strict=False, examples=["0199aa10-7c3e-7b51-9d3f-5a0d6f2c8e11"])]
+
+
+class ObservationLine(ObservationIn):
+    """A line with one observation."""
+
+    run_id: RunId
+
+
+class BatchLine(BatchIn):
+    """A line with many observations of one run. If one of them is malformed, none of the line is stored."""
+
+    run_id: RunId
+
+
+LINE = TypeAdapter[ObservationLine | BatchLine](ObservationLine | BatchLine)
+
+
+class FlatLine(Point, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """A point that knows its run."""
+
+    run_id: str
+
+
+class _Batch(msgspec.Struct, forbid_unknown_fields=True):
+    run_id: str
+    observations: Annotated[list[Point], msgspec.Meta(min_length=1, max_length=MAX_POINTS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a line tells of a run."""
+
+    run_id: str
+    points: tuple[Point, ...]
+
+
+class BadLine(Exception):
+    """A line that cannot be taken."""
+
+    def __init__(self, title: str, detail: str) -> None:
+        super().__init__(f"{title}: {detail}")
+        self.title, self.detail = title, detail
+
+
+TOO_LONG = BadLine("The line is too long", f"it may hold {MOST_LINE_BYTES} bytes; send fewer observations in each")
+
+
+class Cutter:
+    """Cuts a stream into blocks of whole lines, and holds the beginning of the next one.
+
+    Pieces have to be shorter than a line may be. Of a line that is longer nothing is held.
+    """
+
+    def __init__(self) -> None:
+        self._begun = bytearray()
+        self._overlong = False
+
+    def blocks(self, piece: bytes) -> Iterator[bytes | None]:
+        """The lines that end in this piece, blocks without the last line's end; None is one that was too long."""
+        first, last = piece.find(b"\n"), piece.rfind(b"\n")
+        if last < 0:
+            self._hold(piece)
+            return
+        at = 0
+        if self._begun or self._overlong:
+            self._hold(piece[:first])
+            yield self.rest()
+            at = first + 1
+        if at <= last:
+            yield piece[at:last]
+        self._hold(piece[last + 1 :])
+
+    def rest(self) -> bytes | None:
+        """What is held: once the stream has ended, its last line, which may do without an end."""
+        line = None if self._overlong else bytes(self._begun)
+        self._begun.clear()
+        self._overlong = False
+        return line
+
+    def _hold(self, part: bytes) -> None:
+        if self._overlong or len(self._begun) + len(part) > MOST_LINE_BYTES:
+            self._overlong = True
+            self._begun.clear()
+        else:
+            self._begun += part
+
+
+_decode_lines = msgspec.json.Decoder(FlatLine).decode_lines
+_decode_line = msgspec.json.Decoder(FlatLine).decode
+_decode_batch = msgspec.json.Decoder(_Batch).decode
+
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+# In a line that says nothing twice and has nothing escaped, each name and each text has two quotation marks.
+_MARKS, _MARKS_OF_STDERR, _MARKS_OF_TIME = 12, 2, 4
+_MARKS_OF_BATCH, _MARKS_IN_BATCH = 6, 8
+
+
+def flat(block: bytes) -> list[FlatLine] | None:
+    """The points of lines that are all plain and whole, at a tenth of the cost of reading each; None for others."""
+    # The reader itself cares for lines as little as for any blank. In flat objects, what stands between a closing and
+    # an opening brace is the end of one, so that as many objects as lines are one in each.
+    count = block.count(b"\n") + 1
+    if block[:1] != b"{" or block[-1:] != b"}" or block.count(b"}\n{") != count - 1 or b"\\" in block:
+        return None
+    try:
+        found = _decode_lines(block)
+    except _UNREADABLE:
+        return None
+    if len(found) != count or not all(map(_is_canonical, {line.run_id for line in found})):
+        return None
+    return found if _says_nothing_twice(block, _MARKS * count, found) else None
+
+
+def read(line: bytes) -> Told:
+    """What a line tells. Raises BadLine."""
+    return plain(line) or thorough(line)
+
+
+def plain(line: bytes) -> Told | None:
+    if b"\\" in line:
+        return None
+    try:
+        if b'"observations"' in line:
+            batch = _decode_batch(line)
+            run_id, points, marks = batch.run_id, tuple(batch.observations), _MARKS_OF_BATCH
+            marks += _MARKS_IN_BATCH * len(points)
+        else:
+            point = _decode_line(line)
+            run_id, points, marks = point.run_id, (point,), _MARKS
+    except _UNREADABLE:
+        return None
+    if not _is_canonical(run_id) or not _says_nothing_twice(line, marks, points):
+        return None
+    return Told(run_id, points)
+
+
+def _says_nothing_twice(text: bytes, marks: int, points: Any) -> bool:
+    """Whether all names in a text were understood: of one that stands twice the reader takes the last."""
+    found = text.count(b'"')
+    if found == marks:
+        return True
+    for point in points:
+        if point.stderr is not None:
+            marks += _MARKS_OF_STDERR
+        if point.time is not None:
+            marks += _MARKS_OF_TIME
+    return found == marks
+
+
+_CANONICAL = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+@lru_cache(maxsize=10_000)
+def _is_canonical(run_id: str) -> bool:
+    return len(run_id) == 36 and _CANONICAL.fullmatch(run_id) is not None
+
+
+def thorough(line: bytes) -> Told:
+    try:
+        document = bodies.load(line)
+    except bodies.NotJson as error:
+        raise BadLine("The line is not JSON that can be read", str(error).replace("at line 1, ", "at ")) from error
+    model = BatchLine if isinstance(document, dict) and "observations" in document else ObservationLine
+    try:
+        told = model.model_validate(document)
+    except ValidationError as error:
+        raise BadLine("The line is not valid", _what_is_wrong(error)) from error
+    items = told.observations if isinstance(told, BatchLine) else [told]
+    points = tuple(Point(item.metric, item.step, item.value, item.stderr, item.time) for item in items)
+    return Told(str(told.run_id), points)
+
+
+def _what_is_wrong(error: ValidationError) -> str:
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    first = [f"{_place(item['loc'])}{item['msg'].removeprefix('Value error, ')}"[:200] for item in found[:3]]
+    more = f"; and {len(found) - len(first)} more" if len(found) > len(first) else ""
+    return "; ".join(first) + more
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return "".join(f"/{part}" for part in location) + ": " if location else ""

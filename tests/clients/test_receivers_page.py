@@ -1,0 +1,121 @@
+"""The receivers that docs/receivers.md shows are run as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.fake_service import KEY, FakeServer, FakeService
+from tests.clients.programs import eventually, program
+from tests.clients.test_pull import FakeMailbox
+from tests.clients.webhooks import SECRET, send, stop_event
+
+PAGE = Path(__file__).parents[2] / "docs/receivers.md"
+CANCEL = '#!/bin/sh\n[ "$1" = -- ] && echo "$2" >> {folder}/cancelled\n'
+STATUS = "#!/bin/sh\n[ ! -e {folder}/looked ] && touch {folder}/looked\n"
+
+
+def shown(kind: str, beginning: str) -> str:
+    """The example of a language that begins like this."""
+    blocks = re.findall(rf"^```{kind}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = [str(block) for block in blocks if block.startswith(beginning)]
+    return block
+
+
+@pytest.fixture
+def environment(tmp_path: Path, server: FakeServer) -> dict[str, str]:
+    """A scheduler that ends a job between the first look and the second."""
+    for name, script in (("my-cancel", CANCEL), ("my-status", STATUS)):
+        (tmp_path / name).write_text(script.format(folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        "EVALSTOP_URL": server.url,
+        "EVALSTOP_KEY": KEY,
+        "EVALSTOP_WEBHOOK_SECRET": SECRET,
+    }
+
+
+def test_receiver_in_30_lines_of_python(tmp_path: Path, environment: dict[str, str], service: FakeService) -> None:
+    """It believes what is signed, obeys once, looks until the job is gone, and reports."""
+    code = shown("python", "import base64")
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 30
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/"
+    with program([sys.executable, "-c", code], PORT=str(port), **environment):
+        eventually(lambda: _answers(port))
+        assert send(url, stop_event({"job_id": "8"}), secret="whsec_AAAA").status_code == 401
+        assert send(url, stop_event({"job_id": "8"}), age_seconds=3_600).status_code == 401
+        for _ in range(2):
+            assert send(url, stop_event({"job_id": "7; reboot"})).status_code == 202
+        ((decision_id, report),) = eventually(lambda: service.reports)
+    assert (decision_id, report["state"]) == ("decision-1", "confirmed")
+    assert (tmp_path / "cancelled").read_text() == "7; reboot\n"
+    assert (tmp_path / "looked").exists()
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_receiver_in_curl_and_bash(
+    tmp_path: Path, environment: dict[str, str], service: FakeService, server: FakeServer, forged: bool
+) -> None:
+    """It fetches, verifies, cancels, looks, reports and settles; what is forged it does not touch."""
+    missing = [name for name in ("curl", "jq", "openssl", "bash") if shutil.which(name) is None]
+    if missing:
+        assert os.environ.get("CI") != "true", f"missing: {missing}"
+        pytest.skip(f"missing: {missing}")
+    mailbox = FakeMailbox(folder=tmp_path)
+    (tmp_path / "x.json").touch()
+
+    def forced(path: str, body: Any) -> Any:
+        answer = mailbox.answer(path, body)
+        if answer is not None:
+            service.forced.insert(0, forced)
+        return answer
+
+    service.forced = [forced]
+    mailbox.put(stop_event({"job_id": "7; reboot"}), secret="whsec_AAAA" if forged else SECRET)
+    script = shown("bash", "set -eu")
+    with program(["bash", "-c", script], ENDPOINT="e1", **environment) as running:
+        if forged:
+            assert running.wait(20) == 1
+            assert not (tmp_path / "cancelled").exists()
+            return
+        ((decision_id, report),) = eventually(lambda: service.reports)
+        eventually(lambda: mailbox.settled)
+    assert (decision_id, report["state"]) == ("decision-1", "confirmed")
+    assert mailbox.settled == [{"delivery_id": "d1", "attempt": 1, "status": 200}]
+    assert (tmp_path / "cancelled").read_text() == "7; reboot\n"
+
+
+@pytest.mark.parametrize(("end", "exit_code"), [("print('end', flush=True)", 0), ("os.kill(os.getpid(), 9)", 137)])
+def test_batch_script_passes_the_signal_on(tmp_path: Path, end: str, exit_code: int) -> None:
+    """The trap that the page shows reaches the trainer, waits for it on, and ends with it and as it did."""
+    script = shown("bash", "trap")
+    trainer = (
+        "import os, signal, time; signal.signal(signal.SIGUSR1, lambda *_: print('saved', flush=True))\n"
+        f"print('up', flush=True); time.sleep(2); {end}"
+    )
+    (tmp_path / "train.py").write_text(trainer)
+    script = script.replace("python train.py", f"{sys.executable} {tmp_path}/train.py")
+    with program(["bash", "-c", script]) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "up\n"
+        job.send_signal(signal.SIGUSR1)
+        assert job.stdout.readline() == "saved\n"
+        assert job.wait(20) == exit_code
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0

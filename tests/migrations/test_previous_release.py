@@ -1,0 +1,191 @@
+"""The release before this one goes on working while and after the schema moves to head, beside the new one.
+
+Its wheels are in tests/data/previous_release; they are installed beside this code and run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from evalstop_detectors import POLICIES, Observation, Signal, replay, verdict_to_document
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
+
+from tests.acceptance.fake_receiver import FakeReceiver
+from tests.acceptance.programs import Program
+
+WHEELS = sorted((Path(__file__).parent.parent / "data" / "previous_release").glob("*.whl"))
+
+GOLD = [0.1, 0.2, 0.3, 0.35, 0.4, 0.38, 0.41, 0.45, 0.5, 0.49, 0.52, 0.5, 0.48, 0.45, 0.4]
+
+PACE = {
+    "EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS": "0.1",
+    "EVALSTOP_DELIVERY_LONGEST_PAUSE_SECONDS": "0.5",
+    "EVALSTOP_DELIVERY_POLL_SECONDS": "0.1",
+}
+
+
+@dataclass
+class Release:
+    """One release of the service that runs on a database, and a client of it."""
+
+    client: httpx.Client
+
+    def open(self, name: str) -> str:
+        run = self.client.post("/runs", json={"name": name, "policy": "paper", "mode": "enforce"})
+        identity: str = run.raise_for_status().json()["id"]
+        return identity
+
+    def post(self, run_id: str, observations: list[dict[str, Any]]) -> dict[str, Any]:
+        answer = self.client.post(f"/runs/{run_id}/observations", json={"observations": observations})
+        document: dict[str, Any] = answer.raise_for_status().json()
+        return document
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        document: dict[str, Any] = self.client.get(f"/runs/{run_id}").raise_for_status().json()
+        return document
+
+
+@dataclass
+class Writer:
+    """Posts without a pause until it is told to end."""
+
+    release: Release
+    run_id: str
+    posted: int = 0
+    failures: list[BaseException] = field(default_factory=list)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Writer:
+        self._thread = threading.Thread(target=self._write)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        try:
+            while not self._ended.is_set():
+                step = self.posted
+                assert self.release.post(self.run_id, [{"metric": "loss", "step": step, "value": 1.0}])["accepted"] == 1
+                self.posted += 1
+        except BaseException as error:
+            self.failures.append(error)
+
+
+@pytest.fixture(scope="session")
+def previous_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the code of the previous release and nothing else."""
+    folder = tmp_path_factory.mktemp("previous")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"),
+            *("--disable-pip-version-check", "--root-user-action=ignore", "--target", str(folder)),
+            *map(str, WHEELS),
+        ],
+        check=True,
+    )
+    return folder
+
+
+@pytest.fixture
+def old(empty_url: str, previous_release: Path, tmp_path: Path) -> Iterator[Release]:
+    """The previous release in one process, on a database at its own head."""
+    environment = PACE | {"EVALSTOP_DATABASE_URL": empty_url, "PYTHONPATH": str(previous_release)}
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import evalstop_service, evalstop_detectors as d; print(evalstop_service.__file__, d.__file__)",
+        ],
+        env=os.environ | environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert all(path.startswith(str(previous_release)) for path in told.stdout.split())
+    program = Program(tmp_path / "old.log", "up", "--json", "--port", "0", **environment)
+    with ExitStack() as stack:
+        stack.callback(program.kill)
+        first = program.start_server()
+        yield Release(stack.enter_context(client(first["url"], first["key"])))
+
+
+def client(url: str, key: str) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=f"{url}/api/v1", headers=headers, timeout=60, trust_env=False)
+
+
+def evals(first: int, last: int) -> list[dict[str, Any]]:
+    return [{"metric": "eval", "step": step, "value": GOLD[step]} for step in range(first, last)]
+
+
+def replayed(last: int) -> dict[str, Any]:
+    points = [Observation(Signal.EVAL, step, GOLD[step]) for step in range(last)]
+    return verdict_to_document(replay(POLICIES["paper"], points).verdict)
+
+
+def test_old_and_new_side_by_side(empty_url: str, old: Release, tmp_path: Path) -> None:
+    """Verdicts, resumes and deliveries go on under the new schema, and either release takes over from the other."""
+    shared, resumed = old.open("shared"), old.open("resumed")
+    assert old.post(shared, evals(0, 4))["verdict"] == replayed(4)
+    old.post(resumed, [*evals(0, 4), {"metric": "eval", "step": 4, "value": 9.0}])
+
+    database = Database(empty_url)
+    with Writer(old, old.open("written meanwhile")) as writer:
+        schema.upgrade(database)
+    assert writer.failures == []
+    assert schema.current(database) == schema.head()
+    database.close()
+    stored = old.client.get(f"/runs/{writer.run_id}/observations", params={"metric": "loss", "limit": 10_000})
+    assert [item["step"] for item in stored.raise_for_status().json()["items"]] == list(range(writer.posted))
+
+    # The old release alone, on the new schema.
+    answer = old.post(shared, evals(2, 6))
+    assert (answer["accepted"], answer["duplicates"], answer["verdict"]) == (2, 2, replayed(6))
+    old.client.post(f"/runs/{resumed}/resume", json={"step": 3}).raise_for_status()
+    assert old.post(resumed, evals(4, 8))["verdict"] == replayed(8)
+
+    program = Program(tmp_path / "new.log", "serve", "--json", "--port", "0", EVALSTOP_DATABASE_URL=empty_url)
+    with ExitStack() as stack:
+        stack.callback(program.kill)
+        key = old.client.headers["Authorization"].removeprefix("Bearer ")
+        new = Release(stack.enter_context(client(program.start_server()["url"], key)))
+        receiver = stack.enter_context(FakeReceiver(random.Random(0)))
+        endpoint = old.client.post("/endpoints", json={"url": receiver.url, "event_types": ["run.stop_requested"]})
+        receiver.secret = endpoint.raise_for_status().json()["secret"]
+
+        # Turn by turn on the same runs.
+        assert new.post(shared, evals(6, 8))["verdict"] == replayed(8)
+        assert new.post(resumed, evals(8, 9))["verdict"] == replayed(9)
+        assert old.post(shared, evals(8, 9))["verdict"] == replayed(9)
+        new.client.post(f"/runs/{resumed}/resume", json={"step": 6}).raise_for_status()
+        assert old.post(resumed, evals(7, 10))["verdict"] == replayed(10)
+        answer = new.post(shared, evals(0, 11))
+        assert (answer["accepted"], answer["duplicates"], answer["verdict"]) == (2, 9, replayed(11))
+        for step in range(11, len(GOLD)):
+            release = (old, new)[step % 2]
+            assert release.post(shared, evals(step, step + 1))["verdict"] == replayed(step + 1)
+            assert release.post(resumed, evals(10, step + 1))["verdict"] == replayed(step + 1)
+        assert replayed(len(GOLD))["verdict"] == "stop"
+        for release in (old, new):
+            for run_id in (shared, resumed):
+                run = release.run(run_id)
+                assert (run["should_stop"], run["verdict"]) == (True, replayed(len(GOLD)))
+        # The old release delivers what either of the two decided.
+        assert receiver.wait_for(lambda: len(receiver.bodies) >= 2, 60)
+        assert {event["run"]["id"] for event in receiver.events("run.stop_requested")} == {shared, resumed}
+        assert receiver.forged == 0

@@ -1,0 +1,83 @@
+"""The backlog: what is begun, in whose turn, and how much more is claimed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+from uuid import UUID
+
+from evalstop_service.delivery.backlog import Backlog
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.leases import Claimed
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.service.delivery.fakes import EPOCH
+
+ENDPOINTS = [new_id() for _ in range(3)]
+
+
+def claimed(endpoint: UUID) -> Claimed:
+    lease_until = EPOCH + timedelta(minutes=1)
+    return Claimed(new_id(), new_id(), new_id(), endpoint, 1, EPOCH, lease_until, "http://x.example", (), "{}")
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.sampled_from(["claim", "begin", "end"]), st.integers(0, 2), st.booleans()), max_size=80),
+)
+def test_keeps_within_its_bounds(
+    concurrency: int, per_endpoint: int, ahead: int, acts: list[tuple[str, int, bool]]
+) -> None:
+    """Whatever happens, no more is under way than allowed, in all and to one endpoint, nothing is lost, and who claims
+    what the backlog asks for never holds more than it may."""
+    backlog = Backlog(concurrency, per_endpoint, ahead)
+    under_way: list[Claimed] = []
+    waiting: list[Claimed] = []
+    for act, which, prompt in acts:
+        if act == "claim":
+            endpoint = ENDPOINTS[which]
+            room = min(backlog.limit(), backlog.room().get(endpoint, per_endpoint))
+            taken = [claimed(endpoint) for _ in range(room)]
+            backlog.add(taken)
+            waiting += taken
+        elif act == "begin":
+            if (one := backlog.begin()) is not None:
+                waiting.remove(one)
+                under_way.append(one)
+        elif under_way:
+            backlog.end(under_way.pop(which % len(under_way)), prompt)
+        counts = Counter(one.endpoint_id for one in under_way)
+        assert backlog.under_way == len(under_way) <= concurrency
+        assert all(count <= per_endpoint for count in counts.values())
+        assert len(under_way) + len(waiting) <= concurrency * (1 + ahead)
+        assert backlog.limit() >= 0
+    assert sorted(one.id for one in backlog.clear()) == sorted(one.id for one in waiting)
+    assert backlog.begin() is None
+
+
+def test_endpoints_take_turns() -> None:
+    """A long queue of one endpoint does not keep another waiting."""
+    backlog = Backlog(10, 10, 4)
+    long, short = ENDPOINTS[:2]
+    backlog.add([claimed(long) for _ in range(6)] + [claimed(short)])
+    begun = [backlog.begin() for _ in range(3)]
+    assert [one.endpoint_id for one in begun if one is not None] == [long, short, long]
+
+
+def test_claims_ahead_for_the_prompt() -> None:
+    """More than can begin is claimed for an endpoint that took its last event, and for no other."""
+    backlog = Backlog(8, 2, 3)
+    fine, failing = ENDPOINTS[:2]
+    assert (backlog.limit(), backlog.room()) == (8, {})
+    backlog.add([claimed(fine), claimed(fine), claimed(failing), claimed(failing)])
+    begun = [one for one in (backlog.begin() for _ in range(4)) if one is not None]
+    assert (backlog.limit(), backlog.room()) == (4, {fine: 0, failing: 0})
+    for one in begun[:2]:
+        backlog.end(one, prompt=one.endpoint_id == fine)
+    assert backlog.limit() == 8 * 4 - 2
+    assert backlog.room() == {fine: 2 * 4 - 1, failing: 1}
+    backlog.end(next(one for one in begun[2:] if one.endpoint_id == fine), prompt=True)
+    assert backlog.room() == {failing: 1}, "an endpoint of which nothing is held is a stranger again"
