@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import email.utils
+import functools
 import json
+import ssl
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -86,11 +88,17 @@ class Service:
 
     def _request(self, method: str, path: str, content: bytes | None) -> Answer:
         try:
-            if self._client is None:  # made here, not before: it loads certificates, which takes its time
-                self._client = httpx.Client(headers=self._headers, timeout=self._timeout_seconds)
+            if self._client is None:
+                self._client = httpx.Client(headers=self._headers, timeout=self._timeout_seconds, verify=_trusted())
             return understand(self._client.request(method, self._root + path, content=content))
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             return Away(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
+
+
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    """The certificates that are trusted, loaded once, and not before they are needed: that takes its time."""
+    return httpx.create_ssl_context()
 
 
 def understand(response: httpx.Response) -> Answer:

@@ -86,7 +86,8 @@ def upgrade() -> None:
         _begin_to_mirror(engine)
         for run_id in _runs(engine):
             _copy(engine, run_id)
-    _patiently(op.get_bind(), ["LOCK TABLE observations IN ACCESS EXCLUSIVE MODE"])
+    # In the order in which writers come by them. Dropping a foreign key locks the table that it refers to as well.
+    _patiently(op.get_bind(), ["LOCK TABLE runs, observations, observations_new IN ACCESS EXCLUSIVE MODE"])
     op.execute("DROP TABLE observations")
     op.execute("DROP FUNCTION evalstop_mirror_observation")
     op.execute("ALTER TABLE observations_new RENAME TO observations")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from evalstop_client.errors import ConfigurationError, RequestRefused
+from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerAway
 from evalstop_client.receivers import Gone, Job, NotMine
 from evalstop_client.receivers.checkpoint_signal import CheckpointSignal, checkpoint_signal, wanted_signal
 from evalstop_client.receivers.slurm.action import SlurmAction
@@ -95,7 +95,7 @@ def test_name_of_a_task_is_never_the_bare_id() -> None:
 FAKE_SLURM = """#!/bin/sh
 case "$0:$*" in
 *scontrol:*config*) echo "ClusterName             = alpha"; echo "PrivateData             = $PRIVATE";;
-*squeue:*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1;;
+*squeue:*) echo "slurm_load_jobs error: ${TROUBLE:-Invalid job id specified}" >&2; exit 1;;
 *sacct:*) [ -n "$PAST" ] || { echo "Slurm accounting storage is disabled" >&2; exit 1; }; echo "$PAST";;
 esac
 """
@@ -140,6 +140,17 @@ def test_unknown_job_is_gone_only_where_nothing_is_hidden(programs: Path) -> Non
     open_one = action(programs, PRIVATE="none")
     assert isinstance(open_one.look(ours_found(open_one)), Gone)
     assert isinstance(open_one.find(request({**LABELS, "slurm_cluster": "beta"})), NotMine)
+
+
+@pytest.mark.parametrize("trouble", ["Unable to contact slurm controller (connect failure)", "Socket timed out", ""])
+def test_squeue_that_fails_says_nothing_about_a_job(programs: Path, trouble: str) -> None:
+    """Only the controller's own word that it knows no such job is taken for that."""
+    cluster = Programs({"PATH": f"{programs}:/usr/bin:/bin", "TROUBLE": trouble})
+    if trouble:
+        with pytest.raises(SchedulerAway):
+            cluster.jobs("7")
+    else:
+        assert cluster.jobs("7") == []
 
 
 def test_checkpoint_signal_comes_from_the_label_then_from_the_option() -> None:

@@ -105,7 +105,7 @@ def test_stop_through_slurmrestd(stage: Stage) -> None:
     options = ["--rest", stage.cluster.rest_url, "--cluster", stage.cluster.name]
     options += ["--token-command", "scontrol token lifespan=60", "--checkpoint-signal", "USR1@full"]
     stage.listening_receiver("rest", *options)
-    job = stage.submit("through-rest")
+    job = stage.submit("through-rest", "--slow-save-seconds", "1")
     details = stage.confirmed(job)
     assert (details["how"], details["checkpoint"], details["gpus_freed"]) == ("cancelled", "saved", 1)
     assert_saved_first(job)

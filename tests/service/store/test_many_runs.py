@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import msgspec
 import psycopg
@@ -270,3 +271,21 @@ def test_decodes_no_malformed_point(change: dict[str, object]) -> None:
     assert msgspec.convert(good, Point) == Point("a\tΩ", 2**53 - 1, 1.0, 0.0, datetime(1, 1, 1, tzinfo=UTC))
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(msgspec.json.encode(good | change), type=Point)
+
+
+def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
+    """Runs are found by any part of their name, in either case, and by their status, the newest first."""
+    made = [scene.open(name) for name in ("ppo-7b", "dpo-7B", "grpo-13b", "x")]
+    with scene.database.transaction() as tx:
+        runs.save_many(tx, [replace(made[2], status="failed")])
+
+    def found(**wanted: Any) -> list[str]:
+        with scene.database.reading() as tx:
+            return [run.name for run in runs.listing(tx, scene.project_id, **wanted)]
+
+    assert found() == ["x", "grpo-13b", "dpo-7B", "ppo-7b"]
+    assert found(name="PO-7b") == ["dpo-7B", "ppo-7b"]
+    assert found(name="po") == ["grpo-13b", "dpo-7B", "ppo-7b"]
+    assert found(name="po", before=made[2].id) == ["dpo-7B", "ppo-7b"]
+    assert found(name="po", status="failed") == ["grpo-13b"]
+    assert found(name="xyz") == []
