@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -119,3 +121,49 @@ def set_up(database: Database, mode: str = "enforce", grace_seconds: float = 0.0
 def evals(*values: float, start: int = 0) -> list[Point]:
     """One eval a step."""
     return [Point("eval", step, value) for step, value in enumerate(values, start)]
+
+
+FALLING = evals(0.5, 0.9, 0.8, 0.7, 0.6)
+"""Three declines: the paper's rule stops at step 4, the turn was at step 1."""
+
+
+LATER = NOW + timedelta(hours=1)
+
+
+def deliveries_of_stops(scene: Scene) -> list[str]:
+    """The states of the deliveries of all stop requests of a project."""
+    query = sa.select(tables.deliveries.c.state).join(tables.events, tables.events.c.id == tables.deliveries.c.event_id)
+    query = query.where(tables.events.c.project_id == scene.project_id, tables.events.c.type == "run.stop_requested")
+    with scene.database.reading() as tx:
+        return list(tx.execute(query).scalars())
+
+
+def at_once(*calls: Callable[[], object]) -> list[BaseException]:
+    """Run calls in threads that start together; gives what they raised."""
+    barrier, failures = threading.Barrier(len(calls)), list[BaseException]()
+
+    def run(call: Callable[[], object]) -> None:
+        barrier.wait()
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures
+
+
+def waiting_for_a_lock(database: Database) -> int:
+    """The PostgreSQL process that waits for a lock in this database, once there is one."""
+    query = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with database.reading() as tx:
+            pid: int | None = tx.exec_driver_sql(query).scalar()
+        if pid is not None:
+            return pid
+    raise AssertionError("nobody waits for a lock")

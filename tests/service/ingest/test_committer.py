@@ -14,19 +14,13 @@ from evalstop_service.clock import utc_now
 from evalstop_service.errors import Closed, Conflict, NotFound, Overloaded
 from evalstop_service.ingest import Arrival, Committer, Limits, LiveRuns, Points, Receipt, Saved
 from evalstop_service.store import tables
-from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
 
-from tests.service.scenes import Scene, evals, set_up
+from tests.service.scenes import Scene, evals
 
 DEADLINE_SECONDS = 30.0
-
-
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    return set_up(database)
 
 
 @pytest.fixture

@@ -9,19 +9,13 @@ from evalstop_detectors import POLICIES, Observation, Signal, advance, replay, s
 from evalstop_service.ingest import Arrival, LiveRuns, Points, Resumed, live, take
 from evalstop_service.ingest.live import Trail
 from evalstop_service.store import monitors, tables
-from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.scenes import NOW, Scene, evals, set_up
-
-
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    return set_up(database)
+from tests.service.scenes import NOW, Scene, evals
 
 
 def how(scene: Scene, run: Run, points: list[Point]) -> str:

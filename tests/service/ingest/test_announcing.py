@@ -1,0 +1,102 @@
+"""Decisions, and what is told of them and of suspicions."""
+
+from __future__ import annotations
+
+import json
+
+from evalstop_service import responses
+from evalstop_service.ingest import Resumed, Saved
+from evalstop_service.lifecycle import State
+from evalstop_service.store import tables
+from evalstop_service.store.database import Database
+
+from tests.service.scenes import (
+    FALLING,
+    LATER,
+    NOW,
+    Scene,
+    evals,
+    set_up,
+)
+
+
+def test_decides_once_an_attempt(scene: Scene) -> None:
+    """An attempt is decided once, however long it goes on falling; a resumed one can be decided anew."""
+    run = scene.open()
+    first = scene.post(run, FALLING).decision
+    assert first is not None
+    assert (first.state, first.step, first.attempt) == (State.REQUESTED, 4, 1)
+    again = scene.post(run, evals(0.5, 0.4, start=5)).decision
+    assert again is not None
+    assert again.id == first.id
+    assert scene.take(run, Resumed(1)).decision is None
+    second = scene.post(run, evals(0.8, 0.7, 0.6, start=2)).decision
+    assert second is not None
+    assert (second.attempt, second.step) == (2, 4)
+    assert len(scene.events(run, "run.stop_requested")) == 2
+
+
+def test_late_news_does_not_take_a_decision_back(scene: Scene) -> None:
+    """A late eval changes the verdict to what it would have been; what was decided stays on record."""
+    run = scene.open()
+    scene.post(run, [*FALLING[:3], *FALLING[4:], *evals(0.5, start=5)])
+    receipt = scene.post(run, evals(0.95, start=3))
+    assert receipt.run.verdict["verdict"] == "suspect"
+    assert receipt.decision is not None
+    assert [row["document"]["verdict"] for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop", "suspect"]
+
+
+def test_an_ended_run_is_not_stopped(scene: Scene) -> None:
+    """A run that ended by itself gets a verdict, but no decision."""
+    run = scene.open()
+    responses.finish(scene.database, scene.project_id, run.id, "completed", NOW)
+    receipt = scene.post(run, FALLING)
+    assert receipt.run.verdict["verdict"] == "stop"
+    assert receipt.decision is None
+
+
+def test_shadow_tells_nobody(database: Database) -> None:
+    """In shadow mode a stop is recorded and not announced."""
+    scene = set_up(database, mode="shadow", grace_seconds=60)
+    run = scene.open()
+    decision = scene.post(run, FALLING).decision
+    assert decision is not None
+    assert decision.state == State.SHADOW
+    assert not decision.stops(LATER)
+    assert scene.events(run, "run.stop_requested") == []
+
+
+def test_announces_what_was_decided(scene: Scene) -> None:
+    """The event carries the verdict, the decision and the best checkpoint as they were committed."""
+    run = scene.open(labels={"slurm_job_id": "4711"})
+    scene.take(run, Saved(1, "file:///1"))
+    receipt = scene.post(run, FALLING)
+    (event,) = scene.events(run, "run.stop_requested")
+    data = json.loads(event["body"])["data"]
+    assert receipt.decision is not None
+    assert data["decision"]["id"] == str(receipt.decision.id)
+    assert data["decision"]["state"] == "requested"
+    assert data["verdict"] == receipt.run.verdict
+    assert data["best_checkpoint"] == receipt.run.best_checkpoint
+    assert data["run"]["labels"] == {"slurm_job_id": "4711"}
+
+
+def test_suspects_aloud_once(scene: Scene) -> None:
+    """The first suspicion of an attempt is announced, later ones are not."""
+    run = scene.open()
+    for point in evals(0.9, 0.8, 0.7, 0.9, 0.8, 0.7):
+        scene.post(run, [point])
+    assert len(scene.events(run, "run.suspected")) == 1
+    words = [row["document"]["verdict"] for row in scene.rows(tables.verdicts, run)]
+    assert words == ["suspect", "continue", "suspect"]
+
+
+def test_tells_of_a_suspicion_on_the_way(scene: Scene) -> None:
+    """A whole run in one batch leaves the same changes of verdict as one that came point by point."""
+    one, other = scene.open(), scene.open()
+    scene.post(one, FALLING)
+    for point in FALLING:
+        scene.post(other, [point])
+    for run in (one, other):
+        assert [row["document"]["verdict"] for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop"]
+        assert len(scene.events(run, "run.suspected")) == 1

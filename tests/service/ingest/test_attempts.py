@@ -1,0 +1,75 @@
+"""A trainer that goes on from a checkpoint: what its earlier attempt observed past it no longer counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evalstop_service import responses
+from evalstop_service.ingest import Resumed, Saved
+from evalstop_service.lifecycle import State
+from evalstop_service.store import tables
+from evalstop_service.store.runs import Run
+
+from tests.service.scenes import (
+    FALLING,
+    NOW,
+    Scene,
+    deliveries_of_stops,
+    evals,
+)
+
+
+def test_resume_supersedes(scene: Scene) -> None:
+    """What was observed and saved past the resumed step no longer counts, stays on record, and can come anew."""
+    run = scene.open()
+    scene.take(run, Saved(1, "file:///1"))
+    scene.take(run, Saved(3, "file:///3"))
+    scene.post(run, evals(0.5, 0.6, 0.4, 0.9))
+    assert pointer(scene.read(run)) == {"step": 3, "uri": "file:///3", "score": 0.9, "chosen_by": "smoothed_maximum"}
+    receipt = scene.take(run, Resumed(1))
+    assert (receipt.superseded, receipt.run.attempt, receipt.run.last_step) == (2, 2, 1)
+    assert pointer(receipt.run) == {"step": 1, "uri": "file:///1", "score": 0.6, "chosen_by": "smoothed_maximum"}
+    assert scene.post(run, evals(0.7, 0.8, start=2)).accepted == 2
+    assert scene.take(run, Saved(3, "file:///elsewhere")).created
+    kept = {(row["step"], row["superseded_by"]): row["value"] for row in scene.rows(tables.observations, run)}
+    assert kept == {(0, 0): 0.5, (1, 0): 0.6, (2, 2): 0.4, (3, 2): 0.9, (2, 0): 0.7, (3, 0): 0.8}
+
+
+def pointer(run: Run) -> dict[str, Any] | None:
+    best = run.best_checkpoint
+    return best and {key: best[key] for key in ("step", "uri", "score", "chosen_by")}
+
+
+def test_resume_can_be_sent_again(scene: Scene) -> None:
+    """The same resume, sent again with nothing in between, changes nothing; after news it begins another attempt."""
+    run = scene.open()
+    scene.post(run, evals(0.5, 0.6, 0.4))
+    assert scene.take(run, Resumed(1)).run.attempt == 2
+    assert scene.take(run, Resumed(1)).run.attempt == 2
+    assert scene.take(run, Resumed(0)).run.attempt == 3
+    scene.take(run, Saved(2, "file:///2"))
+    assert scene.take(run, Resumed(0)).run.attempt == 4
+    scene.post(run, evals(0.1, start=5))
+    assert scene.take(run, Resumed(0)).run.attempt == 5
+
+
+def test_resume_wakes_a_run_that_ended(scene: Scene) -> None:
+    """A job that failed right after it was resumed, and is resumed from the same step again, is watched again."""
+    run = scene.open()
+    scene.post(run, evals(0.5))
+    scene.take(run, Resumed(0))
+    responses.finish(scene.database, scene.project_id, run.id, "failed", NOW)
+    receipt = scene.take(run, Resumed(0))
+    assert (receipt.run.status, receipt.run.ended_at) == ("running", None)
+    assert scene.post(run, evals(0.4, 0.3, 0.2, start=1)).decision is not None
+
+
+def test_resume_within_grace_withdraws(graceful: Scene) -> None:
+    """A stop that still waits for its grace period does not hit the attempt that the trainer begins meanwhile."""
+    run = graceful.open()
+    graceful.post(run, FALLING)
+    graceful.take(run, Resumed(1))
+    decision = graceful.decision(run)
+    assert decision is not None
+    assert decision.state == State.VETOED
+    assert deliveries_of_stops(graceful) == ["cancelled"]
