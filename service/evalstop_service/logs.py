@@ -41,11 +41,14 @@ _about: ContextVar[dict[str, str] | None] = ContextVar("evalstop_about", default
 
 
 def configure(level: str, form: Format = "text", stream: TextIO | None = None) -> None:
-    """Send every record of this process, ours and those of the libraries, to `stream` (standard error)."""
+    """Send every record of this process, ours and those of the libraries, to `stream` (standard error).
+
+    Called again, it takes the place of what it set up before; handlers of others stay.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(Json() if form == "json" else Text())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [*(other for other in root.handlers if not isinstance(other.formatter, Text)), handler]
     root.setLevel(level)
     logging.captureWarnings(True)
     # Statements with their parameters, rows with what they hold: not even at DEBUG.

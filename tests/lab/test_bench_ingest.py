@@ -231,7 +231,8 @@ def test_a_report_is_printed_and_drawn(tmp_path: Path) -> None:
         "notes": ["no C compiler"], "failures": ["MLflow gave up"], "minutes": 1.0,
         "cells": [document(item) for item in measured.values()],
         "live_runs": [
-            {"live_runs": n, "microseconds_first": 2.0, "microseconds": 1.0, "bytes_a_run": 9.0, "p99_ms": 1.0}
+            {"live_runs": n, "remembers_all": n < 100, "microseconds_first": 2.0, "p99_ms": 1.0}
+            | {"microseconds": 1.0, "bytes_a_run": 9.0}
             for n in (10, 100)
         ],
         "points": [{"points": n, "first_ms": 1.0, "microseconds": 1.0} for n in (10, 100)],

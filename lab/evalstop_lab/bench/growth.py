@@ -18,6 +18,7 @@ from evalstop_lab.postgres_server import conninfo
 
 CLIENTS = 64
 WARM_UP = 200
+COLD_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
@@ -38,24 +39,28 @@ class Ground:
 def live_runs(ground: Ground, sizes: Sequence[int], seconds: float, tick: Callable[[], None]) -> list[dict[str, Any]]:
     """By number of live runs: microseconds an observation when each is new to the process and when it is not; memory.
 
-    Each process is fresh. Every run is posted to once, 20 observations with one eval, then again for some seconds.
+    Each process is fresh and may remember all of them; a last one, of the most runs, remembers as many as is its
+    default. Every run is posted to once, as far as the time goes, 20 observations with one eval, then all again.
     """
     where, key, environment = ground.prepared("live-runs")
     found = []
-    for size in sizes:
-        with servers.evalstop(ground.folder / f"live-{size}", key, environment) as server:
+    for size, remembers in [*((size, max(sizes)) for size in sizes), (max(sizes), None)]:
+        memory = {"EVALSTOP_LIVE_RUNS": str(remembers + WARM_UP)} if remembers else {}
+        with servers.evalstop(ground.folder / f"live-{size}", key, environment | memory) as server:
             _post(ground, server, planted.runs(where, server, WARM_UP, f"warm-{size}"), 20, requests=1)
-            runs = planted.runs(where, server, size, f"live-{size}")
+            runs = planted.runs(where, server, size, f"live-{size}-{remembers}")
             before = servers.resident_bytes(server.pid)
-            cold = _post(ground, server, runs, 20, requests=-(-size // CLIENTS))
+            cold = _post(ground, server, runs, 20, requests=-(-size // CLIENTS), seconds=COLD_SECONDS)
             held = servers.resident_bytes(server.pid) - before
-            warm = _post(ground, server, runs, 20, seconds=seconds, first=40)
+            known = min(size, cold.requests)
+            warm = _post(ground, server, runs[:known], 20, seconds=seconds, first=40)
         found.append(
             {
-                "live_runs": size,
+                "live_runs": known,
+                "remembers_all": remembers is not None,
                 "microseconds_first": 1e6 / cold.per_second,
                 "microseconds": 1e6 / warm.per_second,
-                "bytes_a_run": held / size,
+                "bytes_a_run": held / known,
                 "p99_ms": warm.p99_ms,
             }
         )

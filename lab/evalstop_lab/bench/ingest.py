@@ -133,7 +133,7 @@ def _sections(
 ) -> dict[str, Any]:
     runs, points, rounds = ((1000, 10_000), (100, 10_000), 1) if options.quick else (RUNS, POINTS, 3)
     found: dict[str, Any] = {}
-    task = bar.add_task("growth", total=len(runs) + len(points) + rounds + 2)
+    task = bar.add_task("growth", total=len(runs) + 1 + len(points) + rounds + 2)
 
     def tick() -> None:
         bar.advance(task)
@@ -194,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
         "  make bench-ingest BENCH='--only growth recovery'",
     )
     parser.add_argument("--rounds", type=positive_number, default=5, help="each load is taken so often (default: 5)")
-    parser.add_argument("--seconds", type=float, default=0.8, help="how long each time (default: 0.8)")
+    parser.add_argument("--seconds", type=float, default=0.7, help="how long each time (default: 0.7)")
     parser.add_argument(
         "--only",
         nargs="+",

@@ -47,7 +47,7 @@ def _loads(report: dict[str, Any]) -> dict[str, Lines]:
 def _growth(report: dict[str, Any]) -> dict[str, Lines]:
     panels: dict[str, Lines] = {}
     if "live_runs" in report:
-        rows = report["live_runs"]
+        rows = [row for row in report["live_runs"] if row["remembers_all"]]
         panels["µs an observation by live runs"] = {
             "new to the process": [(row["live_runs"], row["microseconds_first"]) for row in rows],
             "seen before": [(row["live_runs"], row["microseconds"]) for row in rows],

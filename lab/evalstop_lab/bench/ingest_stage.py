@@ -48,6 +48,7 @@ POSTGRES = ("shared_buffers=1GB", "max_wal_size=8GB", "checkpoint_timeout=15min"
 """What is not PostgreSQL's default, for all contenders: as one would set it for this work."""
 
 ONE_A_COMMIT = {"EVALSTOP_COMMIT_REQUESTS": "1"}
+_SEVERAL = frozenset(shape for shape in GRID if shape.clients != CLIENTS[0])
 _WIDEST = frozenset(shape for shape in GRID if shape.clients == CLIENTS[-1])
 
 
@@ -99,7 +100,7 @@ class Stage:
         posts = partial(Posts, generator=self.generator, dialect="evalstop", open_run=evalstop_run(True), count=count)
         first = self.serve("first", key, environment)
         self._enter(posts(EVALSTOP, (first,), shapes=frozenset((*GRID, ASKING))))
-        self._enter(posts(OFF, (first,), shapes=frozenset(GRID), open_run=evalstop_run(False)))
+        self._enter(posts(OFF, (first,), shapes=_SEVERAL, open_run=evalstop_run(False)))
         if self.wanted(ALONE):
             alone = self.serve("alone", key, environment | ONE_A_COMMIT)
             self._enter(posts(ALONE, (alone,), shapes=frozenset(GRID)))

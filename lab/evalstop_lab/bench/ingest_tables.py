@@ -88,7 +88,7 @@ def _print_growth(console: Console, report: dict[str, Any]) -> None:
             table.add_column(heading, justify="right")
         for row in report["live_runs"]:
             table.add_row(
-                f"{row['live_runs']:,}",
+                f"{row['live_runs']:,}" + ("" if row["remembers_all"] else ", 10,000 remembered"),
                 f"{row['microseconds_first']:.1f}",
                 f"{row['microseconds']:.1f}",
                 f"{row['p99_ms']:.1f}",

@@ -124,7 +124,8 @@ def _of_copy(cells: Cells, name: str, limit: float) -> Target:
 
 def of_growth(sections: Mapping[str, Any]) -> list[Target]:
     """The targets that growth and reading back decide, where they were measured."""
-    by_runs, by_points = sections.get("live_runs", []), sections.get("points", [])
+    by_runs = [row for row in sections.get("live_runs", []) if row["remembers_all"]]
+    by_points = sections.get("points", [])
     found = [
         flat("an observation, 10^3 to most live runs", [row["microseconds"] for row in by_runs]),
         flat("memory a live run, 10^3 to most", [row["bytes_a_run"] for row in by_runs]),

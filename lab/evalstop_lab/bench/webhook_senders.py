@@ -36,14 +36,34 @@ BODY = json.dumps(
             "project": {"id": str(UUID(int=1)), "name": "default"},
             "run": {"id": str(UUID(int=2)), "name": "ppo-7b-seed3", "attempt": 1, "labels": {"receiver": "job-17"}},
             "decision": {"id": str(UUID(int=3)), "state": "requested", "step": 1200, "due_at": "2026-01-01T00:00:00Z"},
-            "verdict": {"verdict": "stop", "step": 1200, "turn_step": 900, "reason": "3 evals in a row fell", "evidence": [
-                {"detector": "k_decline", "signal": "eval", "kind": "count", "value": 3.0, "suspect_at": 1.0,
-                 "stop_at": 3.0, "turn_step": 900, "note": ""}]},
-            "best_checkpoint": {"step": 900, "uri": "s3://runs/ppo-7b-seed3/900", "score": 0.71, "chosen_by": "smoothed"},
+            "verdict": {
+                "verdict": "stop",
+                "step": 1200,
+                "turn_step": 900,
+                "reason": "3 evals in a row fell",
+                "evidence": [
+                    {
+                        "detector": "k_decline",
+                        "signal": "eval",
+                        "kind": "count",
+                        "value": 3.0,
+                        "suspect_at": 1.0,
+                        "stop_at": 3.0,
+                        "turn_step": 900,
+                        "note": "",
+                    }
+                ],
+            },
+            "best_checkpoint": {
+                "step": 900,
+                "uri": "s3://runs/ppo-7b-seed3/900",
+                "score": 0.71,
+                "chosen_by": "smoothed",
+            },
         },
     },
     separators=(",", ":"),
-)  # fmt: skip
+)
 """As a stop is told; every contender sends these bytes."""
 
 

@@ -1,4 +1,4 @@
-"""The sink of `make bench-webhooks`: takes every POST, says 204, and does nothing else, so that senders are measured."""
+"""The sink of `make bench-webhooks`: takes every POST, says 204 and does nothing else, so that senders are measured."""
 
 from __future__ import annotations
 

@@ -96,5 +96,6 @@ class Listener:
     def _change(self, hears: bool) -> None:
         if hears != self.hears:
             self.hears = hears
-            log.log(logging.INFO if hears else logging.WARNING, "woken by PostgreSQL: %s", "yes" if hears else "no")
+            if hears:
+                log.info("woken by PostgreSQL")
             self._ring()  # what was missed meanwhile is looked for

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,8 +19,7 @@ PREFIX = "whsec_"
 def sign(secret: str, webhook_id: str, timestamp: int, body: bytes) -> str:
     """The signature `v1,<base64>` under one secret; `timestamp` in Unix seconds. ValueError: not a secret."""
     content = f"{webhook_id}.{timestamp}.".encode() + body
-    digest = hmac.new(_key(secret), content, hashlib.sha256).digest()
-    return "v1," + base64.b64encode(digest).decode()
+    return "v1," + base64.b64encode(hmac.digest(_key(secret), content, "sha256")).decode()
 
 
 def headers(secrets: Sequence[str], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:

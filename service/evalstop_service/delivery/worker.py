@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -51,7 +51,7 @@ SETTLE_SECONDS = 10.0
 SOON_SECONDS = 0.05
 """Until the next look after one that found something: there may be more."""
 
-LINGER_SECONDS = 0.02
+LINGER_SECONDS = 0.05
 """As long a settlement waits for others when there is enough to send meanwhile."""
 
 LONG_AT_HAND_SECONDS = 1.0
@@ -75,7 +75,7 @@ class Pace:
 
     concurrency: int = 32
     per_endpoint: int = 8
-    ahead: int = 4
+    ahead: int = 6
     poll_seconds: float = 1.0
     woken_poll_seconds: float = 10.0
     lease_seconds: float = 60.0
@@ -257,7 +257,7 @@ class Worker:
         if left < min(0.0, spare - LONG_AT_HAND_SECONDS):
             return Ended(claimed, GivenBack(), begun)  # it was at hand for so long that its lease may end on the way
         answer = await self._send(claimed, begun)
-        at = self._now()
+        at = begun + timedelta(milliseconds=answer.duration_ms)
         result = judge(answer, claimed.attempts, at, self._chance.random(), self._backoff)
         if answer.duration_ms:
             self._telemetry.delivery_seconds.observe(answer.duration_ms / 1000)
