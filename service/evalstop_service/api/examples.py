@@ -147,7 +147,7 @@ def _page(*items: dict[str, Any]) -> dict[str, Any]:
     return {"items": [*items], "next_cursor": None}
 
 
-EXAMPLES: dict[str, dict[str, Any]] = {
+EXAMPLES: dict[str, Any] = {
     "BatchIn": {"observations": [OBSERVATION, {"metric": "kl", "step": 150, "value": "NaN"}]},
     "CheckpointIn": CHECKPOINT,
     "CheckpointList": {"items": [CHECKPOINT | {"attempt": 1, "created_at": SAVED}]},
