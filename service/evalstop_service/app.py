@@ -33,6 +33,7 @@ from evalstop_service.api import (
     pull,
     reference,
     runs,
+    series,
 )
 from evalstop_service.api.context import Context
 from evalstop_service.api.express import ExpressLane
@@ -54,7 +55,7 @@ from evalstop_service.traces import Tracer
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
-    *(projects, keys, policies, runs, observations, checkpoints, decisions, endpoints, deliveries),
+    *(projects, keys, policies, runs, observations, series, checkpoints, decisions, endpoints, deliveries),
     pull.signed_by(signature.headers),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from evalstop_service.ingest.live import LiveRun
 from evalstop_service.ingest.news import Contradiction
@@ -11,7 +12,16 @@ from evalstop_service.store import observations
 from evalstop_service.store.observations import Point
 
 
-def sort_out(work: Work, live: LiveRun, points: Sequence[Point]) -> tuple[list[Point], tuple[Contradiction, ...]]:
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """Points that are new, of which the last `late` are not past the last step of their metric, and contradictions."""
+
+    fresh: list[Point]
+    late: int = 0
+    contradictions: tuple[Contradiction, ...] = ()
+
+
+def sort_out(work: Work, live: LiveRun, points: Sequence[Point]) -> Sorted:
     """The new points among these, and those that contradict what is on record; the others repeat it."""
     last_steps = live.last_steps
     fresh: list[Point] = []
@@ -23,18 +33,18 @@ def sort_out(work: Work, live: LiveRun, points: Sequence[Point]) -> tuple[list[P
         else:
             doubtful.append(point)
     if not doubtful:
-        return fresh, ()
+        return Sorted(fresh)
     work.write()
     known = observations.live_values(work.tx, live.run.id, {point.identity for point in doubtful})
     known |= {point.identity: point.value for point in fresh}
-    contradictions: list[Contradiction] = []
+    past_all, contradictions = len(fresh), list[Contradiction]()
     for point in doubtful:
         if point.identity not in known:
             known[point.identity] = point.value
             fresh.append(point)
         elif not _same(known[point.identity], point.value):
             contradictions.append(Contradiction(point, known[point.identity]))
-    return fresh, tuple(contradictions)
+    return Sorted(fresh, len(fresh) - past_all, tuple(contradictions))
 
 
 def _same(stored: float, sent: float) -> bool:

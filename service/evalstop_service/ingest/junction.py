@@ -60,9 +60,10 @@ def _answer(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
 
 
 def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receipt:
-    fresh, contradictions = sort_out(work, live, points)
+    found = sort_out(work, live, points)
+    fresh = found.fresh
     if fresh:
-        work.store(live, fresh)
+        work.store(live, fresh, found.late)
     if fresh or live.reached:
         rewritten = _step(work, live, fresh)
         late, moved = _weigh(work, live, fresh)
@@ -74,8 +75,8 @@ def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receip
         live.run,
         work.decision(live),
         accepted=len(fresh),
-        duplicates=len(points) - len(fresh) - len(contradictions),
-        contradictions=contradictions,
+        duplicates=len(points) - len(fresh) - len(found.contradictions),
+        contradictions=found.contradictions,
     )
 
 

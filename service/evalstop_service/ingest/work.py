@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from evalstop_detectors import state_to_json
@@ -24,12 +24,15 @@ class Work:
         decided = [live.run.id for live in held if live.decided]
         self._decisions = decisions.of_runs(tx, decided) if decided else {}
         self._points: list[New] = []
+        self._late: list[New] = []
         self._changed: dict[int, LiveRun] = {}
 
-    def store(self, live: LiveRun, points: Iterable[Point]) -> None:
-        """Points whose identities have no live observation are to be stored."""
+    def store(self, live: LiveRun, points: Sequence[Point], late: int) -> None:
+        """Points whose identities have no live observation are to be stored; the last `late` belong among others."""
         run = live.run
         self._points += [New(run.id, run.attempt, point) for point in points]
+        if late:
+            self._late += self._points[-late:]
 
     def changed(self, live: LiveRun) -> None:
         """The run's row is to be written."""
@@ -48,8 +51,8 @@ class Work:
     def write(self) -> None:
         """Write all that was gathered."""
         if self._points:
-            observations.add_many(self.tx, self._points, self.now)
-            self._points = []
+            observations.add_many(self.tx, self._points, self.now, self._late)
+            self._points, self._late = [], []
         if self._changed:
             changed = list(self._changed.values())
             self._changed = {}
