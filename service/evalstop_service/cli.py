@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from evalstop_service import app, installation, logs, opening, pages
 from evalstop_service.clock import utc_now
+from evalstop_service.connections import Patience, allowed, look_over, protocol
 from evalstop_service.errors import ServiceError
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
@@ -154,12 +155,23 @@ class _Server(uvicorn.Server):
             host, port = sockets[0].getsockname()[:2]
             self._ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # once a second
+            look_over(self.server_state.connections, asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
 
 def _serve(settings: Settings, database: Database, secret: str, ready: Callable[[str], None], *, deliver: bool) -> int:
+    patience = Patience(
+        settings.request_seconds,
+        settings.answer_seconds,
+        allowed(settings.connections, reserved=settings.database_connections),
+    )
     config = uvicorn.Config(
         app.create_app(settings, database, session_secret=secret, deliver=deliver),
         host=settings.host,
         port=settings.port,
+        http=protocol(patience),
         access_log=False,
         log_config=None,
         server_header=False,

@@ -44,6 +44,15 @@ class Settings(BaseSettings):
         "127.0.0.1", description="addresses, separated by commas, whose X-Forwarded-For and -Proto are believed"
     )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 * 2**20, description="larger requests are answered 413")
+    connections: Annotated[int, Field(ge=1)] = Field(
+        10_000, description="the most open at one time, as far as the system lets a process have them"
+    )
+    request_seconds: Positive = Field(
+        20.0, description="within which a request has to arrive, and one more for every 64 KiB of it"
+    )
+    answer_seconds: Positive = Field(
+        30.0, description="within which an answer has to be taken, and one more for every 64 KiB of it"
+    )
     max_stream_bytes: Annotated[int, Field(ge=1024)] = Field(
         256 * 2**20, description="of a stream of lines, packed and unpacked; what is larger is cut off by 413"
     )

@@ -6,45 +6,90 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
 class Program:
-    """One `evalstop` command: started, killed, started again."""
+    """One `evalstop` command: started, told to end or killed, started again.
 
-    def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
+    `under`: the words of a command that it is started by, such as `prlimit` or `unshare`, which becomes the program.
+    """
+
+    def __init__(self, log: Path, *arguments: str, under: Sequence[str] = (), **environment: str) -> None:
         self._log = log
         self._arguments = arguments
+        self._under = under
         self._environment = environment
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self) -> str:
-        """Start it and give the first line that it prints, which says that it is ready."""
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
+    def launch(self) -> None:
+        """Start it without waiting for it."""
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "evalstop_service.cli", *self._arguments],
+                [*self._under, sys.executable, "-m", "evalstop_service.cli", *self._arguments],
                 env=os.environ | self._environment,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
+
+    def ready(self) -> str:
+        """The first line that it prints, which says that it is ready."""
+        assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self._arguments[0]} does not start:\n{self._log.read_text()[-5000:]}")
+            raise RuntimeError(f"{self._arguments[0]} does not start:\n{self.said()[-5000:]}")
         return line
+
+    def start(self) -> str:
+        """Start it and give the first line that it prints."""
+        self.launch()
+        return self.ready()
+
+    def ready_server(self) -> dict[str, Any]:
+        """The document that a server prints once it listens."""
+        document: dict[str, Any] = json.loads(self.ready())
+        return document
 
     def start_server(self) -> dict[str, Any]:
         """Start it and give the document that it prints."""
-        document: dict[str, Any] = json.loads(self.start())
-        return document
+        self.launch()
+        return self.ready_server()
+
+    def said(self) -> str:
+        """Its log so far."""
+        return self._log.read_text()
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        assert self._process is not None
+        self._process.terminate()
+
+    def wait(self, timeout_seconds: float) -> int:
+        """Wait for its end; gives its exit status."""
+        assert self._process is not None
+        status = self._process.wait(timeout_seconds)
+        self._forget()
+        return status
 
     def kill(self) -> None:
         """kill -9."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            self._process = None
+            self._forget()
+
+    def _forget(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process = None

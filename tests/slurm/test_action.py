@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import os
+import pwd
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -299,3 +302,53 @@ def test_controller_that_is_down_is_away(bench: SlurmBench) -> None:
     finally:
         bench.cluster.start_controller()
     assert isinstance(started.action.look(job), Present)
+
+
+@pytest.fixture
+def stranger(cluster: SlurmCluster, tmp_path: Path) -> dict[str, str]:
+    """An environment in which Slurm's commands are somebody else's."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be somebody else")
+    nobody = pwd.getpwnam("nobody")
+    become = f"exec setpriv --reuid={nobody.pw_uid} --regid={nobody.pw_gid} --clear-groups"
+    for name in ("squeue", "scancel", "scontrol"):
+        file = tmp_path / name
+        file.write_text(f'#!/bin/sh\n{become} {shutil.which(name)} "$@"\n')
+        file.chmod(0o755)
+    return {**cluster.environment, "PATH": f"{tmp_path}{os.pathsep}{cluster.environment['PATH']}"}
+
+
+def test_slurm_decides_whose_jobs_may_be_cancelled(bench: SlurmBench, stranger: dict[str, str]) -> None:
+    """Where Slurm forbids it, the stop is refused with Slurm's words, by commands and by REST; the job runs on."""
+    started = bench.start()
+    token = bench.cluster.run("scontrol", "token", "username=nobody").removeprefix("SLURM_JWT=")
+    opened.append(Rest(bench.cluster.rest_url, bench.cluster.name, None, lambda: token))
+    doors: list[Cluster] = [Programs(stranger), opened[-1]]
+    for door in doors:
+        action = SlurmAction(door, users=None, default_signal=BOTH)
+        job = action.find(request(started.labels))
+        assert isinstance(job, Job)
+        with pytest.raises(RequestRefused, match="denied"):
+            action.ask_to_save(job, request(started.labels))
+        with pytest.raises(RequestRefused, match="denied"):
+            action.cancel(job, request(started.labels))
+        with pytest.raises(RequestRefused, match="denied"):
+            action.force(job)
+        assert isinstance(action.look(job), Present)
+    assert bench.saves() == 0
+
+
+def test_job_that_may_not_be_seen_is_not_taken_for_gone(bench: SlurmBench, stranger: dict[str, str]) -> None:
+    """With PrivateData=jobs another's job looks as if it did not exist: that it is gone is not claimed."""
+    started = bench.start()
+    file = bench.cluster.folder / "etc/slurm.conf"
+    before = file.read_text()
+    file.write_text(before + "PrivateData=jobs\n")
+    try:
+        bench.cluster.run("scontrol", "reconfigure")
+        eventually(lambda: Programs(stranger).jobs(bench.jobs[0]) == [])
+        with pytest.raises(RequestRefused, match="cannot be proved"):
+            SlurmAction(Programs(stranger), users=None).find(request(started.labels))
+    finally:
+        file.write_text(before)
+        bench.cluster.run("scontrol", "reconfigure")

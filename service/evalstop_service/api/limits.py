@@ -1,17 +1,36 @@
-"""How much a request may hold: refused while it arrives, before it fills the memory."""
+"""How much a request may hold, and all of them together: refused while it arrives, before it fills the memory."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.api.problems import Problem, answer
 
+LARGE_BYTES = 64 * 1024
+LARGE_AT_ONCE = 4
+"""Larger bodies are read by so many requests at one time; what is made of one takes several times its size."""
+
+MOST_HELD_BYTES = 128 * 2**20
+"""Of all bodies that are arriving or being read; what comes then is answered 503."""
+
+MOST_PARTS = 2_000_000
+"""Lists, objects, texts and commas of a body; a batch of 10,000 observations with all their fields has 240,000."""
+
+_BUSY = Problem(
+    503,
+    "The service cannot take more just now",
+    "too many large bodies arrive at one time; nothing was stored, send the same again in a second",
+    headers={"Retry-After": "1", "Connection": "close"},
+)
+
 
 class BodyLimit:
     """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones.
 
+    A body is handed on when it has come whole, so that a client that is slow costs nobody else a place.
     `streamed`: paths whose routes hold little of a body at a time, and see to its limits by themselves.
     """
 
@@ -19,6 +38,8 @@ class BodyLimit:
         self._app = app
         self._max_bytes = max_bytes
         self._streamed = frozenset(streamed)
+        self._held_bytes = 0
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._streamed:
@@ -31,41 +52,71 @@ class BodyLimit:
             return
         declared = headers.get(b"content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
-            await self._refuse(scope, receive, send)
-            return
-        await self._count(scope, receive, send)
+            await answer(self._too_large(), scope["path"])(scope, receive, send)
+        elif declared in ("", "0") and b"transfer-encoding" not in headers:
+            await self._app(scope, receive, send)
+        else:
+            await self._hold(scope, receive, send)
 
-    async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received, answered = 0, False
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise _TooLarge
-            return message
-
-        async def watched(message: Message) -> None:
-            nonlocal answered
-            answered = True
-            await send(message)
-
+    async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Receive the body, counting it among all that are held, and hand it on."""
+        parts: list[bytes] = []
+        size = 0
         try:
-            await self._app(scope, counted, watched)
-        except _TooLarge:
-            if not answered:
-                await self._refuse(scope, receive, send)
+            arriving = True
+            while arriving:
+                message = await receive()
+                if message["type"] != "http.request":  # the client has gone
+                    return
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                self._held_bytes += len(parts[-1])
+                if size > self._max_bytes or self._held_bytes > MOST_HELD_BYTES:
+                    problem = self._too_large() if size > self._max_bytes else _BUSY
+                    await answer(problem, scope["path"])(scope, receive, send)
+                    return
+                arriving = message.get("more_body", False)
+            body = b"".join(parts)
+            parts.clear()
+            if size <= LARGE_BYTES:
+                await self._app(scope, _whole(body, receive), send)
+                return
+            async with self._large:
+                if (count := _parts(body)) > MOST_PARTS:
+                    await answer(_too_many_parts(count), scope["path"])(scope, receive, send)
+                else:
+                    await self._app(scope, _whole(body, receive), send)
+        finally:
+            self._held_bytes -= size
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = Problem(
+    def _too_large(self) -> Problem:
+        return Problem(
             413,
             "The body is too large",
             f"it may hold {self._max_bytes} bytes; send the observations in smaller batches. Nothing was stored",
             headers={"Connection": "close"},
         )
-        await answer(problem, scope["path"])(scope, receive, send)
 
 
-class _TooLarge(BaseException):
-    """Not an Exception, so that no handler on the way mistakes it for a broken body."""
+def _parts(body: bytes) -> int:
+    """How many values a body unfolds into, about; counting is quicker than reading by far."""
+    return sum(map(body.count, (b"[", b"{", b",", b'"'))) if len(body) > MOST_PARTS else 0
+
+
+def _too_many_parts(count: int) -> Problem:
+    return Problem(
+        413,
+        "The body is too large",
+        f"it holds {count} lists, objects, texts and commas, and may hold {MOST_PARTS}; send the observations in "
+        "smaller batches. Nothing was stored",
+    )
+
+
+def _whole(body: bytes, receive: Receive) -> Receive:
+    """What the app receives: the body at once."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replayed

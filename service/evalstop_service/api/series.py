@@ -11,13 +11,11 @@ from pydantic import Field
 from evalstop_service.api.context import Db, Read
 from evalstop_service.api.runs import found
 from evalstop_service.api.schemas import MAX_STEP, Answer, Name, Stored
-from evalstop_service.store import runs, series
-from evalstop_service.store.database import Database
+from evalstop_service.store import series
 
 router = APIRouter(prefix="/runs/{run_id}/series", tags=["observations"])
 
 MOST_BUCKETS = 2000
-MOST_SUMMARIZED_AT_ONCE = 2_000_000
 
 
 class BucketOut(Answer):
@@ -53,18 +51,7 @@ def get_series(
     """The lowest, the highest and the last value of each bucket; buckets hold about as many observations each."""
     with database.reading() as tx:
         found(tx, caller.project_id, run_id)
-    summarize(database, run_id, metric)
+    series.catch_up(database, run_id, metric)
     with database.reading() as tx:
         items = series.resolved(tx, run_id, metric, first_step, last_step, buckets)
     return SeriesOut(metric=metric, buckets=[BucketOut.model_validate(item) for item in items])
-
-
-def summarize(database: Database, run_id: UUID, metric: str) -> None:
-    """Let what was observed since the last look be summarized, holding the run for some ten milliseconds at a time."""
-    for _ in range(MOST_SUMMARIZED_AT_ONCE // series.OBSERVATIONS_AT_A_TIME):
-        with database.reading() as tx:
-            if not series.is_behind(tx, run_id, metric):
-                return
-        with database.transaction() as tx:
-            runs.lock_many(tx, [run_id])
-            series.summarize(tx, run_id, metric)

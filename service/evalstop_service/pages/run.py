@@ -12,12 +12,12 @@ from fastapi.responses import JSONResponse
 from evalstop_service.errors import NotFound
 from evalstop_service.pages import words
 from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.thinning import thin
+from evalstop_service.pages.thinning import outlined, thin
 from evalstop_service.pages.visitor import SignedIn, SiteOf, Visitor, known
-from evalstop_service.store import decisions, observations, runs, verdicts
+from evalstop_service.store import decisions, observations, runs, series, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import Latest, Point
+from evalstop_service.store.observations import MAX_STEP, Latest, Point
 from evalstop_service.store.runs import Run
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
@@ -70,9 +70,15 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run = _found(tx, visitor, run_id)
         present = decisions.of_attempt(tx, run.id, run.attempt)
         charted = {metric: role for metric, role in run.metrics.items() if role["signal"] in CHARTED}
+        long = {metric for metric in charted if series.is_long(tx, run.id, metric)}
+    for metric in long:
+        series.catch_up(site.database, run_id, metric)
+    with site.database.reading() as tx:
         points: dict[str, list[Point]] = {metric: [] for metric in charted}
-        for point in observations.series(tx, run.id, points):
+        for point in observations.series(tx, run.id, set(charted) - long):
             points[point.metric].append(point)
+        for metric in long:
+            points[metric] = outlined(series.resolved(tx, run.id, metric, 0, MAX_STEP, MOST_POINTS // 3), metric)
     return JSONResponse(
         {
             # A list, because a metric may be called __proto__.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from evalstop_service.store.observations import Point
+from evalstop_service.store.series import Bucket
 
 
 def thin(points: Sequence[Point], most: int) -> list[Point]:
@@ -27,3 +28,18 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
         if gap is not None:
             keep.add(gap)
     return [points[index] for index in sorted(keep)]
+
+
+def outlined(buckets: Sequence[Bucket], metric: str) -> list[Point]:
+    """The lowest and the highest of each bucket, at its ends, and a gap where something was not finite.
+
+    Within a bucket it is not told where they were: a bucket is as wide as a line.
+    """
+    points = []
+    for bucket in buckets:
+        if bucket.lowest is not None and bucket.highest is not None:
+            points.append(Point(metric, bucket.first_step, bucket.lowest))
+            points.append(Point(metric, bucket.last_step, bucket.highest))
+        if bucket.nan_count or bucket.infinite_count:
+            points.append(Point(metric, bucket.last_step, math.nan))
+    return points

@@ -169,31 +169,26 @@ def last_steps(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, dict[str,
     """The highest live step of each metric of these runs; a run without any has an empty dict."""
     found: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
     if tx.dialect.name == "postgresql":
-        cursor = driver(tx).cursor(binary=True)
-        rows = cursor.execute(_LAST_STEPS.format(ids="unnest(%b::uuid[]) AS wanted(id)"), (list(run_ids),))
-        for run_id, metric, step in rows:
+        for run_id, metric, step in (
+            driver(tx).cursor(binary=True).execute(_LAST_STEPS_ON_POSTGRESQL, (list(run_ids),), prepare=True)
+        ):
             found[run_id][metric] = step
-        return found
-    wanted = msgspec.json.encode([run_id.hex for run_id in run_ids]).decode()
-    for run_id, metric, step in tx.exec_driver_sql(
-        _LAST_STEPS.format(ids="(SELECT value AS id FROM json_each(?)) AS wanted"), (wanted,)
-    ):
-        found[UUID(run_id)][metric] = step
+    else:
+        for identity, metric, step in tx.exec_driver_sql(_LAST_STEPS_ON_SQLITE, (_json_array(run_ids),)):
+            found[UUID(identity)][metric] = step
     return found
 
 
 def latest(tx: Transaction, run_id: UUID) -> list[Latest]:
     """Each metric of a run, by name."""
-    live = (observations.c.run_id == run_id) & (observations.c.superseded_by == LIVE)
-    ends = sa.select(
-        observations.c.metric, sa.func.count().label("count"), sa.func.max(observations.c.step).label("step")
-    )
-    last = ends.where(live).group_by(observations.c.metric).subquery()
-    query = sa.select(last.c.metric, last.c.count, last.c.step, observations.c.value, observations.c.stderr)
-    query = query.join(
-        observations, (observations.c.metric == last.c.metric) & (observations.c.step == last.c.step) & live
-    )
-    return [Latest(*row) for row in tx.execute(query.order_by(last.c.metric))]
+    if tx.dialect.name == "postgresql":
+        rows = driver(tx).cursor(binary=True).execute(_LATEST_ON_POSTGRESQL, ([run_id],))
+    else:
+        rows = tx.exec_driver_sql(_LATEST_ON_SQLITE, (_json_array([run_id]),))
+    return [
+        Latest(metric, int(count), step, math.nan if value is None else value, stderr)
+        for metric, count, step, value, stderr in rows
+    ]
 
 
 def outlines(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> dict[UUID, list[Stretch]]:
@@ -257,6 +252,10 @@ def page(
     return [StoredPoint(*row) for row in tx.execute(query)]
 
 
+def _json_array(run_ids: Sequence[UUID]) -> str:
+    return msgspec.json.encode([run_id.hex for run_id in run_ids]).decode()
+
+
 def _columns(row: New, received_at: str) -> tuple[Any, ...]:
     """A row as the embedded database holds it."""
     run_id, attempt, point = row
@@ -311,7 +310,7 @@ _COPIED_TYPES = ("uuid", "text", "int8", "int4", "float8", "float8", "int4", "ti
 
 # From one metric of a run to the next by the index, and to the last live step of each. What lies past the run's last
 # step is superseded, and there may be very much of it.
-_LAST_STEPS = f"""
+_ENDS = f"""
 WITH RECURSIVE found (run_id, last_step, metric) AS (
     SELECT runs.id, runs.last_step, (SELECT min(o.metric) FROM observations AS o WHERE o.run_id = runs.id)
     FROM {{ids}} JOIN runs ON runs.id = wanted.id
@@ -329,5 +328,30 @@ WITH RECURSIVE found (run_id, last_step, metric) AS (
     )
     FROM found WHERE metric IS NOT NULL
 )
-SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL
 """  # noqa: S608
+
+_ON_POSTGRESQL = _ENDS.format(ids="unnest(%b::uuid[]) AS wanted (id)")
+_ON_SQLITE = _ENDS.format(ids="(SELECT value AS id FROM json_each(?)) AS wanted")
+
+_LAST_STEPS = "SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL"
+_LAST_STEPS_ON_POSTGRESQL = _ON_POSTGRESQL + _LAST_STEPS
+_LAST_STEPS_ON_SQLITE = _ON_SQLITE + _LAST_STEPS
+
+# What is summarized is counted already.
+_LATEST = f"""
+SELECT ended.metric, (
+    SELECT coalesce(sum(b.count), 0) FROM series_buckets AS b
+    WHERE b.run_id = ended.run_id AND b.metric = ended.metric
+) + (
+    SELECT count(*) FROM observations AS o
+    WHERE o.run_id = ended.run_id AND o.metric = ended.metric AND o.superseded_by = {LIVE} AND o.step > (
+        SELECT coalesce(max(b.last_step), -1) FROM series_buckets AS b
+        WHERE b.run_id = ended.run_id AND b.metric = ended.metric
+    )
+), ended.step, o.value, o.stderr
+FROM ended JOIN observations AS o ON o.run_id = ended.run_id AND o.metric = ended.metric
+    AND o.step = ended.step AND o.superseded_by = {LIVE}
+ORDER BY ended.metric
+"""  # noqa: S608
+_LATEST_ON_POSTGRESQL = _ON_POSTGRESQL + _LATEST
+_LATEST_ON_SQLITE = _ON_SQLITE + _LATEST

@@ -17,7 +17,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, driver
+from evalstop_service.store import runs
+from evalstop_service.store.database import Database, Transaction, driver
 from evalstop_service.store.tables import series_buckets
 
 OBSERVATIONS_A_ROW = 128
@@ -26,6 +27,8 @@ OBSERVATIONS_AT_A_TIME = 8192
 
 FEW = 10_000
 """Up to so many observations are read one by one."""
+
+_MOST_AT_ONCE = 2_000_000
 
 
 @dataclass(slots=True)
@@ -54,6 +57,22 @@ def resolved(tx: Transaction, run_id: UUID, metric: str, first_step: int, last_s
     covered = tx.execute(_SUMMARIES, inside)
     after = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": covered_to + 1, "last_step": last_step})
     return _merged([*before, *covered, *after], buckets)
+
+
+def catch_up(database: Database, run_id: UUID, metric: str) -> None:
+    """Summarize what was observed since the last look, with the run held for some ten milliseconds at a time."""
+    for _ in range(_MOST_AT_ONCE // OBSERVATIONS_AT_A_TIME):
+        with database.reading() as tx:
+            if not is_behind(tx, run_id, metric):
+                return
+        with database.transaction() as tx:
+            runs.lock_many(tx, [run_id])
+            summarize(tx, run_id, metric)
+
+
+def is_long(tx: Transaction, run_id: UUID, metric: str) -> bool:
+    """Whether a series has too many live observations to be read one by one."""
+    return tx.execute(_IS_LONG, {"run_id": run_id, "metric": metric}).first() is not None
 
 
 def is_behind(tx: Transaction, run_id: UUID, metric: str) -> bool:
@@ -152,6 +171,11 @@ step > (SELECT coalesce(max(last_step), -1) FROM series_buckets WHERE run_id = :
 _IS_BEHIND = _text(f"""
 SELECT 1 FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by = 0 AND {_NOT_COVERED}
 ORDER BY step LIMIT 1 OFFSET {OBSERVATIONS_AT_A_TIME - 1}
+""")  # noqa: S608
+
+_IS_LONG = _text(f"""
+SELECT 1 FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by = 0
+ORDER BY step LIMIT 1 OFFSET {FEW}
 """)  # noqa: S608
 
 _SUMMARIZE = _text(f"""

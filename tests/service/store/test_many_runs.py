@@ -289,3 +289,20 @@ def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
     assert found(name="po", before=made[2].id) == ["dpo-7B", "ppo-7b"]
     assert found(name="po", status="failed") == ["grpo-13b"]
     assert found(name="xyz") == []
+
+
+def test_latest(scene: Scene) -> None:
+    """Each metric of a run with its last live observation and how many there are, superseded ones left out."""
+    run = scene.open()
+    scene.post(run, [*evals(0.1, 0.2, math.nan), Point("loss", 9, 1.0, 0.5), Point("gone", 5, 1.0)])
+    scene.take(run, Resumed(4))
+    scene.post(run, [Point("loss", 6, 2.0, 0.25)])
+    with scene.database.reading() as tx:
+        found = observations.latest(tx, run.id)
+        assert observations.latest(tx, new_id()) == []
+    assert [(item.metric, item.count, item.step, item.stderr) for item in found] == [
+        ("eval", 3, 2, None),
+        ("loss", 1, 6, 0.25),
+    ]
+    assert math.isnan(found[0].value)
+    assert found[1].value == 2.0

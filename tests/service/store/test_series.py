@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,6 +12,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import New, Point
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import OBSERVATIONS_AT_A_TIME
+from msgspec.structs import replace
 
 from tests.service.scenes import NOW, Scene, set_up
 
@@ -150,3 +150,11 @@ def test_the_previous_release_may_write(scene: Scene, run: Run) -> None:
     check(scene, run, *WHOLE, 50)
     summarize(scene, run)
     check(scene, run, *WHOLE, 50)
+
+
+def test_what_is_summarized_is_counted(scene: Scene, run: Run) -> None:
+    """The number of a metric's live observations is the same, however many of them are summarized."""
+    with scene.database.transaction() as tx:
+        tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(last_step=2 * END))
+        counts = {item.metric: item.count for item in observations.latest(tx, run.id)}
+    assert counts == {"loss": END, "eval": 100}

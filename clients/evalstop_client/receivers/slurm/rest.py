@@ -19,7 +19,7 @@ from evalstop_client.receivers.slurm.record import Record, from_rest
 
 UNKNOWN_JOB = 2017  # ESLURM_INVALID_JOB_ID
 ENDING = 2021  # ESLURM_ALREADY_DONE
-FORBIDDEN = frozenset({2002, 2150})  # ESLURM_ACCESS_DENIED, ESLURM_NOT_WHOLE_HET_JOB
+FORBIDDEN = frozenset({2002, 2010, 2150})  # ESLURM_ACCESS_DENIED, ESLURM_USER_ID_MISSING, ESLURM_NOT_WHOLE_HET_JOB
 DESCRIPTIONS = ("/openapi/v3", "/openapi.json", "/openapi")
 
 

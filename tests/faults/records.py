@@ -1,0 +1,89 @@
+"""What is on record of a run, and where it would stand had nothing ever gone wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from evalstop_service import installation
+from evalstop_service.clock import utc_now
+from evalstop_service.ingest import News, Points
+from evalstop_service.store import projects, runs, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+
+from tests.service.scenes import Scene, set_up
+
+
+def installed(database: Database) -> tuple[Scene, str]:
+    """A new project with a key that may do everything in it."""
+    scene = set_up(database)
+    with database.reading() as tx:
+        name = projects.get(tx, scene.project_id).name
+    return scene, installation.add_key(database, name, "all", ("ingest", "read", "operate", "admin"), utc_now())[1]
+
+
+def run_of(scene: Scene, run_id: str) -> Run:
+    with scene.database.reading() as tx:
+        found = runs.find(tx, scene.project_id, UUID(run_id))
+    assert found is not None
+    return found
+
+
+def stands(run: Run) -> dict[str, Any]:
+    """Where a run stands."""
+    names = ("verdict", "best_checkpoint", "raw_maximum", "last_step", "attempt", "status")
+    return {name: getattr(run, name) for name in names}
+
+
+def history(scene: Scene, run: Run) -> dict[str, Any]:
+    """How a run came there: its verdicts, decisions and events, times and ids apart."""
+    changes = sorted(scene.rows(tables.verdicts, run), key=itemgetter("sequence"))
+    made = sorted(scene.rows(tables.decisions, run), key=itemgetter("attempt"))
+    return {
+        "verdicts": [(row["attempt"], row["document"]) for row in changes],
+        "decisions": [(row["attempt"], row["state"], row["step"], row["verdict"]) for row in made],
+        "events": sorted(row["type"] for row in scene.rows(tables.events, run)),
+    }
+
+
+def values(scene: Scene, run: Run) -> list[tuple[int, str, int, float]]:
+    """Every stored observation: attempt, metric, step and value; superseded ones too."""
+    rows = scene.rows(tables.observations, run)
+    return sorted((row["attempt"], row["metric"], row["step"], row["value"]) for row in rows)
+
+
+def undisturbed(database: Database, news: Iterable[News], policy: str = "paper") -> tuple[Scene, Run]:
+    """The run as one process takes it in that nothing ever happens to."""
+    scene = set_up(database)
+    run = scene.open(policy=policy, mode="enforce")
+    for item in news:
+        scene.take(run, item)
+    return scene, scene.read(run)
+
+
+def assert_nothing_lost(scene: Scene, run_id: str, told: Sequence[Sequence[Point]], embedded: Database) -> None:
+    """Each acknowledged observation is stored once and no other is, and the run stands where it would undisturbed."""
+    run = run_of(scene, run_id)
+    assert values(scene, run) == sorted((1, p.metric, p.step, p.value) for points in told for p in points)
+    other, expected = undisturbed(embedded, [Points(tuple(points)) for points in told])
+    assert stands(run) == stands(expected)
+    assert history(scene, run) == history(other, expected)
+
+
+def deadlocks(database: Database) -> int:
+    """How many transactions of this database PostgreSQL has broken off to end a deadlock."""
+    with database.reading() as tx:
+        query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        count: int = tx.execute(sa.text(query)).scalar_one()
+    return count
+
+
+def forgetful(scene: Scene) -> Scene:
+    """The same project as another process sees it, which remembers nothing."""
+    return replace(scene, live=type(scene.live)())
