@@ -70,6 +70,7 @@ PLAIN = {
     ("GET", "/runs/{run_id}"),
     ("GET", "/runs/{run_id}/verdicts"),
     ("GET", "/runs/{run_id}/observations"),
+    ("GET", "/runs/{run_id}/series"),
     ("GET", "/runs/{run_id}/checkpoints"),
     ("GET", "/decisions"),
     ("GET", "/decisions/{decision_id}"),
@@ -95,7 +96,7 @@ class World:
 
     def path(self, template: str) -> str:
         path = template.format(**self.ids)
-        return f"{path}?metric=eval" if template.endswith("/observations") else path
+        return f"{path}?metric=eval" if template.endswith(("}/observations", "/series")) else path
 
 
 def populate(admin: httpx.Client) -> World:
