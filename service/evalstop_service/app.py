@@ -59,6 +59,9 @@ RESOURCES = (
     pull.signed_by(signature.headers),
 )
 
+STREAMED = frozenset([f"/api/v1{bulk.PATH}"])
+"""Paths whose routes take a body in while it arrives."""
+
 
 def create_database(settings: Settings) -> Database:
     """The database that the settings name; the folder of an embedded one is made."""
@@ -97,7 +100,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = Context(database, clock, committer, keyring)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=[f"/api/v1{bulk.PATH}"])
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED)
     problems.install(app)
     reference.install(app)
     api = APIRouter(prefix="/api/v1")

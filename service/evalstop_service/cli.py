@@ -166,6 +166,7 @@ def _serve(settings: Settings, database: Database, secret: str, ready: Callable[
         settings.request_seconds,
         settings.answer_seconds,
         allowed(settings.connections, reserved=settings.database_connections),
+        app.STREAMED,
     )
     config = uvicorn.Config(
         app.create_app(settings, database, session_secret=secret, deliver=deliver),

@@ -40,12 +40,14 @@ class Patience:
 
     `request_seconds`: from a request's first byte, or the connection's beginning, to its last byte. `answer_seconds`:
     for an answer to be taken. A second more is given for every 64 KiB. `connections`: the most at one time; for one
-    more, those are closed that have waited for their clients longest.
+    more, those are closed that have waited for their clients longest. `streamed`: paths whose routes take requests in
+    while they arrive, watch their pace by themselves, and answer with what has been stored.
     """
 
     request_seconds: float = 20.0
     answer_seconds: float = 30.0
     connections: int = 10_000
+    streamed: frozenset[str] = frozenset()
 
 
 class Connection(HttpToolsProtocol):
@@ -117,8 +119,8 @@ class Connection(HttpToolsProtocol):
             self.drop()
         elif self.transport.is_closing() or self.asking_since is None:
             return
-        elif self.flow.read_paused:  # it is we who keep it waiting
-            self.asking_since = now
+        elif self.flow.read_paused or self._is_being_taken_in():  # it is we who keep it waiting
+            self.asking_since, self._asked_bytes = now, 0
         elif now - self.asking_since > self.patience.request_seconds + self._asked_bytes / BYTES_A_SECOND:
             if self._asked_bytes == 0:  # nothing to answer
                 self.transport.close()
@@ -128,6 +130,12 @@ class Connection(HttpToolsProtocol):
                     f"the request did not arrive within {self.patience.request_seconds:g} seconds; nothing of it was "
                     "stored, send the same again",
                 )
+
+    def _is_being_taken_in(self) -> bool:
+        cycle = self.cycle
+        if self._in_head or cycle is None or cycle.response_complete:
+            return False
+        return cycle.scope["path"] in self.patience.streamed
 
     def _is_untaken_for_too_long(self, now: float) -> bool:
         untaken = self.untaken_bytes

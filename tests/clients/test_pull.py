@@ -130,6 +130,7 @@ def test_service_that_is_away_is_asked_on(setup: Setup, mailbox: FakeMailbox) ->
     setup.puller.start()
     eventually(lambda: mailbox.settled)
     assert mailbox.claims >= 4
+    assert 'polls_total{answered="no"} 3' in setup.receiver.metrics.text()
 
 
 def test_forged_event_is_not_believed(setup: Setup, mailbox: FakeMailbox) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 
 HELP = {
     "webhooks_total": ("counter", "events that arrived, by what was answered"),
+    "polls_total": ("counter", "times that events were asked for with --pull, by whether the service answered"),
     "stops_total": ("counter", "stops that came to their end, by result"),
     "stop_seconds_total": ("counter", "seconds from the request to the confirmed end, summed"),
     "stops_under_way": ("gauge", "stops that are being carried out or reported"),

@@ -49,6 +49,8 @@ class Puller:
         while not self._ended.is_set():
             claim = {"wait_seconds": self._poll_seconds, "limit": 10, "lease_seconds": 30}
             answer = self._service.post(f"{self._path}/claim", claim)
+            answered = isinstance(answer, Accepted)
+            self._receiver.metrics.add("polls_total", f'answered="{"yes" if answered else "no"}"')
             if isinstance(answer, Accepted):
                 if failures:
                     logger.info("the service answers again")

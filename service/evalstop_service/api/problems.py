@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
+from evalstop_service.store.database import is_full
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -147,9 +148,16 @@ def _methods(request: Request) -> str:
 
 
 def _database_away(error: Exception) -> Problem:
+    if isinstance(error, sa.exc.DBAPIError) and is_full(error):
+        _log.error("the database's disk is full: %s", error.orig)
+        detail = "the disk is full; nothing was stored, make room and send the same again"
+        return Problem(503, "The database's disk is full", detail, headers={"Retry-After": "10"})
     _log.error("the database does not answer: %s", error)
     return Problem(
-        503, "The database does not answer", "nothing was stored; send the same again", headers={"Retry-After": "1"}
+        503,
+        "The database does not answer",
+        "this may not have been stored; send the same again, which is harmless if it was",
+        headers={"Retry-After": "1"},
     )
 
 

@@ -23,7 +23,7 @@ from evalstop_service.errors import Closed, Overloaded, ServiceError
 from evalstop_service.ingest.junction import take
 from evalstop_service.ingest.live import LiveRuns
 from evalstop_service.ingest.news import Arrival, Points, Receipt
-from evalstop_service.store.database import Database, is_passing
+from evalstop_service.store.database import Database, is_full, is_passing
 from evalstop_service.telemetry import Telemetry
 from evalstop_service.traces import Tracer
 
@@ -187,7 +187,7 @@ class Committer:
         try:
             return list(self._take(group))
         except sa.exc.DBAPIError as error:
-            if is_passing(error):
+            if is_passing(error) or is_full(error):
                 return [error] * len(group)
             broken: Exception = error
         except Exception as error:

@@ -162,6 +162,14 @@ def is_passing(error: sa.exc.DBAPIError) -> bool:
     return isinstance(error, sa.exc.OperationalError)  # PostgreSQL cannot be reached
 
 
+def is_full(error: sa.exc.DBAPIError) -> bool:
+    """Whether there is no room left where the database keeps its files."""
+    return getattr(error.orig, "sqlstate", None) == "53100" or getattr(error.orig, "sqlite_errorname", None) in (
+        "SQLITE_FULL",
+        "SQLITE_IOERR_SHMSIZE",
+    )
+
+
 def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], unique: list[str]) -> bool:
     """Insert a row unless there is one with the same `unique` columns; False if there was."""
     insert = postgresql.insert if tx.dialect.name == "postgresql" else sqlite.insert

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import httpx
 import pytest
 from backports import zstd
 
-from tests.service.api.test_bulk import LINES, line, opened, steps
+from tests.service.api.test_bulk import LINES, chunk, line, opened, sending, steps, wait_for
 
 MEBIBYTE = 2**20
 MOST_BYTES = 48 * MEBIBYTE
@@ -41,28 +42,35 @@ class Server:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`evalstop up` on an embedded database, warmed up by streams of all kinds."""
-    folder = tmp_path_factory.mktemp("bombs")
+@contextmanager
+def up(folder: Path, **environment: str) -> Iterator[Server]:
+    """`evalstop up` on an embedded database of its own."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, cwd=folder, env=plain, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(
+            command, cwd=folder, env=plain | environment, stdout=subprocess.PIPE, stderr=log, text=True
+        )
     assert process.stdout is not None
     try:
         ready = json.loads(process.stdout.readline())
         headers = {"Authorization": f"Bearer {ready['key']}"}
         with httpx.Client(base_url=f"{ready['url']}/api/v1", headers=headers, timeout=280, trust_env=False) as client:
-            server = Server(process, client)
-            for pack in (bytes, gzipped, zstd.compress):
-                (run_id,) = opened(client)
-                posted(server, pack(many(run_id, 20_000)), pack).raise_for_status()
-            yield server
+            yield Server(process, client)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=30)
         process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server, warmed up by streams of all kinds."""
+    with up(tmp_path_factory.mktemp("bombs")) as server:
+        for pack in (bytes, gzipped, zstd.compress):
+            (run_id,) = opened(server.client)
+            posted(server, pack(many(run_id, 20_000)), pack).raise_for_status()
+        yield server
 
 
 def gzipped(content: bytes) -> bytes:
@@ -133,3 +141,21 @@ def survived(server: Server, send: Callable[[], httpx.Response], status: int) ->
     (run_id,) = opened(server.client)
     assert posted(server, many(run_id, 10), bytes).json()["accepted"] == 10
     return answer
+
+
+def test_a_stream_is_given_its_time(tmp_path: Path) -> None:
+    """A stream goes on for longer than other requests may; one that was refused is not waited for."""
+    with up(tmp_path, EVALSTOP_REQUEST_SECONDS="0.5") as server:
+        (run_id,) = opened(server.client)
+        with sending(server.client) as slow:
+            slow.sendall(chunk(line(run_id, {"metric": "eval", "step": 0, "value": 1}) + b"\n"))
+            wait_for(server.client, run_id, [0])
+            refused = httpx.Client(base_url=server.client.base_url, headers={"Authorization": "Bearer esk_none"})
+            with refused, sending(refused) as other:  # began later, and is closed before the stream ends
+                assert b"".join(iter(lambda: other.recv(65536), b"")).startswith(b"HTTP/1.1 401 ")
+            with sending(server.client, path="/runs") as other:
+                assert b"".join(iter(lambda: other.recv(65536), b"")).startswith(b"HTTP/1.1 408 ")
+            slow.sendall(chunk(line(run_id, {"metric": "eval", "step": 1, "value": 1})) + chunk(b""))
+            answer = b"".join(iter(lambda: slow.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["accepted"] == 2

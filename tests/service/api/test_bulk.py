@@ -172,10 +172,10 @@ def test_not_what_it_says(admin: httpx.Client) -> None:
 
 
 @contextmanager
-def sending(client: httpx.Client) -> Iterator[socket.socket]:
+def sending(client: httpx.Client, path: str = "/observations") -> Iterator[socket.socket]:
     """A connection on which a stream of unknown length has begun."""
     address = client.base_url
-    head = f"POST /api/v1/observations HTTP/1.1\r\nHost: x\r\nAuthorization: {client.headers['authorization']}\r\n"
+    head = f"POST /api/v1{path} HTTP/1.1\r\nHost: x\r\nAuthorization: {client.headers['authorization']}\r\n"
     head += "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     with socket.create_connection((address.host, address.port), timeout=DEADLINE_SECONDS) as connection:
         connection.sendall(head.encode())
