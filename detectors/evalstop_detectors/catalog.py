@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from evalstop_detectors.bocpd import Bocpd
@@ -20,6 +21,7 @@ from evalstop_detectors.k_decline import KDecline
 from evalstop_detectors.loss_plateau import LossPlateau
 from evalstop_detectors.non_finite import NonFinite
 from evalstop_detectors.plateau_drop import PlateauDrop
+from evalstop_detectors.river_drift import RiverDrift
 
 DETECTORS: dict[str, type[Detector[Any]]] = {
     "bocpd": Bocpd,
@@ -37,18 +39,14 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "loss_plateau": LossPlateau,
     "non_finite": NonFinite,
     "plateau_drop": PlateauDrop,
+    "river_drift": RiverDrift,
 }
 
 _TO_INSTALL: dict[str, str] = {}
 
-try:
-    from evalstop_detectors.river_drift import RiverDrift
-except ModuleNotFoundError as error:
-    if error.name != "river":
-        raise
+if find_spec("river") is None:
+    del DETECTORS["river_drift"]
     _TO_INSTALL["river_drift"] = "evalstop-detectors[river]"
-else:
-    DETECTORS["river_drift"] = RiverDrift
 
 
 def unknown(name: str) -> str:

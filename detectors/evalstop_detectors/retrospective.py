@@ -18,7 +18,6 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
-import ruptures
 from msgspec import Struct
 from numpy.typing import NDArray
 
@@ -89,6 +88,8 @@ def _thinned(values: Floats) -> tuple[Floats, Places]:
 def _placed(values: Floats, mean: Floats, sd: float) -> tuple[int, float, float] | None:
     """The index of the turn, the gain and the drop; None where no fall stands out."""
     last = len(values) - 1
+    import ruptures  # brings most of scipy along: whoever never asks for a turn need not wait for it
+
     pelt = ruptures.Pelt(model="clinear", min_size=3, jump=1).fit(mean / sd)
     ends = pelt.predict(pen=_PENALTY * math.log(len(values)))
     knots = np.array([0, *(end - 1 for end in ends[:-1]), last])

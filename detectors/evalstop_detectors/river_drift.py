@@ -27,27 +27,23 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
-from river import base, drift
-from river.drift import binary
 
 from evalstop_detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.noise import NoiseState, advance, estimate
 from evalstop_detectors.observation import Observation, Signal
 
+if TYPE_CHECKING:
+    from river import base
+
 _FIRST = 8
 _BEST_OF = 5
 _LARGEST = 1e6
 _SEED = 1
-
-DRIFT_DETECTORS: dict[str, type[base.DriftDetector]] = {
-    name: item
-    for name, item in sorted(vars(drift).items())
-    if isinstance(item, type) and issubclass(item, base.DriftDetector)
-}
 
 Param = bool | int | float | str
 
@@ -166,9 +162,21 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
         return live if live is not None and owner == self else begun(self.detector, self.params, state.inputs)
 
 
+@cache
+def drift_detectors() -> dict[str, type[base.DriftDetector]]:
+    """All detectors of `river.drift` by name. River takes seconds to import: a policy that names one pays for it."""
+    from river import base, drift
+
+    return {
+        name: item
+        for name, item in sorted(vars(drift).items())
+        if isinstance(item, type) and issubclass(item, base.DriftDetector)
+    }
+
+
 def begun(detector: str, params: Mapping[str, Param], inputs: Sequence[float]) -> base.DriftDetector:
     """A new object of river that has taken in these inputs."""
-    constructor: Any = DRIFT_DETECTORS[detector]
+    constructor: Any = drift_detectors()[detector]
     seeded = {"seed": _SEED} if "seed" in inspect.signature(constructor).parameters else {}
     live: base.DriftDetector = constructor(**(seeded | dict(params)))
     for item in inputs:
@@ -195,12 +203,14 @@ def _in_units(value: float, unit: float) -> float:
 
 def _check(detector: str, params: Mapping[str, Param], memory: int) -> None:
     """Refuse what river would refuse now or at some later input, with what may stand there instead."""
-    if detector not in DRIFT_DETECTORS:
-        names = ", ".join(DRIFT_DETECTORS)
+    if detector not in drift_detectors():
+        from river.drift import binary
+
+        names = ", ".join(drift_detectors())
         if hasattr(binary, detector):
             raise ValueError(f"{detector} of river takes right and wrong answers, not scores; take one of {names}")
         raise ValueError(f"river.drift has no {detector!r} for scores; there are {names}")
-    known = inspect.signature(DRIFT_DETECTORS[detector]).parameters
+    known = inspect.signature(drift_detectors()[detector]).parameters
     usable = {name: item.default for name, item in known.items() if isinstance(item.default, Param) or name == "seed"}
     for name, value in (usable | dict(params)).items():
         if name not in usable:

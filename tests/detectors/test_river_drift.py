@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from evalstop_detectors import Evidence, InvalidPolicy, policy_from_document, policy_to_document
 from evalstop_detectors.noise import NoiseState, advance, estimate
-from evalstop_detectors.river_drift import DRIFT_DETECTORS, Param, RiverDrift, RiverDriftState, begun, largest_change
+from evalstop_detectors.river_drift import Param, RiverDrift, RiverDriftState, begun, drift_detectors, largest_change
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from river import drift
@@ -175,8 +175,8 @@ def test_its_state_is_bounded(memory: int) -> None:
 
 def test_every_detector_of_river_for_scores_is_there() -> None:
     """ADWIN, KSWIN and PageHinkley are, and so is whatever else river has, as it comes."""
-    assert {"ADWIN", "KSWIN", "PageHinkley"} <= set(DRIFT_DETECTORS)
-    for name in DRIFT_DETECTORS:
+    assert {"ADWIN", "KSWIN", "PageHinkley"} <= set(drift_detectors())
+    for name in drift_detectors():
         found, _ = fold(RiverDrift(detector=name), run(1))
         assert all(math.isfinite(item.value) for item in found)
     assert begun("KSWIN", {}, ()).seed == 1  # type: ignore[attr-defined]

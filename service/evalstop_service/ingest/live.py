@@ -32,10 +32,10 @@ from evalstop_service.watching import Watch
 
 CHOOSER: Chooser = SmoothedMaximum()
 
-KEEP_EVERY = 256
+KEEP_EVERY = 2048
 """Observations after which a monitor's state is written down anew: as many are replayed at most to bring one back."""
 
-LATE_WEIGHT = 16
+LATE_WEIGHT = 128
 """A late point makes a kept state useless to other processes, and counts for so many towards the next."""
 
 

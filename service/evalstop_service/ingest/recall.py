@@ -61,6 +61,8 @@ def _monitored(
     if trusted and held is not None and _goes_on(held.run, run):
         return _moved_on(tx, run, held), "moved_on"
     watch, state = Watch(run, policy), None
+    if run.last_step is None:  # nothing was observed yet: there is nothing to read
+        return LiveRun(run, policy, watch, start(policy), {}, decided=False), "rebuilt"
     if trusted and kept is not None and kept.version >= run.rewritten_version:
         state = _restored(policy, kept)
     if state is not None:
