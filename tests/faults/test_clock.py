@@ -27,8 +27,8 @@ def stepping_back() -> Clock:
 
 
 def test_back_by_an_hour(database: Database, embedded_database: Database) -> None:
-    """Two processes whose clock steps back again and again, and shows each moment twice, store and judge what one with a
-    good clock does; every change of the run is told from every other.
+    """Two processes whose clock steps back again and again, and shows each moment twice, store and judge what one with
+    a good clock does; every change of the run is told from every other.
     """
     scene, clock = set_up(database), stepping_back()
     run = scene.open(policy="paper", mode="enforce")
