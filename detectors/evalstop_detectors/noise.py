@@ -96,7 +96,7 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
 
 
 def estimate(state: NoiseState) -> Noise:
-    """The noise as far as it is known from the values taken in."""
+    """The noise as far as it is known from the values taken in; it is found sooner when asked for before `advance`."""
     seen = state.seen
     spread = state.high - state.low
     least = spread * (SHARE_OF_RANGE_WHILE_FEW if seen <= FEW else SHARE_OF_RANGE)
