@@ -78,8 +78,8 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
         return state, state.evidence
 
     def _advance(self, state: CusumState, observation: Observation) -> CusumState:
-        noise = advance(state.noise, observation.value, observation.stderr)
         sd, inflation = self._scale(state.noise, observation.stderr)
+        noise = advance(state.noise, observation.value, observation.stderr)
         seen, value = state.noise.seen, noise.recent[-1]
         soonest = max(_SOONEST, self.window) if self.reference == "best" else _SOONEST
         total, missing = 0.0, ""

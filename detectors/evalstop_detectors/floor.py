@@ -67,14 +67,15 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
         return state, state.evidence
 
     def _advance(self, state: FloorState, observation: Observation) -> FloorState:
+        # The scale is that from before this eval: a worse eval must not excuse itself by looking like more noise.
+        sd = estimate(state.noise).sd
         noise = advance(state.noise, observation.value, observation.stderr)
         last = noise.recent[-_START:]
         mean = sum(last) / len(last)
         starting = noise.seen <= _START
         first_step = observation.step if state.first_step is None else state.first_step
         start, top = (mean, mean) if starting else (state.start, max(state.top, mean))
-        # The scale is that from before this eval: a worse eval must not excuse itself by looking like more noise.
-        allowed = max(self.sigmas * estimate(state.noise).sd * math.sqrt(1 + 1 / _START), self.share * (top - start))
+        allowed = max(self.sigmas * sd * math.sqrt(1 + 1 / _START), self.share * (top - start))
         missing = _START + self.k - noise.seen
         if missing > 0:
             evidence = Evidence(Kind.STATISTIC, 0.0, None, f"needs {missing} more evals")

@@ -28,19 +28,19 @@ from msgspec import Struct
 # Beyond this values are cut off, so that differences, sums and squares stay finite.
 LARGEST = 1e120
 
-_WINDOW = 64
+WINDOW = 64
 _WORTH_MOVING = 4  # values; past that it is as quick to sort again
 # The medians of |a - b| and |a - 2 b + c| of independent normal values, in standard deviations of one.
-_MEDIAN_DIFFERENCE = 0.9539
-_MEDIAN_SECOND_DIFFERENCE = 1.6522
+MEDIAN_DIFFERENCE = 0.9539
+MEDIAN_SECOND_DIFFERENCE = 1.6522
 # Second differences vary more, and of two estimates the smaller one is too small.
-_SECOND_MARGIN = 1.15
-_SUPPOSED_CORRELATION = 0.4
-_STRONGEST_SUPPOSED = 0.8
-_FEW = 8
-_SHARE_OF_RANGE_WHILE_FEW = 0.05
-_SHARE_OF_RANGE = 0.02
-_STRONGEST_CORRELATION = 0.7
+SECOND_MARGIN = 1.15
+SUPPOSED_CORRELATION = 0.4
+STRONGEST_SUPPOSED = 0.8
+FEW = 8
+SHARE_OF_RANGE_WHILE_FEW = 0.05
+SHARE_OF_RANGE = 0.02
+STRONGEST_CORRELATION = 0.7
 
 
 class NoiseState(Struct, frozen=True, dict=True):
@@ -84,7 +84,7 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
     after = NoiseState(
         seen + 1,
         origin,
-        (*recent[-_WINDOW:], counted),
+        (*recent[-WINDOW:], counted),
         counted if counted < low else low,
         counted if counted > high else high,
         stderrs,
@@ -96,25 +96,25 @@ def advance(state: NoiseState, value: float, stderr: float | None = None) -> Noi
 
 
 def estimate(state: NoiseState) -> Noise:
-    """The noise as far as it is known from the values taken in."""
+    """The noise as far as it is known from the values taken in; it is found sooner when asked for before `advance`."""
     seen = state.seen
     spread = state.high - state.low
-    least = spread * (_SHARE_OF_RANGE_WHILE_FEW if seen <= _FEW else _SHARE_OF_RANGE)
+    least = spread * (SHARE_OF_RANGE_WHILE_FEW if seen <= FEW else SHARE_OF_RANGE)
     known = math.sqrt(state.mean_square)
     if seen < 2:
         return Noise(known, 1.0)
     differences = _differences(state)
-    first = _middle(differences.first) / _MEDIAN_DIFFERENCE
+    first = _middle(differences.first) / MEDIAN_DIFFERENCE
     found = first
     if seen >= 4:
         second = _middle(differences.second)
-        found = min(first, _SECOND_MARGIN * second / _MEDIAN_SECOND_DIFFERENCE)
+        found = min(first, SECOND_MARGIN * second / MEDIAN_SECOND_DIFFERENCE)
     correlation = 0.0
-    if seen >= _FEW + 2 and first > least:
-        ratio = _middle(differences.skipping) / _MEDIAN_DIFFERENCE / first
+    if seen >= FEW + 2 and first > least:
+        ratio = _middle(differences.skipping) / MEDIAN_DIFFERENCE / first
         pairs = seen - 2
-        correlation = min(max(ratio * ratio - 1, 0.0), _STRONGEST_CORRELATION) * pairs / (pairs + 10)
-    correlation = min(correlation + _SUPPOSED_CORRELATION * 10 / (seen + 10), _STRONGEST_SUPPOSED)
+        correlation = min(max(ratio * ratio - 1, 0.0), STRONGEST_CORRELATION) * pairs / (pairs + 10)
+    correlation = min(correlation + SUPPOSED_CORRELATION * 10 / (seen + 10), STRONGEST_SUPPOSED)
     return Noise(max(found * (1 + 2 / seen), least, known), math.sqrt((1 + correlation) / (1 - correlation)))
 
 
@@ -146,7 +146,7 @@ def _differences(state: NoiseState) -> _Ordered:
         values, first, second, skipping = ordered.recent, ordered.first[:], ordered.second[:], ordered.skipping[:]
         for value in state.recent[ordered.seen - state.seen :]:
             _move(values, value, first, second, skipping)
-            values = (*values[-_WINDOW:], value)
+            values = (*values[-WINDOW:], value)
         ordered = _Ordered(state.seen, state.recent, first, second, skipping)
     state.__dict__["ordered"] = ordered
     return ordered
@@ -156,7 +156,7 @@ def _move(
     values: tuple[float, ...], value: float, first: array[float], second: array[float], skipping: array[float]
 ) -> None:
     """Bring in the differences of one more value, which pushes the first of the values out when there are enough."""
-    if len(values) > _WINDOW:
+    if len(values) > WINDOW:
         a, b, c = values[:3]
         del first[bisect_left(first, abs(b - a))]
         del second[bisect_left(second, abs(c - 2 * b + a))]

@@ -40,12 +40,12 @@ from evalstop_detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.noise import LARGEST, Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.observation import Observation, Signal
 
-_BLOCKS = 128
-_LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+BLOCKS = 128
+LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _SLOPE_SPANS = (3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SLOPE_SIGMAS = 2.0
-_LEAST_GAIN_SIGMAS = 6.0
-_SIGMAS_IF_NOT_RISEN = 4.0
+LEAST_GAIN_SIGMAS = 6.0
+SIGMAS_IF_NOT_RISEN = 4.0
 _PROXY_WEIGHT = 3.0
 _PROXY_MARGIN = 2.0
 _FULL_RISE_FACTOR = 3.0
@@ -53,8 +53,8 @@ _DEPTH_POWER = 0.4
 _OLDER_HALF_FACTOR = 2.0
 _EVALS_BEFORE = 8
 _FULL_RISE_SIGMAS = 5.0
-_SOONEST = 6
-_LARGEST_SIGMAS = 1e9
+SOONEST = 6
+LARGEST_SIGMAS = 1e9
 
 
 # What stops these shares of healthy runs with the parameters as they are by default, and is taken with others, too.
@@ -65,8 +65,8 @@ _CALIBRATED: dict[float, float] = {
     for level in item["thresholds"]
 }
 _UNKNOWN = Noise(0.0, 1.0)
-_UNMOVED = Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
-_NO_FALL = Evidence(Kind.STATISTIC, 0.0, None, "gold is not below its best by more than its noise")
+UNMOVED = Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
+NO_FALL = Evidence(Kind.STATISTIC, 0.0, None, "gold is not below its best by more than its noise")
 _RISING = Evidence(Kind.STATISTIC, 0.0, None, "gold is below its best and rising")
 
 
@@ -155,7 +155,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         """Close the open block and weigh what is there, against `top` and `noise` as they were known before."""
         gold = (*state.gold, state.open_gold / state.size)
         best = _earlier(state, len(gold))
-        falls = self._falls(gold, best, state, top, noise) if state.noise.seen >= _SOONEST else []
+        falls = self.falls(gold, best, state, top, noise) if state.noise.seen >= SOONEST else []
         proxy_noise = estimate(state.proxy_noise) if falls else _UNKNOWN
         state = _with_proxy_of_eval(state)
         state = replace(
@@ -168,31 +168,31 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
             open_gold=0.0,
             open_proxy=0.0,
         )
-        evidence = _weigh(state, falls, max(top - state.start, _LEAST_GAIN_SIGMAS * noise.sd), noise, proxy_noise)
+        evidence = weigh(state, falls, max(top - state.start, LEAST_GAIN_SIGMAS * noise.sd), noise, proxy_noise)
         state = replace(state, evidence=evidence)
-        return _folded(state) if len(gold) == _BLOCKS else state
+        return _folded(state) if len(gold) == BLOCKS else state
 
-    def _falls(
+    def falls(
         self, gold: Sequence[float], bests: Sequence[Best], state: PlateauDropState, top: float, noise: Noise
-    ) -> list[_Fall]:
+    ) -> list[Fall]:
         """How far the last windows lie below the best earlier ones, where noise does not explain it."""
         if noise.sd == 0:
             return []
         # Until a run has clearly risen its best is the luckiest of many windows, and there is little to lose.
-        risen = min((top - state.start) / (_LEAST_GAIN_SIGMAS * noise.sd), 1.0)
-        doubt = self.sigmas + _SIGMAS_IF_NOT_RISEN * (1 - risen)
+        risen = min((top - state.start) / (LEAST_GAIN_SIGMAS * noise.sd), 1.0)
+        doubt = self.sigmas + SIGMAS_IF_NOT_RISEN * (1 - risen)
         one, size, falls = noise.sd * noise.inflation, state.size, []
-        for length, best, looks in zip(_LENGTHS, bests, _LOOKS[len(gold)], strict=False):
+        for length, best, looks in zip(LENGTHS, bests, LOOKS[len(gold)], strict=False):
             fall = best.gold - sum(gold[-length:]) / length
             if fall > 0:
                 sd = one / math.sqrt(length * size)
-                sigmas = min(fall / sd, _LARGEST_SIGMAS) - looks
+                sigmas = min(fall / sd, LARGEST_SIGMAS) - looks
                 if sigmas - doubt > 0:
-                    falls.append(_Fall(length, best, looks, sd, sigmas, doubt))
+                    falls.append(Fall(length, best, looks, sd, sigmas, doubt))
         return falls
 
 
-class _Fall(NamedTuple):
+class Fall(NamedTuple):
     """Of the last window of so many blocks below the best one: what explains it, and what does not."""
 
     length: int
@@ -203,18 +203,19 @@ class _Fall(NamedTuple):
     doubt: float
 
 
-def _weigh(state: PlateauDropState, falls: Sequence[_Fall], gain: float, noise: Noise, proxy_noise: Noise) -> Evidence:
-    if state.noise.seen < _SOONEST:
-        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {_SOONEST - state.noise.seen} more evals")
+def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: Noise, proxy_noise: Noise) -> Evidence:
+    """The evidence of these falls, once a block is closed."""
+    if state.noise.seen < SOONEST:
+        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {SOONEST - state.noise.seen} more evals")
     if noise.sd == 0:
-        return _UNMOVED
+        return UNMOVED
     gold, size, evals = state.gold, state.size, len(state.gold) * state.size
     value, depth_seen, length_seen, turn, rises_seen = 0.0, 0.0, 0, None, 0.0
     for length, best, looks, sd, sigmas, doubt in falls:
         fall_of_proxy = 0.0
         if proxy_noise.sd > 0:
             fall_of_proxy = (best.proxy - sum(state.proxy[-length:]) / length) / _of_mean(proxy_noise, length * size)
-        common = max(0.0, min(fall_of_proxy, _LARGEST_SIGMAS) - looks + _PROXY_MARGIN)
+        common = max(0.0, min(fall_of_proxy, LARGEST_SIGMAS) - looks + _PROXY_MARGIN)
         excess = sigmas - _PROXY_WEIGHT * common - doubt
         if excess <= 0:
             continue
@@ -229,7 +230,7 @@ def _weigh(state: PlateauDropState, falls: Sequence[_Fall], gain: float, noise: 
         if weight > value:
             value, depth_seen, length_seen, turn, rises_seen = weight, depth, length, best.ends, rises
     if turn is None:
-        return _NO_FALL
+        return NO_FALL
     if _slopes_up(state, noise):
         return _RISING
     proxy = "not seen" if not state.proxy_noise.seen else "rising" if rises_seen > 0 else "not falling alike"
@@ -262,7 +263,7 @@ def _with_proxy_of_eval(state: PlateauDropState) -> PlateauDropState:
 def _earlier(state: PlateauDropState, count: int) -> tuple[Best, ...]:
     """The best windows with those that have become earlier ones since the last has begun with the newest block."""
     gold, proxy, bests = state.gold, state.proxy, list(state.best)
-    for index, length in enumerate(_LENGTHS):
+    for index, length in enumerate(LENGTHS):
         end = count - length
         begin = end - length
         if begin < 0:
@@ -316,8 +317,8 @@ def _unit_slope(span: int) -> tuple[float, ...]:
     return tuple(x / norm for x in centered)
 
 
-_LOOKS = tuple(
-    tuple(math.sqrt(2 * math.log(count / length)) for length in _LENGTHS if 2 * length <= count)
-    for count in range(_BLOCKS + 1)
+LOOKS = tuple(
+    tuple(math.sqrt(2 * math.log(count / length)) for length in LENGTHS if 2 * length <= count)
+    for count in range(BLOCKS + 1)
 )
 _SLOPE_WEIGHTS = tuple((span, _unit_slope(span)) for span in _SLOPE_SPANS)

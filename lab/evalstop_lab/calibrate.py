@@ -29,6 +29,10 @@ from evalstop_lab.thresholds import Threshold, threshold
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan
 
 RATES = (0.01, 0.05)
+REMEMBERED = 50
+"""Of how many runs a calibration holds the highest evidence, so that it can be told whether it is still that of the
+detector as it now is."""
+
 HEALTHY = of_group(Group.HEALTHY, Group.DIP, among=CALIBRATION)
 
 EXAMPLES = """examples:
@@ -122,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
         "kind": kind,
         "thresholds": [_threshold_document(item) for item in results],
         "stopped_by_family": _by_family(kind, results, found, groups),
+        "highest_of_first": [float(f"{item.highest:.6g}") for item in found[:REMEMBERED]],
         "data": data,
         "command": "evalstop-lab " + shlex.join(sys.argv[1:]),
         "versions": versions(),

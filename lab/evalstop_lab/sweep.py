@@ -22,10 +22,14 @@ def cores() -> int:
 
 
 def sweep(
-    work: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item], title: str, jobs: int = 1
+    work: Callable[[Sequence[Item]], list[Result]],
+    items: Sequence[Item],
+    title: str,
+    jobs: int = 1,
+    chunk: int = CHUNK,
 ) -> list[Result]:
-    """What `work` makes of the items, in their order; it is handed a few at a time, in `jobs` processes."""
-    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
+    """What `work` makes of the items, in their order; it is handed a `chunk` at a time, in `jobs` processes."""
+    chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
     results: list[Result] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.action import Job, stop_request_in
+from evalstop_client.receivers.instructions import Report
 from evalstop_client.receivers.memory import Memory
-from evalstop_client.receivers.stopping import Phase, Report, Stop
+from evalstop_client.receivers.stopping import Phase, Stop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

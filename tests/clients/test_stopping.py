@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from evalstop_client.receivers import stopping
+from evalstop_client.receivers import events, instructions
 from evalstop_client.receivers.action import Gone, Job, Present
-from evalstop_client.receivers.stopping import Bounds, Event, Instruction, Phase, Stop, step
+from evalstop_client.receivers.events import Event
+from evalstop_client.receivers.instructions import Instruction
+from evalstop_client.receivers.stopping import Bounds, Phase, Stop, step
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,32 +21,32 @@ BOUNDS = Bounds(
 )
 
 
-def told(stop: Stop, *events: Event, bounds: Bounds = BOUNDS) -> tuple[Stop, list[Instruction | None]]:
+def told(stop: Stop, *happened: Event, bounds: Bounds = BOUNDS) -> tuple[Stop, list[Instruction | None]]:
     """What comes of these events, one after the other."""
-    instructions = []
-    for event in events:
+    done = []
+    for event in happened:
         stop, instruction = step(stop, event, bounds)
-        instructions.append(instruction)
-    return stop, instructions
+        done.append(instruction)
+    return stop, done
 
 
 def test_usual_stop_saves_cancels_and_tells() -> None:
     """Found, asked for a checkpoint, saved, cancelled, seen to be gone, told."""
     stop, done = told(
         Stop(begun_at=0),
-        stopping.Begun(0),
-        stopping.Found(1, JOB, RUNNING),
-        stopping.Asked(2, True, "mark"),
-        stopping.Waited(3),
-        stopping.Seen(3, RUNNING, False),
-        stopping.Waited(4),
-        stopping.Seen(4, RUNNING, True),
-        stopping.Cancelled(5),
-        stopping.Waited(6),
-        stopping.Seen(6, Present("COMPLETING")),
-        stopping.Waited(7),
-        stopping.Seen(7, GONE),
-        stopping.Told(8),
+        events.Begun(0),
+        events.Found(1, JOB, RUNNING),
+        events.Asked(2, True, "mark"),
+        events.Waited(3),
+        events.Seen(3, RUNNING, False),
+        events.Waited(4),
+        events.Seen(4, RUNNING, True),
+        events.Cancelled(5),
+        events.Waited(6),
+        events.Seen(6, Present("COMPLETING")),
+        events.Waited(7),
+        events.Seen(7, GONE),
+        events.Told(8),
     )
     kinds = [type(one).__name__ for one in done]
     assert kinds == [
@@ -60,36 +62,36 @@ def test_usual_stop_saves_cancels_and_tells() -> None:
 
 def test_checkpoint_that_is_not_seen_is_waited_for_to_the_end_of_its_time() -> None:
     """The window closes at its end, not before, and the report says that nobody saw a checkpoint."""
-    stop, _ = told(Stop(begun_at=0), stopping.Found(0, JOB, RUNNING), stopping.Asked(0, True, None))
-    _, (early,) = told(stop, stopping.Seen(99.9, RUNNING, None))
-    assert early == stopping.Wait(1.0)
-    late, (instruction,) = told(stop, stopping.Seen(100, RUNNING, None))
-    assert (instruction, late.checkpoint) == (stopping.Cancel(JOB), "not seen in time")
+    stop, _ = told(Stop(begun_at=0), events.Found(0, JOB, RUNNING), events.Asked(0, True, None))
+    _, (early,) = told(stop, events.Seen(99.9, RUNNING, None))
+    assert early == instructions.Wait(1.0)
+    late, (instruction,) = told(stop, events.Seen(100, RUNNING, None))
+    assert (instruction, late.checkpoint) == (instructions.Cancel(JOB), "not seen in time")
 
 
 def test_job_that_cannot_be_asked_is_cancelled_at_once() -> None:
     """No window is held open for a checkpoint that nobody was asked for."""
-    _, done = told(Stop(begun_at=0), stopping.Found(0, JOB, RUNNING), stopping.Asked(0, False))
-    assert done[-1] == stopping.Cancel(JOB)
+    _, done = told(Stop(begun_at=0), events.Found(0, JOB, RUNNING), events.Asked(0, False))
+    assert done[-1] == instructions.Cancel(JOB)
 
 
 def test_no_window_means_no_signal() -> None:
     """With a window of 0 the job is cancelled right away."""
-    _, done = told(Stop(begun_at=0), stopping.Found(0, JOB, RUNNING), bounds=replace(BOUNDS, checkpoint_seconds=0))
-    assert done == [stopping.Cancel(JOB)]
+    _, done = told(Stop(begun_at=0), events.Found(0, JOB, RUNNING), bounds=replace(BOUNDS, checkpoint_seconds=0))
+    assert done == [instructions.Cancel(JOB)]
 
 
 def test_deaf_job_is_forced_again_and_again_and_told_once() -> None:
     """After its grace a job is forced, forced again, told as failed once, and told as ended when it ends."""
     stop = Stop(begun_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
     stop, done = told(
-        stop, stopping.Seen(29, RUNNING), stopping.Seen(30, RUNNING), stopping.Forced(30), stopping.Seen(61, RUNNING)
+        stop, events.Seen(29, RUNNING), events.Seen(30, RUNNING), events.Forced(30), events.Seen(61, RUNNING)
     )
     assert [type(one).__name__ for one in done] == ["Wait", "Force", "Wait", "Force"]
-    stop, done = told(stop, stopping.Forced(190), stopping.Seen(200, RUNNING), stopping.Told(201))
-    assert isinstance(done[1], stopping.Tell)
+    stop, done = told(stop, events.Forced(190), events.Seen(200, RUNNING), events.Told(201))
+    assert isinstance(done[1], instructions.Tell)
     assert done[1].report.state == "failed"
-    stop, done = told(stop, stopping.Seen(210, RUNNING), stopping.Seen(211, GONE), stopping.Told(212))
+    stop, done = told(stop, events.Seen(210, RUNNING), events.Seen(211, GONE), events.Told(212))
     assert [type(one).__name__ for one in done] == ["Wait", "Tell", "NoneType"]
     assert stop.report is not None
     assert (stop.report.state, stop.report.details["how"]) == ("confirmed", "forced")
@@ -98,23 +100,23 @@ def test_deaf_job_is_forced_again_and_again_and_told_once() -> None:
 def test_job_that_stays_for_ever_is_let_be_one_day() -> None:
     """After its very last day a stop ends without a confirmation, having been told as failed."""
     stop = Stop(begun_at=0, phase=Phase.FORCING, job=JOB, cancelled_at=0, forced_at=4_999, failure_told=True)
-    stop, done = told(stop, stopping.Seen(5_000, RUNNING))
+    stop, done = told(stop, events.Seen(5_000, RUNNING))
     assert (stop.phase, done) == (Phase.DONE, [None])
 
 
 def test_report_is_told_until_its_time_is_over() -> None:
     """A service that does not answer is tried at growing intervals, at least as long apart as it asks for."""
-    stop, done = told(Stop(begun_at=0), stopping.Found(0, JOB, GONE), stopping.Untold(1), stopping.Waited(2))
+    stop, done = told(Stop(begun_at=0), events.Found(0, JOB, GONE), events.Untold(1), events.Waited(2))
     assert [type(one).__name__ for one in done] == ["Tell", "Wait", "Tell"]
-    _, (wait,) = told(stop, stopping.Untold(3, asked_seconds=77))
-    assert wait == stopping.Wait(77)
-    late, done = told(stop, stopping.Untold(1_000))
+    _, (wait,) = told(stop, events.Untold(3, asked_seconds=77))
+    assert wait == instructions.Wait(77)
+    late, done = told(stop, events.Untold(1_000))
     assert (late.phase, late.told, done) == (Phase.DONE, False, [None])
 
 
 def test_refusal_is_told_and_ends_it() -> None:
     """What the action refuses is told as failed, and nothing is done."""
-    stop, done = told(Stop(begun_at=0), stopping.Begun(0), stopping.Refused(1, "not allowed"), stopping.Told(2))
+    stop, done = told(Stop(begun_at=0), events.Begun(0), events.Refused(1, "not allowed"), events.Told(2))
     assert [type(one).__name__ for one in done] == ["Find", "Tell", "NoneType"]
     assert stop.report is not None
     assert (stop.report.state, stop.report.reason) == ("failed", "not allowed")
@@ -122,11 +124,11 @@ def test_refusal_is_told_and_ends_it() -> None:
 
 def test_escalation_does_not_cut_the_time_for_the_checkpoint() -> None:
     """Harder means to force sooner, not to lose the checkpoint."""
-    stop, _ = told(Stop(begun_at=0), stopping.Found(0, JOB, RUNNING), stopping.Asked(0, True, ""))
-    stop, done = told(stop, stopping.Escalated(1), stopping.Seen(1, RUNNING, False), stopping.Seen(2, RUNNING, True))
+    stop, _ = told(Stop(begun_at=0), events.Found(0, JOB, RUNNING), events.Asked(0, True, ""))
+    stop, done = told(stop, events.Escalated(1), events.Seen(1, RUNNING, False), events.Seen(2, RUNNING, True))
     assert [type(one).__name__ for one in done] == ["Look", "Wait", "Cancel"]
-    _, done = told(stop, stopping.Cancelled(3), stopping.Seen(4, RUNNING))
-    assert done[-1] == stopping.Force(JOB)
+    _, done = told(stop, events.Cancelled(3), events.Seen(4, RUNNING))
+    assert done[-1] == instructions.Force(JOB)
 
 
 class Receiver(RuleBasedStateMachine):
@@ -141,11 +143,11 @@ class Receiver(RuleBasedStateMachine):
         self.asked_at: float | None = None
         self.cancelled_at: float | None = None
         self.forced = 0
-        self.reports: list[stopping.Report] = []
+        self.reports: list[instructions.Report] = []
         self.escalated = False
         self.kept = Stop(begun_at=0.0)
         self.instruction: Instruction | None = None
-        self._hand(stopping.Begun(self.now))
+        self._hand(events.Begun(self.now))
 
     def _hand(self, event: Event) -> None:
         self.kept, self.instruction = step(self.kept, event, BOUNDS)
@@ -161,33 +163,35 @@ class Receiver(RuleBasedStateMachine):
     def be_killed_after_doing(self, pause: float) -> None:
         """The instruction was carried out, and the receiver killed before it heard so."""
         self._done(pause)
-        self._hand(stopping.Begun(self.now))
+        self._hand(events.Begun(self.now))
 
     @rule(seconds=st.floats(0, 300))
     def be_killed_and_started_later(self, seconds: float) -> None:
         """Nothing but what was kept survives."""
         self.now += seconds
-        self._hand(stopping.Begun(self.now))
+        self._hand(events.Begun(self.now))
 
     @precondition(
-        lambda self: isinstance(self.instruction, stopping.Find | stopping.Look | stopping.Cancel | stopping.Force)
+        lambda self: isinstance(
+            self.instruction, instructions.Find | instructions.Look | instructions.Cancel | instructions.Force
+        )
     )
     @rule(seconds=st.floats(0, 60))
     def find_the_scheduler_away(self, seconds: float) -> None:
         self.now += seconds
-        self._hand(stopping.Away(self.now, "away"))
+        self._hand(events.Away(self.now, "away"))
 
-    @precondition(lambda self: isinstance(self.instruction, stopping.Tell))
+    @precondition(lambda self: isinstance(self.instruction, instructions.Tell))
     @rule(seconds=st.floats(0, 30))
     def find_the_service_away(self, seconds: float) -> None:
         self.now += seconds
-        self._hand(stopping.Untold(self.now))
+        self._hand(events.Untold(self.now))
 
-    @precondition(lambda self: isinstance(self.instruction, stopping.Wait))
+    @precondition(lambda self: isinstance(self.instruction, instructions.Wait))
     @rule()
     def be_hurried(self) -> None:
         self.escalated = True
-        self._hand(stopping.Escalated(self.now))
+        self._hand(events.Escalated(self.now))
 
     @rule()
     def end_by_itself(self) -> None:
@@ -201,34 +205,34 @@ class Receiver(RuleBasedStateMachine):
         self.now += pause
         seen: Any = GONE if self.job_gone else RUNNING
         match self.instruction:
-            case stopping.Find():
-                return stopping.Found(self.now, JOB, seen)
-            case stopping.AskToSave():
+            case instructions.Find():
+                return events.Found(self.now, JOB, seen)
+            case instructions.AskToSave():
                 if not self.can_ask:
-                    return stopping.Asked(self.now, False)
+                    return events.Asked(self.now, False)
                 self.asked_at = self.now
                 self.job_gone |= self.ends_on == "ask"
-                return stopping.Asked(self.now, True, "mark")
-            case stopping.Cancel():
+                return events.Asked(self.now, True, "mark")
+            case instructions.Cancel():
                 window_over = self.asked_at is not None and self.now - self.asked_at >= BOUNDS.checkpoint_seconds
                 assert window_over or self.saved or not self.can_ask, "cancelled before the checkpoint was safe"
                 self.cancelled_at = self.now
                 self.job_gone |= self.ends_on == "cancel"
-                return stopping.Cancelled(self.now)
-            case stopping.Force():
+                return events.Cancelled(self.now)
+            case instructions.Force():
                 assert self.cancelled_at is not None, "forced without a cancel"
                 assert self.escalated or self.now - self.cancelled_at >= BOUNDS.cancel_seconds, "forced too soon"
                 self.forced += 1
                 self.job_gone |= self.ends_on == "force" or self.forced > 1
-                return stopping.Forced(self.now)
-            case stopping.Look():
-                return stopping.Seen(self.now, seen, self.saved)
-            case stopping.Wait():
-                return stopping.Waited(self.now)
-            case stopping.Tell(report):
+                return events.Forced(self.now)
+            case instructions.Look():
+                return events.Seen(self.now, seen, self.saved)
+            case instructions.Wait():
+                return events.Waited(self.now)
+            case instructions.Tell(report):
                 assert report.state == "failed" or self.job_gone, "confirmed what is not gone"
                 self.reports.append(report)
-                return stopping.Told(self.now)
+                return events.Told(self.now)
         raise AssertionError(self.instruction)
 
     @invariant()

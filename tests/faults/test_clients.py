@@ -171,6 +171,27 @@ def test_bombs(hasty: Installation) -> None:
         assert raw.resident_mb(program.pid, peak=True) - before < MOST_MB
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known-key", "unknown-key"])
+def test_many_large_bodies(hasty: Installation, known: bool) -> None:
+    """Of many large bodies that arrive together, only so much is held as fits; the others are told to come again."""
+    (program,) = hasty.service.programs
+    headers = {"Content_Type": "application/json", "Content_Length": str(LIMIT_BYTES)}
+    path = "/api/v1/runs/0198c0de-0000-7000-8000-000000000000/observations"
+    most = b" " * (LIMIT_BYTES - 1)
+    with others_are_served(hasty, f"beside-large-{known}"), ExitStack() as stack:
+        before = raw.resident_mb(program.pid)
+        ends = []
+        for _ in range(80):
+            end = stack.enter_context(raw.connected(hasty.service.url))
+            end.sendall(raw.head("POST", path, hasty.key if known else "esk_nobody", **headers))
+            with suppress(ConnectionError):
+                end.sendall(most)
+            ends.append(end)
+        wait_until(lambda: raw.ended(ends) > len(ends) // 4, "what does not fit is refused")
+        assert raw.ended(ends) < len(ends)
+        assert raw.resident_mb(program.pid) - before < MOST_MB
+
+
 def test_compressed_bombs(hasty: Installation) -> None:
     """A compressed body is not unfolded on this route at all."""
     (program,) = hasty.service.programs

@@ -163,7 +163,12 @@ def test_one_truth(tmp_path: Path, clone_postgres: ClonePostgres, embedded_datab
     chance = random.Random(SEED)
     stories = [a_story(number, chance) for number in range(8)]
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with replicas(tmp_path, url, 4) as service, ThreadPoolExecutor(len(stories) + 1) as threads:
+    # With one flusher a replica commits what several clients sent together: many runs in each transaction.
+    flushers = "4" if killing else "1"
+    with (
+        replicas(tmp_path, url, 4, EVALSTOP_COMMIT_FLUSHERS=flushers) as service,
+        ThreadPoolExecutor(len(stories) + 1) as threads,
+    ):
         teller, end = Teller(service, key, chance), threading.Event()
         killer = threads.submit(kill_by_turns, service, teller, random.Random(SEED), end) if killing else None
         try:

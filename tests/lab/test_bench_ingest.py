@@ -12,15 +12,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 from evalstop_lab.bench import dialects, wire
 from evalstop_lab.bench.generator import Job, Load, LoadRefused, bring, percentile
-from evalstop_lab.bench.ingest import finite
+from evalstop_lab.bench.ingest import finite, in_turns
 from evalstop_lab.bench.ingest_charts import draw
 from evalstop_lab.bench.ingest_contenders import (
     ALONE,
@@ -33,6 +35,7 @@ from evalstop_lab.bench.ingest_contenders import (
     OPTUNA,
     SLOW,
     SLOW_ALONE,
+    Copies,
     evalstop_run,
     in_sqlite,
 )
@@ -42,11 +45,13 @@ from evalstop_lab.bench.rounds import ASKING, GRID, LARGEST_COPY, Cell, Shape, c
 from evalstop_lab.bench.servers import Server, bare_route
 from evalstop_lab.bench.slow_disk import compiled, sync_ms
 from evalstop_lab.bench.targets import Cells, Target, flat, of_growth, of_ingestion
-from evalstop_lab.bench.worker import JobFailed, worker
+from evalstop_lab.bench.worker import JobFailed, Worker, worker
 from evalstop_lab.service import running_service
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+
+T = TypeVar("T")
 
 SOON = 600.0  # seconds that end with the requests, not with the clock
 
@@ -61,6 +66,61 @@ def load(observations: int = 100, seconds: float = 1.0, p50_ms: float = 1.0, p99
         p99_ms=p99_ms,
         generator_cpu=0.1,
     )
+
+
+@dataclass
+class FakeContender:
+    """Takes two loads, fails at one of them in its second round, and writes down when it was its turn."""
+
+    name: str
+    turns: list[str]
+    fails: bool = False
+
+    def takes(self, shape: Shape) -> bool:
+        return shape.batch < 100
+
+    def measure(self, shape: Shape, seconds: float) -> Load:
+        self.turns.append(f"{self.name}{shape.batch}")
+        if self.fails and shape.batch == 10 and self.turns.count(f"{self.name}10") == 2:
+            raise JobFailed("it is out of breath")
+        return load()
+
+
+def test_contenders_take_turns_and_whoever_fails_at_a_load_is_out_of_it() -> None:
+    """Another one is first at each load and in each round; a failure costs one cell, and is told."""
+    turns: list[str] = []
+    said: list[str] = []
+    contenders = [FakeContender("a", turns), FakeContender("b", turns, fails=True)]
+    taken, failures = in_turns(contenders, [Shape(1, 8), Shape(10, 8), Shape(100, 8)], 3, 0.1, said.append)
+    assert " ".join(turns) == "a1 b1 b10 a10 b1 a1 a10 b10 a1 b1 a10"
+    assert {key: len(found) for key, found in taken.items()} == {
+        ("a", Shape(1, 8)): 3,
+        ("b", Shape(1, 8)): 3,
+        ("a", Shape(10, 8)): 3,
+    }
+    assert failures == ["it is out of breath"]
+    assert len(said) == 12
+
+
+class FakeWorker(Worker):
+    """Has an answer ready."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    def ask(self, job: Any, answer: type[T]) -> T:
+        assert isinstance(self._answer, answer)
+        return self._answer
+
+
+@pytest.mark.parametrize("stored", [99, 101])
+def test_what_is_acknowledged_and_not_stored_is_no_measurement(stored: int) -> None:
+    """A load counts only when exactly as much is stored as was acknowledged."""
+    copies = Copies(COPY, FakeWorker(load(100)), "copied", lambda runs: 100 if len(runs) == 64 else 0)
+    assert copies.measure(Shape(100, 8), 0.1) == load(100)
+    lossy = Copies(COPY, FakeWorker(load(100)), "copied", lambda _: stored)
+    with pytest.raises(JobFailed, match=f"acknowledged 100 observations and stores {stored}"):
+        lossy.measure(Shape(100, 8), 0.1)
 
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx: y\r\n\r\nhello"

@@ -6,10 +6,13 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from evalstop_detectors import POLICIES, calibration, policy_to_document
+from evalstop_detectors import DETECTORS, POLICIES, Detector, calibration, policy_to_document
 from evalstop_detectors.shipped import DOCUMENTS
+from evalstop_lab.calibrate import highest_evidence
 from evalstop_lab.calibration_module import asked_for, main, module_text
+from evalstop_lab.worlds import plan
 
 
 def test_the_module_is_as_it_was_written() -> None:
@@ -34,10 +37,22 @@ def test_every_risk_of_a_shipped_policy_has_its_number() -> None:
             assert member["stop_at"] is None or member["suspect_at"] < member["stop_at"]
 
 
+@pytest.mark.parametrize("item", calibration.CALIBRATIONS, ids=lambda item: item["detector"])
+def test_no_threshold_is_that_of_a_detector_as_it_was(item: dict[str, Any]) -> None:
+    """The detector, and the runs it was calibrated on, are still as they were when the thresholds were found."""
+    detector: Detector[Any] = msgspec.convert(item["params"], DETECTORS[item["detector"]])
+    remembered, data = item["highest_of_first"], item["data"]
+    recipes = plan(data["runs"], data["first_seed"], data["families"])[: len(remembered)]
+    found = [records.highest for records in highest_evidence(detector, recipes)]
+    again = "its thresholds are stale: run `python -m evalstop_lab.calibration_module` and the benchmark"
+    assert len(remembered) == 50
+    assert found == pytest.approx(remembered, rel=1e-5), f"{detector.name} has changed, {again}"
+
+
 def test_the_module_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A calibration of what is shipped ends in a module with its detector, seeds and command."""
     assert main(["--runs", "40", "--output", str(tmp_path / "calibration.py")]) == 0
     (written,) = runpy.run_path(str(tmp_path / "calibration.py"))["CALIBRATIONS"]
     assert (written["detector"], written["data"]["first_seed"], written["data"]["runs"]) == ("plateau_drop", 0, 40)
     assert written["command"].startswith("evalstop-lab calibrate plateau_drop --params ")
-    assert [item["rate"] for item in written["thresholds"]] == [0.01, 0.05, 0.1]
+    assert [item["rate"] for item in written["thresholds"]] == [0.01, 0.04, 0.05, 0.1]

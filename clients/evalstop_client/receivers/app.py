@@ -115,6 +115,7 @@ class Receiver:
             logger.error("cannot remember a stop, so it is not begun: %s", error)
             return Reply(503, {"error": f"The receiver cannot write to its memory: {error}"})
         if begun is not None:
+            self.surroundings.memory.forget(self.surroundings.clock() - REMEMBERED_SECONDS)
             logger.info("asked to stop run %s (decision %s)", request.run_name, request.decision_id)
             self._pursue(begun)  # if it is going down just now, the next one goes on with what was remembered
             return Reply(202, {"accepted": request.decision_id})

@@ -19,7 +19,8 @@ from typing import IO, Any
 
 from evalstop_client.errors import ConfigurationError, EventMalformed
 from evalstop_client.receivers.action import Job, StopRequest, stop_request_in
-from evalstop_client.receivers.stopping import Phase, Report, Stop
+from evalstop_client.receivers.instructions import Report
+from evalstop_client.receivers.stopping import Phase, Stop
 
 try:
     import fcntl

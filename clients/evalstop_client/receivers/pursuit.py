@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from evalstop_client.errors import RequestRefused, SchedulerAway
-from evalstop_client.receivers import stopping
+from evalstop_client.receivers import events, instructions, stopping
 from evalstop_client.receivers.action import Action, Job, NotMine
+from evalstop_client.receivers.events import Event
+from evalstop_client.receivers.instructions import Instruction, Report
 from evalstop_client.receivers.memory import Memory, Remembered
 from evalstop_client.receivers.metrics import Metrics
 from evalstop_client.receivers.report import Reports
-from evalstop_client.receivers.stopping import Bounds, Event, Instruction, Phase, Stop
+from evalstop_client.receivers.stopping import Bounds, Phase, Stop
 from evalstop_client.service import Accepted, Away
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -58,7 +60,7 @@ class Pursuit:
 
     def run(self) -> Stop:
         """Carry the stop out to its end, or until `leave`."""
-        event: Event = stopping.Begun(self._around.clock())
+        event: Event = events.Begun(self._around.clock())
         try:
             while not self._end.is_set():
                 stop, instruction = stopping.step(self._stop, event, self._around.bounds)
@@ -88,44 +90,45 @@ class Pursuit:
 
     def _carry_out(self, instruction: Instruction) -> Event:
         match instruction:
-            case stopping.Wait(seconds):
+            case instructions.Wait(seconds):
                 return self._wait(seconds)
-            case stopping.Tell(report):
+            case instructions.Tell(report):
                 return self._tell(report)
         try:
             return self._act(instruction)
         except RequestRefused as error:
             logger.error("run %s: %s", self._request.run_name, error.detail or error)
-            return stopping.Refused(self._around.clock(), error.detail or str(error))
+            return events.Refused(self._around.clock(), error.detail or str(error))
         except SchedulerAway as error:
             return self._away(error.detail or str(error))
         except Exception as error:  # the service must learn of it, whatever it is
-            logger.exception("the action failed")
+            if self._stop.away == 0:
+                logger.exception("the action failed")
             return self._away(f"{type(error).__name__}: {error}")
 
     def _act(self, instruction: Instruction) -> Event:
         action, clock = self._around.action, self._around.clock
         match instruction:
-            case stopping.Find():
+            case instructions.Find():
                 job = action.find(self._request)
-                return stopping.Foreign(clock()) if isinstance(job, NotMine) else self._found(job)
-            case stopping.AskToSave(job):
+                return events.Foreign(clock()) if isinstance(job, NotMine) else self._found(job)
+            case instructions.AskToSave(job):
                 mark = self._reports.newest_checkpoint(self._request)
-                return stopping.Asked(clock(), action.ask_to_save(job, self._request), mark)
-            case stopping.Cancel(job):
+                return events.Asked(clock(), action.ask_to_save(job, self._request), mark)
+            case instructions.Cancel(job):
                 action.cancel(job, self._request)
-                return stopping.Cancelled(clock())
-            case stopping.Force(job):
+                return events.Cancelled(clock())
+            case instructions.Force(job):
                 action.force(job)
-                return stopping.Forced(clock())
-            case stopping.Look(job, mark):
+                return events.Forced(clock())
+            case instructions.Look(job, mark):
                 seen = action.look(job)
-                return stopping.Seen(clock(), seen, None if mark is None else self._saved_since(mark))
+                return events.Seen(clock(), seen, None if mark is None else self._saved_since(mark))
         raise AssertionError(instruction)
 
     def _found(self, job: Job) -> Event:
         seen = self._around.action.look(job)
-        return stopping.Found(self._around.clock(), job, seen)
+        return events.Found(self._around.clock(), job, seen)
 
     def _saved_since(self, mark: str) -> bool | None:
         newest = self._reports.newest_checkpoint(self._request)
@@ -135,26 +138,26 @@ class Pursuit:
         if self._stop.away == 0:
             logger.warning("run %s: %s; trying on", self._request.run_name, reason)
         self._around.metrics.add("scheduler_away_total")
-        return stopping.Away(self._around.clock(), reason)
+        return events.Away(self._around.clock(), reason)
 
     def _wait(self, seconds: float) -> Event:
         self._wake.wait(seconds)
         self._wake.clear()
         if self._hurry.is_set() and not self._stop.escalated:
-            return stopping.Escalated(self._around.clock())
-        return stopping.Waited(self._around.clock())
+            return events.Escalated(self._around.clock())
+        return events.Waited(self._around.clock())
 
-    def _tell(self, report: stopping.Report) -> Event:
+    def _tell(self, report: Report) -> Event:
         answer = self._reports.send(self._request, report)
         clock = self._around.clock
         if isinstance(answer, Accepted):
             self._around.metrics.add("reports_total", 'answer="accepted"')
-            return stopping.Told(clock())
+            return events.Told(clock())
         if isinstance(answer, Away):
             self._around.metrics.add("reports_total", 'answer="away"')
-            return stopping.Untold(clock(), answer.asked_seconds)
+            return events.Untold(clock(), answer.asked_seconds)
         self._around.metrics.add("reports_total", 'answer="refused"')
-        return stopping.Told(clock(), refusal=answer.reason)
+        return events.Told(clock(), refusal=answer.reason)
 
 
 def result_of(stop: Stop) -> str:

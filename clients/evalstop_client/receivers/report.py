@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from evalstop_client.receivers.action import StopRequest
-from evalstop_client.receivers.stopping import Report
+from evalstop_client.receivers.instructions import Report
 from evalstop_client.service import Accepted, Away, Refused, Service
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -30,7 +30,8 @@ class Reports:
         """Try to report; Away means to try again."""
         logger.info("decision %s: %s: %s", request.decision_id, report.state, report.reason)
         if self._service is None:
-            return Refused(0, "no url was given (--url, EVALSTOP_URL): the service is not told")
+            logger.warning("no url was given (--url, EVALSTOP_URL): the service is not told")
+            return Refused(0, "no url was given")
         body: dict[str, Any] = {
             "state": report.state,
             "actor": self._actor,

@@ -9,14 +9,40 @@ A stop that takes too long is told as failed once, and gone on with: whenever th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.receivers.action import Gone, Job, Present
+from evalstop_client.receivers.events import (
+    Asked,
+    Away,
+    Begun,
+    Cancelled,
+    Escalated,
+    Event,
+    Forced,
+    Foreign,
+    Found,
+    Refused,
+    Seen,
+    Told,
+    Untold,
+    Waited,
+)
+from evalstop_client.receivers.instructions import (
+    AskToSave,
+    Cancel,
+    Find,
+    Force,
+    Instruction,
+    Look,
+    Report,
+    Tell,
+    Wait,
+)
 
 
 class Phase(StrEnum):
@@ -43,15 +69,6 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What is told to the service: `state` is confirmed or failed."""
-
-    state: str
-    reason: str
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Stop:
     """Where a stop stands; times are seconds since 1970, None: not yet."""
 
@@ -71,169 +88,6 @@ class Stop:
     away: int = 0  # failures in a row to reach the scheduler or the service
     mine: bool = True
     undone_at: float | None = None
-
-
-# --- what has happened
-
-
-@dataclass(frozen=True)
-class Begun:
-    """The stop begins, or the receiver was started again in the middle of it."""
-
-    at: float
-
-
-@dataclass(frozen=True)
-class Waited:
-    """The pause is over."""
-
-    at: float
-
-
-@dataclass(frozen=True)
-class Escalated:
-    """The service has lost its patience."""
-
-    at: float
-
-
-@dataclass(frozen=True)
-class Found:
-    """The job was found, and looked at."""
-
-    at: float
-    job: Job
-    seen: Present | Gone
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """The job is another receiver's."""
-
-    at: float
-
-
-@dataclass(frozen=True)
-class Refused:
-    """The action will not do it."""
-
-    at: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class Away:
-    """The scheduler could not be asked."""
-
-    at: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The job was asked for a checkpoint, or, if not `possible`, there is no way to ask it."""
-
-    at: float
-    possible: bool
-    mark: str | None = None
-
-
-@dataclass(frozen=True)
-class Cancelled:
-    """The scheduler has taken the cancel."""
-
-    at: float
-
-
-@dataclass(frozen=True)
-class Forced:
-    """The scheduler has taken the order to force it."""
-
-    at: float
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the scheduler says; `saved`: a checkpoint came after the call for one, None when nobody can say."""
-
-    at: float
-    seen: Present | Gone
-    saved: bool | None = None
-
-
-@dataclass(frozen=True)
-class Told:
-    """The service has taken the report, or, with a `refusal`, will never take it."""
-
-    at: float
-    refusal: str | None = None
-
-
-@dataclass(frozen=True)
-class Untold:
-    """The service could not take the report now, and may have asked for some seconds' patience."""
-
-    at: float
-    asked_seconds: float | None = None
-
-
-Event = (
-    Begun | Waited | Escalated | Found | Foreign | Refused | Away | Asked | Cancelled | Forced | Seen | Told | Untold
-)
-
-
-# --- what is to be done
-
-
-@dataclass(frozen=True)
-class Find:
-    """Find the job, and look at it."""
-
-
-@dataclass(frozen=True)
-class AskToSave:
-    """Call for a checkpoint."""
-
-    job: Job
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """Have it cancelled."""
-
-    job: Job
-
-
-@dataclass(frozen=True)
-class Force:
-    """Have it forced."""
-
-    job: Job
-
-
-@dataclass(frozen=True)
-class Look:
-    """Look at the job; with a `mark`, also whether a newer checkpoint than that exists."""
-
-    job: Job
-    mark: str | None = None
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Do nothing for so long."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Report."""
-
-    report: Report
-
-
-Instruction = Find | AskToSave | Cancel | Force | Look | Wait | Tell
 
 
 def step(stop: Stop, event: Event, bounds: Bounds) -> tuple[Stop, Instruction | None]:
@@ -327,24 +181,28 @@ def _patience(stop: Stop, trouble: str, at: float, bounds: Bounds) -> tuple[Stop
     since = stop.begun_at + bounds.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
     if at - since >= bounds.give_up_seconds and not stop.failure_told:
         return stop, Tell(Report("failed", f"after {at - stop.begun_at:.0f} s: {trouble}", _details(stop)))
-    return stop, Wait(_pause(stop.away, bounds))
+    return stop, Wait(_pause(stop, bounds))
 
 
-def _pause(failures: int, bounds: Bounds) -> float:
-    return bounds.look_seconds if failures == 0 else min(wait_seconds(failures, 0.5), 10 * bounds.look_seconds)
+def _pause(stop: Stop, bounds: Bounds) -> float:
+    """Until the next look: longer while the scheduler is away, and once the stop was told as failed."""
+    if stop.failure_told:
+        return 30 * bounds.look_seconds
+    return bounds.look_seconds if stop.away == 0 else min(wait_seconds(stop.away, 0.5), 10 * bounds.look_seconds)
 
 
 def _after_told(stop: Stop, bounds: Bounds) -> tuple[Stop, Instruction | None]:
     if stop.phase is Phase.TELLING:
         return _go(replace(stop, told=True), Phase.DONE)
-    return replace(stop, failure_told=True), Wait(_pause(stop.away, bounds))
+    stop = replace(stop, failure_told=True)
+    return stop, Wait(_pause(stop, bounds))
 
 
 def _after_untold(
     stop: Stop, at: float, asked_seconds: float | None, bounds: Bounds
 ) -> tuple[Stop, Instruction | None]:
     if stop.phase is not Phase.TELLING or stop.telling_at is None:
-        return stop, Wait(_pause(stop.away, bounds))  # the job comes first; the failure is told after another look
+        return stop, Wait(_pause(stop, bounds))  # the job comes first; the failure is told after another look
     until = stop.telling_at + bounds.tell_seconds
     stop = replace(stop, away=stop.away + 1)
     pause_seconds = wait_seconds(stop.away, 0.5, asked_seconds)

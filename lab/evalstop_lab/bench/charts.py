@@ -22,17 +22,20 @@ Curves = dict[str, dict[str, list[tuple[float, float]]]]
 
 SMALLEST = 1e-3
 
+_HALF = 0.5
 _OWN_POINTS = 2  # who brings own points has no curve
 _COLORS = tuple(matplotlib.colors.to_hex(matplotlib.colormaps["tab20"](index)) for index in range(20))
 
 
 def draw(folder: Path, report: dict[str, Any], curves: Curves) -> None:
-    """Write roc.png, roc.html, delay.png and delay.html into the folder."""
+    """Write roc, delay and sooner into the folder, each as PNG and HTML."""
     _roc_png(folder / "roc.png", curves)
     _roc_html(folder / "roc.html", curves)
     delays = _delays(report)
     _delay_png(folder / "delay.png", delays)
     _delay_html(folder / "delay.html", delays)
+    _sooner_png(folder / "sooner.png", report["delay_curves"])
+    _sooner_html(folder / "sooner.html", report["delay_curves"])
 
 
 def _panels() -> list[str]:
@@ -124,4 +127,38 @@ def _delay_html(path: Path, delays: dict[str, list[tuple[float, float, str]]]) -
         )
     figure.update_xaxes(type="log", title="median lower bound, in evals")
     figure.update_yaxes(type="log", title="median delay, in evals")
+    figure.write_html(path, include_plotlyjs=True)
+
+
+def _sooner_png(path: Path, curves: dict[str, list[tuple[float, float, float]]]) -> None:
+    """Delay to bound against false stops, over runs without dips; where fewer than half of the turns are found the line
+    is dotted, because those found are the easy ones."""
+    figure, axis = plt.subplots(figsize=(10, 7), dpi=130, layout="constrained")
+    for (name, curve), color in zip(curves.items(), itertools.cycle(_COLORS)):
+        for most, line in ((True, "-"), (False, ":")):
+            kept = [(max(false, SMALLEST), ratio) for false, ratio, recall in curve if (recall >= _HALF) is most]
+            if kept:
+                axis.plot(*zip(*kept, strict=True), line, marker=".", color=color, label=name if line == "-" else None)
+    axis.axhline(1.5, color="#999999", linewidth=0.8)
+    axis.set(xscale="log", yscale="log", xlabel="false stops per healthy run without dips")
+    axis.set_ylabel("median of delay to its lower bound, right stops")
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def _sooner_html(path: Path, curves: dict[str, list[tuple[float, float, float]]]) -> None:
+    figure = graph_objects.Figure()
+    for name, curve in curves.items():
+        figure.add_trace(
+            graph_objects.Scatter(
+                x=[max(false, SMALLEST) for false, _, _ in curve],
+                y=[ratio for _, ratio, _ in curve],
+                text=[f"recall {recall:.2f}" for _, _, recall in curve],
+                name=name,
+                mode="lines+markers",
+            )
+        )
+    figure.update_xaxes(type="log", title="false stops per healthy run without dips")
+    figure.update_yaxes(type="log", title="median of delay to its lower bound, right stops")
     figure.write_html(path, include_plotlyjs=True)

@@ -23,7 +23,7 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.bench.charts import draw
 from evalstop_lab.bench.checkpoints import checkpoint_losses
 from evalstop_lab.bench.contenders import Contender, contenders
-from evalstop_lab.bench.standing import Passed, figures, is_dip, leave_one_out, points, roc, tally
+from evalstop_lab.bench.standing import Passed, delay_curve, figures, is_dip, leave_one_out, points, roc, tally
 from evalstop_lab.bench.tables import print_tables
 from evalstop_lab.calibrate import HEALTHY, versions
 from evalstop_lab.evidence import Records
@@ -101,6 +101,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict
     setting = {name: getattr(options, name) for name in ("calibration_runs", "runs", "family_runs")}
     report = {
         "rows": rows,
+        "delay_curves": {item.name: delay_curve(reporting[item.name]) for item in entered if item.calibrated},
         "checkpoints": checkpoint_losses(worlds),
         "setting": setting | {"held_out": sorted(HELD_OUT), "recorded_runs": len(recorded)},
         "versions": versions(),

@@ -89,7 +89,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             load for load in loads if not options.loads or any(fnmatchcase(f"{load}", p) for p in options.loads)
         )
         machine = _machine(folder, stage)
-        taken, failures = _rounds(contenders, loads, options, bar)
+        total = options.rounds * sum(item.takes(load) for load in loads for item in contenders)
+        task = bar.add_task("loads", total=total)
+        taken, failures = in_turns(
+            contenders,
+            loads,
+            options.rounds,
+            options.seconds,
+            lambda text: bar.update(task, advance=1, description=text),
+        )
         cells = {key: cell(*key, found) for key, found in taken.items()}
         rest = _sections(Ground(stage.postgres, folder, stage.generator), options, wanted, bar)
         machine["load_average_after"] = os.getloadavg()[0]
@@ -105,26 +113,23 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _rounds(
-    contenders: Sequence[Contender], loads: Sequence[Shape], options: argparse.Namespace, bar: Progress
+def in_turns(
+    contenders: Sequence[Contender], loads: Sequence[Shape], rounds: int, seconds: float, tick: Callable[[str], None]
 ) -> tuple[dict[tuple[str, Shape], list[Load]], list[str]]:
     """Each contender's loads round by round, and why some have none: whoever fails at a load is out of it."""
     taken: dict[tuple[str, Shape], list[Load]] = {}
     failed: dict[tuple[str, Shape], str] = {}
-    turns = [[item for item in contenders if item.takes(load)] for load in loads]
-    task = bar.add_task("loads", total=options.rounds * sum(map(len, turns)))
-    for number in range(options.rounds):
-        for place, (load, entered) in enumerate(zip(loads, turns, strict=True)):
-            for contender in rotated(entered, number + place):
-                bar.update(task, description=f"{load}: {contender.name}")
+    for number in range(rounds):
+        for place, load in enumerate(loads):
+            for contender in rotated([item for item in contenders if item.takes(load)], number + place):
+                tick(f"{load}: {contender.name}")
                 key = (contender.name, load)
                 try:
                     if key not in failed:
-                        taken.setdefault(key, []).append(contender.measure(load, options.seconds))
+                        taken.setdefault(key, []).append(contender.measure(load, seconds))
                 except JobFailed as error:
                     failed[key] = error.detail
                     taken.pop(key, None)
-                bar.advance(task)
     return taken, list(failed.values())
 
 

@@ -47,7 +47,8 @@ EXTRA_MS = 2
 POSTGRES = ("shared_buffers=1GB", "max_wal_size=8GB", "checkpoint_timeout=15min", "max_connections=300")
 """What is not PostgreSQL's default, for all contenders: as one would set it for this work."""
 
-ONE_A_COMMIT = {"EVALSTOP_COMMIT_REQUESTS": "1"}
+ONE_A_COMMIT = {"EVALSTOP_COMMIT_REQUESTS": "1", "EVALSTOP_COMMIT_FLUSHERS": "16"}
+"""A transaction a request, 16 at a time: with as few at a time as suffice for groups it would be held back."""
 _SEVERAL = frozenset(shape for shape in GRID if shape.clients != CLIENTS[0])
 _WIDEST = frozenset(shape for shape in GRID if shape.clients == CLIENTS[-1])
 

@@ -29,6 +29,7 @@ from evalstop_lab.thresholds import threshold
 from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, Truth, World, of_group
 
 RATES = (0.01, 0.05)
+DELAY_RATES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4)
 ROC_RATES = tuple(np.geomspace(0.001, 1.0, 61).tolist())
 
 
@@ -136,6 +137,22 @@ def roc(passed: Sequence[Passed], own: Sequence[Point] = ()) -> list[tuple[float
     for alarm in [point.alarm for point in own] or [alarm_at(healthy, rate) for rate in ROC_RATES]:
         right = sum(fate(item.stopped(alarm), item.world.truth) is Fate.RIGHT for item in hacking)
         curve.append((sum(item.records.highest >= alarm for item in healthy) / len(healthy), right / len(hacking)))
+    return curve
+
+
+def delay_curve(passed: Sequence[Passed]) -> list[tuple[float, float, float]]:
+    """False stops, the median of delay to bound over the right stops, and recall, as the alarm sinks, over runs without
+    dips: what sooner costs where noise alone can deceive."""
+    clear = [item for item in passed if not is_dip(item)]
+    healthy = [item for item in clear if item.world.truth.label is Label.HEALTHY]
+    curve = []
+    for rate in DELAY_RATES:
+        alarm = alarm_at(healthy, rate)
+        pairs = [(item.stopped(alarm), item.world.truth) for item in clear if item.world.truth.label is Label.HACKING]
+        _, ratio = _beside_the_bound(pairs, RATES[0])
+        right = sum(fate(outcome, truth) is Fate.RIGHT for outcome, truth in pairs)
+        false = sum(item.records.highest >= alarm for item in healthy) / len(healthy)
+        curve.append((false, ratio.value, right / len(pairs)))
     return curve
 
 

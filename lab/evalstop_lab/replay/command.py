@@ -18,6 +18,7 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.replay.judged import Judged, judge
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Conflict, Roles, Run
+from evalstop_lab.replay.side_by_side import TOGETHER, can_judge, judge_together
 from evalstop_lab.replay.sources import default_roles, read
 from evalstop_lab.sweep import cores, sweep
 
@@ -58,6 +59,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not say"
     )
     parser.add_argument("--jobs", type=positive_number, help="processes (default: one a core for many runs)")
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="step through each run by itself, also where the policy's detectors let many be judged side by side, which"
+        " gives the same results sooner",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a run rather than a table")
     parser.set_defaults(run=run)
 
@@ -72,7 +79,11 @@ def run(args: argparse.Namespace) -> int:
     for item in logged:
         item.total_steps = item.total_steps or args.total_steps
     jobs = args.jobs or (cores() if len(logged) > FEW_RUNS else 1)
-    judged = sweep(partial(_judge_some, policy, roles), logged, f"replaying under {policy.name}", jobs)
+    title = f"replaying under {policy.name}"
+    if args.one_by_one or not can_judge(policy):
+        judged = sweep(partial(_judge_some, policy, roles), logged, title, jobs)
+    else:
+        judged = sweep(partial(judge_together, policy, roles), logged, title, jobs, chunk=TOGETHER)
     if args.json:
         for result in judged:
             sys.stdout.write(msgspec.json.encode(result).decode() + "\n")

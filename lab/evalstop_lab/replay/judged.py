@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from evalstop_detectors import Chooser, MonitorState, Observation, Policy, SmoothedMaximum, start, step
+from evalstop_detectors import (
+    Chooser,
+    Evidence,
+    MonitorState,
+    Observation,
+    Policy,
+    SmoothedMaximum,
+    Verdict,
+    start,
+    step,
+)
 
 from evalstop_lab.replay.runs import Roles, Run
 
@@ -34,7 +44,18 @@ class Judged:
 def judge(policy: Policy, roles: Roles, run: Run) -> Judged:
     """Replay a settled run up to its stop: later observations change no verdict, and there would have been none."""
     state = until_stop(policy, run.observations(roles))
-    verdict = state.verdict
+    return judged(policy, roles, run, state.verdict, state.evidence, state.suspect_step)
+
+
+def judged(
+    policy: Policy,
+    roles: Roles,
+    run: Run,
+    verdict: Verdict,
+    evidence: Sequence[Evidence | None],
+    suspect_step: int | None,
+) -> Judged:
+    """What became of a run whose last verdict, on this evidence of each member, was this."""
     stop_step = verdict.step if verdict.stops else None
     scores = run.scores(roles, stop_step)
     best = CHOOSER.choose(scores, {score.step for score in scores})
@@ -42,10 +63,10 @@ def judge(policy: Policy, roles: Roles, run: Run) -> Judged:
         run=run.name,
         verdict=str(verdict.verdict),
         stop_step=stop_step,
-        suspect_step=state.suspect_step,
+        suspect_step=suspect_step,
         best_step=None if best is None else best.step,
         reason=verdict.reason,
-        detectors=_evidence(policy, state),
+        detectors=_by_member(policy, evidence),
     )
 
 
@@ -59,11 +80,11 @@ def until_stop(policy: Policy, observations: Sequence[Observation]) -> MonitorSt
     return state
 
 
-def _evidence(policy: Policy, state: MonitorState) -> dict[str, dict[str, Any]]:
-    """By member: what it found and what it was held against; a member that has seen nothing is left out."""
+def _by_member(policy: Policy, evidence: Sequence[Evidence | None]) -> dict[str, dict[str, Any]]:
+    """What each member found and what it was held against; a member that has seen nothing is left out."""
     found = {}
-    for name, member, evidence in zip(policy.ids, policy.members, state.evidence, strict=True):
-        if evidence is not None:
+    for name, member, item in zip(policy.ids, policy.members, evidence, strict=True):
+        if item is not None:
             thresholds = msgspec.to_builtins(member.thresholds)
-            found[name] = {"detector": member.detector.name} | msgspec.to_builtins(evidence) | thresholds
+            found[name] = {"detector": member.detector.name} | msgspec.to_builtins(item) | thresholds
     return found

@@ -17,7 +17,7 @@ from evalstop_lab.worlds.noise import DRAWN_KINDS, LEVELS, Noise, NoiseKind, mea
 from evalstop_lab.worlds.truth import Floats, Integers, Truth, judge
 
 CALIBRATION_SEED = 0
-REPORTING_SEED = 10_000_000
+REPORTING_SEED = 20_000_000
 LENGTHS = (20, 50, 100, 200, 500)
 
 # How worlds are mixed: half hacking, and of the healthy half two in five with dips that recover.

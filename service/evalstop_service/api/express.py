@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evalstop_service import logs
 from evalstop_service.api import problems
 from evalstop_service.api.keyring import Keyring
+from evalstop_service.api.limits import MOST_HELD_BYTES
 from evalstop_service.api.receipts import receipt_json
 from evalstop_service.api.schemas import MAX_POINTS, plain
 from evalstop_service.clock import Clock
@@ -49,6 +50,7 @@ class ExpressLane:
         self._app = app
         self._committer, self._keyring, self._clock = committer, keyring, clock
         self._max_bytes = max_bytes
+        self._held_bytes = 0  # of bodies that are arriving in pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -56,7 +58,7 @@ class ExpressLane:
         if path is None or key is None or key.project_id is None:
             await self._app(scope, receive, send)
             return
-        body, rest = await _read(receive, self._max_bytes)
+        body, rest = await self._read(receive)
         points = read(body) if rest is None else None
         if points is None:
             await self._app(scope, _again(body, rest, receive), send)
@@ -75,6 +77,25 @@ class ExpressLane:
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": document})
+
+    async def _read(self, receive: Receive) -> tuple[bytes, Message | None]:
+        """The whole body, or as much as came before something else did or too much was held in all, and that."""
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            body: bytes = message.get("body", b"")
+            return body, None
+        parts, size = [], 0
+        try:
+            while message["type"] == "http.request" and size <= self._max_bytes and self._held_bytes <= MOST_HELD_BYTES:
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                self._held_bytes += len(parts[-1])
+                if not message.get("more_body", False):
+                    return b"".join(parts), None
+                message = await receive()
+            return b"".join(parts), message
+        finally:
+            self._held_bytes -= size
 
     def _sender(self, scope: Scope) -> Key | None:
         """The key of a request that this lane may look at: known, for ingestion, its body short and plain JSON."""
@@ -125,22 +146,6 @@ def _is_plain(name: str) -> bool:
         return plain(name) == name
     except ValueError:
         return False
-
-
-async def _read(receive: Receive, max_bytes: int) -> tuple[bytes, Message | None]:
-    """The whole body, or as much as came before something else did, and that."""
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        body: bytes = message.get("body", b"")
-        return body, None
-    parts, size = [], 0
-    while message["type"] == "http.request" and size <= max_bytes:
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if not message.get("more_body", False):
-            return b"".join(parts), None
-        message = await receive()
-    return b"".join(parts), message
 
 
 def _again(body: bytes, rest: Message | None, receive: Receive) -> Receive:

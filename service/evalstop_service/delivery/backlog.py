@@ -33,6 +33,7 @@ class Backlog:
         self._per_endpoint = per_endpoint
         self._ahead = ahead
         self._lines: dict[UUID, _Line] = {}
+        self._idle: list[UUID] = []  # of which nothing was held when it was last asked what to claim
         self._turns: deque[_Line] = deque()  # of endpoints for which something waits: whoever's turn it is comes first
         self._waits = 0
         self._under_way = 0
@@ -53,20 +54,28 @@ class Backlog:
         return max(0, self._concurrency * (1 + self._ahead * prompt) - self._waits - self._under_way)
 
     def room(self) -> dict[UUID, int]:
-        """How many more to claim for each endpoint of which any is held; `per_endpoint` for all others."""
+        """How many more to claim for each endpoint of which any was held; `per_endpoint` for all others."""
+        self._idle = [key for key, line in self._lines.items() if not line.under_way and not line.waiting]
         return {
             endpoint: self._per_endpoint * (1 + self._ahead * line.prompt) - line.under_way - len(line.waiting)
             for endpoint, line in self._lines.items()
         }
 
     def add(self, claimed: Iterable[Claimed]) -> None:
-        """Take in what was claimed, in the order in which it is to be sent to its endpoint."""
+        """Take in what was claimed, in the order in which it is to be sent to its endpoint.
+
+        An endpoint of which nothing was held, and for which nothing was claimed, is a stranger again.
+        """
         for one in claimed:
             line = self._lines.setdefault(one.endpoint_id, _Line())
             if not line.waiting:
                 self._turns.append(line)
             line.waiting.append(one)
             self._waits += 1
+        for endpoint in self._idle:
+            if not self._lines[endpoint].waiting:
+                del self._lines[endpoint]
+        self._idle = []
 
     def begin(self) -> Claimed | None:
         """The next for which there is room, under way from now on; endpoints take turns. None: nothing can begin."""
@@ -91,8 +100,6 @@ class Backlog:
         line.under_way -= 1
         line.prompt = prompt
         self._under_way -= 1
-        if not line.under_way and not line.waiting:
-            del self._lines[claimed.endpoint_id]
 
     def clear(self) -> list[Claimed]:
         """Give up all that has not begun."""

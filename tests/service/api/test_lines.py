@@ -46,6 +46,7 @@ def written(draw: st.DrawFn) -> bytes:
 
 
 hostile = [
+    b'{"run_id":"%s","metric":"a","step":1,\n"value":1}{"run_id":"%s","metric":"b","step":1,"value":1}',
     b'{"run_id":"%s","metric":"a","step":1,\n"value":1}\n{"run_id":"%s","metric":"a","step":1,"value":1}{}',
     b'{"run_id":"%s","metric":"a}\n{","step":1,"value":1}\n',
     b'{"run_id":"%s","metric":"a}\n{","step":1,"value":1}{"run_id":"%s","metric":"b","step":1,"value":1}',

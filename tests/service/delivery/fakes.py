@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.leases import Claimed, Ended, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
+from evalstop_service.telemetry import Telemetry
 
 DEADLINE_SECONDS = 30.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -238,6 +240,24 @@ def settle(tx: Transaction, claimed: Claimed, result: Result, at: datetime = EPO
     return leases.settle(tx, [Ended(claimed, result, at, **ended)]).kept == {claimed.id}
 
 
+def announce(database: Database, scene: Scene, count: int = 1) -> None:
+    """So many events, in one transaction."""
+    with database.transaction() as tx:
+        for number in range(count):
+            scene.announce(tx, number)
+
+
+def states(database: Database, scene: Scene) -> Counter[str]:
+    """How many deliveries of the project are in which state."""
+    with database.reading() as tx:
+        return Counter(one.state for one in scene.all(tx))
+
+
+def settled(database: Database, scene: Scene) -> Callable[[], bool]:
+    """The condition that nothing waits any more."""
+    return lambda: "waiting" not in states(database, scene)
+
+
 def utc_now() -> datetime:
     """The clock of the tests that need a real one."""
     return datetime.now(UTC)
@@ -250,6 +270,7 @@ async def deliver_until(
     backoff: Backoff | None = None,
     pace: Pace | None = None,
     timeout_seconds: float = 5.0,
+    telemetry: Telemetry | None = None,
 ) -> None:
     """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
     stop = asyncio.Event()
@@ -261,6 +282,7 @@ async def deliver_until(
             chance=random.Random(1),
             backoff=backoff or Backoff(first_seconds=0.02),
             pace=pace or Pace(poll_seconds=0.02, lease_seconds=20),
+            telemetry=telemetry,
         )
         running = asyncio.create_task(worker.run(stop))
         try:

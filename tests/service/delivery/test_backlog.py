@@ -79,5 +79,18 @@ def test_claims_ahead_for_the_prompt() -> None:
         backlog.end(one, prompt=one.endpoint_id == fine)
     assert backlog.limit() == 8 * 4 - 2
     assert backlog.room() == {fine: 2 * 4 - 1, failing: 1}
-    backlog.end(next(one for one in begun[2:] if one.endpoint_id == fine), prompt=True)
-    assert backlog.room() == {failing: 1}, "an endpoint of which nothing is held is a stranger again"
+    backlog.add([claimed(fine) for _ in range(7)])
+    assert [backlog.begin() is not None for _ in range(2)] == [True, False], "one was under way already"
+    assert backlog.room() == {fine: 0, failing: 1}
+
+
+def test_remembers_the_prompt_until_the_next_claim() -> None:
+    """An endpoint that took all it was sent is claimed ahead for, and is a stranger once nothing was claimed for it."""
+    backlog = Backlog(2, 2, 3)
+    backlog.add([claimed(ENDPOINTS[0])])
+    begun = backlog.begin()
+    assert begun is not None
+    backlog.end(begun, prompt=True)
+    assert (backlog.limit(), backlog.room()) == (8, {ENDPOINTS[0]: 8})
+    backlog.add([])
+    assert (backlog.limit(), backlog.room()) == (2, {})

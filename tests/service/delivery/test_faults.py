@@ -22,16 +22,10 @@ from evalstop_service.delivery.worker import Pace
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 
-from tests.service.delivery.fakes import FakeEndpoint, Reply, Scene, a_scene, deliver_until
+from tests.service.delivery.fakes import FakeEndpoint, Reply, Scene, a_scene, announce, deliver_until
 from tests.service.delivery.killing import worker_processes
 
 PACE = Pace(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
-
-
-def announce(database: Database, scene: Scene, count: int) -> None:
-    with database.transaction() as tx:
-        for number in range(count):
-            scene.announce(tx, number)
 
 
 def all_delivered(database: Database, scene: Scene) -> bool:

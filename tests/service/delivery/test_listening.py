@@ -20,16 +20,10 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.wake import CHANNEL
 
 from tests.service.delivery.fake_pooler import fake_pooler
-from tests.service.delivery.fakes import DEADLINE_SECONDS, FakeEndpoint, Reply, Scene, a_scene, reach, utc_now
+from tests.service.delivery.fakes import DEADLINE_SECONDS, FakeEndpoint, Reply, Scene, a_scene, announce, reach, utc_now
 
 NEVER = 3600.0
 """Longer than any test: a worker that polls no sooner acts only because it was woken."""
-
-
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    """A project with a run."""
-    return a_scene(database)
 
 
 async def working(database: Database, pace: Pace, act: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
@@ -43,11 +37,6 @@ async def working(database: Database, pace: Pace, act: Callable[[asyncio.Task[No
         finally:
             stop.set()
             await asyncio.wait_for(running, DEADLINE_SECONDS)
-
-
-def announce(database: Database, scene: Scene) -> None:
-    with database.transaction() as tx:
-        scene.announce(tx)
 
 
 def listens(database: Database) -> bool:

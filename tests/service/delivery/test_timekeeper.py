@@ -6,8 +6,9 @@ import asyncio
 import random
 import threading
 from datetime import datetime, timedelta
+from functools import partial
 
-import pytest
+from evalstop_service.clock import Clock
 from evalstop_service.delivery.backoff import Backoff
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.setback import Setback
@@ -31,12 +32,6 @@ from tests.service.delivery.fakes import (
 )
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    """A project with a run."""
-    return a_scene(database)
 
 
 def test_goes_on_between_two_looks() -> None:
@@ -139,6 +134,37 @@ def test_a_clock_set_back_stalls_and_repeats_nothing(database: Database, scene: 
     assert {one.state for one in found} == {"delivered"}
     assert sorted(one.attempts for one in found) == [1, 1, 1, 2], "one had to be retried, and no other was repeated"
     assert len(fake.received) == 5
+
+
+def test_clocks_of_machines_do_not_matter(postgres_database: Database) -> None:
+    """A worker whose clock is an hour ahead leaves alone what another holds, and is not late where it is behind."""
+    database = postgres_database
+    scene = a_scene(database)
+    with FakeEndpoint(Reply(200)) as fake:
+        scene.endpoint(database, fake.url)
+        for off in (HOUR, -HOUR):
+            with database.transaction() as tx:
+                scene.announce(tx, now=utc_now())
+                (held,) = take(tx, utc_now(), 600, 1)
+                scene.announce(tx, now=utc_now())
+            asyncio.run(deliver_one(database, partial(told_off_by, off), fake))
+            found = {one.id: one for one in all_of(database, scene)}
+            assert (found[held.id].state, found[held.id].attempts) == ("waiting", 1)
+
+
+def told_off_by(off: timedelta) -> datetime:
+    return utc_now() + off
+
+
+async def deliver_one(database: Database, clock: Clock, fake: FakeEndpoint) -> None:
+    stop = asyncio.Event()
+    before = len(fake.received)
+    async with Sender(timeout_seconds=5) as sender:
+        worker = Worker(database, sender, clock=clock, chance=random.Random(1), pace=Pace(poll_seconds=0.02))
+        running = asyncio.create_task(worker.run(stop))
+        await reach(lambda: len(fake.received) == before + 1, running)
+        stop.set()
+        await asyncio.wait_for(running, DEADLINE_SECONDS)
 
 
 def all_of(database: Database, scene: Scene) -> list[Delivery]:

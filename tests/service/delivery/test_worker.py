@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
-import threading
-from collections import Counter
-from collections.abc import Callable
-from datetime import timedelta
-from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -20,47 +12,25 @@ from evalstop_lab.postgres_server import connected
 from evalstop_service.delivery.backoff import Backoff
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
-from evalstop_service.lifecycle import State
-from evalstop_service.store import deliveries, endpoints, outbox
+from evalstop_service.store import deliveries, endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.decisions import Decision
-from evalstop_service.store.tables import decisions as decision_rows
 from evalstop_service.store.tables import endpoints as endpoint_rows
+from evalstop_service.telemetry import Telemetry
 
 from tests.service.delivery.fakes import (
     DEADLINE_SECONDS,
-    EPOCH,
     FakeEndpoint,
     Reply,
     Scene,
     a_scene,
+    announce,
     closed_port,
     deliver_until,
     reach,
-    take,
+    settled,
+    states,
     utc_now,
 )
-
-
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    """A project with a run."""
-    return a_scene(database)
-
-
-def states(database: Database, scene: Scene) -> Counter[str]:
-    with database.reading() as tx:
-        return Counter(one.state for one in scene.all(tx))
-
-
-def announce(database: Database, scene: Scene, count: int = 1) -> None:
-    with database.transaction() as tx:
-        for number in range(count):
-            scene.announce(tx, number)
-
-
-def settled(database: Database, scene: Scene) -> Callable[[], bool]:
-    return lambda: "waiting" not in states(database, scene)
 
 
 def test_delivers_signed(database: Database, scene: Scene) -> None:
@@ -205,132 +175,6 @@ def test_a_broken_secret_ends_nothing(database: Database, scene: Scene) -> None:
     assert states(database, scene) == {"dead": 2, "delivered": 2}
 
 
-def a_decision(database: Database, scene: Scene, grace: timedelta) -> Decision:
-    """A pending decision with its event, as ingest leaves them."""
-    now = utc_now()
-    with database.transaction() as tx:
-        decision = scene.decision(tx, now + grace, now=now)
-        scene.announce(tx, now=now, due_at=now + grace, decision_id=decision.id)
-    return decision
-
-
-def state_of(database: Database, decision: Decision) -> str:
-    with database.reading() as tx:
-        query = sa.select(decision_rows.c.state).where(decision_rows.c.id == decision.id)
-        return str(tx.execute(query).scalar_one())
-
-
-def test_sends_after_the_grace_period(database: Database, scene: Scene) -> None:
-    """A stop is sent once its grace period is over, and its decision is `requested` by then."""
-    seen: list[str] = []
-    decision: list[Decision] = []
-
-    def behavior(_request: BaseHTTPRequestHandler, _number: int) -> Reply:
-        seen.append(state_of(database, decision[0]))
-        return Reply(200)
-
-    with FakeEndpoint(behavior) as fake:
-        scene.endpoint(database, fake.url)
-        decision.append(a_decision(database, scene, timedelta(seconds=0.3)))
-        asyncio.run(deliver_until(settled(database, scene), database))
-    assert seen == [State.REQUESTED]
-    assert utc_now() >= decision[0].due_at
-
-
-def test_a_decision_comes_due_without_endpoints(database: Database, scene: Scene) -> None:
-    """A decision is `requested` after its grace period even if nobody subscribed: the trainer may be polling."""
-    decision = a_decision(database, scene, timedelta(0))
-    asyncio.run(deliver_until(lambda: state_of(database, decision) == State.REQUESTED, database))
-
-
-def test_a_vetoed_stop_is_never_sent(database: Database, scene: Scene) -> None:
-    """What was vetoed within the grace period is not sent, not even when that time is over."""
-    with FakeEndpoint(Reply(200)) as fake:
-        scene.endpoint(database, fake.url)
-        decision = a_decision(database, scene, timedelta(seconds=0.2))
-        with database.transaction() as tx:
-            tx.execute(sa.update(decision_rows).values(state=State.VETOED))
-            assert outbox.cancel(tx, scene.run_id, decision.id, utc_now()) == 1
-        announce(database, scene)
-
-        def over() -> bool:
-            return utc_now() > decision.due_at and "waiting" not in states(database, scene)
-
-        asyncio.run(deliver_until(over, database))
-    assert len(fake.received) == 1
-    assert states(database, scene) == {"cancelled": 1, "delivered": 1}
-
-
-def test_killed_while_sending(database: Database, database_url: str, scene: Scene) -> None:
-    """What a worker was sending when it was killed is sent again by another, under the same id."""
-    with FakeEndpoint(Reply()) as fake:
-        fake.behavior = lambda _request, number: Reply(200, after=fake.released if number == 0 else None)
-        scene.endpoint(database, fake.url)
-        announce(database, scene)
-        lease_seconds = 3.0
-        process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "worker_process.py"), database_url, str(lease_seconds)]
-        )
-        try:
-            asyncio.run(reach(lambda: len(fake.received) == 1))
-        finally:
-            process.kill()
-            process.wait()
-        asyncio.run(deliver_until(settled(database, scene), database))
-        with database.reading() as tx:
-            (delivery,) = scene.all(tx)
-            log = deliveries.attempts(tx, delivery)
-    assert (delivery.state, delivery.attempts) == ("delivered", 2)
-    assert [one.number for one in log] == [2], "the killed attempt left no record, and the other its own"
-    assert len(fake.received) == 2
-    assert len(set(fake.ids())) == 1
-
-
-def test_workers_share(database: Database, scene: Scene) -> None:
-    """Two workers on one outbox deliver everything, and no event twice while leases hold."""
-    with FakeEndpoint(Reply(200)) as fake:
-        scene.endpoint(database, fake.url)
-        announce(database, scene, 60)
-
-        async def both() -> None:
-            await asyncio.gather(*(deliver_until(settled(database, scene), database) for _ in range(2)))
-
-        asyncio.run(both())
-    assert len(fake.received) == 60
-    assert set(Counter(fake.ids()).values()) == {1}
-    assert states(database, scene) == {"delivered": 60}
-
-
-def test_claims_are_disjoint(database: Database, scene: Scene) -> None:
-    """Workers that claim at the very same time never hold the same delivery."""
-    scene.endpoint(database, "http://x.example")
-    announce(database, scene, 120)
-    workers = 4
-    together = threading.Barrier(workers)
-    claimed: list[str] = []
-    failures: list[BaseException] = []
-
-    def claim() -> None:
-        try:
-            for _ in range(10):
-                together.wait(DEADLINE_SECONDS)
-                with database.transaction() as tx:
-                    got = take(tx, EPOCH, 60, 4, per_endpoint=16)
-                claimed.extend(str(one.id) for one in got)
-        except BaseException as error:
-            failures.append(error)
-            together.abort()
-
-    threads = [threading.Thread(target=claim) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert claimed
-    assert len(claimed) == len(set(claimed))
-
-
 def test_outlives_an_outage(postgres_database: Database, postgres_url: str) -> None:
     """A database that goes away while an attempt is under way is waited for; then all is settled and delivered."""
     database, name = postgres_database, postgres_database.url.database
@@ -380,3 +224,44 @@ def test_a_lease_outlasts_an_attempt(embedded_database: Database) -> None:
             chance=random.Random(1),
             pace=Pace(lease_seconds=10),
         )
+
+
+def test_counts_what_it_did(database: Database, scene: Scene) -> None:
+    """Attempts are counted by what came of them, timed, and their lag behind the due time is told."""
+    telemetry = Telemetry()
+    answers = [503, 200, 400, 200]
+    with FakeEndpoint(lambda _request, number: Reply(answers[number])) as fake:
+        scene.endpoint(database, fake.url)
+        announce(database, scene, 3)
+        pace = Pace(concurrency=1, per_endpoint=1, poll_seconds=0.02, lease_seconds=20)
+        asyncio.run(deliver_until(settled(database, scene), database, pace=pace, telemetry=telemetry))
+
+    def told(name: str, **labels: str) -> float | None:
+        return telemetry.registry.get_sample_value(f"evalstop_{name}", labels)
+
+    assert told("deliveries_total", result="delivered") == 2
+    assert told("deliveries_total", result="retry") == 1
+    assert told("deliveries_total", result="dead") == 1
+    assert told("delivery_seconds_count") == 4
+    assert told("delivery_lag_seconds_count") == 4
+
+
+def test_one_that_cannot_be_recorded_spoils_no_other(postgres_database: Database) -> None:
+    """Attempts that end together are recorded together; when one of them cannot be, the others are by themselves."""
+    database = postgres_database
+    scene = a_scene(database)
+    with FakeEndpoint(Reply(200)) as fake:
+        scene.endpoint(database, fake.url)
+        announce(database, scene, 6)
+        with database.transaction() as tx:
+            poisoned = scene.all(tx)[2].id
+            tx.exec_driver_sql(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                f"IF NEW.delivery_id = '{poisoned}' THEN RAISE EXCEPTION USING ERRCODE = '22000'; END IF; "
+                "RETURN NEW; END $$"
+            )
+            tx.exec_driver_sql(
+                "CREATE TRIGGER refuse BEFORE INSERT ON delivery_attempts FOR EACH ROW EXECUTE FUNCTION refuse()"
+            )
+        asyncio.run(deliver_until(lambda: states(database, scene)["delivered"] == 5, database))
+        assert states(database, scene) == {"delivered": 5, "waiting": 1}

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from uuid import UUID
 
-import pytest
 from evalstop_service.store import deliveries
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.leases import Dead
 
 from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
-
-
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    """A project with a run."""
-    return a_scene(database)
 
 
 def test_lists_by_pages(database: Database, scene: Scene) -> None:

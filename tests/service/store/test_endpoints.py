@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
 from evalstop_service.store import deliveries, endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.leases import Dead
 
 from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
-
-
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    """A project with a run."""
-    return a_scene(database)
 
 
 def test_deleting_an_endpoint_cancels(database: Database, scene: Scene) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 
@@ -11,16 +11,10 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.store import deliveries, endpoints, leases, outbox
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.leases import Dead, Delivered, Ended, GivenBack, Result, Retry
+from evalstop_service.store.leases import Claimed, Dead, Delivered, Ended, GivenBack, Result, Retry
 from evalstop_service.store.tables import deliveries as rows
 
 from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
-
-
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    """A project with a run."""
-    return a_scene(database)
 
 
 @pytest.mark.parametrize("late", [Delivered(), Dead("HTTP 400"), Retry(EPOCH, "HTTP 500"), Dead("gone", gone=True)])
@@ -82,37 +76,37 @@ def test_settles_many_at_once(database: Database, scene: Scene) -> None:
         assert endpoints.find(tx, scene.project_id, endpoint.id) == endpoint
 
 
-def test_settles_beside_deletion_and_cancellation(postgres_database: Database) -> None:
-    """Settling many deliveries while their endpoint is deleted and their stops are cancelled ends in no deadlock."""
+@pytest.mark.parametrize("act", ["settle", "delete", "cancel"])
+def test_locks_in_one_order(postgres_database: Database, act: str) -> None:
+    """Whoever changes many deliveries waits for the first one before it takes any other, so that no two can wait in a
+    ring."""
     database = postgres_database
     scene = a_scene(database)
-    failures: list[BaseException] = []
-    for _ in range(15):
-        endpoint = scene.endpoint(database, "http://x.example")
+    endpoint = scene.endpoint(database, "http://x.example")
+    with database.transaction() as tx:
+        decision = scene.decision(tx)
+        for number in range(20):
+            scene.announce(tx, number, decision_id=decision.id)
+        held = sorted(take(tx, EPOCH, 60, 20), key=lambda one: one.id)
+    ends = [Ended(one, Delivered(), EPOCH) for one in reversed(held)]
+    acts: dict[str, Callable[[Transaction], object]] = {
+        "settle": partial(leases.settle, ended=ends),
+        "delete": partial(endpoints.delete, project_id=scene.project_id, endpoint_id=endpoint.id, now=EPOCH),
+        "cancel": partial(outbox.cancel, run_id=scene.run_id, decision_id=decision.id, now=EPOCH),
+    }
+
+    def go() -> None:
         with database.transaction() as tx:
-            decision = scene.decision(tx, attempt=None)
-            for number in range(40):
-                scene.announce(tx, number, decision_id=decision.id)
-            held = take(tx, EPOCH, 60, 40)
-        together = threading.Barrier(3)
+            acts[act](tx)
 
-        def go(act: Callable[[Transaction], object], barrier: threading.Barrier = together) -> None:
-            try:
-                barrier.wait(30)
-                with database.transaction() as tx:
-                    act(tx)
-            except BaseException as error:
-                failures.append(error)
+    def lock(tx: Transaction, which: Claimed) -> object:
+        return tx.execute(sa.select(rows.c.id).where(rows.c.id == which.id).with_for_update(nowait=True)).all()
 
-        ends = [Ended(one, Dead("gone", gone=True) if one is held[0] else Delivered(), EPOCH) for one in reversed(held)]
-        acts: list[Callable[[Transaction], object]] = [
-            partial(leases.settle, ended=ends),
-            partial(endpoints.delete, project_id=scene.project_id, endpoint_id=endpoint.id, now=EPOCH),
-            partial(outbox.cancel, run_id=scene.run_id, decision_id=decision.id, now=EPOCH),
-        ]
-        threads = [threading.Thread(target=go, args=(act,)) for act in acts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(1) as threads, database.transaction() as tx:
+        lock(tx, held[0])
+        going = threads.submit(go)
+        while not tx.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one():
+            assert not going.done(), "it did not wait"
+        lock(tx, held[-1])
+        tx.commit()
+        going.result(30)

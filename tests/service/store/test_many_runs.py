@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.ingest import Resumed
 from evalstop_service.store import monitors, observations, runs, tables
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.monitors import KeptMonitor
 from evalstop_service.store.observations import New, Point
@@ -46,28 +46,30 @@ def test_locks_what_there_is(scene: Scene) -> None:
 
 
 def test_locks_in_order_of_ids(postgres_database: Database) -> None:
-    """Two transactions that lock the same runs, named in opposite orders, never wait for each other in a ring."""
+    """Whoever waits for the run with the lowest id holds none of the others, so that no two can wait in a ring."""
     scene = set_up(postgres_database)
-    ids = [scene.open().id for _ in range(40)]
-    failures: list[BaseException] = []
-    start = threading.Barrier(2)
+    made = [scene.open() for _ in range(5)]
+    ids = [run.id for run in made]
+    with postgres_database.transaction() as tx:
+        runs.save_many(tx, [replace(made[0], version=1)])  # it lies last in the table now
 
-    def lock(named: list[object]) -> None:
-        try:
-            for _ in range(25):
-                start.wait(timeout=60)
-                with postgres_database.transaction() as tx:
-                    runs.lock_many(tx, named)  # type: ignore[arg-type]
-        except BaseException as error:
-            failures.append(error)
-            start.abort()
+    def lock() -> None:
+        with postgres_database.transaction() as tx:
+            runs.lock_many(tx, ids[::-1])
 
-    threads = [threading.Thread(target=lock, args=(named,)) for named in (ids, ids[::-1])]
-    for thread in threads:
+    with postgres_database.transaction() as tx:
+        runs.lock_many(tx, ids[:1])
+        thread = threading.Thread(target=lock)
         thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+        wait_for_a_waiter(tx, thread)
+        free = sa.select(tables.runs.c.id).where(tables.runs.c.id.in_(ids[1:])).with_for_update(skip_locked=True)
+        assert set(tx.execute(free).scalars()) == set(ids[1:])
+    thread.join()
+
+
+def wait_for_a_waiter(tx: Transaction, thread: threading.Thread) -> None:
+    while not tx.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one():
+        assert thread.is_alive()
 
 
 def test_waits_for_a_lock_and_sees_what_came_of_it(postgres_database: Database) -> None:
@@ -84,9 +86,7 @@ def test_waits_for_a_lock_and_sees_what_came_of_it(postgres_database: Database) 
         runs.lock_many(tx, [run.id])
         thread = threading.Thread(target=look)
         thread.start()
-        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-        while not tx.exec_driver_sql(waiting).scalar_one():
-            assert thread.is_alive()
+        wait_for_a_waiter(tx, thread)
         runs.save_many(tx, [replace(run, version=7, updated_at=LATER)])
     thread.join()
     assert seen == [(7, LATER)]

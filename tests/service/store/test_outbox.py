@@ -16,12 +16,6 @@ from evalstop_service.store.leases import Dead, Ended, Retry, Settled
 from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take, utc_now
 
 
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    """A project with a run."""
-    return a_scene(database)
-
-
 def test_body_is_what_is_signed(database: Database, scene: Scene) -> None:
     """A claim carries the exact text that was written with the event: type, timestamp and data, in ASCII."""
     scene.endpoint(database, "http://x.example")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 from evalstop_service.store import endpoints, queues
 from evalstop_service.store.database import Database
@@ -14,12 +13,6 @@ from evalstop_service.store.leases import Delivered, Retry
 from evalstop_service.store.tables import deliveries
 
 from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
-
-
-@pytest.fixture
-def scene(database: Database) -> Scene:
-    """A project with a run."""
-    return a_scene(database)
 
 
 def test_one_endpoint_leaves_room(database: Database, scene: Scene) -> None:

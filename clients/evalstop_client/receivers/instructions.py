@@ -1,0 +1,69 @@
+"""What a stop may ask its receiver to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evalstop_client.receivers.action import Job
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is told to the service: `state` is confirmed or failed."""
+
+    state: str
+    reason: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Find:
+    """Find the job, and look at it."""
+
+
+@dataclass(frozen=True)
+class AskToSave:
+    """Call for a checkpoint."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Have it cancelled."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Force:
+    """Have it forced."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class Look:
+    """Look at the job; with a `mark`, also whether a newer checkpoint than that exists."""
+
+    job: Job
+    mark: str | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Do nothing for so long."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Report."""
+
+    report: Report
+
+
+Instruction = Find | AskToSave | Cancel | Force | Look | Wait | Tell
