@@ -43,6 +43,10 @@ test: $(READY) system-packages lint types imports pytest  ## Run every check and
 pytest: $(READY)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WORKERS=0 keeps them in one process
 	$(BIN)/pytest -n $(WORKERS) --dist loadscope $(PYTEST)
 
+.PHONY: test-slurm
+test-slurm: $(READY) system-packages  ## Run the tests on a real Slurm alone; they are part of make test
+	$(BIN)/pytest $(PYTEST) tests/slurm
+
 .PHONY: lint
 lint: $(READY)  ## Check style and formatting
 	$(BIN)/ruff check .
@@ -62,12 +66,14 @@ format: $(READY)  ## Format the code and repair what can be repaired
 	$(BIN)/ruff format .
 
 .PHONY: system-packages
-system-packages:  ## Install PostgreSQL, Chromium and curl for the tests where they are missing (Debian, as root)
+system-packages:  ## Install PostgreSQL, Chromium, Slurm and curl for the tests where they are missing (Debian, as root)
 	@missing=()
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null \
 	  || [ -n "$${TEST_DATABASE_URL:-}" ] || missing+=(postgresql)
 	command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
 	command -v curl >/dev/null || missing+=(curl)
+	command -v slurmctld >/dev/null || missing+=(slurmctld slurmd slurm-client slurmrestd slurm-wlm-basic-plugins \
+	  slurm-wlm-jwt-plugin munge)
 	if [ $${#missing[@]} -eq 0 ]; then exit 0; fi
 	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
 	  echo "installing $${missing[*]} with apt-get"
@@ -82,13 +88,17 @@ system-packages:  ## Install PostgreSQL, Chromium and curl for the tests where t
 
 # --- measure and show it
 
+.PHONY: bench-ingest
+bench-ingest: $(READY)  ## Measure ingestion beside MLflow, Optuna, bare COPY and a bare route; BENCH=--quick tries it
+	@$(BIN)/python -m evalstop_lab.bench.ingest $(BENCH)
+
+.PHONY: bench-webhooks
+bench-webhooks: $(READY)  ## Measure deliveries beside a bare client, and how soon one leaves
+	@$(BIN)/python -m evalstop_lab.bench.webhooks $(BENCH)
+
 .PHONY: bench-first
 bench-first: $(READY)  ## Measure latency from eval to webhook and observations per second
 	$(BIN)/python -m evalstop_lab.bench.first
-
-.PHONY: bench-ingest
-bench-ingest: $(READY)  ## Measure ingestion beside MLflow, Optuna and bare COPY; BENCH=--quick tries it
-	@$(BIN)/python -m evalstop_lab.bench.ingest $(BENCH)
 
 .PHONY: screenshots
 screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser
