@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import pages, traces
+from evalstop_service import pages, retention, traces
 from evalstop_service.api import (
     bulk,
     checkpoints,
@@ -84,13 +84,13 @@ def create_app(
 
     `telemetry` and `tracer` are made where none are given, the tracer as the environment has it.
     """
-    telemetry, tracer = telemetry or Telemetry(), tracer or traces.from_environment(os.environ)
-    telemetry.registry.register(metrics.Installation(database, clock))
+    telemetry = telemetry or create_telemetry(database, clock)
+    tracer = tracer or traces.from_environment(os.environ)
     live = LiveRuns(settings.live_runs)
     committer = Committer(database, live, clock, telemetry, _limits(settings, database), tracer)
     keyring = Keyring(database, settings.key_cache_seconds)
     app = _App(
-        lifespan=_living(settings, database, committer, tracer, deliver=deliver),
+        lifespan=_living(settings, database, committer, telemetry, tracer, deliver=deliver),
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
@@ -122,6 +122,13 @@ def create_app(
     return app
 
 
+def create_telemetry(database: Database, clock: Clock = utc_now) -> Telemetry:
+    """What a process counts, and where the installation stands."""
+    telemetry = Telemetry()
+    telemetry.registry.register(metrics.Installation(database, clock))
+    return telemetry
+
+
 class _App(FastAPI):
     """The application, and what stands in front of it: FastAPI's own middleware comes after too much of FastAPI."""
 
@@ -138,8 +145,17 @@ class _App(FastAPI):
         return description.complete(super().openapi())
 
 
-async def deliver(settings: Settings, database: Database, stop: asyncio.Event) -> None:
-    """Run a delivery worker until `stop` is set and what is under way has ended."""
+async def deliver(
+    settings: Settings, database: Database, stop: asyncio.Event, telemetry: Telemetry, tracer: Tracer
+) -> None:
+    """Run a delivery worker, and retention beside it, until `stop` is set and what is under way has ended."""
+    with retention.on_schedule(database, utc_now, telemetry):
+        await _deliver(settings, database, stop, telemetry, tracer)
+
+
+async def _deliver(
+    settings: Settings, database: Database, stop: asyncio.Event, telemetry: Telemetry, tracer: Tracer
+) -> None:
     async with Sender(settings.delivery_timeout_seconds) as sender:
         worker = Worker(
             database,
@@ -157,6 +173,8 @@ async def deliver(settings: Settings, database: Database, stop: asyncio.Event) -
                 poll_seconds=settings.delivery_poll_seconds,
                 lease_seconds=settings.delivery_lease_seconds,
             ),
+            telemetry=telemetry,
+            tracer=tracer,
         )
         await worker.run(stop)
 
@@ -171,20 +189,28 @@ def _limits(settings: Settings, database: Database) -> Limits:
 
 
 def _living(
-    settings: Settings, database: Database, committer: Committer, tracer: Tracer, *, deliver: bool
+    settings: Settings,
+    database: Database,
+    committer: Committer,
+    telemetry: Telemetry,
+    tracer: Tracer,
+    *,
+    deliver: bool,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with _delivering(settings, database) if deliver else nullcontext():
+        async with _delivering(settings, database, telemetry, tracer) if deliver else nullcontext():
             yield
         await asyncio.to_thread(committer.close)
-        tracer.close()
+        await asyncio.to_thread(tracer.close)  # it may wait for a collector that does not answer
 
     return lifespan
 
 
 @asynccontextmanager
-async def _delivering(settings: Settings, database: Database) -> AsyncIterator[None]:
+async def _delivering(
+    settings: Settings, database: Database, telemetry: Telemetry, tracer: Tracer
+) -> AsyncIterator[None]:
     def ended(worker: asyncio.Task[None]) -> None:
         error = None if worker.cancelled() else worker.exception()
         if error is not None:  # a service that takes observations and never delivers a stop must not look well
@@ -192,7 +218,7 @@ async def _delivering(settings: Settings, database: Database) -> AsyncIterator[N
             signal.raise_signal(signal.SIGTERM)
 
     stop = asyncio.Event()
-    worker = asyncio.create_task(deliver(settings, database, stop))
+    worker = asyncio.create_task(deliver(settings, database, stop, telemetry, tracer))
     worker.add_done_callback(ended)
     try:
         yield

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import secrets
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import sqlalchemy as sa
 import uvicorn
 from pydantic import ValidationError
 
-from evalstop_service import app, installation, logs, opening, pages
+from evalstop_service import app, installation, logs, opening, pages, retention, traces
+from evalstop_service.api import metrics
 from evalstop_service.clock import utc_now
 from evalstop_service.connections import Patience, allowed, look_over, protocol
 from evalstop_service.errors import ServiceError
@@ -95,9 +98,13 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         print("EvalStop delivers", flush=True)
-        await app.deliver(settings, database, stop)
+        await app.deliver(settings, database, stop, telemetry, tracer)
 
-    asyncio.run(run())
+    telemetry, tracer = app.create_telemetry(database), traces.from_environment(os.environ)
+    port = settings.metrics_port
+    with metrics.listening(telemetry, settings.host, port) if port is not None else nullcontext():
+        asyncio.run(run())
+    tracer.close()
     return OK
 
 
@@ -132,6 +139,25 @@ def key_create(settings: Settings, options: argparse.Namespace) -> int:
     project = None if options.installation else options.project
     key, secret = installation.add_key(database, project, options.name, tuple(options.scopes), utc_now())
     _print(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
+    return OK
+
+
+def prune(settings: Settings, options: argparse.Namespace) -> int:
+    """Remove the details of runs that ended longer ago than their project keeps them; what decisions say stays."""
+    database = app.create_database(settings)
+    _require_head(database)
+    try:
+        done = retention.prune(
+            database,
+            utc_now(),
+            project=options.project,
+            older_than_days=options.older_than_days,
+            dry_run=options.dry_run,
+        )
+    finally:
+        database.close()
+    text = "\n".join(f"{name}: {count} runs" for name, count in sorted(done.runs.items())) or "no run is that old"
+    _print(options, {"runs": done.runs, "rows": done.rows, "dry_run": options.dry_run}, f"{text}; {done.rows} rows")
     return OK
 
 
@@ -237,7 +263,8 @@ def parser() -> argparse.ArgumentParser:
         "  evalstop migrate --database-url postgresql://evalstop@db/evalstop\n"
         "  evalstop serve   --database-url postgresql://evalstop@db/evalstop --host 0.0.0.0\n"
         "  evalstop deliver --database-url postgresql://evalstop@db/evalstop\n"
-        "  evalstop key create --name trainers --scopes ingest",
+        "  evalstop key create --name trainers --scopes ingest\n"
+        "  evalstop prune --project alignment --older-than-days 90 --dry-run",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     shared = argparse.ArgumentParser(add_help=False)
@@ -246,6 +273,7 @@ def parser() -> argparse.ArgumentParser:
         "--database-url", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME (default: embedded)"
     )
     shared.add_argument("--log-level", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    shared.add_argument("--log-format", choices=["text", "json"], help="json: one object a line (default text)")
     shared.add_argument("--json", action="store_true", help="print for machines")
     listening = argparse.ArgumentParser(add_help=False)
     listening.add_argument("--host", help="the address to listen on (default 127.0.0.1)")
@@ -265,6 +293,12 @@ def parser() -> argparse.ArgumentParser:
     add(commands, "deliver", deliver)
     add(commands, "migrate", migrate)
     add(commands, "openapi", openapi)
+    pruning = add(commands, "prune", prune)
+    pruning.add_argument("--project", metavar="NAME", help="of this project (default: of all that say for how long)")
+    pruning.add_argument(
+        "--older-than-days", type=float, metavar="N", help="instead of the project's own time; wants --project"
+    )
+    pruning.add_argument("--dry-run", action="store_true", help="count what would go, and leave it")
     _add_project(commands, add)
     _add_key(commands, add)
     return root

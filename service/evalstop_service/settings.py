@@ -87,6 +87,9 @@ class Settings(BaseSettings):
     metrics_public: bool = Field(
         True, description="/metrics needs no key; it tells of the installation as a whole and of nobody's runs"
     )
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="where `deliver` shows its /metrics; None is nowhere"
+    )
     access_log: bool = Field(False, description="log each request")
     log_format: Literal["text", "json"] = Field("text", description="for people, or a JSON object a line")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 from evalstop_service import installation
-from evalstop_service.app import create_app
+from evalstop_service.app import create_app, create_telemetry
 from evalstop_service.clock import utc_now
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
@@ -39,14 +39,20 @@ class Watched:
 
 @contextmanager
 def watched(
-    database: Database, tracer: Tracer | None = None, *, access_log: bool = False, public: bool = True
+    database: Database,
+    tracer: Tracer | None = None,
+    *,
+    access_log: bool = False,
+    public: bool = True,
+    deliver: bool = False,
 ) -> Iterator[Watched]:
     """A service on this database with a project of its own, which ends with the block."""
-    telemetry = Telemetry()
+    telemetry = create_telemetry(database)
     app = create_app(
         Settings(access_log=access_log, metrics_public=public),
         database,
         session_secret="the secret of the sessions",
+        deliver=deliver,
         telemetry=telemetry,
         tracer=tracer,
     )

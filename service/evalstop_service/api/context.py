@@ -11,6 +11,7 @@ from uuid import UUID
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from evalstop_service import logs
 from evalstop_service.api.keyring import Keyring
 from evalstop_service.api.problems import Problem
 from evalstop_service.clock import Clock
@@ -100,6 +101,7 @@ def may(*scopes: str) -> Callable[[Key], Caller]:
             raise Problem(
                 403, "The key is bound to no project", "a key to the installation only makes and lists projects"
             )
+        logs.tell(project_id=key.project_id)
         return Caller(key, key.project_id)
 
     return caller

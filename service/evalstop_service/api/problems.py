@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from evalstop_service import logs
 from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
 from evalstop_service.store.database import is_full
 
@@ -59,6 +60,7 @@ class ProblemDetails(BaseModel):
     status: int
     detail: str
     instance: str
+    request_id: str | None = Field(None, description="as in the header X-Request-Id; the service's log has it, too")
     errors: list[FieldError] | None = Field(None, description=f"what was wrong where, at most {MOST_ERRORS} of them")
 
 
@@ -85,6 +87,8 @@ def answer(problem: Problem, path: str) -> JSONResponse:
         "detail": problem.detail,
         "instance": path,
     }
+    if (request_id := logs.request_id()) is not None:
+        body["request_id"] = request_id
     if problem.errors is not None:
         body["errors"] = problem.errors
     if problem.more is not None:

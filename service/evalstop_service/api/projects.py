@@ -19,6 +19,7 @@ from evalstop_service.store.projects import Project
 
 router = APIRouter(tags=["projects"], route_class=JsonRoute)
 
+Retention = Annotated[int, Field(ge=1, le=36_500)]
 Grace = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
 
 
@@ -29,14 +30,18 @@ class ProjectIn(Body):
     default_policy: Line = opening.DEFAULT_POLICY
     default_mode: Mode = "shadow"
     grace_seconds: Grace = Field(0.0, description="how long a person may veto a stop before it is sent")
+    retention_days: Retention | None = Field(
+        None, description="how long a run keeps its details after its end; null: for ever"
+    )
 
 
 class ProjectChange(Body):
-    """New defaults; what is left out stays."""
+    """New defaults; what is left out stays, and so does what is null, but for `retention_days`."""
 
     default_policy: Line | None = None
     default_mode: Mode | None = None
     grace_seconds: Grace | None = None
+    retention_days: Retention | None = Field(None, description="null: its runs are kept for ever")
 
 
 class ProjectList(Answer):
@@ -73,8 +78,11 @@ def get_project(caller: Read, database: Db) -> ProjectOut:
 @router.patch("/project")
 def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -> ProjectOut:
     """Change the defaults of the key's project; runs that are open keep theirs."""
+    changes = body.model_dump(exclude_none=True)
+    if "retention_days" in body.model_fields_set:
+        changes["retention_days"] = body.retention_days
     with database.transaction() as tx:
-        project = replace(projects.lock(tx, caller.project_id), **body.model_dump(exclude_none=True))
+        project = replace(projects.lock(tx, caller.project_id), **changes)
         opening.resolve(tx, project, project.default_policy, now)
         projects.change(tx, project)
     return ProjectOut.model_validate(project)

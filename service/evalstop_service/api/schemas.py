@@ -173,6 +173,7 @@ class ProjectOut(Answer):
     default_policy: str
     default_mode: Mode
     grace_seconds: float
+    retention_days: int | None = Field(None, description="how long a run keeps its details after its end")
     created_at: Time
 
 

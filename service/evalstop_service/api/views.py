@@ -81,6 +81,7 @@ class RunOut(Answer):
     created_at: Time
     updated_at: Time
     ended_at: Time | None
+    pruned_at: Time | None = Field(None, description="since then its observations and checkpoints are gone")
     metrics: dict[str, dict[str, str]]
     labels: dict[str, str]
     policy: PolicyName

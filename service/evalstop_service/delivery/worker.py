@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from evalstop_service import logs
 from evalstop_service.clock import Clock
 from evalstop_service.delivery import signature
 from evalstop_service.delivery.backlog import Backlog
@@ -38,6 +39,7 @@ from evalstop_service.store import wake
 from evalstop_service.store.database import Database
 from evalstop_service.store.leases import Claimed, Dead, Delivered, Ended, GivenBack, Retry, Settled
 from evalstop_service.telemetry import Telemetry
+from evalstop_service.traces import Tracer
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class Worker:
         backoff: Backoff | None = None,
         pace: Pace | None = None,
         telemetry: Telemetry | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._database = database
         self._sender = sender
@@ -105,6 +108,7 @@ class Worker:
         self._backoff = backoff or Backoff()
         self._pace = pace or Pace()
         self._telemetry = telemetry or Telemetry()
+        self._tracer = tracer or Tracer()
         if self._pace.lease_seconds <= sender.timeout_seconds:
             raise ValueError(
                 f"lease_seconds ({self._pace.lease_seconds:g}) must be longer than an attempt can take "
@@ -233,7 +237,8 @@ class Worker:
         while claimed is not None:
             ended = None
             try:
-                ended = await self._attempt(claimed)
+                with logs.about(run_id=claimed.run_id, delivery_id=claimed.id):
+                    ended = await self._attempt(claimed)
             except Exception:
                 log.exception("delivery %s: the attempt broke off; it is made again after its lease", claimed.id)
             finally:
@@ -270,7 +275,16 @@ class Worker:
             headers = signature.headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
         except ValueError as error:
             return Answer(None, f"not sent: {error}", None, 0.0)
-        return await self._sender.send(claimed.url, headers, body)
+        run_id, delivery_id = str(claimed.run_id), str(claimed.id)
+        with self._tracer.span(
+            "deliver", kind="client", run_id=run_id, delivery_id=delivery_id, attempt=claimed.attempts
+        ) as span:
+            if span.traceparent is not None:
+                headers["traceparent"] = span.traceparent
+            answer = await self._sender.send(claimed.url, headers, body)
+            if answer.error is not None:
+                span.fail("the endpoint did not take it")
+            return answer
 
     def _now(self) -> datetime:
         return self._timekeeper.now(time.monotonic())
@@ -279,15 +293,16 @@ class Worker:
         results: Counter[str] = Counter()
         for one in ended:
             claimed, result = one.claimed, one.result
+            about = {"run_id": claimed.run_id, "delivery_id": claimed.id}
             if claimed.id in settled.kept:
                 results[_WORDS[type(result)]] += 1
                 if isinstance(result, Retry | Dead):
-                    log.warning("delivery %s: attempt %d: %s", claimed.id, claimed.attempts, result)
+                    log.warning("delivery %s: attempt %d: %s", claimed.id, claimed.attempts, result, extra=about)
             elif claimed.id in settled.cancelled:
                 results["cancelled"] += 1
-                log.info("delivery %s: cancelled during attempt %d", claimed.id, claimed.attempts)
+                log.info("delivery %s: cancelled during attempt %d", claimed.id, claimed.attempts, extra=about)
             else:
-                log.warning("delivery %s: attempt %d outlived its lease", claimed.id, claimed.attempts)
+                log.warning("delivery %s: attempt %d outlived its lease", claimed.id, claimed.attempts, extra=about)
         for word, count in results.items():
             if word:
                 self._telemetry.deliveries.labels(word).inc(count)

@@ -203,7 +203,7 @@ class Committer:
             begun = time.perf_counter()
             try:
                 with self._tracer.span("commit", links=[job.traceparent for job in group], requests=len(group)):
-                    answers = take(self._database, self._live, arrivals, self._clock(), self._telemetry)
+                    answers = take(self._database, self._live, arrivals, self._clock(), self._telemetry, self._tracer)
             except sa.exc.DBAPIError as error:
                 if pause_seconds is None or not is_passing(error):
                     raise

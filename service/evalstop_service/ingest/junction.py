@@ -24,20 +24,29 @@ from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.telemetry import Telemetry
+from evalstop_service.traces import Tracer
 
 Answer = Receipt | ServiceError
 """What became of an arrival, or why it could not be taken: NotFound, Conflict. Then nothing of it was stored."""
 
 
 def take(
-    database: Database, live_runs: LiveRuns, arrivals: Sequence[Arrival], now: datetime, telemetry: Telemetry
+    database: Database,
+    live_runs: LiveRuns,
+    arrivals: Sequence[Arrival],
+    now: datetime,
+    telemetry: Telemetry,
+    tracer: Tracer | None = None,
 ) -> list[Answer]:
     """Take news in, in the order given, with one commit; what the receipts say is durable when this returns."""
+    tracer = tracer or Tracer()
     with database.transaction() as tx:
         held = recall(tx, live_runs, {arrival.run_id for arrival in arrivals}, telemetry)
         work = Work(tx, now, held.values())
-        answers = [_answer(work, held.get(arrival.run_id), arrival) for arrival in arrivals]
-        work.write()
+        with tracer.span("step detectors", runs=len(held)):
+            answers = [_answer(work, held.get(arrival.run_id), arrival) for arrival in arrivals]
+        with tracer.span("write"):
+            work.write()
     live_runs.put_back(held.values())
     telemetry.detector_seconds.observe(work.detector_seconds)
     return answers

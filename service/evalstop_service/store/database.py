@@ -38,6 +38,7 @@ class Database:
             pool_size=pool_size,
             max_overflow=0,
             json_deserializer=_json_value,
+            hide_parameters=True,  # a statement that fails is logged, and its parameters may be secrets
         )
         # SQLite has one writer at a time and lets the others poll for the lock; waiting in line is fairer and faster.
         self._writer = threading.Lock() if self.embedded else nullcontext()
