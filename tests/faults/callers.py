@@ -35,7 +35,7 @@ class Caller:
 
     key: str
     address: Callable[[], str]
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30, trust_env=False))
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60, trust_env=False))
     refusals: list[dict[str, Any]] = field(default_factory=list)
     cut: int = 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
@@ -82,8 +81,3 @@ def deadlocks(database: Database) -> int:
         query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
         count: int = tx.execute(sa.text(query)).scalar_one()
     return count
-
-
-def forgetful(scene: Scene) -> Scene:
-    """The same project as another process sees it, which remembers nothing."""
-    return replace(scene, live=type(scene.live)())

@@ -82,11 +82,9 @@ def a_story(number: int, chance: random.Random) -> Story:
         news += chance.sample(news, 6)  # repeats
         for index in chance.sample(range(len(news) - 5), 4):  # late
             news.insert(index + 4, news.pop(index))
-        if one_by_one:
-            phases.append(news)
-        else:
+        if not one_by_one:
             chance.shuffle(news)
-            phases.append(news)
+        phases.append(news)
     return Story(f"run-{number}", policy, one_by_one, phases, [resumed])
 
 
@@ -128,7 +126,7 @@ class Teller:
         return run_id
 
     def _caller(self, chance: random.Random) -> Caller:
-        client = httpx.Client(timeout=30, trust_env=False, limits=self._limits)
+        client = httpx.Client(timeout=60, trust_env=False, limits=self._limits)
         return Caller(self._key, lambda: self._service.any(chance), client)
 
     def _send(self, caller: Caller, run_id: str, news: Sequence[News]) -> None:

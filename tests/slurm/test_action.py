@@ -294,11 +294,13 @@ def test_controller_that_is_down_is_away(bench: SlurmBench) -> None:
     """While slurmctld is down nothing is known, and nothing is taken for gone; afterwards the job is as it was."""
     started = bench.start()
     job = found(started)
-    impatient = SlurmAction(Programs(bench.cluster.environment, timeout_seconds=2.0), users=None)
+    by_http = SlurmAction(by_rest(bench.cluster), users=None)
+    assert isinstance(by_http.look(job), Present)
     bench.cluster.stop_controller()
     try:
-        with pytest.raises(SchedulerAway):
-            impatient.look(job)
+        for action in (started.action, by_http):
+            with pytest.raises(SchedulerAway):
+                action.look(job)
     finally:
         bench.cluster.start_controller()
     assert isinstance(started.action.look(job), Present)

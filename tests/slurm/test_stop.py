@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -119,7 +118,7 @@ def test_controller_is_restarted_in_the_middle(stage: Stage) -> None:
     stage.cluster.stop_controller()
     try:
         eventually(lambda: "saved" in job.story(), PATIENCE_SECONDS)
-        time.sleep(2)  # the receiver meets a controller that is not there
+        eventually(lambda: "trying on" in stage.log("restart"), PATIENCE_SECONDS)
         decision = stage.decision(job)
         assert decision is not None
         assert decision["state"] == "requested"

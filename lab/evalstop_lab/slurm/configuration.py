@@ -59,6 +59,7 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait={plan.kill_wait_seconds}
+MessageTimeout=5
 SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1,requeue_delay=1
 NodeName={NODE} NodeHostname={plan.hostname} NodeAddr={plan.address} CPUs=16 RealMemory=1000 \
   Gres=gpu:fake:{plan.gpus} State=UNKNOWN
