@@ -56,6 +56,14 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/decisions/{decision_id}/outcome"): {"outcome": "right", "note": "n", "turn_step": 1, "actor": "dana"},
     ("POST", "/endpoints"): ENDPOINT,
     ("PATCH", "/endpoints/{endpoint_id}"): ENDPOINT | {"enabled": True},
+    ("POST", "/pull/endpoints"): {"name": "login-node", "event_types": ["*"]},
+    ("POST", "/pull/endpoints/{endpoint_id}/claim"): {"wait_seconds": 0.0, "limit": 1, "lease_seconds": 5.0},
+    ("POST", "/pull/endpoints/{endpoint_id}/settle"): {
+        "delivery_id": "01900000-0000-7000-8000-000000000000",
+        "attempt": 1,
+        "status": 200,
+        "error": "",
+    },
 }
 """Every route that takes a body, with one that it takes and that names every field."""
 
@@ -95,7 +103,10 @@ class World:
     ids: dict[str, str] = field(default_factory=dict)
 
     def path(self, template: str) -> str:
-        path = template.format(**self.ids)
+        ids = self.ids
+        if template.startswith("/pull/"):
+            ids = ids | {"endpoint_id": ids.get("pull_endpoint_id", ids["endpoint_id"])}
+        path = template.format(**ids)
         return f"{path}?metric=eval" if template.endswith(("}/observations", "/series")) else path
 
 
@@ -103,6 +114,8 @@ def populate(admin: httpx.Client) -> World:
     """Make one of everything by posting it."""
     ids = {"name": "paper"}
     ids["endpoint_id"] = said(admin.post("/endpoints", json=ENDPOINT), 201)["id"]
+    pulled = BODIES["POST", "/pull/endpoints"]
+    ids["pull_endpoint_id"] = said(admin.post("/pull/endpoints", json=pulled), 201)["id"]
     ids["key_id"] = said(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["id"]
     ids["run_id"] = said(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)["id"]
     said(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)

@@ -31,6 +31,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", "/observations"): {"ingest"},
     ("POST", "/runs/{run_id}/observations"): {"ingest"},
     ("GET", "/runs/{run_id}/observations"): {"read"},
+    ("GET", "/runs/{run_id}/series"): {"read"},
     ("POST", "/runs/{run_id}/checkpoints"): {"ingest"},
     ("GET", "/runs/{run_id}/checkpoints"): {"read"},
     ("GET", "/decisions"): {"read"},
@@ -43,6 +44,9 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("PATCH", "/endpoints/{endpoint_id}"): set(),
     ("DELETE", "/endpoints/{endpoint_id}"): set(),
     ("POST", "/endpoints/{endpoint_id}/rotate-secret"): set(),
+    ("POST", "/pull/endpoints"): set(),
+    ("POST", "/pull/endpoints/{endpoint_id}/claim"): {"operate"},
+    ("POST", "/pull/endpoints/{endpoint_id}/settle"): {"operate"},
     ("GET", "/deliveries"): {"read"},
     ("POST", "/deliveries/{delivery_id}/retry"): {"operate"},
 }
