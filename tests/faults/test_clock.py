@@ -1,10 +1,18 @@
-"""The clock stepping back an hour, or standing still: what came last is told by counting, never by the time."""
+"""The clock stepping back an hour, or standing still: what came last is told by counting, never by the time.
+
+The clock of a real process is put back by a library of a few lines that is loaded before all others.
+"""
 
 from __future__ import annotations
 
 import itertools
+import shutil
+import struct
+import subprocess
 from datetime import timedelta
+from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import Clock
 from evalstop_service.ingest import Arrival, Committer, LiveRuns, News, Points, Resumed
@@ -12,10 +20,30 @@ from evalstop_service.store import tables, verdicts
 from evalstop_service.store.database import Database
 from evalstop_service.telemetry import Telemetry
 
-from tests.faults.callers import told
-from tests.faults.records import history, stands, undisturbed, values
+from tests.faults.callers import Caller, batch, told
+from tests.faults.records import assert_nothing_lost, history, installed, run_of, stands, undisturbed, values
+from tests.faults.servers import serving
 from tests.service.scenes import NOW, set_up
 
+SOURCE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <time.h>
+static volatile long *behind_seconds;
+__attribute__((constructor)) static void find(void) {
+    int file = open(CLOCK, O_RDONLY);
+    behind_seconds = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
+}
+int clock_gettime(clockid_t which, struct timespec *shown) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *)) dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(which, shown);
+    if (which == CLOCK_REALTIME) shown->tv_sec -= *behind_seconds;
+    return result;
+}
+"""
 STEPS = 120
 HOUR = timedelta(hours=1)
 
@@ -52,3 +80,41 @@ def test_back_by_an_hour(database: Database, embedded_database: Database) -> Non
         times = list(tx.execute(sa.select(tables.verdicts.c.at).order_by(tables.verdicts.c.sequence)).scalars())
     assert times == sorted(times, reverse=True)
     assert told_last == [document for _, document in history(other, expected)["verdicts"]][::-1]
+
+
+def a_clock(folder: Path) -> tuple[Path, Path]:
+    """The library, and the file that holds by how many seconds its clock is behind; skips without a compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source, library, file = folder / "clock.c", folder / "clock.so", folder / "clock"
+    source.write_text(SOURCE)
+    file.write_bytes(struct.pack("l", 0))
+    options = ["-O1", "-shared", "-fPIC", f'-DCLOCK="{file}"', "-o", str(library), str(source), "-ldl"]
+    subprocess.run([compiler, *options], check=True)
+    return library, file
+
+
+def test_a_process_steps_back(tmp_path: Path, migrated_file: Path, embedded_database: Database) -> None:
+    """A service whose clock steps back an hour amid posts goes on as if nothing had happened."""
+    library, file = a_clock(tmp_path)
+    shutil.copyfile(migrated_file, tmp_path / "evalstop.db")
+    database = Database(f"sqlite:///{tmp_path / 'evalstop.db'}")
+    scene, key = installed(database)
+    with (
+        serving(tmp_path, f"sqlite:///{tmp_path / 'evalstop.db'}", LD_PRELOAD=str(library)) as service,
+        Caller(key, lambda: service.url) as caller,
+    ):
+        run_id = caller.post("/runs", {"name": "back", "policy": "paper", "mode": "enforce"})["id"]
+        for step in range(STEPS):
+            if step in (33, 60):  # right before the verdict turns, and long after
+                with file.open("r+b") as behind:
+                    behind.write(struct.pack("l", int(HOUR.total_seconds()) * (1 + step // 60)))
+            assert caller.post(f"/runs/{run_id}/observations", batch(told(step)))["accepted"] == 3
+        told_last = [change["verdict"]["verdict"] for change in caller.get(f"/runs/{run_id}/verdicts")["items"]]
+        assert (caller.refusals, caller.cut) == ([], 0)
+    run = run_of(scene, run_id)
+    assert run.updated_at < run.created_at - HOUR
+    assert told_last == ["stop", "suspect"]
+    assert_nothing_lost(scene, run_id, [told(step) for step in range(STEPS)], embedded_database)
+    database.close()

@@ -97,8 +97,12 @@ def _waiting(installation: Installation) -> int:
 
 
 @contextmanager
-def spoiled(database: Database, sqlstate: str, times: int) -> Iterator[None]:
-    """The next transactions that store observations fail with an error of PostgreSQL's."""
+def spoiled(database: Database, sqlstate: str, times: int, *, at_commit: bool = False) -> Iterator[None]:
+    """The next transactions that store observations fail with an error of PostgreSQL's, or only their commits do."""
+    kind, event, each = "TRIGGER", "INSERT ON observations", "FOR EACH STATEMENT"
+    if at_commit:
+        kind, event = "CONSTRAINT TRIGGER", "UPDATE ON runs"
+        each = "DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
     with database.transaction() as tx:
         tx.exec_driver_sql("CREATE SEQUENCE tries")  # which no rollback takes back
         tx.exec_driver_sql(
@@ -106,15 +110,12 @@ def spoiled(database: Database, sqlstate: str, times: int) -> Iterator[None]:
             f" IF nextval('tries') <= {times} THEN RAISE EXCEPTION 'spoiled' USING ERRCODE = '{sqlstate}'; END IF;"
             " RETURN NULL; END $$"
         )
-        tx.exec_driver_sql(
-            "CREATE TRIGGER spoiler AFTER INSERT ON observations FOR EACH STATEMENT EXECUTE FUNCTION spoil()"
-        )
+        tx.exec_driver_sql(f"CREATE {kind} spoiler AFTER {event} {each} EXECUTE FUNCTION spoil()")
     try:
         yield
     finally:
         with database.transaction() as tx:
-            tx.exec_driver_sql("DROP TRIGGER spoiler ON observations")
-            tx.exec_driver_sql("DROP FUNCTION spoil")
+            tx.exec_driver_sql("DROP FUNCTION spoil CASCADE")
             tx.exec_driver_sql("DROP SEQUENCE tries")
 
 
@@ -124,13 +125,17 @@ def tries(database: Database) -> int:
     return count
 
 
-@pytest.mark.parametrize("sqlstate", ["40001", "40P01"], ids=["serialization", "deadlock"])
-def test_what_passes_is_tried_again(installation: Installation, sqlstate: str) -> None:
+@pytest.mark.parametrize(
+    ("sqlstate", "at_commit"),
+    [("40001", False), ("40P01", False), ("40001", True)],
+    ids=["serialization", "deadlock", "serialization-at-commit"],
+)
+def test_what_passes_is_tried_again(installation: Installation, sqlstate: str, at_commit: bool) -> None:
     """A transaction that fails twice for a reason that passes is committed with the third try."""
     database = installation.scene.database
     with installation.caller() as caller:
-        run_id = caller.post("/runs", {"name": f"passes-{sqlstate}"})["id"]
-        with spoiled(database, sqlstate, times=2):
+        run_id = caller.post("/runs", {"name": f"passes-{sqlstate}-{at_commit}"})["id"]
+        with spoiled(database, sqlstate, times=2, at_commit=at_commit):
             assert caller.post(f"/runs/{run_id}/observations", batch(told(0)))["accepted"] == 3
             assert tries(database) == 3
         assert caller.refusals == []

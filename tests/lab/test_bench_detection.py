@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from evalstop_detectors import DETECTORS
 from evalstop_lab.bench.contenders import contenders, oracle
 from evalstop_lab.bench.detection import main
+from evalstop_lab.bench.standing import Passed, delay_curve
+from evalstop_lab.evidence import records
 from evalstop_lab.worlds import HELD_OUT, NoiseKind, make
 
 RECORDED = str(Path(__file__).parents[1] / "data" / "rlhf_runs_public.jsonl")
@@ -29,8 +32,25 @@ def test_a_quick_run_leaves_tables_and_plots(tmp_path: Path, capsys: pytest.Capt
     assert paper["recall"] == rows["k_decline k=3", "as shipped"]["recall"]
     assert rows["oracle", "1%"]["false_stops"]["hits"] == 0
     assert set(rows["k_decline", "1%"]["left_out"]) & HELD_OUT
-    for name in ("roc.png", "roc.html", "delay.png", "delay.html"):
+    for name in ("roc.png", "roc.html", "delay.png", "delay.html", "sooner.png", "sooner.html"):
         assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_who_is_sooner_stops_more_healthy_runs() -> None:
+    """Along the curve of delays false stops rise and the alarm sinks; only runs without dips count."""
+    worlds = [
+        make(family, seed, length=60, level=0.1)
+        for family in ("plateau", "saturate", "u_dip", "mild")
+        for seed in range(15)
+    ]
+    detector = DETECTORS["k_decline"]()
+    curve = delay_curve([Passed(world, records(detector, world.observations())) for world in worlds])
+    false = [point[0] for point in curve]
+    assert false == sorted(false)
+    assert all(rate * 30 == pytest.approx(round(rate * 30)) for rate in false)
+    assert false[-1] > false[0]
+    ratios = [ratio for _, ratio, recall in curve if recall > 0.5]
+    assert ratios == sorted(ratios, reverse=True)
 
 
 def test_the_tables_can_be_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from evalstop_service.store.leases import Claimed, Ended, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
 from evalstop_service.telemetry import Telemetry
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 

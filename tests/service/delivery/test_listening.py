@@ -89,12 +89,12 @@ def test_polls_where_it_cannot_hear(postgres_database: Database, pooled: bool) -
 
     with way() as through:
         bell = Bell()
-        listener = Listener(through, bell.ring_here, answer_seconds=2.0)
+        listener = Listener(through, bell.ring_here, answer_seconds=2.0 if pooled else 20.0)
 
         async def hears() -> bool:
             listening = asyncio.create_task(listener.run())
             try:
-                heard = await bell.wait(4.0)
+                heard = await bell.wait(5.0 if pooled else 60.0)
             finally:
                 listening.cancel()
                 await asyncio.gather(listening, return_exceptions=True)

@@ -108,14 +108,14 @@ def test_a_clock_set_back_stalls_and_repeats_nothing(database: Database, scene: 
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender(timeout_seconds=0.8) as sender:
+            async with Sender(timeout_seconds=2.5) as sender:
                 worker = Worker(
                     database,
                     sender,
                     clock=clock,
                     chance=random.Random(1),
                     backoff=Backoff(first_seconds=0.4, cap_seconds=1.0),
-                    pace=Pace(concurrency=2, per_endpoint=2, ahead=0, poll_seconds=0.05, lease_seconds=1.0),
+                    pace=Pace(concurrency=2, per_endpoint=2, ahead=0, poll_seconds=0.05, lease_seconds=3.0),
                 )
                 announce()
                 announce()
