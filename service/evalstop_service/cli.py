@@ -80,7 +80,7 @@ def up(settings: Settings, options: argparse.Namespace) -> int:
 def serve(settings: Settings, options: argparse.Namespace) -> int:
     """HTTP alone, on a schema that is at head."""
     database = app.create_database(settings)
-    _require_head(database)
+    _require_schema(database)
 
     def ready(address: str) -> None:
         print(json.dumps({"url": address}) if options.json else f"EvalStop serves at {address}", flush=True)
@@ -91,7 +91,7 @@ def serve(settings: Settings, options: argparse.Namespace) -> int:
 def deliver(settings: Settings, options: argparse.Namespace) -> int:
     """Deliveries alone."""
     database = app.create_database(settings)
-    _require_head(database)
+    _require_schema(database)
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -109,10 +109,10 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def migrate(settings: Settings, options: argparse.Namespace) -> int:
-    """Bring the schema to head."""
+    """Bring the schema to head, or do one half of the way: what the new code needs, and what can wait for it."""
     database = app.create_database(settings)
     before = schema.current(database)
-    schema.upgrade(database)
+    schema.upgrade(database, schema.Phase(options.phase))
     after = schema.current(database)
     if options.json:
         print(json.dumps({"before": before, "after": after}))
@@ -124,7 +124,7 @@ def migrate(settings: Settings, options: argparse.Namespace) -> int:
 def project_create(settings: Settings, options: argparse.Namespace) -> int:
     """Make a project."""
     database = app.create_database(settings)
-    _require_head(database)
+    _require_schema(database)
     project = installation.add_project(
         database, options.name, options.mode, options.grace_seconds, utc_now(), options.policy
     )
@@ -135,7 +135,7 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
 def key_create(settings: Settings, options: argparse.Namespace) -> int:
     """Make a key and show it, once."""
     database = app.create_database(settings)
-    _require_head(database)
+    _require_schema(database)
     project = None if options.installation else options.project
     key, secret = installation.add_key(database, project, options.name, tuple(options.scopes), utc_now())
     _print(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
@@ -222,10 +222,12 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _require_head(database: Database) -> None:
-    current, head = schema.current(database), schema.head()
-    if current != head:
-        raise ServiceError(f"the schema is at {current or 'nothing'}, {head} is needed; run `evalstop migrate` first")
+def _require_schema(database: Database) -> None:
+    current = schema.current(database)
+    if not schema.serves(current):
+        raise ServiceError(
+            f"the schema is at {current or 'nothing'}, {schema.needed()} is needed; run `evalstop migrate` first"
+        )
 
 
 def _session_secret(settings: Settings) -> str:
@@ -291,7 +293,13 @@ def parser() -> argparse.ArgumentParser:
     add(commands, "up", up, listening)
     add(commands, "serve", serve, listening)
     add(commands, "deliver", deliver)
-    add(commands, "migrate", migrate)
+    migration = add(commands, "migrate", migrate)
+    migration.add_argument(
+        "--phase",
+        choices=[phase.value for phase in schema.Phase],
+        default=schema.Phase.ALL.value,
+        help="before: what the new code needs, while the old one serves; after: the rest, once the old one is gone",
+    )
     add(commands, "openapi", openapi)
     pruning = add(commands, "prune", prune)
     pruning.add_argument("--project", metavar="NAME", help="of this project (default: of all that say for how long)")

@@ -244,12 +244,13 @@ class Receiver(RuleBasedStateMachine):
         """Left in peace, with a job that goes when forced, every stop ends told or, after its last day, let be."""
         if getattr(self, "kept", None) is None:
             return
-        for _ in range(200):
+        for _ in range(500):
             if self.instruction is None:
                 break
-            self._hand(self._done(1.0 if self.now < 4_000 else 0.01))
+            pause = self.instruction.seconds if isinstance(self.instruction, instructions.Wait) else 0.1
+            self._hand(self._done(pause))
         assert self.kept.phase is Phase.DONE
-        if self.now < 4_000:
+        if self.now < BOUNDS.tell_seconds:
             assert self.reports[-1].state == "confirmed"
 
 

@@ -92,8 +92,8 @@ def test_a_migration_is_one_transaction(empty: Database) -> None:
     assert schema.current(empty) is None
 
 
-def migrate(url: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "evalstop_service.cli", "migrate", "--database-url", url]
+def migrate(url: str, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "evalstop_service.cli", "migrate", "--database-url", url, *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -102,7 +102,7 @@ def test_migrating_twice(empty_url: str) -> None:
     said = []
     for _ in range(2):
         process = migrate(empty_url)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=240)
         assert (process.returncode, errors) == (0, "")
         said.append(out)
     assert said[0] == f"the schema is at {schema.head()} (was empty)\n"
@@ -112,8 +112,17 @@ def test_migrating_twice(empty_url: str) -> None:
 def test_migrating_at_once(empty_url: str) -> None:
     """Two replicas that migrate one empty database at the same time both end well."""
     processes = [migrate(empty_url) for _ in range(2)]
-    ends = [(*process.communicate(timeout=60), process.returncode) for process in processes]
+    ends = [(*process.communicate(timeout=240), process.returncode) for process in processes]
     assert [code for _, _, code in ends] == [0, 0], ends
     database = Database(empty_url)
     assert differences(database) == []
     database.close()
+
+
+def test_migrating_in_two_phases(empty_url: str) -> None:
+    """`evalstop migrate --phase` does one half of the way and then the other."""
+    for phase, expected in (("before", schema.needed()), ("after", schema.head())):
+        process = migrate(empty_url, "--phase", phase)
+        out, errors = process.communicate(timeout=240)
+        assert (process.returncode, errors) == (0, "")
+        assert out.startswith(f"the schema is at {expected} ")

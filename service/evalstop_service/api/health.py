@@ -27,13 +27,13 @@ def live() -> Health:
 
 @router.get("/readyz")
 def ready(database: Db) -> Health:
-    """The database answers and its schema is the one this code needs."""
+    """The database answers and its schema is one that this code can serve on."""
     try:
         revision = schema.current(database)
     except sa.exc.SQLAlchemyError as error:
         raise Problem(503, "The database does not answer", str(error).splitlines()[0]) from error
-    if revision != schema.head():
+    if not schema.serves(revision):
         raise Problem(
-            503, "The schema is not at head", f"it is at {revision}, {schema.head()} is needed; run `evalstop migrate`"
+            503, "The schema is too old", f"it is at {revision}, {schema.needed()} is needed; run `evalstop migrate`"
         )
     return Health()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -101,6 +102,7 @@ def _alone(database: Database) -> Iterator[sa.Connection]:
             guard.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
 
 
+@cache
 def _revisions() -> list[Script]:
     """All of them, the oldest first."""
     found = list(ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
