@@ -91,6 +91,7 @@ def test_deaf_job_is_forced_again_and_again_and_told_once() -> None:
     stop, done = told(stop, events.Forced(190), events.Seen(200, RUNNING), events.Told(201))
     assert isinstance(done[1], instructions.Tell)
     assert done[1].report.state == "failed"
+    assert isinstance(done[2], instructions.Wait), "it is watched on"
     stop, done = told(stop, events.Seen(210, RUNNING), events.Seen(211, GONE), events.Told(212))
     assert [type(one).__name__ for one in done] == ["Wait", "Tell", "NoneType"]
     assert stop.report is not None
