@@ -145,7 +145,7 @@ def key_create(settings: Settings, options: argparse.Namespace) -> int:
 def prune(settings: Settings, options: argparse.Namespace) -> int:
     """Remove the details of runs that ended longer ago than their project keeps them; what decisions say stays."""
     database = app.create_database(settings)
-    _require_head(database)
+    _require_schema(database)
     try:
         done = retention.prune(
             database,
