@@ -104,7 +104,7 @@ def _quickest(timed: Callable[[], list[float]], rounds: int) -> list[float]:
     return [1e6 * min(costs) for costs in zip(*(timed() for _ in range(rounds)), strict=True)]
 
 
-def _figures(costs: Sequence[float]) -> tuple[float, float, float, float]:
+def _figures(costs: Sequence[float]) -> tuple[float, ...]:
     return (float(np.mean(costs)), *(float(np.quantile(costs, share)) for share in (0.5, 0.99, 1.0)))
 
 
