@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from evalstop_detectors import DETECTORS
-from evalstop_lab.bench.contenders import contenders, oracle
+from evalstop_detectors import DETECTORS, POLICIES
+from evalstop_lab.bench import step_cost
+from evalstop_lab.bench.contenders import NOT_RUN, contenders, oracle
 from evalstop_lab.bench.detection import main
 from evalstop_lab.bench.standing import Passed, delay_curve
 from evalstop_lab.evidence import records
@@ -60,6 +61,14 @@ def test_the_tables_can_be_printed(tmp_path: Path, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert "finding the turn" in printed
     assert "k_decline k=5" in printed
+
+
+def test_what_a_step_costs_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every detector that takes part and every shipped policy has its row."""
+    assert step_cost.main(["--evals", "14", "--rounds", "1"]) == 0
+    printed = capsys.readouterr().out
+    for name in (*(set(DETECTORS) - NOT_RUN), *POLICIES):
+        assert name in printed
 
 
 def test_everyone_runs_over_a_world() -> None:

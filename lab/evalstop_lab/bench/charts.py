@@ -135,13 +135,17 @@ def _sooner_png(path: Path, curves: dict[str, list[tuple[float, float, float]]])
     is dotted, because those found are the easy ones."""
     figure, axis = plt.subplots(figsize=(10, 7), dpi=130, layout="constrained")
     for (name, curve), color in zip(curves.items(), itertools.cycle(_COLORS)):
+        label: str | None = name
         for most, line in ((True, "-"), (False, ":")):
             kept = [(max(false, SMALLEST), ratio) for false, ratio, recall in curve if (recall >= _HALF) is most]
             if kept:
-                axis.plot(*zip(*kept, strict=True), line, marker=".", color=color, label=name if line == "-" else None)
+                axis.plot(*zip(*kept, strict=True), line, marker=".", color=color, label=label)
+                label = None
     axis.axhline(1.5, color="#999999", linewidth=0.8)
     axis.set(xscale="log", yscale="log", xlabel="false stops per healthy run without dips")
     axis.set_ylabel("median of delay to its lower bound, right stops")
+    axis.set_yticks([1.5, 2, 3, 4, 6], ["1.5", "2", "3", "4", "6"])
+    axis.minorticks_off()
     figure.legend(loc="outside right upper", fontsize=8)
     figure.savefig(path)
     plt.close(figure)

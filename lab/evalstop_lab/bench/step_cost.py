@@ -1,0 +1,112 @@
+"""What one observation costs: `python -m evalstop_lab.bench.step_cost`.
+
+Every step of a run that turns is timed several times and the quickest counts, so that what else the machine does stays
+out of it. Of a detector the evals are told, of a policy each signal, step by step and in batches of 100.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import evalstop_detectors
+import msgspec
+import numpy as np
+from evalstop_detectors import DETECTORS, POLICIES, Detector, Observation, Policy, Signal
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.bench.contenders import NOT_RUN, VARIANTS
+
+_BATCH = 100
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Time all detectors and shipped policies, and print the tables; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--evals", type=positive_number, default=400, help="of the run (default: 400)")
+    parser.add_argument("--rounds", type=positive_number, default=3, help="the quickest counts (default: 3)")
+    options = parser.parse_args(arguments)
+    run = turning_run(options.evals)
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    table = Table("detector", "mean", "median", "99th percentile", "longest", title="microseconds an eval")
+    for name, detector_type in DETECTORS.items():
+        for variant, params in {"": {}, **VARIANTS.get(name, {})}.items():
+            if name not in NOT_RUN:
+                costs = of_detector(msgspec.convert(params, detector_type), run, options.rounds)
+                table.add_row(f"{name} {variant}", *(f"{cost:.1f}" for cost in _figures(costs)))
+    console.print(table)
+    table = Table("policy", *(str(signal) for signal in Signal), "in batches", title="microseconds an observation")
+    for name, policy in POLICIES.items():
+        by_signal = of_policy(policy, run, options.rounds)
+        means = [f"{float(np.mean(by_signal[signal])):.2f}" for signal in Signal]
+        table.add_row(name, *means, f"{in_batches(policy, run, options.rounds):.2f}")
+    console.print(table)
+    return 0
+
+
+def turning_run(evals: int, seed: int = 1) -> list[Observation]:
+    """All signals at every step; gold rises, stays, and falls from the middle on, with noise of a tenth of the gain."""
+    rng, found = np.random.default_rng(seed), []
+    gold = np.interp(np.arange(evals), [0, evals / 5, evals / 2, evals], [0, 1, 1, 0.4]) + 0.1 * rng.standard_normal(
+        evals
+    )
+    proxy = np.linspace(0, 2, evals) + 0.1 * rng.standard_normal(evals)
+    for step in range(evals):
+        values = {Signal.KL: 0.02 * step, Signal.LOSS: -1.0, Signal.PROXY: proxy[step], Signal.EVAL: gold[step]}
+        found += [Observation(signal, step, values[signal]) for signal in Signal]
+    return found
+
+
+def of_detector(detector: Detector[Any], run: Sequence[Observation], rounds: int) -> list[float]:
+    """Microseconds of each eval."""
+    shown = [item for item in run if item.signal in detector.signals]
+    costs = _quickest(lambda: _steps(detector.start(), detector.step, shown), rounds)
+    return [cost for cost, item in zip(costs, shown, strict=True) if item.signal is Signal.EVAL]
+
+
+def of_policy(policy: Policy, run: Sequence[Observation], rounds: int) -> dict[Signal, list[float]]:
+    """Microseconds of each observation, by signal."""
+
+    def step(state: Any, item: Observation) -> Any:
+        return evalstop_detectors.step(policy, state, item)
+
+    costs = _quickest(lambda: _steps(evalstop_detectors.start(policy), step, run), rounds)
+    return {signal: [cost for cost, item in zip(costs, run, strict=True) if item.signal is signal] for signal in Signal}
+
+
+def in_batches(policy: Policy, run: Sequence[Observation], rounds: int) -> float:
+    """Microseconds an observation when a hundred come at once, one in twenty of them an eval."""
+    thinned = [item for item in run if item.signal is not Signal.EVAL or item.step % 6 == 0]
+    batches = [thinned[start : start + _BATCH] for start in range(0, len(thinned), _BATCH)]
+
+    def step(state: Any, batch: Sequence[Observation]) -> Any:
+        return evalstop_detectors.advance(policy, state, batch)
+
+    costs = _quickest(lambda: _steps(evalstop_detectors.start(policy), step, batches), rounds)
+    return float(sum(costs)) / len(thinned)
+
+
+def _steps(state: Any, step: Callable[[Any, Any], Any], items: Sequence[Any]) -> list[float]:
+    costs = []
+    for item in items:
+        began = time.perf_counter()
+        state, _ = step(state, item)
+        costs.append(time.perf_counter() - began)
+    return costs
+
+
+def _quickest(timed: Callable[[], list[float]], rounds: int) -> list[float]:
+    return [1e6 * min(costs) for costs in zip(*(timed() for _ in range(rounds)), strict=True)]
+
+
+def _figures(costs: Sequence[float]) -> tuple[float, ...]:
+    return (float(np.mean(costs)), *(float(np.quantile(costs, share)) for share in (0.5, 0.99, 1.0)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
