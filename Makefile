@@ -66,14 +66,16 @@ format: $(READY)  ## Format the code and repair what can be repaired
 	$(BIN)/ruff format .
 
 .PHONY: system-packages
-system-packages:  ## Install PostgreSQL, Chromium, Slurm and curl for the tests where they are missing (Debian, as root)
+system-packages:  ## Install PostgreSQL, Chromium, Slurm and small tools for the tests where they are missing (Debian, as root)
 	@missing=()
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null \
 	  || [ -n "$${TEST_DATABASE_URL:-}" ] || missing+=(postgresql)
 	command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
 	command -v curl >/dev/null || missing+=(curl)
-	command -v slurmctld >/dev/null || missing+=(slurmctld slurmd slurm-client slurmrestd slurm-wlm-basic-plugins \
-	  slurm-wlm-jwt-plugin munge)
+	command -v jq >/dev/null || missing+=(jq)
+	command -v openssl >/dev/null || missing+=(openssl)
+	command -v slurmctld >/dev/null || [ -x /usr/sbin/slurmctld ] \
+	  || missing+=(slurmctld slurmd slurm-client slurmrestd slurm-wlm-basic-plugins slurm-wlm-jwt-plugin munge)
 	if [ $${#missing[@]} -eq 0 ]; then exit 0; fi
 	if [ "$$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
 	  echo "installing $${missing[*]} with apt-get"

@@ -17,6 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 import uvicorn
+import uvloop
 from pydantic import ValidationError
 
 from evalstop_service import app, installation, logs, opening, pages, retention, traces
@@ -103,7 +104,7 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
     telemetry, tracer = app.create_telemetry(database), traces.from_environment(os.environ)
     port = settings.metrics_port
     with metrics.listening(telemetry, settings.host, port) if port is not None else nullcontext():
-        asyncio.run(run())
+        uvloop.run(run())
     tracer.close()
     return OK
 

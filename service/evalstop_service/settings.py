@@ -77,7 +77,7 @@ class Settings(BaseSettings):
 
     delivery_timeout_seconds: Positive = Field(10.0, description="how long an endpoint may take to answer")
     delivery_lease_seconds: Positive = Field(60.0, description="after this a delivery of a dead worker is taken over")
-    delivery_poll_seconds: Positive = Field(0.1, description="how often an idle worker looks for work")
+    delivery_poll_seconds: Positive = Field(1.0, description="how often a worker looks for work when nothing wakes it")
     delivery_concurrency: Annotated[int, Field(ge=1)] = Field(32, description="deliveries under way at one time")
     delivery_concurrency_per_endpoint: Annotated[int, Field(ge=1)] = Field(8, description="of those, to one endpoint")
     delivery_max_attempts: Annotated[int, Field(ge=1)] = Field(100, description="after so many a delivery is dead")

@@ -50,10 +50,10 @@ def _anything_since(tx: Transaction, run: Run) -> bool:
 
 
 def _withdraw(tx: Transaction, run: Run, at: int, now: datetime) -> None:
-    """A stop that still waits for its grace period to end is not for the attempt that begins now."""
+    """A stop that is not delivered yet is not for the attempt that begins now; within its grace period it is vetoed."""
+    outbox.cancel_attempt(tx, run.id, run.attempt, now)
     decision = decisions.of_attempt(tx, run.id, run.attempt)
     if decision is None or decision.state != lifecycle.State.PENDING or decision.due_at <= now:
         return
-    outbox.cancel(tx, run.id, decision.id, now)
     why = f"the trainer went on from step {at} before the grace period was over"
     decisions.change(tx, decision, lifecycle.State.VETOED, actor="evalstop", reason=why, details={}, now=now)
