@@ -244,6 +244,21 @@ EXAMPLES: dict[str, Any] = {
         "so_far": TALLY,
     },
     "TallyOut": TALLY,
+    "SeriesOut": {
+        "metric": "eval",
+        "buckets": [
+            {
+                "first_step": 0,
+                "last_step": 120,
+                "count": 13,
+                "lowest": 0.12,
+                "highest": 0.41,
+                "last": 0.41,
+                "nan_count": 0,
+                "infinite_count": 0,
+            }
+        ],
+    },
     "VerdictPage": _page({"sequence": 2, "attempt": 1, "at": STOPPED, "verdict": VERDICT}),
     "VetoIn": {"actor": "dana", "reason": "the eval set was broken this morning"},
 }

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.api.problems import Problem, answer
-
-LARGE_BYTES = 64 * 1024
-LARGE_AT_ONCE = 4
-"""Larger bodies are read by so many requests at one time; what is made of one takes several times its size."""
 
 MOST_HELD_BYTES = 128 * 2**20
 """Of all bodies that are arriving or being read; what comes then is answered 503."""
@@ -30,7 +25,7 @@ _BUSY = Problem(
 class BodyLimit:
     """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones.
 
-    A body is handed on when it has come whole, so that a client that is slow costs nobody else a place.
+    A body is handed on when it has come whole.
     `streamed`: paths whose routes hold little of a body at a time, and see to its limits by themselves.
     """
 
@@ -39,7 +34,6 @@ class BodyLimit:
         self._max_bytes = max_bytes
         self._streamed = frozenset(streamed)
         self._held_bytes = 0
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._streamed:
@@ -78,14 +72,10 @@ class BodyLimit:
                 arriving = message.get("more_body", False)
             body = b"".join(parts)
             parts.clear()
-            if size <= LARGE_BYTES:
+            if (count := _parts(body)) > MOST_PARTS:
+                await answer(_too_many_parts(count), scope["path"])(scope, receive, send)
+            else:
                 await self._app(scope, _whole(body, receive), send)
-                return
-            async with self._large:
-                if (count := _parts(body)) > MOST_PARTS:
-                    await answer(_too_many_parts(count), scope["path"])(scope, receive, send)
-                else:
-                    await self._app(scope, _whole(body, receive), send)
         finally:
             self._held_bytes -= size
 
