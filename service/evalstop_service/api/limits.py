@@ -8,11 +8,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.api.problems import Problem, answer
 
-MOST_HELD_BYTES = 128 * 2**20
+MOST_HELD_BYTES = 64 * 2**20
 """Of all bodies that are arriving or being read; what comes then is answered 503."""
 
-MOST_PARTS = 2_000_000
-"""Lists, objects, texts and commas of a body; a batch of 10,000 observations with all their fields has 240,000."""
+MOST_PARTS = 1_100_000
+"""Lists, objects, texts and commas of a body; a batch of 10,000 observations with all their fields has 160,000."""
 
 _BUSY = Problem(
     503,
@@ -90,7 +90,9 @@ class BodyLimit:
 
 def _parts(body: bytes) -> int:
     """How many values a body unfolds into, about; counting is quicker than reading by far."""
-    return sum(map(body.count, (b"[", b"{", b",", b'"'))) if len(body) > MOST_PARTS else 0
+    if len(body) <= MOST_PARTS:
+        return 0
+    return sum(map(body.count, (b"[", b"{", b","))) + body.count(b'"') // 2
 
 
 def _too_many_parts(count: int) -> Problem:
