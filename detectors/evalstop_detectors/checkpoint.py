@@ -146,6 +146,7 @@ class _Scores:
         self.values = array("d")
         self.stderrs = array("d")
         self.exists = bytearray()
+        self.any_exists = False
         self._unscored: set[int] = set()
         self._last: int | None = None
 
@@ -160,6 +161,7 @@ class _Scores:
         self.values.append(score.value)
         self.stderrs.append(math.nan if score.stderr is None else score.stderr)
         self.exists.append(score.step in self._unscored)
+        self.any_exists |= score.step in self._unscored
         self._unscored.discard(score.step)
         return len(self.steps) - 1
 
@@ -167,7 +169,7 @@ class _Scores:
         """The index of the score of this checkpoint if it came before."""
         index = bisect_left(self.steps, step)
         if index < len(self.steps) and self.steps[index] == step:
-            self.exists[index] = True
+            self.exists[index] = self.any_exists = True
             return index
         self._unscored.add(step)
         return None
@@ -244,7 +246,7 @@ class _HighestBound:
             self._stale = True
 
     def best(self) -> Best | None:
-        if self._stale:
+        if self._stale and self._scores.any_exists:  # a run that saves nothing has nothing to be fitted for
             self._answer, self._stale = self._chosen(), False
         return self._answer
 
