@@ -56,7 +56,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/decisions/{decision_id}/outcome"): {"outcome": "right", "note": "n", "turn_step": 1, "actor": "dana"},
     ("POST", "/endpoints"): ENDPOINT,
     ("PATCH", "/endpoints/{endpoint_id}"): ENDPOINT | {"enabled": True},
-    ("POST", "/pull/endpoints"): {"name": "login-node", "event_types": ["*"]},
+    ("POST", "/pull/endpoints"): {"name": "login-node", "event_types": ["run.stop_failed"]},
     ("POST", "/pull/endpoints/{endpoint_id}/claim"): {"wait_seconds": 0.0, "limit": 1, "lease_seconds": 5.0},
     ("POST", "/pull/endpoints/{endpoint_id}/settle"): {
         "delivery_id": "01900000-0000-7000-8000-000000000000",
