@@ -47,7 +47,7 @@ def live_runs(ground: Ground, sizes: Sequence[int], seconds: float, tick: Callab
     for size, remembers in [*((size, max(sizes)) for size in sizes), (max(sizes), None)]:
         memory = {"EVALSTOP_LIVE_RUNS": str(remembers + WARM_UP)} if remembers else {}
         with servers.evalstop(ground.folder / f"live-{size}", key, environment | memory) as server:
-            _post(ground, server, planted.runs(where, server, WARM_UP, f"warm-{size}"), 20, requests=1)
+            _post(ground, server, planted.runs(where, server, WARM_UP, f"warm-{size}-{remembers}"), 20, requests=1)
             runs = planted.runs(where, server, size, f"live-{size}-{remembers}")
             before = servers.resident_bytes(server.pid)
             cold = _post(ground, server, runs, 20, requests=-(-size // CLIENTS), seconds=COLD_SECONDS)
