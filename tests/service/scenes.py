@@ -16,7 +16,7 @@ from evalstop_detectors import MonitorState
 from evalstop_service import ingest, installation, opening
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt
-from evalstop_service.store import decisions, monitors, policies, projects, runs, tables
+from evalstop_service.store import decisions, policies, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
@@ -76,7 +76,7 @@ class Scene:
         """Throw away what this process and the database keep of the monitor."""
         self.forget_live(run)
         with self.database.transaction() as tx:
-            monitors.forget(tx, [run.id])
+            tx.execute(tables.monitors.delete().where(tables.monitors.c.run_id == run.id))
 
     def forget_live(self, run: Run) -> None:
         """Throw away what this process remembers of the run."""

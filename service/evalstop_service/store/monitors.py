@@ -43,11 +43,6 @@ def keep(tx: Transaction, kept: Sequence[tuple[UUID, int, str]], now: datetime) 
         tx.exec_driver_sql(_KEEP, [(run_id.hex, version, state, at) for run_id, version, state in kept])
 
 
-def forget(tx: Transaction, run_ids: Sequence[UUID]) -> None:
-    """Drop what is kept of these runs."""
-    tx.execute(sa.delete(monitors).where(monitors.c.run_id.in_(run_ids)))
-
-
 _FIND = "SELECT run_id, version, state FROM monitors WHERE run_id = ANY(%b)"
 
 _INSTEAD = (

@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
@@ -98,11 +98,6 @@ class Stretch:
     step: int
     lowest: float
     highest: float
-
-
-def add(tx: Transaction, run_id: UUID, attempt: int, points: Iterable[Point], now: datetime) -> None:
-    """Store points whose identities have no live observation."""
-    add_many(tx, [New(run_id, attempt, point) for point in points], now)
 
 
 def add_many(tx: Transaction, rows: Sequence[New], now: datetime, late: Sequence[New] | None = None) -> None:
@@ -212,13 +207,6 @@ def outlines(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> di
     for run_id, *stretch in tx.execute(query):
         found[run_id].append(Stretch(*stretch))
     return found
-
-
-def last_step(tx: Transaction, run_id: UUID) -> int | None:
-    """The highest step with a live observation."""
-    query = sa.select(sa.func.max(observations.c.step))
-    query = query.where(observations.c.run_id == run_id, observations.c.superseded_by == LIVE)
-    return tx.execute(query).scalar()
 
 
 def any_since(tx: Transaction, run_id: UUID, attempt: int) -> bool:

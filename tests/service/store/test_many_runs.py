@@ -132,7 +132,7 @@ def test_saving_drops_what_the_previous_release_kept(scene: Scene) -> None:
 
 
 def test_keeps_monitors(scene: Scene) -> None:
-    """A kept monitor takes the place of the one before, and can be forgotten."""
+    """A kept monitor takes the place of the one before."""
     one, two, none = (new_id() for _ in range(3))
     with scene.database.transaction() as tx:
         monitors.keep(tx, [(one, 1, "a"), (two, 1, "b")], NOW)
@@ -142,8 +142,6 @@ def test_keeps_monitors(scene: Scene) -> None:
             one: KeptMonitor(5, "c" * 100_000),
             two: KeptMonitor(1, "b"),
         }
-        monitors.forget(tx, [one, none])
-        assert monitors.find_many(tx, [one, two]) == {two: KeptMonitor(1, "b")}
 
 
 @pytest.mark.parametrize("repeats", [0, 500])
