@@ -57,6 +57,8 @@ class Decision:
     run_name: str
     policy_name: str
     policy_version: int
+    deadline_at: datetime | None = None
+    escalations: int = 0
 
     def stops(self, now: datetime) -> bool:
         """Whether the job is meant to end: requested, or the grace period is over."""

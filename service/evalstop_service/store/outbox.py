@@ -24,10 +24,17 @@ STOP_REQUESTED = "run.stop_requested"
 
 EVENT_TYPES = (
     "run.suspected",
+    "run.eval_requested",
     STOP_REQUESTED,
+    "run.stop_withheld",
+    "run.stop_escalated",
     "run.stopped",
     "run.stop_failed",
+    "run.resume_requested",
     "run.best_checkpoint_changed",
+    "run.stale",
+    "run.lost",
+    "detector.dead",
 )
 
 

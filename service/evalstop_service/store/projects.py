@@ -16,7 +16,10 @@ from evalstop_service.store.tables import projects
 class Project:
     """A tenant, and what its runs get when they do not say otherwise.
 
-    `retention_days`: so long after its end a run keeps its details; None means for ever.
+    `retention_days`: so long after its end a run keeps its details; None means for ever. `paused_at`: since then
+    nothing is stopped. `stops_per_hour`, `stops_share`: as many stops there may be in an hour, and of the running runs
+    at most this share; None means without bound. `confirm_seconds`: so long a requested stop may wait for its
+    confirmation. `stale_seconds`: no run is stale that was heard of within this time.
     """
 
     id: UUID
@@ -26,6 +29,12 @@ class Project:
     grace_seconds: float
     created_at: datetime
     retention_days: int | None = None
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    stops_per_hour: int | None = 30
+    stops_share: float | None = 0.5
+    confirm_seconds: float = 900.0
+    stale_seconds: float = 300.0
 
 
 def add(tx: Transaction, project: Project) -> bool:
@@ -38,12 +47,7 @@ def change(tx: Transaction, project: Project) -> None:
     tx.execute(
         projects.update()
         .where(projects.c.id == project.id)
-        .values(
-            default_policy=project.default_policy,
-            default_mode=project.default_mode,
-            grace_seconds=project.grace_seconds,
-            retention_days=project.retention_days,
-        )
+        .values({name: value for name, value in vars(project).items() if name not in ("id", "name", "created_at")})
     )
 
 

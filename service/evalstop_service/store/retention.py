@@ -28,12 +28,13 @@ from evalstop_service.store.tables import (
     observations,
     outcomes,
     prunings,
+    pulses,
     runs,
     series_buckets,
     verdicts,
 )
 
-REMOVED = (delivery_attempts, deliveries, events, verdicts, checkpoints, monitors, observations, series_buckets)
+REMOVED = (delivery_attempts, deliveries, events, verdicts, checkpoints, monitors, observations, series_buckets, pulses)
 """The details of a run, in an order in which no row is left without the one that it refers to."""
 
 KEPT = (runs, attempts, decisions, decision_changes, outcomes)

@@ -78,6 +78,13 @@ projects = sa.Table(
     sa.Column("grace_seconds", sa.Double, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("retention_days", sa.Integer),  # NULL: the details of its runs are kept for ever
+    sa.Column("paused_at", UtcTime),  # not NULL: nothing is stopped until somebody says so
+    sa.Column("paused_by", sa.Text),
+    # The blast radius: at most so many stops an hour, and of the running runs at most this share; NULL: no bound.
+    sa.Column("stops_per_hour", sa.Integer, server_default="30"),
+    sa.Column("stops_share", sa.Double, server_default="0.5"),
+    sa.Column("confirm_seconds", sa.Double, nullable=False, server_default="900"),  # then a stop is escalated
+    sa.Column("stale_seconds", sa.Double, nullable=False, server_default="300"),  # no run is stale before
 )
 
 keys = sa.Table(
@@ -161,6 +168,26 @@ monitors = sa.Table(
     sa.Column("kept_at", UtcTime, nullable=False),
 )
 
+# Whether a run is alive, as far as its posts and heartbeats tell; ingestion does not write here.
+pulses = sa.Table(
+    "pulses",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("project_id", sa.Uuid, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("look_at", UtcTime),  # NULL: the run has ended
+    sa.Column("heartbeat_at", UtcTime),
+    sa.Column("cadence_seconds", sa.Double),  # learnt: between two posts
+    sa.Column("dead", sa.JSON, nullable=False),  # the metrics that tell its detectors nothing, and why
+    sa.Column("changed_at", UtcTime, nullable=False),
+    sa.Index(
+        "ix_pulses_look_at",
+        "look_at",
+        sqlite_where=sa.text("look_at IS NOT NULL"),
+        postgresql_where=sa.text("look_at IS NOT NULL"),
+    ),
+)
+
 attempts = sa.Table(
     "attempts",
     metadata,
@@ -238,6 +265,8 @@ decisions = sa.Table(
     sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
     sa.Column("due_at", UtcTime, nullable=False),  # the end of the grace period
     sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("deadline_at", UtcTime),  # when the service has to look after it by itself; NULL: never
+    sa.Column("escalations", sa.Integer, nullable=False, server_default="0"),
     sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: whoever comes second changes nothing
     sa.Index("ix_decisions_id", "id"),
     sa.Index("ix_decisions_project_id_id", "project_id", "id"),
@@ -246,6 +275,12 @@ decisions = sa.Table(
         "due_at",
         sqlite_where=sa.text("state = 'pending'"),
         postgresql_where=sa.text("state = 'pending'"),
+    ),
+    sa.Index(
+        "ix_decisions_deadline_at",
+        "deadline_at",
+        sqlite_where=sa.text("deadline_at IS NOT NULL"),
+        postgresql_where=sa.text("deadline_at IS NOT NULL"),
     ),
 )
 
@@ -286,6 +321,9 @@ endpoints = sa.Table(
     sa.Column("enabled", sa.Boolean, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("deleted_at", UtcTime),
+    sa.Column("format", sa.Text, nullable=False, server_default="standard"),
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # one after the other, up to now
+    sa.Column("open_until", UtcTime),  # the circuit breaker: nothing is sent before
 )
 
 events = sa.Table(
@@ -333,4 +371,6 @@ delivery_attempts = sa.Table(
     sa.Column("duration_ms", sa.Double, nullable=False),
     sa.Column("status_code", sa.Integer),
     sa.Column("error", sa.Text),
+    sa.Column("url", sa.Text),  # where it was sent, which the endpoint may have changed since
+    sa.Column("answer", sa.Text),  # how its body began
 )
