@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import pages, retention, traces
+from evalstop_service import chores, pages, retention, traces
 from evalstop_service.api import (
     bulk,
     checkpoints,
@@ -148,8 +148,8 @@ class _App(FastAPI):
 async def deliver(
     settings: Settings, database: Database, stop: asyncio.Event, telemetry: Telemetry, tracer: Tracer
 ) -> None:
-    """Run a delivery worker, and retention beside it, until `stop` is set and what is under way has ended."""
-    with retention.on_schedule(database, utc_now, telemetry):
+    """Run a delivery worker, and the chores beside it, until `stop` is set and what is under way has ended."""
+    with chores.at_work(retention.chore(database, utc_now, telemetry)):
         await _deliver(settings, database, stop, telemetry, tracer)
 
 

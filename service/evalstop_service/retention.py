@@ -7,15 +7,11 @@ mark as pruned ──> remove observations, checkpoints, verdicts, events and de
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-import sqlalchemy as sa
-
+from evalstop_service.chores import Chore, Pause
 from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.store import projects, retention
@@ -75,7 +71,7 @@ def prune(
     older_than_days: float | None = None,
     dry_run: bool = False,
     pace: Pace = Pace(),
-    pause: Callable[[float], bool] | None = None,
+    pause: Pause | None = None,
     telemetry: Telemetry | None = None,
 ) -> Pruned:
     """Remove the details of all runs that ended before their project's time, of one project or of all of them.
@@ -90,52 +86,33 @@ def prune(
     with retention.alone(database) as alone:
         if not alone:
             raise Conflict("another process prunes at the moment; what is old goes with that")
-        return _Pass(database, now, pace or Pace(), pause or _sleep, telemetry or Telemetry()).run(wanted)
+        return _Pass(database, now, pace, pause or _sleep, telemetry or Telemetry()).run(wanted)
 
 
-@contextmanager
-def on_schedule(
+def chore(
     database: Database,
     clock: Clock,
     telemetry: Telemetry,
     every_seconds: float = EVERY_SECONDS,
-    pace: Pace | None = None,
-) -> Iterator[None]:
-    """Prune now and then in a thread of its own until the block ends, which waits for a transaction under way."""
-    stop = threading.Event()
+    pace: Pace = Pace(),
+) -> Chore:
+    """Pruning now and then, beside the work."""
 
-    def repeat() -> None:
-        while not stop.is_set():
-            _once(database, clock(), telemetry, pace or Pace(), stop)
-            stop.wait(every_seconds)
+    def do(pause: Pause) -> float:
+        try:
+            done = prune(database, clock(), pace=pace, pause=pause, telemetry=telemetry)
+        except Conflict:
+            log.debug("another process prunes")
+        else:
+            if done.rows or done.runs:
+                log.info("pruned %d runs, %d rows", sum(done.runs.values()), done.rows)
+        return every_seconds
 
-    thread = threading.Thread(target=repeat, name="retention", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(10)
-
-
-def _once(database: Database, now: datetime, telemetry: Telemetry, pace: Pace, stop: threading.Event) -> None:
-    try:
-        done = prune(database, now, pace=pace, pause=stop.wait, telemetry=telemetry)
-    except Conflict:
-        log.debug("another process prunes")
-    except sa.exc.DBAPIError as error:
-        log.warning("cannot prune now, the next pass goes on: %s", error)
-    except Exception:
-        log.exception("cannot prune")
-    else:
-        if done.rows or done.runs:
-            log.info("pruned %d runs, %d rows", sum(done.runs.values()), done.rows)
+    return Chore("retention", do)
 
 
 class _Pass:
-    def __init__(
-        self, database: Database, now: datetime, pace: Pace, pause: Callable[[float], bool], telemetry: Telemetry
-    ) -> None:
+    def __init__(self, database: Database, now: datetime, pace: Pace, pause: Pause, telemetry: Telemetry) -> None:
         self._database = database
         self._now = now
         self._pace = pace

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service import retention
+from evalstop_service import chores, retention
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.retention import Pace, Pruned
 from evalstop_service.store import endpoints, projects, tables
@@ -421,24 +421,15 @@ def value(registry: CollectorRegistry, name: str) -> float:
     return found
 
 
-def test_on_schedule_it_comes_back(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    """Beside a worker it prunes now and then, survives a database that does not answer, and ends with its block."""
+def test_as_a_chore_it_comes_back(database: Database) -> None:
+    """Beside a worker it prunes now and then."""
     scene = a_scene(database)
     first, second = ended(scene, 100), ended(scene, 10)
-    with retention.on_schedule(database, lambda: NOW, Telemetry(), every_seconds=0.01):
+    with chores.at_work(retention.chore(database, lambda: NOW, Telemetry(), every_seconds=0.01)):
         wait_until(lambda: is_empty(database, first))
-        rename(database, "prunings", "elsewhere")
-        wait_until(lambda: "cannot prune now" in caplog.text)
-        rename(database, "elsewhere", "prunings")
         with database.transaction() as tx:
             end(tx, second, NOW - timedelta(days=300))
         wait_until(lambda: is_empty(database, second))
-    assert "retention" not in {thread.name for thread in threading.enumerate()}
-
-
-def rename(database: Database, name: str, other: str) -> None:
-    with database.transaction() as tx:
-        tx.exec_driver_sql(f"ALTER TABLE {name} RENAME TO {other}")
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
