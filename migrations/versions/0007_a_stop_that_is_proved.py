@@ -15,6 +15,8 @@ deploy = "before"
 
 BY_DEADLINE = "ix_decisions_deadline_at"
 BY_LOOK = "ix_pulses_look_at"
+BY_PROJECT = "ix_events_project_id_id"
+BY_RUN = "ix_deliveries_endpoint_id_run_id"
 
 
 def _added() -> dict[str, list[sa.Column[Any]]]:
@@ -36,6 +38,9 @@ def _added() -> dict[str, list[sa.Column[Any]]]:
             sa.Column("failures", sa.Integer(), nullable=False, server_default="0"),
             sa.Column("open_until", sa.DateTime(timezone=True), nullable=True),
         ],
+        "deliveries": [
+            sa.Column("urgent", sa.Boolean(), nullable=False, server_default=sa.false()),
+        ],
         "delivery_attempts": [
             sa.Column("url", sa.Text(), nullable=True),
             sa.Column("answer", sa.Text(), nullable=True),
@@ -51,9 +56,19 @@ def upgrade() -> None:
             op.execute(
                 f"CREATE INDEX CONCURRENTLY {BY_DEADLINE} ON decisions (deadline_at) WHERE deadline_at IS NOT NULL"
             )
+            op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {BY_PROJECT}")
+            op.execute(f"CREATE INDEX CONCURRENTLY {BY_PROJECT} ON events (project_id, id)")
+            op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {BY_RUN}")
+            op.execute(
+                f"CREATE INDEX CONCURRENTLY {BY_RUN} ON deliveries (endpoint_id, run_id, id) WHERE state = 'waiting'"
+            )
     else:
         op.add_column("decisions", sa.Column("deadline_at", sa.DateTime(timezone=True), nullable=True))
         op.create_index(BY_DEADLINE, "decisions", ["deadline_at"], sqlite_where=sa.text("deadline_at IS NOT NULL"))
+        op.create_index(BY_PROJECT, "events", ["project_id", "id"])
+        op.create_index(
+            BY_RUN, "deliveries", ["endpoint_id", "run_id", "id"], sqlite_where=sa.text("state = 'waiting'")
+        )
     for table, columns in _added().items():
         for column in columns:
             op.add_column(table, column)
@@ -80,6 +95,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_index(BY_DEADLINE, "decisions")
+    op.drop_index(BY_PROJECT, "events")
+    op.drop_index(BY_RUN, "deliveries")
     op.drop_table("pulses")
     for table, columns in reversed(_added().items()):
         for column in columns:

@@ -336,6 +336,7 @@ events = sa.Table(
     sa.Column("type", sa.Text, nullable=False),
     sa.Column("body", sa.Text, nullable=False),  # the bytes that are signed, so that every attempt sends the same
     sa.Column("created_at", UtcTime, nullable=False),
+    sa.Index("ix_events_project_id_id", "project_id", "id"),
 )
 
 deliveries = sa.Table(
@@ -347,6 +348,7 @@ deliveries = sa.Table(
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("due_at", UtcTime, nullable=False),  # while a worker holds it: the end of its lease
+    sa.Column("urgent", sa.Boolean, nullable=False, server_default=sa.false()),  # overtakes what is not, of its run
     sa.Column("last_error", sa.Text),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("settled_at", UtcTime),
@@ -356,6 +358,14 @@ deliveries = sa.Table(
         "ix_deliveries_endpoint_id",
         "endpoint_id",
         "due_at",
+        "id",
+        sqlite_where=sa.text("state = 'waiting'"),
+        postgresql_where=sa.text("state = 'waiting'"),
+    ),
+    sa.Index(  # what goes first, of a run to an endpoint
+        "ix_deliveries_endpoint_id_run_id",
+        "endpoint_id",
+        "run_id",
         "id",
         sqlite_where=sa.text("state = 'waiting'"),
         postgresql_where=sa.text("state = 'waiting'"),
