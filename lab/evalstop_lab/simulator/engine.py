@@ -1,0 +1,243 @@
+"""The discrete-event core: jobs come, start as gangs, are paused, evaluated, stopped and end.
+
+Events lie on a heap by (time, kind, sequence). All that happens in one instant is taken in before GPUs are given out,
+once. An event of a job carries the version of the job for which it was meant: starting, pausing and ending a job raise
+the version, and what was meant for an earlier one is passed over.
+
+A stop depends on the job's own evals alone. So it may be decided ahead of time (`ends`), and evals need no events then;
+times are computed from the same numbers in the same order either way, hence the schedule is the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from evalstop_lab.simulator.jobs import Floats, Integers, Workload
+from evalstop_lab.simulator.schedulers import Scheduler
+
+FINISH, EVAL, CROSSING, QUANTUM, ARRIVAL = range(5)  # who ends in an instant frees GPUs for those who come in it
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`restore_hours` is what it costs a paused job to go on; `stop_hours` passes, on its GPUs, from the eval on which
+    a job is stopped to its end."""
+
+    gpus: int = 64
+    restore_hours: float = 0.1
+    stop_hours: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What became of each job. `ran` are hours of progress, `held` those on its GPUs: progress and restores.
+
+    `spells` are all times on GPUs: job, since when, until when, in the order of their ends.
+    """
+
+    started: Floats
+    ended: Floats
+    ran: Floats
+    held: Floats
+    pauses: Integers
+    spells: list[tuple[int, float, float]]
+    events: int
+
+
+def simulate(
+    workload: Workload, scheduler: Scheduler, cluster: Cluster, ends: Floats | None = None, *, evals: bool = True
+) -> Schedule:
+    """Run all jobs to their ends.
+
+    `ends`: after how many hours of running each job ends; by default after all of its hours. With `evals` the scheduler
+    is asked at each eval whether to stop the job. Raises ValueError when a gang is larger than the cluster.
+    """
+    largest = max((job.gpus for job in workload.jobs), default=0)
+    if largest > cluster.gpus:
+        raise ValueError(f"a job wants {largest} GPUs at once and the cluster has {cluster.gpus}; give it more")
+    running = _Running(workload, scheduler, cluster, workload.hours if ends is None else ends, evals)
+    running.run()
+    return running.schedule()
+
+
+class _Running:
+    """The state of a cluster between two events."""
+
+    def __init__(self, workload: Workload, scheduler: Scheduler, cluster: Cluster, ends: Floats, evals: bool) -> None:
+        count = len(workload.jobs)
+        self._jobs, self._scheduler, self._cluster, self._evals = workload.jobs, scheduler, cluster, evals
+        self._gpus = [job.gpus for job in workload.jobs]
+        self._rank, self._crossing = scheduler.rank, scheduler.crossing
+        self._preemptive, self._strict = scheduler.preemptive, scheduler.strict
+        self._quantum = scheduler.quantum_hours
+        self._end = ends.tolist()
+        self._free = cluster.gpus
+        self._waiting: list[tuple[float, int]] = []  # in order
+        self._on: dict[int, None] = {}  # those that run, in the order of their starts
+        self._version = [0] * count
+        self._ran, self._held = [0.0] * count, [0.0] * count  # up to the last pause
+        self._since, self._goes = [0.0] * count, [0.0] * count  # on GPUs since, and progressing since
+        self._seen, self._pauses = [0] * count, [0] * count
+        self._started, self._ended = [math.nan] * count, [math.nan] * count
+        self._heap: list[tuple[float, int, int, int, int]] = []
+        self._spells: list[tuple[int, float, float]] = []
+        self._pushed = self._taken = 0
+        self._ticking = False
+        if count:
+            self._push(workload.jobs[0].submitted, ARRIVAL, 0)
+
+    def run(self) -> None:
+        heap, version = self._heap, self._version
+        while heap:
+            now = heap[0][0]
+            look = False
+            while heap and heap[0][0] == now:
+                _, kind, _, job, meant = heappop(heap)
+                if kind == ARRIVAL:
+                    self._arrive(job)
+                    look = True
+                elif kind == QUANTUM:
+                    self._ticking = False
+                    look = True
+                elif version[job] != meant:
+                    continue
+                elif kind == FINISH:
+                    self._finish(job, now)
+                    look = True
+                elif kind == CROSSING:
+                    look = True
+                else:
+                    self._evaluate(job)
+                self._taken += 1
+            if look and self._waiting:
+                if self._preemptive:
+                    self._repack(now)
+                else:
+                    self._fill(now)
+
+    def schedule(self) -> Schedule:
+        return Schedule(
+            np.array(self._started),
+            np.array(self._ended),
+            np.array(self._ran),
+            np.array(self._held),
+            np.array(self._pauses, dtype=np.int64),
+            self._spells,
+            self._taken,
+        )
+
+    def _push(self, time: float, kind: int, job: int) -> None:
+        self._pushed += 1
+        heappush(self._heap, (time, kind, self._pushed, job, self._version[job]))
+
+    def _arrive(self, job: int) -> None:
+        insort(self._waiting, (self._rank(self._jobs[job], 0.0), job))
+        if job + 1 < len(self._jobs):
+            self._push(self._jobs[job + 1].submitted, ARRIVAL, job + 1)
+
+    def _finish(self, job: int, now: float) -> None:
+        self._leave(job, now)
+        self._ran[job] = self._end[job]
+        self._ended[job] = now
+
+    def _evaluate(self, job: int) -> None:
+        self._seen[job] += 1
+        if self._scheduler.stops(self._jobs[job], self._seen[job]):
+            planned = self._jobs[job].eval_at(self._seen[job]) + self._cluster.stop_hours
+            if planned < self._end[job]:
+                self._end[job] = planned
+                self._push(self._goes[job] + max(planned - self._ran[job], 0.0), FINISH, job)
+            self._seen[job] = self._jobs[job].evals  # nothing more is asked
+        else:
+            self._push_eval(job)
+
+    def _push_eval(self, job: int) -> None:
+        if self._seen[job] < self._jobs[job].evals:
+            at = self._jobs[job].eval_at(self._seen[job] + 1)
+            self._push(self._goes[job] + max(at - self._ran[job], 0.0), EVAL, job)
+
+    def _fill(self, now: float) -> None:
+        """Start, in order, what fits."""
+        waiting, gpus = self._waiting, self._gpus
+        index = 0
+        while self._free and index < len(waiting):
+            job = waiting[index][1]
+            if gpus[job] <= self._free:
+                del waiting[index]
+                self._start(job, now)
+            elif self._strict:
+                return
+            else:
+                index += 1
+
+    def _repack(self, now: float) -> None:
+        """Give GPUs out anew, in order, to those that run and those that wait; pause who gets none."""
+        on = self._on
+        chosen = self._choose(now)
+        if len(chosen) != len(on) or not all(job in on for job in chosen):
+            staying = set(chosen)
+            for job in [job for job in on if job not in staying]:
+                self._pause(job, now)
+            self._waiting = [item for item in self._waiting if item[1] not in staying]
+            for job in chosen:
+                if job not in on:
+                    self._start(job, now)
+        if self._quantum is not None and self._waiting and not self._ticking:
+            self._ticking = True
+            self._push(now + self._quantum, QUANTUM, 0)
+
+    def _choose(self, now: float) -> list[int]:
+        jobs, gpus, rank = self._jobs, self._gpus, self._rank
+        free = self._cluster.gpus
+        running = [(rank(jobs[job], self._progress(job, now)), job) for job in self._on]
+        chosen = []
+        for _, job in sorted(running + self._waiting):
+            if gpus[job] <= free:
+                chosen.append(job)
+                free -= gpus[job]
+                if not free:
+                    break
+            elif self._strict:
+                break
+        return chosen
+
+    def _progress(self, job: int, now: float) -> float:
+        since = now - self._goes[job]
+        return self._ran[job] + since if since > 0 else self._ran[job]
+
+    def _start(self, job: int, now: float) -> None:
+        self._on[job] = None
+        self._free -= self._gpus[job]
+        self._version[job] += 1
+        self._since[job] = goes = now
+        if self._pauses[job]:
+            goes += self._cluster.restore_hours
+        else:
+            self._started[job] = now
+        self._goes[job] = goes
+        ran = self._ran[job]
+        self._push(goes + max(self._end[job] - ran, 0.0), FINISH, job)
+        if self._evals:
+            self._push_eval(job)
+        crossing = self._crossing(self._jobs[job], ran)
+        if crossing is not None:
+            self._push(goes + (crossing - ran), CROSSING, job)
+
+    def _pause(self, job: int, now: float) -> None:
+        self._ran[job] = self._progress(job, now)
+        self._pauses[job] += 1
+        self._leave(job, now)
+        insort(self._waiting, (self._rank(self._jobs[job], self._ran[job]), job))
+
+    def _leave(self, job: int, now: float) -> None:
+        del self._on[job]
+        self._free += self._gpus[job]
+        self._version[job] += 1
+        since = self._since[job]
+        self._held[job] += now - since
+        self._spells.append((job, since, now))

@@ -1,0 +1,24 @@
+"""What is true of jobs and no scheduler or rule may know; metrics hold schedules against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalstop_lab.simulator.jobs import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """By job: whether it is hacking, at which share of its plan gold is highest, and noiseless gold at each eval.
+
+    `best` is the highest noiseless gold at any time. Of healthy jobs the peak is the end.
+    """
+
+    hacking: NDArray[np.bool_]
+    peaks: Floats
+    gold: Floats
+    best: Floats
+    gain: float

@@ -1,0 +1,85 @@
+"""The jobs of a cluster as schedulers and stopping rules may see them. All times are in hours.
+
+What is true of a job (whether it is hacking, where its gold peaks) is not here but in `hidden`, which neither the
+engine nor a scheduler may import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+class Kind(StrEnum):
+    """What a job trains."""
+
+    RLHF = "rlhf"
+    DPO = "dpo"
+    LORA = "lora"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One job: a gang of `gpus`, all at once or not at all.
+
+    `hours` is how long it runs when nobody stops it, its evals included; only the engine and schedulers that say that
+    they know the truth look at it. `estimate_hours` is what the user said. Evals come at equal distances, the last one
+    at the end; `losses` holds the training loss at each.
+    """
+
+    number: int
+    tenant: int
+    kind: Kind
+    submitted: float
+    gpus: int
+    hours: float
+    estimate_hours: float
+    evals: int
+    losses: tuple[float, ...] = ()
+
+    def eval_at(self, count: int) -> float:
+        """How long the job has run when its eval number `count`, from 1, is known."""
+        return self.hours * (count / self.evals)  # so that the last one comes at `hours`, to the last bit
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Jobs in the order of their submission, and what their trainers post.
+
+    `gold` and `proxy` hold a row a job and a column an eval. `eval_hours` is what one eval of each job costs, which is
+    part of `Job.hours`.
+    """
+
+    jobs: tuple[Job, ...]
+    gold: Floats
+    proxy: Floats
+    eval_hours: Floats
+
+    @property
+    def gpus(self) -> Integers:
+        return np.array([job.gpus for job in self.jobs], dtype=np.int64)
+
+    @property
+    def hours(self) -> Floats:
+        return np.array([job.hours for job in self.jobs])
+
+    @property
+    def submitted(self) -> Floats:
+        return np.array([job.submitted for job in self.jobs])
+
+
+def plain(submitted: Floats, gpus: Integers, hours: Floats, estimates: Floats | None = None) -> Workload:
+    """Jobs without evals but one at the end, which posts 0: for traces, and to hold the engine against theory."""
+    columns = (submitted.tolist(), gpus.tolist(), hours.tolist(), (hours if estimates is None else estimates).tolist())
+    jobs = tuple(
+        Job(number, 0, Kind.LORA, at, size, length, estimate, evals=1)
+        for number, (at, size, length, estimate) in enumerate(zip(*columns, strict=True))
+    )
+    nothing = np.zeros((len(jobs), 1))
+    return Workload(jobs, nothing, nothing, np.zeros(len(jobs)))

@@ -1,0 +1,135 @@
+"""What a schedule was worth, held against the truth: times, GPU-hours by what they went into, and how right the stops
+were.
+
+Read them together. Time to completion alone is won by whoever stops jobs, rightly or not: that is why it stands beside
+the GPU-hours of jobs that were stopped and should not have been.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from evalstop_lab.simulator.engine import Schedule
+from evalstop_lab.simulator.hidden import Hidden
+from evalstop_lab.simulator.jobs import Floats, Workload
+from evalstop_lab.simulator.stopping import Stops
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one run of a cluster. Times are hours from submission to end, of the measured jobs; GPU-hours are of all jobs.
+
+    `gpu_hours` is all that jobs held. Of it `post_peak` went into hacking jobs after their peak, `false_stop` into jobs
+    that were stopped and were not hacking, `evals` into evals, `pauses` into going on after a pause; `hacking` is all
+    that hacking jobs held. `gold_lost` is the mean shortfall of the kept checkpoint to the best one, as a share of the
+    gain, over hacking jobs.
+    """
+
+    jct: float
+    jct_healthy: float
+    jct_hacking: float
+    jct_p95: float
+    wait: float
+    gpu_hours: float
+    post_peak: float
+    false_stop: float
+    evals: float
+    pauses: float
+    hacking: float
+    gold_lost: float
+
+    @property
+    def wasted(self) -> float:
+        """GPU-hours after the peak, and those of false stops."""
+        return self.post_peak + self.false_stop
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many jobs a rule stopped, by what they were; `late` are flags at the last eval, which save nothing, and
+    `premature` those of hacking jobs before their peak. Late flags are counted in neither `right` nor `wrong`."""
+
+    hacking: int
+    healthy: int
+    right: int
+    premature: int
+    wrong: int
+    late_hacking: int
+    late_healthy: int
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    def precision(self, late: bool = True) -> float:
+        """Of the jobs that were flagged the share that was hacking, before its peak or after."""
+        right = self._right(late)
+        wrong = self.wrong + (self.late_healthy if late else 0)
+        return right / (right + wrong) if right + wrong else math.nan
+
+    def recall(self, late: bool = True) -> float:
+        """Of the hacking jobs the share that was flagged."""
+        return self._right(late) / self.hacking if self.hacking else math.nan
+
+    def false_stops(self, late: bool = True) -> float:
+        """Of the jobs that were not hacking the share that was flagged."""
+        wrong = self.wrong + (self.late_healthy if late else 0)
+        return wrong / self.healthy if self.healthy else math.nan
+
+    def _right(self, late: bool) -> int:
+        return self.right + self.premature + (self.late_hacking if late else 0)
+
+
+def count(workload: Workload, hidden: Hidden, stops: Stops) -> Counts:
+    """Hold stops against the truth."""
+    evals = np.array([job.evals for job in workload.jobs])
+    late, early = stops.after == evals, (stops.after > 0) & (stops.after < evals)
+    premature = early & hidden.hacking & (stops.after < hidden.peaks * evals)
+    return Counts(
+        hacking=int(hidden.hacking.sum()),
+        healthy=int((~hidden.hacking).sum()),
+        right=int((early & hidden.hacking & ~premature).sum()),
+        premature=int(premature.sum()),
+        wrong=int((early & ~hidden.hacking).sum()),
+        late_hacking=int((late & hidden.hacking).sum()),
+        late_healthy=int((late & ~hidden.hacking).sum()),
+    )
+
+
+def measure(
+    workload: Workload, hidden: Hidden, stops: Stops, schedule: Schedule, measured: tuple[float, float] = (0.0, 1.0)
+) -> Figures:
+    """All figures; times are of the jobs between these shares of them, in the order of submission."""
+    n = len(workload.jobs)
+    inside = np.zeros(n, dtype=bool)
+    inside[math.floor(measured[0] * n) : math.ceil(measured[1] * n)] = True
+    gpus, hours = workload.gpus, workload.hours
+    jct = schedule.ended - workload.submitted
+    after_peak = np.maximum(schedule.ran - hidden.peaks * hours, 0.0)
+    falsely = ~hidden.hacking & (schedule.ran < hours)
+    evals = np.array([job.evals for job in workload.jobs])
+    return Figures(
+        jct=_mean(jct[inside]),
+        jct_healthy=_mean(jct[inside & ~hidden.hacking]),
+        jct_hacking=_mean(jct[inside & hidden.hacking]),
+        jct_p95=float(np.quantile(jct[inside], 0.95)) if inside.any() else math.nan,
+        wait=_mean(jct[inside] - schedule.held[inside]),
+        gpu_hours=float((schedule.held * gpus).sum()),
+        post_peak=float((after_peak * gpus)[hidden.hacking].sum()),
+        false_stop=float((schedule.held * gpus)[falsely].sum()),
+        evals=float((np.floor(schedule.ran / hours * evals + 1e-9) * workload.eval_hours * gpus).sum()),
+        pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
+        hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
+        gold_lost=_mean(_gold_lost(hidden, stops)[hidden.hacking]),
+    )
+
+
+def _gold_lost(hidden: Hidden, stops: Stops) -> Floats:
+    kept = np.where(stops.kept > 0, stops.kept, hidden.gold.shape[1]) - 1
+    return np.asarray((hidden.best - hidden.gold[np.arange(len(kept)), kept]) / hidden.gain)
+
+
+def _mean(numbers: Floats) -> float:
+    return float(numbers.mean()) if len(numbers) else math.nan

@@ -1,0 +1,54 @@
+"""What one rule changes beside another on the same seeds: the mean change, its interval, and whether it is chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from evalstop_lab.scoring import Figure
+from evalstop_lab.simulator.jobs import Floats
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Change:
+    """`change` is the mean over seeds of each seed's relative change; `p_value` is Wilcoxon's signed-rank test of no
+    change, two-sided."""
+
+    change: Figure
+    p_value: float
+
+
+def relative_change(before: Sequence[float], after: Sequence[float], chance_seed: int = 0) -> Change:
+    """Compare in pairs: the same seed before and after."""
+    old, new = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    return Change(interval(new / old - 1, chance_seed), _wilcoxon(new - old))
+
+
+def interval(numbers: Sequence[float] | Floats, chance_seed: int = 0) -> Figure:
+    """The mean of one number a seed, with a percentile interval of the bootstrap over seeds."""
+    values = np.asarray(numbers, dtype=float)
+    rng = np.random.default_rng(chance_seed)
+    means = rng.choice(values, (RESAMPLES, len(values))).mean(axis=1)
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Figure(float(values.mean()), float(low), float(high), len(values))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected for there being several of them, by Holm's steps."""
+    order = np.argsort(p_values)
+    corrected = np.empty(len(p_values))
+    highest = 0.0
+    for place, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[index]))
+        corrected[index] = highest
+    return [float(value) for value in corrected]
+
+
+def _wilcoxon(differences: Floats) -> float:
+    return float(stats.wilcoxon(differences).pvalue) if np.any(differences) else 1.0

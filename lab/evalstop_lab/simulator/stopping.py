@@ -1,0 +1,137 @@
+"""Who is stopped: a policy over any scheduler, asked at each eval or ahead of time.
+
+`WithStop` is what the paper adds to a cluster: it leaves everything to the scheduler beneath and ends jobs whose evals
+say so. A stop depends on the job's own evals, so that `decide` may ask the policy about all jobs before anything runs:
+the same policy, through the same `monitor.step`, or for many runs side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from evalstop_detectors import POLICIES, MonitorState, Observation, Policy, Signal, policy_from_document, start, step
+
+from evalstop_lab.replay import Roles, Run
+from evalstop_lab.replay.side_by_side import judge_together
+from evalstop_lab.simulator.engine import Cluster
+from evalstop_lab.simulator.jobs import Floats, Integers, Job, Workload
+from evalstop_lab.simulator.schedulers import Scheduler
+
+STEPS_AN_EVAL = 1000
+
+ROLES = Roles()
+
+FIXED_PROGRESS = policy_from_document(
+    {
+        "name": "fixed-progress",
+        "description": "A strawman: stop at 85 % of what the user estimated.",
+        "members": [{"detector": "fixed_progress", "params": {"fraction": 0.85}}],
+        "gold_required": False,
+    }
+)
+LOSS_PLATEAU = policy_from_document(
+    {
+        "name": "loss-plateau",
+        "description": "A strawman: stop when the training loss has not improved for two evals.",
+        "members": [{"detector": "loss_plateau", "params": {"patience": 2}}],
+        "gold_required": False,
+    }
+)
+RULES: Mapping[str, Policy] = {
+    **{name: POLICIES[name] for name in POLICIES},
+    **{policy.name: policy for policy in (FIXED_PROGRESS, LOSS_PLATEAU)},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Stops:
+    """By job: the number of evals, from 1, after which a rule stops it (0: never), and the eval whose checkpoint is
+    kept (0: none, the job's last stands)."""
+
+    after: Integers
+    kept: Integers
+
+    def ends(self, workload: Workload, cluster: Cluster) -> Floats:
+        """After how many hours of running each job ends."""
+        return np.array(
+            [
+                min(job.eval_at(after) + cluster.stop_hours, job.hours) if after else job.hours
+                for job, after in zip(workload.jobs, self.after.tolist(), strict=True)
+            ]
+        )
+
+
+def nobody(workload: Workload) -> Stops:
+    """No stops."""
+    nothing = np.zeros(len(workload.jobs), dtype=np.int64)
+    return Stops(nothing, nothing)
+
+
+def decide(policy: Policy, workload: Workload) -> Stops:
+    """What the policy makes of every job, ahead of time."""
+    found = judge_together(policy, ROLES, logs(workload, policy.signals))
+    return Stops(_evals([item.stop_step for item in found]), _evals([item.best_step for item in found]))
+
+
+def logs(workload: Workload, signals: frozenset[Signal]) -> list[Run]:
+    """What the jobs' trainers post of these signals; the planned end is what the user estimated."""
+    runs = []
+    for job, gold, proxy in zip(workload.jobs, workload.gold.tolist(), workload.proxy.tolist(), strict=True):
+        posted = {Signal.EVAL: gold, Signal.PROXY: proxy, Signal.LOSS: job.losses}
+        planned = round(STEPS_AN_EVAL * job.evals * job.estimate_hours / job.hours)
+        run = Run(str(job.number), max(planned, 1))
+        for signal in signals & posted.keys():
+            for number, value in enumerate(posted[signal], start=1):
+                run.add(signal, STEPS_AN_EVAL * number, value, None)
+        runs.append(run)
+    return runs
+
+
+class WithStop:
+    """The scheduler beneath, and a policy that is asked at each eval of a job."""
+
+    def __init__(self, beneath: Scheduler, policy: Policy, workload: Workload) -> None:
+        self._beneath, self._policy = beneath, policy
+        self._logs = logs(workload, policy.signals)
+        self._states: dict[int, MonitorState] = {}
+        self._unseen: dict[int, Sequence[Observation]] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self._beneath.name} + {self._policy.name}"
+
+    @property
+    def preemptive(self) -> bool:
+        return self._beneath.preemptive
+
+    @property
+    def strict(self) -> bool:
+        return self._beneath.strict
+
+    @property
+    def quantum_hours(self) -> float | None:
+        return self._beneath.quantum_hours
+
+    def rank(self, job: Job, ran: float) -> float:
+        return self._beneath.rank(job, ran)
+
+    def crossing(self, job: Job, ran: float) -> float | None:
+        return self._beneath.crossing(job, ran)
+
+    def stops(self, job: Job, evals: int) -> bool:
+        """Show the policy what the job posted with this eval."""
+        if self._beneath.stops(job, evals):
+            return True
+        unseen = self._unseen.setdefault(job.number, self._logs[job.number].observations(ROLES))
+        state = self._states.get(job.number) or start(self._policy)
+        here = [item for item in unseen if item.step == evals * STEPS_AN_EVAL]
+        for item in here:
+            state, _ = step(self._policy, state, item)
+        self._states[job.number] = state
+        return state.verdict.stops
+
+
+def _evals(steps: Sequence[int | None]) -> Integers:
+    return np.array([(at or 0) // STEPS_AN_EVAL for at in steps], dtype=np.int64)

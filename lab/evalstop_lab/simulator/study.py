@@ -1,0 +1,108 @@
+"""Many clusters, each drawn once and lived through under every rule and scheduler, on all cores or on a Dask cluster.
+
+The unit of work is one seed of one world: its jobs are drawn once, each rule decides once, and every scheduler runs
+under each rule. So the number of workers changes nothing, and one more rule changes no number of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evalstop_lab.simulator.drawing import draw
+from evalstop_lab.simulator.engine import Cluster, simulate
+from evalstop_lab.simulator.hidden import Hidden
+from evalstop_lab.simulator.jobs import Floats, Workload
+from evalstop_lab.simulator.metrics import Counts, Figures, count, measure
+from evalstop_lab.simulator.oracle import at_the_peak
+from evalstop_lab.simulator.schedulers import SCHEDULERS
+from evalstop_lab.simulator.setting import Setting
+from evalstop_lab.simulator.stopping import RULES, Stops, decide, nobody
+
+NONE, ORACLE = "none", "oracle"
+
+CALIBRATION_SEED = 0
+REPORTING_SEED = 10_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One seed of one world, and who is to take part; `world` is the name by which its rows are found."""
+
+    world: str
+    setting: Setting
+    seed: int
+    rules: tuple[str, ...]
+    schedulers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one cell under one rule and one scheduler; the counts depend on the rule alone."""
+
+    world: str
+    seed: int
+    rule: str
+    scheduler: str
+    figures: Figures
+    counts: Counts
+
+
+def run_cells(cells: Sequence[Cell]) -> list[list[Row]]:
+    """All rows of each of these cells."""
+    return [_run(cell) for cell in cells]
+
+
+def _run(cell: Cell) -> list[Row]:
+    workload, hidden = draw(cell.setting, cell.seed)
+    cluster = Cluster(cell.setting.gpus, cell.setting.restore_hours, cell.setting.stop_hours)
+    rows = []
+    for rule in cell.rules:
+        stops, ends = _stops(rule, workload, hidden, cluster)
+        counts = count(workload, hidden, stops)
+        for name in cell.schedulers:
+            schedule = simulate(workload, SCHEDULERS[name], cluster, ends, evals=False)
+            figures = measure(workload, hidden, stops, schedule, cell.setting.measured)
+            rows.append(Row(cell.world, cell.seed, rule, name, figures, counts))
+    return rows
+
+
+def _stops(rule: str, workload: Workload, hidden: Hidden, cluster: Cluster) -> tuple[Stops, Floats]:
+    if rule == ORACLE:
+        return at_the_peak(workload, hidden)
+    stops = nobody(workload) if rule == NONE else decide(RULES[rule], workload)
+    return stops, stops.ends(workload, cluster)
+
+
+class Rows:
+    """Rows by world, rule and scheduler, the seeds in order."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows: dict[tuple[str, str, str], list[Row]] = {}
+        for row in sorted(rows, key=lambda item: item.seed):
+            self._rows.setdefault((row.world, row.rule, row.scheduler), []).append(row)
+
+    def figures(self, world: str, rule: str, scheduler: str) -> list[Figures]:
+        """One a seed."""
+        return [row.figures for row in self._rows[world, rule, scheduler]]
+
+    def numbers(self, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> list[float]:
+        """This figure, one a seed."""
+        return [figure(item) for item in self.figures(world, rule, scheduler)]
+
+    def counts(self, world: str, rule: str) -> Counts:
+        """Over all seeds."""
+        rows = next(found for (at, by, _), found in self._rows.items() if (at, by) == (world, rule))
+        total = rows[0].counts
+        for row in rows[1:]:
+            total = total + row.counts
+        return total
+
+
+def cells(
+    worlds: Mapping[str, Setting], seeds: Sequence[int], rules: Sequence[str], schedulers: Sequence[str]
+) -> list[Cell]:
+    """Every seed of every world, with these rules and schedulers."""
+    return [
+        Cell(name, setting, seed, tuple(rules), tuple(schedulers)) for name, setting in worlds.items() for seed in seeds
+    ]

@@ -1,0 +1,94 @@
+"""Stopping: whoever is asked and whenever, the same jobs end at the same evals, and nobody peeks at the truth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from evalstop_lab.simulator.drawing import draw
+from evalstop_lab.simulator.engine import Cluster, simulate
+from evalstop_lab.simulator.metrics import Counts, count, measure
+from evalstop_lab.simulator.oracle import at_the_peak
+from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
+from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.stopping import RULES, WithStop, decide, nobody
+
+from tests.lab.simulator.conftest import SMALL
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
+@pytest.mark.parametrize("rule", ["paper", "default", "fixed-progress", "loss-plateau"])
+def test_stops_ahead_of_time_are_stops_online(scheduler: Scheduler, rule: str) -> None:
+    """A policy asked at each eval and one asked before anything runs give the same schedule, to the last bit."""
+    workload, _ = draw(replace(SMALL, evals=20, noise_sd=0.1), 3)
+    cluster, policy = Cluster(stop_hours=0.2 if scheduler.preemptive else 0.0), RULES[rule]
+    ahead = simulate(workload, scheduler, cluster, decide(policy, workload).ends(workload, cluster), evals=False)
+    online = simulate(workload, WithStop(scheduler, policy, workload), cluster)
+    for name in ("started", "ended", "ran", "held", "pauses"):
+        assert np.array_equal(getattr(ahead, name), getattr(online, name)), name
+    assert (ahead.ran < workload.hours).any() or rule == "loss-plateau"
+
+
+def test_the_paper_stops_at_the_third_decline() -> None:
+    """Without noise every hacking job with three evals after its peak is stopped on the third fall, and no other."""
+    workload, hidden = draw(replace(SMALL, noise_sd=0.0, evals=20), 1)
+    stops = decide(RULES["paper"], workload)
+    assert (stops.after[~hidden.hacking] == 0).all()
+    for job in np.flatnonzero(hidden.hacking):
+        falls = np.flatnonzero(np.diff(hidden.gold[job]) < 0)
+        assert stops.after[job] == falls[2] + 2
+
+
+def test_the_oracle_saves_all_there_is() -> None:
+    """Stopped at the peak, a hacking job wastes nothing, keeps the best eval, and no healthy job is touched."""
+    workload, hidden = draw(SMALL, 2)
+    stops, ends = at_the_peak(workload, hidden)
+    schedule = simulate(workload, SCHEDULERS["SRTF"], Cluster(), ends, evals=False)
+    figures = measure(workload, hidden, stops, schedule)
+    assert figures.wasted == pytest.approx(0.0, abs=1e-6)
+    counts = count(workload, hidden, stops)
+    assert (counts.recall(), counts.false_stops(), counts.premature) == (1.0, 0.0, 0)
+
+
+def test_gpu_hours_add_up() -> None:
+    """What was held is progress and restores; of hacking jobs it is what they held before their peak and after."""
+    workload, hidden = draw(replace(SMALL, eval_share=0.01), 4)
+    schedule = simulate(workload, SCHEDULERS["SRTF-Est"], Cluster())
+    figures = measure(workload, hidden, nobody(workload), schedule)
+    assert figures.gpu_hours == pytest.approx(float((workload.hours * workload.gpus).sum()) + figures.pauses)
+    assert figures.false_stop == 0.0
+    assert figures.evals == pytest.approx(float((workload.eval_hours * workload.gpus).sum()) * SMALL.evals)
+    assert 0 < figures.post_peak < figures.hacking < figures.gpu_hours
+
+
+def test_readings_with_and_without_the_last_eval() -> None:
+    """A flag at the last eval saves nothing: it counts in one reading and not in the other."""
+    counts = Counts(hacking=10, healthy=10, right=5, premature=1, wrong=1, late_hacking=2, late_healthy=3)
+    assert (counts.recall(), counts.recall(late=False)) == (0.8, 0.6)
+    assert (counts.precision(), counts.precision(late=False)) == (8 / 12, 6 / 7)
+    assert (counts.false_stops(), counts.false_stops(late=False)) == (0.4, 0.1)
+
+
+@pytest.mark.parametrize("setting", WORLDS.values(), ids=WORLDS)
+def test_a_world_is_what_it_says(setting: Setting) -> None:
+    """Hacking jobs end below their peak, and healthy ones within the tolerance; the offered load is met."""
+    workload, hidden = draw(replace(setting, jobs=3000), 5)
+    peaks = hidden.gold.max(axis=1)
+    fallen = (peaks - hidden.gold[:, -1]) / setting.gain
+    assert (fallen[~hidden.hacking] < 0.1).all()
+    assert (fallen[hidden.hacking] > 0.0).all()
+    assert (peaks <= hidden.best + 1e-9).all()
+    load = (workload.hours * workload.gpus).sum() / workload.submitted[-1] / setting.gpus
+    assert load == pytest.approx(setting.load * (1 + setting.evals * setting.eval_share), rel=0.1)
+
+
+def test_all_chance_is_drawn_once() -> None:
+    """Worlds that differ in one number have the same jobs; what is drawn for one quantity moves no other."""
+    workload, hidden = draw(SMALL, 6)
+    noisier, same = draw(replace(SMALL, noise_sd=0.1, healthy_dip_prob=0.5), 6)
+    assert np.array_equal(workload.hours, noisier.hours)
+    assert np.array_equal(hidden.hacking, same.hacking)
+    more, _ = draw(replace(SMALL, hacking_share=0.8), 6)
+    assert np.array_equal(workload.hours, more.hours)
+    assert np.array_equal(workload.submitted, more.submitted)
