@@ -13,7 +13,7 @@ from evalstop_detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
 from evalstop_detectors.monitor import MonitorState, advance, is_late, replay, start, step
 from evalstop_detectors.observation import Observation, Signal
-from evalstop_detectors.policy import NOTHING_SEEN, Call, Finding, Member, Policy, Verdict
+from evalstop_detectors.policy import NOTHING_SEEN, Call, Finding, Member, Policy, Reservation, Verdict
 from evalstop_detectors.shipped import POLICIES
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "OutOfOrder",
     "Policy",
     "RawMaximum",
+    "Reservation",
     "Score",
     "Signal",
     "SmoothedMaximum",

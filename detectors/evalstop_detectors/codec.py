@@ -17,7 +17,7 @@ from evalstop_detectors.catalog import DETECTORS, unknown
 from evalstop_detectors.detector import CountOrZero, Detector, Evidence, Thresholds
 from evalstop_detectors.errors import InvalidPolicy, StaleState
 from evalstop_detectors.monitor import MonitorState
-from evalstop_detectors.policy import Member, Policy, Verdict, member_ids
+from evalstop_detectors.policy import Member, Policy, Reservation, Verdict, member_ids
 from evalstop_detectors.risk import Calibration, CalibrationDocument, Risk, calibration, threshold
 
 STATE_VERSION = 1
@@ -56,6 +56,7 @@ class _PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     min_evals: CountOrZero = 0
     warmup_steps: Annotated[int, Meta(ge=0, le=2**53)] = 0
     description: _Text = ""
+    stops_despite: Annotated[list[Reservation], Meta(max_length=len(Reservation))] = []
     calibration: Annotated[list[CalibrationDocument], Meta(max_length=256)] = []
 
 
@@ -94,11 +95,15 @@ def policy_from_document(document: object) -> Policy:
         min_evals=parsed.min_evals,
         warmup_steps=parsed.warmup_steps,
         description=parsed.description,
+        stops_despite=tuple(parsed.stops_despite),
     )
 
 
 def policy_to_document(policy: Policy) -> dict[str, Any]:
-    """The policy as JSON values with every number written out, so that later defaults cannot change it."""
+    """The policy as JSON values with every number written out, so that later defaults cannot change it.
+
+    `stops_despite` is there only where it says something: release 0.1.0 reads no document that has it.
+    """
     members = [
         {
             "detector": member.detector.name,
@@ -120,7 +125,7 @@ def policy_to_document(policy: Policy) -> dict[str, Any]:
         "gold_required": policy.gold_required,
         "min_evals": policy.min_evals,
         "warmup_steps": policy.warmup_steps,
-    }
+    } | ({"stops_despite": [str(item) for item in policy.stops_despite]} if policy.stops_despite else {})
 
 
 def state_to_json(policy: Policy, state: MonitorState) -> bytes:
@@ -263,9 +268,10 @@ def _written(path: Path) -> str:
 
 
 def _fingerprint(policy: Policy) -> str:
-    """The same for equal policies only: a state goes with the parameters that it was folded under."""
+    """The same for policies that judge alike only: a state goes with the parameters that it was folded under."""
     known: str | None = policy.__dict__.get("fingerprint")
     if known is None:
-        known = hashlib.sha256(msgspec.json.encode(policy_to_document(policy))).hexdigest()[:16]
+        judging = msgspec.structs.replace(policy, stops_despite=())
+        known = hashlib.sha256(msgspec.json.encode(policy_to_document(judging))).hexdigest()[:16]
         policy.__dict__["fingerprint"] = known
     return known

@@ -22,6 +22,18 @@ class Call(StrEnum):
     STOP = "stop"
 
 
+class Reservation(StrEnum):
+    """What holds a stop back, whatever the detectors say, unless the policy says that it does not.
+
+    `stale`: nothing has been heard of the run for long. `dead_detector`: a metric that stops it is missing, has ceased,
+    does not change or is not finite. `no_checkpoint`: there is no best checkpoint that would be left of the run.
+    """
+
+    STALE = "stale"
+    DEAD_DETECTOR = "dead_detector"
+    NO_CHECKPOINT = "no_checkpoint"
+
+
 class Finding(Struct, frozen=True):
     """The evidence of one detector beside the thresholds that it was held against."""
 
@@ -88,6 +100,7 @@ class Policy(Struct, frozen=True, dict=True):
     `gate`: ids of members without whose call there is no stop, whatever the weights.
     `gold_required`: members that never see the eval signal may raise a suspicion, but not stop a run by themselves.
     `min_evals`: no stop before so many finite evals; `warmup_steps`: none before this step.
+    `stops_despite`: reservations that do not hold its stops back; they change no verdict.
     """
 
     name: str
@@ -99,11 +112,21 @@ class Policy(Struct, frozen=True, dict=True):
     description: str = ""
     suspect_at_least: float = 1.0
     gate: tuple[str, ...] = ()
+    stops_despite: tuple[Reservation, ...] = ()
 
     @cached_property
     def signals(self) -> frozenset[Signal]:
         """The signals that any member watches, and gold, of which the policy itself keeps count."""
         return frozenset({Signal.EVAL}).union(*(member.detector.signals for member in self.members))
+
+    @cached_property
+    def stopping_signals(self) -> frozenset[Signal]:
+        """The signals on whose evidence it may stop a run: those of the members that can call for one, and gold if it
+        is required."""
+        members = zip(self.ids, self.members, strict=True)
+        calling = (m for name, m in members if m.thresholds.stop_at is not None and (m.weight or name in self.gate))
+        gold = {Signal.EVAL} if self.gold_required else set()
+        return frozenset(gold).union(*(member.detector.signals for member in calling))
 
     @cached_property
     def watching(self) -> dict[Signal, tuple[int, ...]]:

@@ -18,8 +18,10 @@ _DROP: dict[str, Any] = {"detector": "plateau_drop", "params": {"sigmas": 1.5, "
 
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "paper": {
-        "description": "EvalStop as published (arXiv 2606.04145): stop after 3 consecutive eval declines.",
+        "description": "EvalStop as published (arXiv 2606.04145): stop after 3 consecutive eval declines, whether or"
+        " not a checkpoint is registered.",
         "members": [{"detector": "k_decline", "params": {"k": 3}}],
+        "stops_despite": ["no_checkpoint"],
     },
     "default": {
         "description": "Stop when gold has been below its best for too long and too deep for noise, at 1 % of healthy"

@@ -1,14 +1,41 @@
-"""What speaks against stopping a run now, whatever its detectors say."""
+"""What speaks against stopping a run now, whatever its detectors say.
+
+| kind | what holds the stop back | what lifts it |
+|---|---|---|
+| `paused` | somebody has paused the project | resuming it, nothing else |
+| `stops_per_hour` | as many stops of the project were handed out within an hour as may be | time, or another bound |
+| `stops_share` | so large a share of its runs was stopped within an hour | time, or another bound |
+| `stale` | nothing was heard of the run for long, or it is lost | a post, a heartbeat |
+| `dead_detector` | a metric that its policy stops it by tells nothing | the metric, when it is well again |
+| `no_checkpoint` | there is no best checkpoint that would be left of the run | a checkpoint with an eval |
+
+The last three are reservations that a policy may do without (`stops_despite`). Nothing is counted beforehand: the rows
+of decisions tell how many there were, and whoever decides holds the project's row until its commit, so that of two at
+one time the second sees the first. That lock comes after the run's, everywhere (see `projects.lock`). A transaction
+that decides on runs of several projects takes them in the order in which news came; two such may wait in a ring, which
+the database breaks and ingestion tries again.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from evalstop_detectors import Policy, Reservation, policy_from_document
+
+from evalstop_service import dead_metrics, vitals
+from evalstop_service.clock import rfc3339
+from evalstop_service.liveness import Pulse
+from evalstop_service.store import decisions, policies, pulses, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
+
+WINDOW = timedelta(hours=1)
+"""Within which stops are counted."""
 
 
 @dataclass(frozen=True)
@@ -21,5 +48,53 @@ class Brake:
 
 
 def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Brake, ...]:
-    """What holds a stop of this run back, the run being locked; nothing when it may be stopped."""
-    return ()
+    """What holds a stop of this run back; nothing when it may be stopped.
+
+    The run and then its project are locked in this transaction, and all that was observed of the run is written.
+    """
+    policy = policy_from_document(policies.get(tx, run.policy_id).document)
+    reservations = (brake for brake in _reservations(tx, project, run, policy, now))
+    return (
+        *_paused(project),
+        *_bounds(tx, project, run, now),
+        *(brake for brake in reservations if brake.kind not in policy.stops_despite),
+    )
+
+
+def _paused(project: Project) -> Iterator[Brake]:
+    if project.paused_at is not None:
+        since, who = rfc3339(project.paused_at), project.paused_by
+        yield Brake("paused", f"the project was paused by {who}", {"paused_at": since, "paused_by": who})
+
+
+def _bounds(tx: Transaction, project: Project, run: Run, now: datetime) -> Iterator[Brake]:
+    most, share = project.stops_per_hour, project.stops_share
+    if most is None and share is None:
+        return
+    stops, ended = decisions.handed_out(tx, project.id, now - WINDOW, but_for=(run.id, run.attempt))
+    if most is not None and stops >= most:
+        reason = f"{stops} runs were stopped within an hour, and the project allows {most}"
+        yield Brake("stops_per_hour", reason, {"stops": stops, "stops_per_hour": most})
+    if share is not None and stops > 0:  # one is always allowed: a project may have a single run
+        # Of the runs that would be there if none had been stopped; counted no further than it takes to allow one more.
+        enough = math.ceil((stops + 1) / share - 1e-9)
+        there = ended + runs.count_running(tx, project.id, max(0, enough - ended))
+        if there < enough:
+            reason = f"{stops} of {there} runs were stopped within an hour, and the project allows {share:.0%} of them"
+            yield Brake("stops_share", reason, {"stops": stops, "runs": there, "stops_share": share})
+
+
+def _reservations(tx: Transaction, project: Project, run: Run, policy: Policy, now: datetime) -> Iterator[Brake]:
+    pulse = pulses.of_runs(tx, [run.id]).get(run.id)
+    heard_at = vitals.heard_at(run, pulse)
+    if vitals.pulse_of(run, pulse, project.stale_seconds, now) is not Pulse.ALIVE:
+        reason = f"nothing was heard of the run since {rfc3339(heard_at)}: its metrics may not be what they were"
+        yield Brake(Reservation.STALE, reason, {"heard_at": rfc3339(heard_at)})
+    if dead := vitals.dead_of(tx, [(run, policy)])[run.id]:
+        words = "; ".join(f"{one.metric}: {one.reason}" for one in dead)
+        yield Brake(
+            Reservation.DEAD_DETECTOR, f"its detectors are blind: {words}", {"dead": dead_metrics.as_json(dead)}
+        )
+    if run.best_checkpoint is None:
+        reason = "no checkpoint with an eval is registered, so nothing would be left of the run"
+        yield Brake(Reservation.NO_CHECKPOINT, reason)

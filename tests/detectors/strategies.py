@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from evalstop_detectors import Detector, Member, Observation, Policy, Signal, Thresholds
+from evalstop_detectors import Detector, Member, Observation, Policy, Reservation, Signal, Thresholds
 from evalstop_detectors.bocpd import Bocpd
 from evalstop_detectors.cusum import Cusum
 from evalstop_detectors.divergence import Divergence
@@ -186,6 +186,7 @@ def policies(draw: st.DrawFn, gold_required: bool | None = None) -> Policy:
         min_evals=draw(st.sampled_from([0, 0, 3])),
         warmup_steps=draw(st.sampled_from([0, 0, 5])),
         description=draw(st.sampled_from(["", "Stops early; é, 停."])),
+        stops_despite=tuple(draw(st.lists(st.sampled_from(Reservation), max_size=3))),
         suspect_at_least=draw(st.just(min(filter(None, weights))) | reachable(weights)),
     )
     can_open = [name for name, m in zip(policy.ids, members, strict=True) if m.thresholds.stop_at is not None]

@@ -13,9 +13,13 @@ from evalstop_detectors import (
     POLICIES,
     InvalidPolicy,
     Policy,
+    Reservation,
     Signal,
     policy_from_document,
     policy_to_document,
+    start,
+    state_from_json,
+    state_to_json,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +41,7 @@ VALID: dict[str, Any] = {
     "min_evals": 5,
     "warmup_steps": 100,
     "description": "two of three",
+    "stops_despite": ["no_checkpoint"],
 }
 
 keys = st.sampled_from(["name", "members", "detector", "params", "stop_at", "suspect_at", "k", "signal", "at_least"])
@@ -109,6 +114,52 @@ def test_shipped_policies_load(name: str) -> None:
     assert policy.gold_required
     assert policy.description
     assert any(member.thresholds.stop_at is not None and member.sees_gold for member in policy.members)
+
+
+def test_a_document_without_reservations_reads_as_before() -> None:
+    """A policy that says nothing of reservations has none lifted, and is written without the key, as it always was."""
+    policy = policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]})
+    assert policy.stops_despite == ()
+    assert "stops_despite" not in policy_to_document(policy)
+
+
+def test_what_a_policy_stops_despite_is_read_and_does_not_touch_kept_states() -> None:
+    """A state kept under a policy is good under the same policy that stops despite more."""
+    document = {"name": "p", "members": [{"detector": "k_decline"}]}
+    plain = policy_from_document(document)
+    bold = policy_from_document(document | {"stops_despite": ["no_checkpoint", "stale"]})
+    assert bold.stops_despite == (Reservation.NO_CHECKPOINT, Reservation.STALE)
+    assert state_from_json(bold, state_to_json(plain, start(plain))) == start(bold)
+
+
+def test_only_the_paper_stops_without_a_checkpoint() -> None:
+    """The published rule asks for declines alone; the others do not stop a run of which nothing would be left."""
+    lifted = {name: policy.stops_despite for name, policy in POLICIES.items() if policy.stops_despite}
+    assert lifted == {"paper": (Reservation.NO_CHECKPOINT,)}
+
+
+@pytest.mark.parametrize(
+    ("document", "signals"),
+    [
+        ({"members": [{"detector": "k_decline"}, {"detector": "non_finite", "params": {"signal": "kl"}}]}, {"eval"}),
+        ({"members": [{"detector": "loss_plateau", "stop_at": 3}]}, {"eval", "loss"}),
+        ({"members": [{"detector": "loss_plateau", "stop_at": 3}], "gold_required": False}, {"loss"}),
+        ({"members": [{"detector": "k_decline"}, {"detector": "loss_plateau", "stop_at": None}]}, {"eval"}),
+        ({"members": [{"detector": "k_decline"}, {"detector": "loss_plateau", "weight": 0, "stop_at": 3}]}, {"eval"}),
+        (
+            {
+                "members": [{"detector": "k_decline"}, {"detector": "loss_plateau", "stop_at": 3}],
+                "gate": ["loss_plateau"],
+            },
+            {"eval", "loss"},
+        ),
+    ],
+)
+def test_a_policy_stops_on_the_signals_of_those_that_can_call_for_a_stop(
+    document: dict[str, Any], signals: set[str]
+) -> None:
+    """Members that may only suspect, or whose call weighs nothing, do not count; gold does where it is required."""
+    assert policy_from_document({"name": "p"} | document).stopping_signals == signals
 
 
 @given(document=json_values)
@@ -196,6 +247,8 @@ PARAMS = (*FIRST, "params")
         (("warmup_steps",), 1.5, ["`$.warmup_steps`", "whole number from 0"]),
         (("description",), "x" * 2001, ["`$.description`", "2000"]),
         (("description",), "\0", ["`$.description`", "text"]),
+        (("stops_despite",), "stale", ["`$.stops_despite`", "list of one of"]),
+        (("stops_despite",), ["paused"], ["`$.stops_despite[0]`", "stale, dead_detector, no_checkpoint"]),
         (("surprise",), 1, ["`surprise`", "min_evals", "warmup_steps"]),
     ],
 )

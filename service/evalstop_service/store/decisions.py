@@ -126,6 +126,24 @@ def of_runs(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
     return {row["run_id"]: Decision(**row) for row in tx.execute(query).mappings()}
 
 
+def handed_out(tx: Transaction, project_id: UUID, since: datetime, but_for: tuple[UUID, int]) -> tuple[int, int]:
+    """How many stops of a project were or will be handed to receivers after a moment, and of these how many are of runs
+    that run no longer; that of the run and attempt `but_for` is left out."""
+    never = ("shadow", "withheld", "vetoed", "moot")
+    query = (
+        sa.select(sa.func.count(), sa.func.count().filter(runs.c.status != "running"))
+        .join(runs, runs.c.id == decisions.c.run_id)
+        .where(
+            decisions.c.project_id == project_id,
+            decisions.c.state.not_in(never),
+            (decisions.c.due_at > since) | (decisions.c.state == sa.literal_column("'pending'")),
+            (decisions.c.run_id != but_for[0]) | (decisions.c.attempt != but_for[1]),
+        )
+    )
+    count, ended = tx.execute(query).one()
+    return count, ended
+
+
 def listing(
     tx: Transaction,
     project_id: UUID,

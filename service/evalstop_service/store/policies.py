@@ -9,10 +9,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.store import projects
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
-from evalstop_service.store.tables import policies, projects
+from evalstop_service.store.tables import policies
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class StoredPolicy:
 
 def add(tx: Transaction, project: Project, name: str, document: dict[str, Any], now: datetime) -> StoredPolicy:
     """Store a document as the next version of its name; the latest version itself if it says the same."""
-    # The project's row is what two writers of one name wait for.
-    tx.execute(sa.select(projects.c.id).where(projects.c.id == project.id).with_for_update())
+    projects.lock(tx, project.id)  # what two writers of one name wait for
     latest = find(tx, project.id, name)
     if latest is not None and latest.document == document:
         return latest

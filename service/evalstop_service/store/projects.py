@@ -52,8 +52,13 @@ def change(tx: Transaction, project: Project) -> None:
 
 
 def lock(tx: Transaction, project_id: UUID) -> Project:
-    """The project with this id, which some row refers to, locked until the transaction ends."""
-    tx.execute(sa.select(projects.c.id).where(projects.c.id == project_id).with_for_update())
+    """The project with this id, which some row refers to, locked until the transaction ends.
+
+    Whoever locks a run as well locks it before its project, never after: two stops of a project then wait for each
+    other and for nobody else. The lock is the weaker one that lets rows be added which refer to the project: whoever
+    has added an event and comes to a decision afterwards would otherwise wait for another who did the same.
+    """
+    tx.execute(sa.select(projects.c.id).where(projects.c.id == project_id).with_for_update(key_share=True))
     return get(tx, project_id)
 
 

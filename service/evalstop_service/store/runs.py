@@ -82,6 +82,14 @@ def resumed_from(tx: Transaction, run: Run) -> int | None:
     return step
 
 
+def attempts_began(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, datetime]:
+    """When the present attempt of each of these runs began."""
+    query = sa.select(runs.c.id, attempts.c.started_at).join(
+        attempts, (attempts.c.run_id == runs.c.id) & (attempts.c.attempt == runs.c.attempt)
+    )
+    return {row.id: row.started_at for row in tx.execute(query.where(runs.c.id.in_(run_ids)))}
+
+
 def find(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The project's run with this id."""
     return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
@@ -149,6 +157,12 @@ def listing(
     """
     query = _page(_SELECT, project_id, name, status, before, limit)
     return [Run(**row) for row in tx.execute(query).mappings()]
+
+
+def count_running(tx: Transaction, project_id: UUID, most: int) -> int:
+    """How many runs of a project have not ended, counted up to `most`."""
+    query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == "running").limit(most)
+    return tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
 
 
 def revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:

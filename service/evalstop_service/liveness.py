@@ -1,0 +1,72 @@
+"""Whether a run is alive, as its silence tells. Pure.
+
+    alive ──> stale ──> lost          it is silent for longer than its own habit explains
+      ^─────────┴─────────┘           it posts again, or its trainer's client says that it is there
+
+A run's habit is the longest pause that it made twice, among its newest posts. That is a robust measure of the right
+thing: a median would take the pause of each long eval for silence, and a maximum would remember one outage for ever.
+A run is stale after three such pauses, but not before the project's `stale_seconds`, which alone counts while there is
+too little to learn from. It is lost after twelve times as long: an hour where nothing else is said. Stale is a warning
+and holds stops back; lost ends the run on record, which a slow file system or a suspended node must not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from itertools import pairwise
+
+FEWEST_PAUSES = 4
+"""With fewer of them between posts there is no habit to speak of."""
+
+STALE_PAUSES = 3.0
+LOST_TIMES = 12.0
+
+
+class Pulse(StrEnum):
+    """How a run is."""
+
+    ALIVE = "alive"
+    STALE = "stale"
+    LOST = "lost"
+
+
+def cadence(newest: Sequence[Sequence[datetime]], most: int) -> float | None:
+    """The longest pause in seconds that occurred at least twice between posts; None when there are too few of them.
+
+    `newest`: of each metric the moments at which its newest values came, at most `most` each, in any order. What lies
+    before a metric's oldest moment, of one that has more than are given, is left out: there posts would be missing.
+    """
+    begins = max((min(moments) for moments in newest if len(moments) >= most), default=None)
+    posts = sorted({moment for moments in newest for moment in moments if begins is None or moment >= begins})
+    pauses = sorted((later - earlier).total_seconds() for earlier, later in pairwise(posts))
+    return pauses[-2] if len(pauses) >= FEWEST_PAUSES else None
+
+
+def stale_after(stale_seconds: float, cadence_seconds: float | None) -> float:
+    """The seconds of silence from which a run is stale."""
+    return max(stale_seconds, STALE_PAUSES * (cadence_seconds or 0.0))
+
+
+def lost_after(stale_seconds: float, cadence_seconds: float | None) -> float:
+    """The seconds of silence from which it is lost."""
+    return LOST_TIMES * stale_after(stale_seconds, cadence_seconds)
+
+
+def judge(silence_seconds: float, stale_seconds: float, cadence_seconds: float | None) -> Pulse:
+    """How a run is that has been silent for so long."""
+    if silence_seconds >= lost_after(stale_seconds, cadence_seconds):
+        return Pulse.LOST
+    return Pulse.STALE if silence_seconds >= stale_after(stale_seconds, cadence_seconds) else Pulse.ALIVE
+
+
+def look_in(silence_seconds: float, stale_seconds: float, cadence_seconds: float | None) -> float:
+    """In how many seconds a run that is not lost is to be looked at again: when it would turn stale, or be lost.
+
+    One that is stale may post meanwhile and fall silent again, so it is looked at as often as one that is alive.
+    """
+    stale = stale_after(stale_seconds, cadence_seconds)
+    if silence_seconds < stale:
+        return stale - silence_seconds
+    return min(stale, lost_after(stale_seconds, cadence_seconds) - silence_seconds)

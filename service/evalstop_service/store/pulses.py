@@ -1,0 +1,151 @@
+"""Pulses: whether a run is alive, when to look at it again, and which of its metrics are dead.
+
+Ingestion does not write here: a run's row tells when it last posted. Whoever changes a pulse by what the run's row says
+has locked that row before; a heartbeat, which says nothing of the run, locks the pulse alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.dead_metrics import NEWEST, Reading
+from evalstop_service.liveness import Pulse
+from evalstop_service.store.database import Transaction, driver, insert_if_new
+from evalstop_service.store.observations import LIVE
+from evalstop_service.store.runs import Run
+from evalstop_service.store.tables import observations, pulses, runs
+
+POSTS_LOOKED_AT = 2000
+"""Of each metric so many of the newest values tell when there were posts."""
+
+
+@dataclass(frozen=True)
+class StoredPulse:
+    """How a run was when it was last looked at.
+
+    `look_at`: when to look again; None once the run has ended. `heartbeat_at`: the last sign of life that was no post.
+    `cadence_seconds`: see `liveness.cadence`; None while it is not known. `dead`: see `dead_metrics.as_json`.
+    `changed_at`: since when `state` or `dead` are what they are.
+    """
+
+    run_id: UUID
+    project_id: UUID
+    state: str
+    look_at: datetime | None
+    changed_at: datetime
+    heartbeat_at: datetime | None = None
+    cadence_seconds: float | None = None
+    dead: list[dict[str, str]] = field(default_factory=list)
+
+
+def watch(tx: Transaction, run_id: UUID, project_id: UUID, look_at: datetime, now: datetime) -> None:
+    """Have a run looked after from now on, as one that is alive: it was opened, or it goes on after its end."""
+    fresh = StoredPulse(run_id, project_id, Pulse.ALIVE, look_at, now)
+    if not insert_if_new(tx, pulses, vars(fresh), ["run_id"]):
+        again = {"state": Pulse.ALIVE, "look_at": look_at, "changed_at": now}
+        tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(again))
+
+
+def beat(tx: Transaction, run_id: UUID, project_id: UUID, now: datetime) -> None:
+    """Record a sign of life of a run that is being looked after, or will be."""
+    first = StoredPulse(run_id, project_id, Pulse.ALIVE, now, now, heartbeat_at=now)
+    if not insert_if_new(tx, pulses, vars(first), ["run_id"]):
+        tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(heartbeat_at=now))
+
+
+def of_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, StoredPulse]:
+    """The pulses of those of these runs that have one."""
+    query = sa.select(pulses).where(pulses.c.run_id.in_(list(run_ids)))
+    return {row["run_id"]: StoredPulse(**row) for row in tx.execute(query).mappings()}
+
+
+def save(tx: Transaction, pulse: StoredPulse) -> None:
+    """Store what a look at a run, which is locked, has found; its heartbeats are not the look's to change."""
+    found = {name: value for name, value in vars(pulse).items() if name != "heartbeat_at"}
+    if not insert_if_new(tx, pulses, vars(pulse), ["run_id"]):
+        tx.execute(pulses.update().where(pulses.c.run_id == pulse.run_id).values(found))
+
+
+def due(tx: Transaction, now: datetime, limit: int) -> list[StoredPulse]:
+    """Up to `limit` pulses whose time has come, longest due first, held until the transaction ends; those that another
+    process holds are passed over."""
+    query = sa.select(pulses).where(pulses.c.look_at <= now).order_by(pulses.c.look_at).limit(limit)
+    return [StoredPulse(**row) for row in tx.execute(query.with_for_update(skip_locked=True)).mappings()]
+
+
+def next_look(tx: Transaction) -> datetime | None:
+    """When the next look is due; None when no run is being looked after."""
+    query = sa.select(pulses.c.look_at).where(pulses.c.look_at.is_not(None)).order_by(pulses.c.look_at).limit(1)
+    found: datetime | None = tx.execute(query).scalar_one_or_none()
+    return found
+
+
+def look_again(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> None:
+    """Put off the next look at runs of which there is nothing new; None: there will be none."""
+    if looks:
+        later = pulses.update().where(pulses.c.run_id == sa.bindparam("run")).values(look_at=sa.bindparam("at"))
+        tx.execute(later, [{"run": run_id, "at": at} for run_id, at in looks.items()])
+
+
+def adopt(tx: Transaction, project_id: UUID, after: UUID, limit: int, now: datetime) -> UUID | None:
+    """Of the next `limit` running runs of a project past an id, have those looked after that nobody looks after, such
+    as runs that release 0.1.0 opened; gives the id to go on from, None at the end."""
+    page = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == "running", runs.c.id > after)
+    found = list(tx.execute(page.order_by(runs.c.id).limit(limit)).scalars())
+    known = sa.select(pulses.c.run_id).where(pulses.c.run_id.in_(found), pulses.c.look_at.is_not(None))
+    for run_id in set(found) - set(tx.execute(known).scalars()):
+        watch(tx, run_id, project_id, now, now)
+    return found[-1] if len(found) == limit else None
+
+
+def posts(tx: Transaction, run: Run) -> list[list[datetime]]:
+    """Of each watched metric the moments at which its newest values came, as `liveness.cadence` wants them."""
+    return [
+        list(tx.execute(_newest(run, metric, POSTS_LOOKED_AT).with_only_columns(observations.c.received_at)).scalars())
+        for metric in run.metrics
+    ]
+
+
+def readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tuple[UUID, str], list[Reading]]:
+    """The newest readings of these metrics of runs, each by ascending step."""
+    found: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in wanted}
+    if tx.dialect.name == "postgresql":
+        columns = [run.id for run, _ in wanted], [metric for _, metric in wanted], [run.last_step for run, _ in wanted]
+        for run_id, metric, step, value, at in driver(tx).cursor(binary=True).execute(_NEWEST, columns, prepare=True):
+            found[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
+    else:
+        for run, metric in wanted:
+            found[run.id, metric] = [Reading(*row) for row in tx.execute(_newest(run, metric, NEWEST))]
+    for newest in found.values():
+        newest.reverse()
+    return found
+
+
+def _newest(run: Run, metric: str, most: int) -> sa.Select[Any]:
+    """A metric's newest live observations. What lies past the run's last step is superseded, and may be very much."""
+    table = observations.c
+    last_step = -1 if run.last_step is None else run.last_step
+    return (
+        sa.select(table.step, table.value, table.received_at)
+        .where(table.run_id == run.id, table.metric == metric, table.superseded_by == LIVE, table.step <= last_step)
+        .order_by(table.step.desc())
+        .limit(most)
+    )
+
+
+_NEWEST = f"""
+SELECT wanted.run_id, wanted.metric, newest.step, newest.value, newest.received_at
+FROM unnest(%b::uuid[], %b::text[], %b::bigint[]) AS wanted (run_id, metric, last_step) CROSS JOIN LATERAL (
+    SELECT o.step, o.value, o.received_at FROM observations AS o
+    WHERE o.run_id = wanted.run_id AND o.metric = wanted.metric AND o.superseded_by = {LIVE}
+        AND o.step <= wanted.last_step
+    ORDER BY o.step DESC LIMIT {NEWEST}
+) AS newest
+"""  # noqa: S608

@@ -1,0 +1,64 @@
+"""A run's vital signs as its rows tell them, read by whoever stops a run, looks after it or shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from evalstop_detectors import Policy, Signal
+
+from evalstop_service import dead_metrics, liveness
+from evalstop_service.dead_metrics import Dead, Progress, Watched
+from evalstop_service.liveness import Pulse
+from evalstop_service.store import pulses, runs
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.pulses import StoredPulse
+from evalstop_service.store.runs import Run
+from evalstop_service.watching import DEFAULT_METRICS
+
+
+def heard_at(run: Run, pulse: StoredPulse | None) -> datetime:
+    """When the run last posted or its trainer's client said that it is there."""
+    beat = pulse.heartbeat_at if pulse is not None else None
+    return run.updated_at if beat is None else max(run.updated_at, beat)
+
+
+def pulse_of(run: Run, pulse: StoredPulse | None, stale_seconds: float, now: datetime) -> Pulse:
+    """How a run is at this moment, by what is known of its cadence; one that has ended otherwise has no silence."""
+    if run.status == Pulse.LOST:
+        return Pulse.LOST
+    if run.status != "running":
+        return Pulse.ALIVE
+    silence = (now - heard_at(run, pulse)).total_seconds()
+    return liveness.judge(silence, stale_seconds, pulse.cadence_seconds if pulse is not None else None)
+
+
+def cadence(tx: Transaction, run: Run) -> float | None:
+    """The cadence of a run's posts; see `liveness.cadence`."""
+    return liveness.cadence(pulses.posts(tx, run), pulses.POSTS_LOOKED_AT)
+
+
+def dead_of(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[Dead, ...]]:
+    """The dead metrics among those on whose evidence the policy of each run may stop it."""
+    needed = {run.id: _needed(run, policy) for run, policy in judged}
+    found = pulses.readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
+    began = runs.attempts_began(tx, [run.id for run, _ in judged])
+    return {
+        run.id: dead_metrics.dead(
+            [Watched(metric, found[run.id, metric], promised) for metric, promised in needed[run.id].items()],
+            Progress(began.get(run.id, run.created_at), run.updated_at, run.last_step, run.total_steps),
+        )
+        for run, _ in judged
+    }
+
+
+def _needed(run: Run, policy: Policy) -> dict[str, bool]:
+    """The metrics on whose evidence the run may be stopped, and whether each was promised: gold always, another when
+    the trainer named it."""
+    named = run.metrics != DEFAULT_METRICS
+    return {
+        metric: named or role["signal"] == Signal.EVAL
+        for metric, role in run.metrics.items()
+        if role["signal"] in policy.stopping_signals
+    }

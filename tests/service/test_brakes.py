@@ -1,0 +1,252 @@
+"""What holds a stop back, told from rows; and two stops at one moment, of which the bound lets one through."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from evalstop_service import brakes
+from evalstop_service.brakes import Brake
+from evalstop_service.ingest import Saved
+from evalstop_service.store import policies, projects, pulses, runs, tables
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+
+from tests.service.scenes import FALLING, NOW, Scene, evals, set_up
+
+MINUTE = timedelta(minutes=1)
+
+
+def holding(scene: Scene, run: Run, now: datetime = NOW) -> tuple[Brake, ...]:
+    with scene.database.transaction() as tx:
+        return _holding(tx, run, now)
+
+
+def _holding(tx: Transaction, run: Run, now: datetime) -> tuple[Brake, ...]:
+    locked = runs.lock(tx, run.project_id, run.id)
+    assert locked is not None
+    return brakes.holding(tx, projects.lock(tx, run.project_id), locked, now)
+
+
+def kinds(scene: Scene, run: Run, now: datetime = NOW) -> list[str]:
+    return [brake.kind for brake in holding(scene, run, now)]
+
+
+def settle(scene: Scene, **settings: Any) -> None:
+    """Change the project."""
+    with scene.database.transaction() as tx:
+        projects.change(tx, replace(projects.lock(tx, scene.project_id), **settings))
+
+
+def lift(scene: Scene, run_name: str, *despite: str) -> Run:
+    """A run under a policy that stops despite these reservations."""
+    document = {"name": "bold", "members": [{"detector": "k_decline"}], "stops_despite": list(despite)}
+    with scene.database.transaction() as tx:
+        policies.add(tx, projects.get(tx, scene.project_id), "bold", document, NOW)
+    return scene.open(run_name, policy="bold")
+
+
+def decide(scene: Scene, run: Run, state: str, due_at: datetime = NOW) -> None:
+    """Put a decision on record."""
+    with scene.database.transaction() as tx:
+        _decide(tx, run, state, due_at)
+
+
+def _decide(tx: Transaction, run: Run, state: str, due_at: datetime) -> None:
+    row = {"run_id": run.id, "id": new_id(), "project_id": run.project_id, "attempt": run.attempt, "state": state}
+    row |= {"step": 4, "verdict": run.verdict, "policy_id": run.policy_id, "due_at": due_at, "created_at": due_at}
+    tx.execute(tables.decisions.insert().values(row))
+
+
+def end(scene: Scene, run: Run, status: str) -> None:
+    """Let a run have ended."""
+    with scene.database.transaction() as tx:
+        tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(status=status, ended_at=NOW))
+
+
+def test_a_healthy_run_of_a_project_that_is_not_paused_may_be_stopped(scene: Scene) -> None:
+    """Nothing speaks against it."""
+    run = scene.open()
+    scene.post(run, evals(0.1, 0.2))
+    assert holding(scene, run) == ()
+
+
+def test_a_paused_project_holds_everything(scene: Scene) -> None:
+    """The brake says who paused it and since when."""
+    settle(scene, paused_at=NOW, paused_by="dana")
+    (brake,) = holding(scene, scene.open())
+    assert (brake.kind, brake.details) == ("paused", {"paused_at": "2026-01-01T12:00:00Z", "paused_by": "dana"})
+
+
+def test_stops_that_were_handed_out_within_the_hour_are_counted(scene: Scene) -> None:
+    """What was only recorded, withheld, vetoed or overtaken stopped nobody."""
+    for state in ("shadow", "withheld", "vetoed", "moot"):
+        decide(scene, scene.open(), state)
+    settle(scene, stops_per_hour=1, stops_share=None)
+    run = scene.open()
+    assert holding(scene, run, NOW + MINUTE) == ()
+    for state in ("pending", "requested", "acknowledged", "escalated", "confirmed", "failed", "undone"):
+        decide(scene, scene.open(), state)
+    (brake,) = holding(scene, run, NOW + MINUTE)
+    assert (brake.kind, brake.details) == ("stops_per_hour", {"stops": 7, "stops_per_hour": 1})
+
+
+def test_a_stop_is_counted_for_an_hour_from_the_end_of_its_grace_period(scene: Scene) -> None:
+    """One that is pending counts however long it has to wait."""
+    settle(scene, stops_per_hour=1, stops_share=None, stale_seconds=10**6)
+    due_at = NOW + 600 * MINUTE
+    decide(scene, scene.open(), "requested", due_at)
+    run = scene.open()
+    assert kinds(scene, run, NOW) == ["stops_per_hour"]
+    assert kinds(scene, run, due_at + 59 * MINUTE) == ["stops_per_hour"]
+    assert kinds(scene, run, due_at + 60 * MINUTE) == []
+    decide(scene, scene.open(), "pending", NOW)
+    assert kinds(scene, run, due_at + 60 * MINUTE) == ["stops_per_hour"]
+
+
+def test_the_bound_is_the_projects_own(scene: Scene) -> None:
+    """Stops of other projects do not count, and without a bound there is none."""
+    settle(scene, stops_per_hour=2, stops_share=None)
+    for _ in range(2):
+        decide(scene, scene.open(), "requested")
+    run = scene.open()
+    assert kinds(scene, run) == ["stops_per_hour"]
+    settle(scene, stops_per_hour=3)
+    assert kinds(scene, run) == []
+    settle(scene, stops_per_hour=None)
+    assert kinds(scene, run) == []
+
+
+def test_a_decision_does_not_count_against_itself(scene: Scene) -> None:
+    """A pending stop that is looked at again has not used up its own place."""
+    settle(scene, stops_per_hour=1)
+    run = scene.open()
+    decide(scene, run, "pending")
+    assert kinds(scene, run) == []
+
+
+def test_at_most_a_share_of_the_runs_is_stopped_within_an_hour(database: Database) -> None:
+    """Of the runs that run and those that were stopped within the hour; one may always be."""
+    for others, ended, stopping, share, held in (
+        (0, 0, 0, 0.01, False),  # a project with one run
+        (9, 0, 0, 0.01, False),
+        (1, 0, 1, 0.5, True),
+        (3, 0, 1, 0.5, False),  # two of four
+        (2, 1, 0, 0.5, False),  # two of four, one of them gone by now
+        (1, 1, 0, 0.5, True),
+        (8, 1, 1, 0.3, False),  # three of ten
+        (7, 1, 1, 0.3, True),
+        (3, 0, 3, 1.0, False),
+        (3, 0, 3, None, False),
+    ):
+        scene = set_up(database)
+        settle(scene, stops_share=share, stops_per_hour=None)
+        run = scene.open()
+        for number in range(others):
+            other = scene.open()
+            if number < stopping:
+                decide(scene, other, "requested")
+        for _ in range(ended):
+            gone = scene.open()
+            decide(scene, gone, "confirmed")
+            end(scene, gone, "stopped")
+        assert kinds(scene, run) == (["stops_share"] if held else [])
+
+
+def test_a_silent_run_is_not_stopped(scene: Scene) -> None:
+    """Its metrics may not be what they were; a heartbeat shows that it is there, and the policy may not care."""
+    run, bold = scene.open(), lift(scene, "bold", "stale", "no_checkpoint")
+    later = NOW + timedelta(seconds=300)
+    assert kinds(scene, run, later - timedelta(seconds=1)) == []
+    assert kinds(scene, run, later) == ["stale"]
+    assert kinds(scene, bold, later) == []
+    with scene.database.transaction() as tx:
+        pulses.beat(tx, run.id, run.project_id, NOW + timedelta(seconds=10))
+    assert kinds(scene, run, later) == []
+
+
+def test_a_lost_run_is_not_stopped(scene: Scene) -> None:
+    """Whatever the time is."""
+    run = scene.open()
+    end(scene, run, "lost")
+    assert kinds(scene, run) == ["stale"]
+
+
+def test_a_blind_detector_stops_nobody(scene: Scene) -> None:
+    """An eval that says the same eight times holds the stop back, and the brake names the metric and why."""
+    run, bold = scene.open(), lift(scene, "bold", "dead_detector", "no_checkpoint")
+    for one in (run, bold):
+        scene.post(one, evals(0.5, *[0.25] * 8))
+    (brake,) = holding(scene, run)
+    (dead,) = brake.details["dead"]
+    assert (brake.kind, dead["metric"], dead["kind"]) == ("dead_detector", "eval", "constant")
+    assert kinds(scene, bold) == []
+
+
+def test_only_metrics_that_may_stop_the_run_count(scene: Scene) -> None:
+    """The paper's rule looks at gold alone: a proxy that is stuck does not matter to it, but to `default` it does."""
+    proxies = [Point("proxy", step, 1.0) for step in range(9)]
+    of_paper, of_default = scene.open(policy="paper"), scene.open(policy="default")
+    for run in (of_paper, of_default):
+        scene.post(run, [*evals(*(i / 7 for i in range(9))), *proxies])
+    assert kinds(scene, of_paper) == []
+    assert kinds(scene, of_default) == ["dead_detector", "no_checkpoint"]
+
+
+def test_a_run_that_would_leave_nothing_is_not_stopped(scene: Scene) -> None:
+    """Until a checkpoint with an eval is registered; the published rule does not ask for one."""
+    settle(scene, stops_share=None)
+    run, published = scene.open(policy="default"), scene.open(policy="paper")
+    for one in (run, published):
+        scene.post(one, FALLING)
+    assert kinds(scene, run) == ["no_checkpoint"]
+    assert kinds(scene, published) == []
+    scene.take(run, Saved(1, "file:///1.pt"))
+    assert kinds(scene, run) == []
+
+
+def test_two_stops_at_one_moment_do_not_both_pass(postgres_database: Database) -> None:
+    """The second waits for the first to commit, and then counts it."""
+    scene = set_up(postgres_database)
+    settle(scene, stops_per_hour=1, stops_share=None)
+    first, second = scene.open(), scene.open()
+    counted, held = threading.Event(), list[str]()
+
+    def decide_second() -> None:
+        with scene.database.transaction() as tx:
+            counted.set()
+            held.extend(brake.kind for brake in _holding(tx, second, NOW))
+
+    thread = threading.Thread(target=decide_second)
+    with scene.database.transaction() as tx:
+        assert _holding(tx, first, NOW) == ()
+        thread.start()
+        counted.wait(10)
+        _decide(tx, first, "requested", NOW)
+        assert thread.is_alive()
+    thread.join(10)
+    assert held == ["stops_per_hour"]
+
+
+def test_who_has_announced_something_can_still_come_to_a_decision(postgres_database: Database) -> None:
+    """Two transactions that have each added a row of the project, and then want its lock, do not wait in a ring."""
+    scene = set_up(postgres_database)
+    added, results = threading.Barrier(2, timeout=10), list[tuple[Brake, ...]]()
+
+    def announce_and_decide(run: Run) -> None:
+        with scene.database.transaction() as tx:
+            event = {"run_id": run.id, "id": new_id(), "project_id": run.project_id, "type": "run.suspected"}
+            tx.execute(tables.events.insert().values(event | {"body": "{}", "created_at": NOW}))
+            added.wait()
+            results.append(_holding(tx, run, NOW))
+
+    threads = [threading.Thread(target=announce_and_decide, args=(scene.open(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert results == [(), ()]

@@ -1,0 +1,87 @@
+"""Silence: what is usual for a run is learnt from its own posts, and what is longer makes it stale, then lost."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from evalstop_service.liveness import Pulse, cadence, judge, look_in, lost_after, stale_after
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.service.scenes import NOW
+
+MOST = 50
+
+seconds = st.floats(0.001, 1e6)
+cadences = st.none() | seconds
+
+
+def posts(*pauses: float, begin: datetime = NOW) -> list[datetime]:
+    """The moments of posts with these pauses in seconds between them."""
+    moments = [begin]
+    for pause in pauses:
+        moments.append(moments[-1] + timedelta(seconds=pause))
+    return moments
+
+
+def test_the_longest_pause_that_was_made_twice_is_the_cadence() -> None:
+    """A long eval every now and then is a habit; an outage, which came once, is none."""
+    assert cadence([posts(*([1.0] * 20 + [600.0]) * 2, 30_000.0, 1.0)], MOST) == 600
+
+
+def test_few_posts_tell_no_cadence() -> None:
+    """A run that has hardly begun is judged by its project alone."""
+    assert cadence([posts(5, 5, 5)], MOST) is None
+    assert cadence([], MOST) is None
+
+
+def test_values_of_one_post_are_one_post() -> None:
+    """Many values of several metrics that came together tell of one moment."""
+    moments = posts(60, 60, 60, 60)
+    assert cadence([moments * 5, moments], MOST) == 60
+
+
+def test_the_time_before_a_metric_is_fully_known_is_left_out() -> None:
+    """Where only the rarer metric's posts are known, the pauses between them are no pauses of the run."""
+    rare, frequent = posts(*[1000.0] * 20), posts(*[1.0] * (MOST - 1), begin=NOW + timedelta(seconds=20_000))
+    assert cadence([rare, frequent], MOST) == 1
+
+
+@given(st.lists(seconds, min_size=5, max_size=30), st.floats(0.5, 20), st.integers(-(10**6), 10**6), st.randoms())
+def test_the_cadence_keeps_with_scale_shift_and_order(
+    pauses: list[float], scale: float, shift: int, random: object
+) -> None:
+    """Twice as slow is twice the cadence, whenever it was and in whatever order it is told."""
+    found = cadence([posts(*pauses)], MOST)
+    moved = posts(*(pause * scale for pause in pauses), begin=NOW + timedelta(seconds=shift))
+    random.shuffle(moved)  # type: ignore[attr-defined]
+    again = cadence([moved], MOST)
+    assert found is not None
+    assert again is not None
+    assert abs(again - scale * found) <= 1e-4 * max(1.0, scale)
+
+
+@given(st.lists(st.floats(1, 100), min_size=6, max_size=40), st.floats(0, 60))
+def test_a_run_that_keeps_its_pace_is_never_stale(pauses: list[float], stale_seconds: float) -> None:
+    """While no pause is three times as long as one that was made twice before, nobody is alarmed."""
+    known = sorted(pauses)
+    usual = cadence([posts(*pauses)], MOST)
+    assert usual is not None
+    assert judge(2.9 * known[-2], stale_seconds, usual) is Pulse.ALIVE
+
+
+@given(silence=seconds, stale_seconds=seconds, known=cadences)
+def test_a_run_is_stale_before_it_is_lost_and_never_before_its_project_says(
+    silence: float, stale_seconds: float, known: float | None
+) -> None:
+    """More silence never makes a run livelier, and the next look comes when something may have changed."""
+    pulse = judge(silence, stale_seconds, known)
+    assert stale_seconds <= stale_after(stale_seconds, known) < lost_after(stale_seconds, known)
+    if silence < stale_seconds:
+        assert pulse is Pulse.ALIVE
+    if pulse is not Pulse.LOST:
+        wait = look_in(silence, stale_seconds, known)
+        assert 0 < wait <= stale_after(stale_seconds, known)
+        later = judge(silence + wait * (1 + 1e-9) + 1e-6, stale_seconds, known)
+        if pulse is Pulse.ALIVE:
+            assert later is Pulse.STALE
