@@ -17,6 +17,7 @@ BY_DEADLINE = "ix_decisions_deadline_at"
 BY_LOOK = "ix_pulses_look_at"
 BY_PROJECT = "ix_events_project_id_id"
 BY_RUN = "ix_deliveries_endpoint_id_run_id"
+BY_HOUR = "ix_decisions_project_id_due_at"
 
 
 def _added() -> dict[str, list[sa.Column[Any]]]:
@@ -62,6 +63,8 @@ def upgrade() -> None:
             op.execute(
                 f"CREATE INDEX CONCURRENTLY {BY_RUN} ON deliveries (endpoint_id, run_id, id) WHERE state = 'waiting'"
             )
+            op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {BY_HOUR}")
+            op.execute(f"CREATE INDEX CONCURRENTLY {BY_HOUR} ON decisions (project_id, due_at)")
     else:
         op.add_column("decisions", sa.Column("deadline_at", sa.DateTime(timezone=True), nullable=True))
         op.create_index(BY_DEADLINE, "decisions", ["deadline_at"], sqlite_where=sa.text("deadline_at IS NOT NULL"))
@@ -69,6 +72,7 @@ def upgrade() -> None:
         op.create_index(
             BY_RUN, "deliveries", ["endpoint_id", "run_id", "id"], sqlite_where=sa.text("state = 'waiting'")
         )
+        op.create_index(BY_HOUR, "decisions", ["project_id", "due_at"])
     for table, columns in _added().items():
         for column in columns:
             op.add_column(table, column)
@@ -97,6 +101,7 @@ def downgrade() -> None:
     op.drop_index(BY_DEADLINE, "decisions")
     op.drop_index(BY_PROJECT, "events")
     op.drop_index(BY_RUN, "deliveries")
+    op.drop_index(BY_HOUR, "decisions")
     op.drop_table("pulses")
     for table, columns in reversed(_added().items()):
         for column in columns:

@@ -270,6 +270,7 @@ decisions = sa.Table(
     sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: whoever comes second changes nothing
     sa.Index("ix_decisions_id", "id"),
     sa.Index("ix_decisions_project_id_id", "project_id", "id"),
+    sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # how many there were within an hour
     sa.Index(
         "ix_decisions_due_at",
         "due_at",
