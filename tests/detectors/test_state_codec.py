@@ -48,7 +48,7 @@ def test_a_policy_goes_on_from_a_stored_state(policy: Policy, observations: list
 
 @given(policy=policies(), other=policies())
 def test_a_state_belongs_to_its_policy(policy: Policy, other: Policy) -> None:
-    """Another policy, be it only in one parameter, cannot go on from the state; what it stops despite judges nothing."""
+    """Another policy, be it only in one parameter, cannot go on; what it stops despite is no matter of judging."""
     stored = state_to_json(policy, start(policy))
     if policy == msgspec.structs.replace(other, stops_despite=policy.stops_despite):
         assert state_from_json(other, stored) == start(other)
