@@ -31,8 +31,8 @@ demo: $(READY)  ## Watch a real RLHF run be stopped at its turn; PRESET=healthy 
 	@$(BIN)/evalstop-lab demo --preset $(PRESET)
 
 .PHONY: run
-run: $(READY)  ## Start the service on this machine and say what to open
-	@$(BIN)/evalstop up
+run: $(READY)  ## Start the service on this machine and say what to open; webhooks may go to this machine
+	@EVALSTOP_WEBHOOK_NETWORKS="$${EVALSTOP_WEBHOOK_NETWORKS-127.0.0.0/8,::1/128}" $(BIN)/evalstop up
 
 # --- check it
 

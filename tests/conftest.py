@@ -19,6 +19,8 @@ from evalstop_service.store.database import Database
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
 from evalstop_lab.postgres_server import NoPostgres, connected, postgres
 
+os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # where the receivers of the tests listen
+
 BACKENDS = ("sqlite", "postgresql")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from evalstop_lab.errors import ServiceUnavailable
 
 STOP_SECONDS = 15
+LOOPBACK = {"EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8,::1/128"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,10 @@ class Service:
 
 @contextmanager
 def running_service(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Service]:
-    """`evalstop up` on an embedded database in `folder`, stopped at the end of the block; its log is in service.log."""
+    """`evalstop up` on an embedded database in `folder`, stopped at the end of the block; its log is in service.log.
+
+    Its webhooks may go to this machine, where the receivers of a demo and of a benchmark are.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     log_path = folder / "service.log"
     command = [
@@ -41,10 +45,9 @@ def running_service(folder: Path, environment: Mapping[str, str] | None = None) 
         "--data-folder",
         str(folder),
     ]
+    environment = {**os.environ, **LOOPBACK, **(environment or {})}
     with log_path.open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | (environment or {})
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

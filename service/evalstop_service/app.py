@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import chores, pages, retention, traces
+from evalstop_service import chores, pages, retention, targets, traces
 from evalstop_service.api import (
     bulk,
     checkpoints,
@@ -99,7 +99,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.context = Context(database, clock, committer, keyring)
+    app.state.context = Context(database, clock, committer, keyring, targets.parse(settings.webhook_networks))
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED)
     problems.install(app)
     reference.install(app)
@@ -156,7 +156,7 @@ async def deliver(
 async def _deliver(
     settings: Settings, database: Database, stop: asyncio.Event, telemetry: Telemetry, tracer: Tracer
 ) -> None:
-    async with Sender(settings.delivery_timeout_seconds) as sender:
+    async with Sender(settings.delivery_timeout_seconds, targets=targets.parse(settings.webhook_networks)) as sender:
         worker = Worker(
             database,
             sender,

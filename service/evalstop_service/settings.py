@@ -9,6 +9,8 @@ import sqlalchemy as sa
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from evalstop_service import targets
+
 
 def _database_url(url: str) -> str:
     usable = url.startswith(("sqlite:///", "postgresql://"))
@@ -19,6 +21,11 @@ def _database_url(url: str) -> str:
     if not usable:
         raise ValueError("a database is named as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
     return url
+
+
+def _networks(text: str) -> str:
+    targets.parse(text)
+    return text
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -75,6 +82,9 @@ class Settings(BaseSettings):
         None, description="signs the sessions of the pages, the same for all replicas; None makes one at each start"
     )
 
+    webhook_networks: Annotated[str, AfterValidator(_networks)] | None = Field(
+        None, description="where webhooks may go besides public addresses: CIDRs, separated by commas, or any"
+    )
     delivery_timeout_seconds: Positive = Field(10.0, description="how long an endpoint may take to answer")
     delivery_lease_seconds: Positive = Field(60.0, description="after this a delivery of a dead worker is taken over")
     delivery_poll_seconds: Positive = Field(1.0, description="how often a worker looks for work when nothing wakes it")

@@ -18,6 +18,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """An environment in which `evalstop up` answers and everything that an example writes goes to a folder of ours."""
     folder = tmp_path_factory.mktemp("service")
     plain = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
+    plain["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8"  # as `make run` has it
     command = [sys.executable, "-m", "evalstop_service.cli", "up", "--json", "--port", "0"]
     log = folder / "log"
     with log.open("w") as errors:

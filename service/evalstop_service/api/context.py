@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
 from uuid import UUID
@@ -18,6 +18,7 @@ from evalstop_service.clock import Clock
 from evalstop_service.ingest import Committer
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
+from evalstop_service.targets import Targets
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Context:
     clock: Clock
     committer: Committer
     keyring: Keyring
+    targets: Targets = field(default_factory=Targets)
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,17 @@ def _keyring(context: Annotated[Context, Depends(_context)]) -> Keyring:
     return context.keyring
 
 
+def _targets(context: Annotated[Context, Depends(_context)]) -> Targets:
+    return context.targets
+
+
 Db = Annotated[Database, Depends(_database)]
 Now = Annotated[datetime, Depends(_now)]
 Tell = Annotated[Clock, Depends(_clock)]
 """For what is answered after a wait: the time then."""
 Commit = Annotated[Committer, Depends(_committer)]
 Keys = Annotated[Keyring, Depends(_keyring)]
+MayReach = Annotated[Targets, Depends(_targets)]
 
 _bearer = HTTPBearer(auto_error=False, description="A key made by `evalstop key create` or POST /api/v1/keys.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]

@@ -10,11 +10,13 @@ from fastapi import APIRouter
 from pydantic import AfterValidator, Field
 
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db, Now
+from evalstop_service.api.context import Admin, Db, MayReach, Now
+from evalstop_service.api.problems import Problem
 from evalstop_service.api.schemas import Answer, Body, Plain, Time
 from evalstop_service.errors import NotFound
 from evalstop_service.store import endpoints
 from evalstop_service.store.outbox import EVENT_TYPES
+from evalstop_service.targets import Targets
 
 router = APIRouter(prefix="/endpoints", tags=["webhooks"], route_class=JsonRoute)
 
@@ -90,16 +92,21 @@ def list_endpoints(caller: Admin, database: Db) -> EndpointList:
 
 
 @router.post("", status_code=201)
-def add_endpoint(body: EndpointIn, caller: Admin, database: Db, now: Now) -> EndpointWithSecret:
+def add_endpoint(body: EndpointIn, caller: Admin, database: Db, now: Now, targets: MayReach) -> EndpointWithSecret:
     """Subscribe a URL to events."""
+    _reachable(body.url, targets)
     with database.transaction() as tx:
         endpoint = endpoints.add(tx, project_id=caller.project_id, url=body.url, event_types=body.event_types, now=now)
     return EndpointWithSecret.model_validate(endpoint)
 
 
 @router.patch("/{endpoint_id}")
-def change_endpoint(endpoint_id: UUID, body: EndpointChange, caller: Admin, database: Db) -> EndpointOut:
+def change_endpoint(
+    endpoint_id: UUID, body: EndpointChange, caller: Admin, database: Db, targets: MayReach
+) -> EndpointOut:
     """Change where, what and whether events are sent; deliveries that wait go to the new URL."""
+    if body.url is not None:
+        _reachable(body.url, targets)
     with database.transaction() as tx:
         endpoint = endpoints.change(
             tx,
@@ -126,6 +133,17 @@ def delete_endpoint(endpoint_id: UUID, caller: Admin, database: Db, now: Now) ->
     with database.transaction() as tx:
         if not endpoints.delete(tx, caller.project_id, endpoint_id, now=now):
             _present(None, endpoint_id)
+
+
+def _reachable(url: str, targets: Targets) -> None:
+    objection = targets.objection_to_url(url)
+    if objection is not None:
+        raise Problem(
+            422,
+            "Webhooks may not go there",
+            "nothing was changed; deliveries are held to the same rule at every connection",
+            errors=[{"pointer": "/url", "detail": objection}],
+        )
 
 
 def _present(endpoint: endpoints.Endpoint | None, endpoint_id: UUID) -> endpoints.Endpoint:

@@ -1,16 +1,22 @@
-"""Sends one signed event over HTTP and says what came back; never raises for what an endpoint does."""
+"""Sends one signed event over HTTP and says what came back; never raises for what an endpoint does.
+
+Each socket is made for one address, and made only if webhooks may go there: what was looked at is what is connected to.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import time
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 
 from evalstop_service.delivery.backoff import Answer
+from evalstop_service.targets import Refused, Targets
 
 BODY_LIMIT_BYTES = 1024
 """As much of an answer's body is read, to be shown to the operator when it is an error."""
@@ -23,18 +29,32 @@ class Sender:
     """One HTTP session: `async with Sender(...) as sender`.
 
     `timeout_seconds`: for the whole of an attempt, from connecting to the last byte read, however slowly it drips.
-    `connect_seconds`: for the connection alone, TLS included.
+    `connect_seconds`: for the connection alone, TLS included. `targets`: where events may go; public addresses alone
+    unless told otherwise. `resolver`: finds the addresses of a name; None asks the system.
     """
 
-    def __init__(self, timeout_seconds: float = 15.0, connect_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        timeout_seconds: float = 15.0,
+        connect_seconds: float = 5.0,
+        *,
+        targets: Targets | None = None,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
         self.timeout_seconds = timeout_seconds
         self.connect_seconds = connect_seconds
+        self._targets = targets or Targets()
+        self._resolver = resolver
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         # No proxies or .netrc from the environment, no cookies, no unpacking of what may be a bomb.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # the worker bounds how many are under way
+            connector=aiohttp.TCPConnector(
+                limit=0,  # the worker bounds how many are under way
+                resolver=self._resolver,
+                socket_factory=self._socket,
+            ),
             # No rounding up to whole seconds: an attempt that outlasts its time may outlast its lease.
             timeout=aiohttp.ClientTimeout(
                 total=self.timeout_seconds, connect=self.connect_seconds, ceil_threshold=math.inf
@@ -73,9 +93,20 @@ class Sender:
             error = f"no connection within {self.connect_seconds:g} s"
         except TimeoutError:
             error = f"no answer within {self.timeout_seconds:g} s"
+        except aiohttp.ClientConnectorError as failure:
+            refused = isinstance(failure.os_error, Refused)
+            error = _printable(f"not sent: {failure.os_error}" if refused else f"{type(failure).__name__}: {failure}")
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             error = _printable(f"{type(failure).__name__}: {failure}")
         return Answer(code, error, retry_after, (time.perf_counter() - begun) * 1000)
+
+    def _socket(self, target: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
+        """A socket for one address, or Refused; of several addresses of a name the next is tried then."""
+        family, kind, protocol, _, address = target
+        objection = self._targets.objection(str(address[0]))
+        if objection is not None:
+            raise Refused(objection)
+        return socket.socket(family, kind, protocol)
 
 
 async def _excerpt(response: aiohttp.ClientResponse) -> str:

@@ -106,8 +106,11 @@ def retry(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -
 
 def _of(project_id: UUID) -> sa.Select[Any]:
     return (
-        sa.select(*deliveries.c, events.c.type.label("event_type"), events.c.decision_id, endpoints.c.url)
+        sa.select(*_SHOWN, events.c.type.label("event_type"), events.c.decision_id, endpoints.c.url)
         .join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
         .join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)
         .where(endpoints.c.project_id == project_id)
     )
+
+
+_SHOWN = [column for column in deliveries.c if column.name != "urgent"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -29,10 +30,13 @@ from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.leases import Claimed, Ended, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
+from evalstop_service.targets import parse
 from evalstop_service.telemetry import Telemetry
 
 DEADLINE_SECONDS = 60.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+LOOPBACK = parse("127.0.0.0/8, ::1/128")
+"""Where the endpoints of the tests are."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,10 @@ class FakeEndpoint:
         finally:
             with self._lock:
                 self.under_way -= 1
+
+    def speak_tls(self, context: ssl.SSLContext) -> None:
+        """Speak TLS from now on."""
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
     def has(self, count: int) -> bool:
         """Whether so many requests have arrived."""
@@ -274,7 +282,7 @@ async def deliver_until(
 ) -> None:
     """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
     stop = asyncio.Event()
-    async with Sender(timeout_seconds=timeout_seconds) as sender:
+    async with Sender(timeout_seconds=timeout_seconds, targets=LOOPBACK) as sender:
         worker = Worker(
             database,
             sender,

@@ -20,7 +20,17 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.wake import CHANNEL
 
 from tests.service.delivery.fake_pooler import fake_pooler
-from tests.service.delivery.fakes import DEADLINE_SECONDS, FakeEndpoint, Reply, Scene, a_scene, announce, reach, utc_now
+from tests.service.delivery.fakes import (
+    DEADLINE_SECONDS,
+    LOOPBACK,
+    FakeEndpoint,
+    Reply,
+    Scene,
+    a_scene,
+    announce,
+    reach,
+    utc_now,
+)
 
 NEVER = 3600.0
 """Longer than any test: a worker that polls no sooner acts only because it was woken."""
@@ -29,7 +39,7 @@ NEVER = 3600.0
 async def working(database: Database, pace: Pace, act: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
     """A worker at that pace, while `act` does what is to be seen."""
     stop = asyncio.Event()
-    async with Sender() as sender:
+    async with Sender(targets=LOOPBACK) as sender:
         worker = Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace)
         running = asyncio.create_task(worker.run(stop))
         try:

@@ -11,14 +11,14 @@ import pytest
 from evalstop_service.delivery.backoff import Answer
 from evalstop_service.delivery.sender import Sender
 
-from tests.service.delivery.fakes import Behavior, FakeEndpoint, Reply, closed_port
+from tests.service.delivery.fakes import LOOPBACK, Behavior, FakeEndpoint, Reply, closed_port
 
 
 def send(url: str, times: int = 1, timeout_seconds: float = 20.0, body: bytes = b"{}") -> Answer:
     """Send the same thing `times` over one session; the last answer."""
 
     async def run() -> Answer:
-        async with Sender(timeout_seconds=timeout_seconds, connect_seconds=timeout_seconds) as sender:
+        async with Sender(timeout_seconds, timeout_seconds, targets=LOOPBACK) as sender:
             for _ in range(times - 1):
                 await sender.send(url, {"webhook-id": "msg_1"}, body)
             return await sender.send(url, {"webhook-id": "msg_1"}, body)

@@ -21,6 +21,7 @@ from evalstop_service.store.leases import Delivered
 from tests.service.delivery.fakes import (
     DEADLINE_SECONDS,
     EPOCH,
+    LOOPBACK,
     FakeEndpoint,
     Reply,
     Scene,
@@ -108,7 +109,7 @@ def test_a_clock_set_back_stalls_and_repeats_nothing(database: Database, scene: 
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender(timeout_seconds=2.5) as sender:
+            async with Sender(timeout_seconds=2.5, targets=LOOPBACK) as sender:
                 worker = Worker(
                     database,
                     sender,
@@ -159,7 +160,7 @@ def told_off_by(off: timedelta) -> datetime:
 async def deliver_one(database: Database, clock: Clock, fake: FakeEndpoint) -> None:
     stop = asyncio.Event()
     before = len(fake.received)
-    async with Sender(timeout_seconds=5) as sender:
+    async with Sender(timeout_seconds=5, targets=LOOPBACK) as sender:
         worker = Worker(database, sender, clock=clock, chance=random.Random(1), pace=Pace(poll_seconds=0.02))
         running = asyncio.create_task(worker.run(stop))
         await reach(lambda: len(fake.received) == before + 1, running)

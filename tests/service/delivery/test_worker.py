@@ -19,6 +19,7 @@ from evalstop_service.telemetry import Telemetry
 
 from tests.service.delivery.fakes import (
     DEADLINE_SECONDS,
+    LOOPBACK,
     FakeEndpoint,
     Reply,
     Scene,
@@ -144,7 +145,7 @@ def test_stops_gracefully(database: Database, scene: Scene) -> None:
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender() as sender:
+            async with Sender(targets=LOOPBACK) as sender:
                 worker = Worker(database, sender, clock=utc_now, chance=random.Random(1))
                 running = asyncio.create_task(worker.run(stop))
                 await reach(lambda: len(fake.received) == 1, running)
@@ -195,7 +196,7 @@ def test_outlives_an_outage(postgres_database: Database, postgres_url: str) -> N
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender() as sender:
+            async with Sender(targets=LOOPBACK) as sender:
                 worker = Worker(database, sender, clock=utc_now, chance=random.Random(1))
                 running = asyncio.create_task(worker.run(stop))
                 await reach(lambda: len(fake.received) == 1, running)

@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.store.database import Database
+from evalstop_service.targets import parse
 
 
 async def main(url: str, lease_seconds: float) -> None:
     """Deliver until killed."""
-    async with Sender(timeout_seconds=lease_seconds * 0.9) as sender:
+    async with Sender(timeout_seconds=lease_seconds * 0.9, targets=parse("127.0.0.0/8")) as sender:
         worker = Worker(
             Database(url),
             sender,

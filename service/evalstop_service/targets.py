@@ -1,0 +1,179 @@
+"""Which addresses webhooks may go to: public ones, and those of networks that the operator allows.
+
+What counts is the address that a socket is about to connect to, so it is asked about there (`delivery.sender`): a name
+that resolves to something else by then gains nothing. Asking when an endpoint is made only spares people the surprise.
+
+An address may carry another one within it, and a router on the way may send it there: mapped, NAT64, 6to4, Teredo. All
+of what it carries must be allowed. Sources: the special-purpose registries of IANA, RFC 4291, 6052, 3056 and 4380.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from threading import Thread
+from urllib.parse import urlsplit
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+SETTING = "EVALSTOP_WEBHOOK_NETWORKS"
+ANY = "any"
+
+LOOK_UP_SECONDS = 3.0
+"""As long is waited for the addresses of a name when an endpoint is made; without an answer it is taken."""
+
+METADATA: tuple[Network, ...] = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "169.254.0.0/16",  # link-local, where nearly every cloud keeps its credentials, at .169.254 and .170.2
+            "fe80::/10",
+            "fd00:ec2::/32",  # the same of AWS by IPv6
+            "fd20:ce::254/128",  # Google
+            "100.100.100.200/32",  # Alibaba, among addresses shared by providers
+            "168.63.129.16/32",  # Azure, among public addresses
+            "192.0.0.192/32",  # Oracle
+        ),
+    )
+)
+"""Where clouds hand out credentials: reached only by a network that lies within one of these, never by a wider one."""
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+_COMPATIBLE = IPv6Network("::/96")
+_UNICAST = IPv6Network("2000::/3")
+
+# Some releases of Python take these for public.
+_NOT_PUBLIC: tuple[Network, ...] = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "192.0.0.0/24",
+            "192.88.99.0/24",
+            "2001::/23",
+            "2001:db8::/32",
+            "2002::/16",
+            "3fff::/20",
+        ),
+    )
+)
+
+
+class Refused(OSError):
+    """A connection that must not be made; the message says why and what would allow it."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Public addresses, and those of the `allowed` networks."""
+
+    allowed: tuple[Network, ...] = ()
+
+    def objection(self, address: str) -> str | None:
+        """Why nothing may be sent to this address, and what would allow it; None: it may."""
+        found = ipaddress.ip_address(address)
+        for one in _within(found):
+            if not self._takes(one):
+                carried = "" if one == found else f", which carries {one}"
+                return (
+                    f"{address}{carried} is not a public address; {SETTING}={one} on the service would allow it"
+                    if not _metadata_of(one)
+                    else f"{address}{carried} is where clouds keep credentials; only {SETTING}={one} itself allows it"
+                )
+        return None
+
+    def objection_to_url(self, url: str, look_up: Callable[[str], Sequence[str]] | None = None) -> str | None:
+        """Why an endpoint at this URL would never be sent anything, as far as can be told now; None: it may."""
+        host = urlsplit(url).hostname or ""
+        try:
+            return self.objection(host)
+        except ValueError:  # a name, or an address in a form of old
+            pass
+        objection = None
+        for address in (look_up or addresses_of)(host):
+            objection = self.objection(address)
+            if objection is None:
+                return None
+        return objection and f"{host} is {objection}"
+
+    def _takes(self, address: Address) -> bool:
+        metadata = _metadata_of(address)
+        if metadata:
+            return any(
+                address in network and any(_lies_in(network, kept) for kept in metadata) for network in self.allowed
+            )
+        return _is_public(address) or any(address in network for network in self.allowed)
+
+
+def parse(text: str | None) -> Targets:
+    """What the setting says: networks separated by commas, or `any`. ValueError: it is neither."""
+    if text is None:
+        return Targets()
+    if text.strip() == ANY:
+        return Targets((IPv4Network("0.0.0.0/0"), IPv6Network("::/0")))
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    try:
+        return Targets(tuple(ipaddress.ip_network(part) for part in parts))
+    except ValueError as error:
+        raise ValueError(
+            f"{error}: write networks as 127.0.0.0/8,10.20.0.0/16,::1/128, or {ANY} for all of them"
+        ) from None
+
+
+def addresses_of(host: str) -> list[str]:
+    """The addresses of a name; none when there are none, or when nobody says so within `LOOK_UP_SECONDS`."""
+    found: Future[list[str]] = Future()
+
+    def ask() -> None:
+        try:
+            found.set_result([str(one[4][0]) for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
+        except (OSError, UnicodeError):
+            found.set_result([])
+
+    Thread(target=ask, name="look up", daemon=True).start()  # nothing can interrupt one that hangs
+    try:
+        return found.result(LOOK_UP_SECONDS)
+    except Late:
+        return []
+
+
+def _within(address: Address) -> Iterator[Address]:
+    """The addresses that a packet to this one may end at."""
+    if isinstance(address, IPv4Address):
+        yield address
+        return
+    if address.ipv4_mapped is not None:
+        yield address.ipv4_mapped  # the same thing in another notation
+        return
+    if address in _NAT64:
+        yield IPv4Address(int(address) & 0xFFFF_FFFF)
+        return
+    yield address
+    if address.sixtofour is not None:
+        yield address.sixtofour
+    elif address.teredo is not None:
+        yield from address.teredo
+    elif address in _COMPATIBLE and int(address) > 1:
+        yield IPv4Address(int(address))
+
+
+def _is_public(address: Address) -> bool:
+    if address.version == 6 and address not in _UNICAST:
+        return False
+    special = address.is_multicast or address.is_reserved or any(address in network for network in _NOT_PUBLIC)
+    return address.is_global and not special
+
+
+def _metadata_of(address: Address) -> list[Network]:
+    return [network for network in METADATA if address in network]
+
+
+def _lies_in(network: Network, other: Network) -> bool:
+    if isinstance(network, IPv4Network):
+        return isinstance(other, IPv4Network) and network.subnet_of(other)
+    return isinstance(other, IPv6Network) and network.subnet_of(other)
