@@ -14,6 +14,7 @@ from evalstop_lab.errors import LabError, UnusableArguments
 from evalstop_lab.fusion import command as train_fusion
 from evalstop_lab.replay import command as replay
 from evalstop_lab.rlhf import job
+from evalstop_lab.simulator import command as cluster
 
 
 class Subcommand(Protocol):
@@ -28,7 +29,7 @@ class Subcommand(Protocol):
         """Runs the subcommand and returns its exit code: 0 ok, 1 failed, 2 wrongly used."""
 
 
-SUBCOMMANDS: tuple[Subcommand, ...] = (calibrate, demo, job, replay, survey, train_fusion)
+SUBCOMMANDS: tuple[Subcommand, ...] = (calibrate, cluster, demo, job, replay, survey, train_fusion)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

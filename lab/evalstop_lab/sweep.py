@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -10,10 +11,14 @@ import joblib
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from evalstop_lab.errors import UnusableArguments
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 CHUNK = 25
+
+LOCAL, DASK = BACKENDS = ("local", "dask")
 
 
 def cores() -> int:
@@ -27,14 +32,19 @@ def sweep(
     title: str,
     jobs: int = 1,
     chunk: int = CHUNK,
+    backend: str = LOCAL,
 ) -> list[Result]:
-    """What `work` makes of the items, in their order; it is handed a `chunk` at a time, in `jobs` processes."""
+    """What `work` makes of the items, in their order; it is handed a `chunk` at a time, in `jobs` processes.
+
+    `backend` "dask" has the workers of a Dask cluster do it: the one that `DASK_SCHEDULER_ADDRESS` names, else one of
+    `jobs` processes on this machine. The results are the same.
+    """
     chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
     results: list[Result] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=len(items))
-        for found in _in_order(work, chunks, jobs):
+        for found in _on_dask(work, chunks, jobs) if backend == DASK else _in_order(work, chunks, jobs):
             results.extend(found)
             progress.advance(task, len(found))
     return results
@@ -47,3 +57,16 @@ def _in_order(
         yield from map(work, chunks)
     else:
         yield from joblib.Parallel(n_jobs=jobs, return_as="generator")(joblib.delayed(work)(chunk) for chunk in chunks)
+
+
+def _on_dask(
+    work: Callable[[Sequence[Item]], list[Result]], chunks: Sequence[Sequence[Item]], jobs: int
+) -> Iterator[list[Result]]:
+    try:
+        distributed = importlib.import_module("distributed")
+    except ModuleNotFoundError as error:
+        raise UnusableArguments("The backend dask needs Dask; pip install 'evalstop-lab[dask]'.") from error
+    address = os.environ.get("DASK_SCHEDULER_ADDRESS")
+    local = {} if address else {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.Client(address, **local), joblib.parallel_config(backend="dask"):
+        yield from joblib.Parallel()(joblib.delayed(work)(chunk) for chunk in chunks)

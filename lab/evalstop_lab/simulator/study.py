@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from evalstop_detectors import Policy
+
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
-from evalstop_lab.simulator.hidden import Hidden
-from evalstop_lab.simulator.jobs import Floats, Workload
 from evalstop_lab.simulator.metrics import Counts, Figures, count, measure
 from evalstop_lab.simulator.oracle import at_the_peak
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.stopping import RULES, Stops, decide, nobody
+from evalstop_lab.simulator.stopping import decide, nobody
 
 NONE, ORACLE = "none", "oracle"
 
@@ -27,12 +27,13 @@ REPORTING_SEED = 10_000
 
 @dataclass(frozen=True)
 class Cell:
-    """One seed of one world, and who is to take part; `world` is the name by which its rows are found."""
+    """One seed of one world, and who is to take part beside no stops and the oracle; `world` is the name by which its
+    rows are found."""
 
     world: str
     setting: Setting
     seed: int
-    rules: tuple[str, ...]
+    policies: tuple[Policy, ...]
     schedulers: tuple[str, ...]
 
 
@@ -56,22 +57,19 @@ def run_cells(cells: Sequence[Cell]) -> list[list[Row]]:
 def _run(cell: Cell) -> list[Row]:
     workload, hidden = draw(cell.setting, cell.seed)
     cluster = Cluster(cell.setting.gpus, cell.setting.restore_hours, cell.setting.stop_hours)
+    unstopped = nobody(workload)
+    decided = {NONE: (unstopped, unstopped.ends(workload, cluster)), ORACLE: at_the_peak(workload, hidden)}
+    for policy in cell.policies:
+        stops = decide(policy, workload)
+        decided[policy.name] = stops, stops.ends(workload, cluster)
     rows = []
-    for rule in cell.rules:
-        stops, ends = _stops(rule, workload, hidden, cluster)
+    for rule, (stops, ends) in decided.items():
         counts = count(workload, hidden, stops)
         for name in cell.schedulers:
             schedule = simulate(workload, SCHEDULERS[name], cluster, ends, evals=False)
             figures = measure(workload, hidden, stops, schedule, cell.setting.measured)
             rows.append(Row(cell.world, cell.seed, rule, name, figures, counts))
     return rows
-
-
-def _stops(rule: str, workload: Workload, hidden: Hidden, cluster: Cluster) -> tuple[Stops, Floats]:
-    if rule == ORACLE:
-        return at_the_peak(workload, hidden)
-    stops = nobody(workload) if rule == NONE else decide(RULES[rule], workload)
-    return stops, stops.ends(workload, cluster)
 
 
 class Rows:
@@ -100,9 +98,11 @@ class Rows:
 
 
 def cells(
-    worlds: Mapping[str, Setting], seeds: Sequence[int], rules: Sequence[str], schedulers: Sequence[str]
+    worlds: Mapping[str, Setting], seeds: Sequence[int], policies: Sequence[Policy], schedulers: Sequence[str]
 ) -> list[Cell]:
-    """Every seed of every world, with these rules and schedulers."""
+    """Every seed of every world, with these policies and schedulers."""
     return [
-        Cell(name, setting, seed, tuple(rules), tuple(schedulers)) for name, setting in worlds.items() for seed in seeds
+        Cell(name, setting, seed, tuple(policies), tuple(schedulers))
+        for name, setting in worlds.items()
+        for seed in seeds
     ]

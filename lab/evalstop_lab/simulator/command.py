@@ -1,0 +1,32 @@
+"""`evalstop-lab cluster`: what stopping saves on a cluster of GPUs; one question a module."""
+
+from __future__ import annotations
+
+import argparse
+
+from evalstop_lab.simulator import frontier, reproduce
+
+EXAMPLES = """examples:
+  evalstop-lab cluster reproduce
+  evalstop-lab cluster reproduce --seeds 4 --plots plots --json
+  evalstop-lab cluster frontier --worlds paper hard
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `cluster` to the command line."""
+    parser = subparsers.add_parser(
+        "cluster",
+        help="simulate a cluster of GPUs: what stopping saves, by scheduler and rule",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    questions = parser.add_subparsers(required=True, metavar="QUESTION")
+    for question in (reproduce, frontier):
+        question.add_parser(questions)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the question that was asked; its own parser has put it in the place of this one."""
+    return int(args.run(args))

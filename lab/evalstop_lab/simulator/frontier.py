@@ -1,0 +1,183 @@
+"""`evalstop-lab cluster frontier`: of what an oracle saves, how much does each rule save at how many false stops?
+
+Two readings. The shipped policies as they are; and each detector with the threshold that stopped at most `RATE` of the
+healthy jobs of other seeds of the same world, as `evalstop-lab calibrate --history` finds it on one's own runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+from evalstop_detectors import DETECTORS, POLICIES, Detector, Member, Policy, Thresholds
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.calibrate import thresholds
+from evalstop_lab.evidence import Records, records
+from evalstop_lab.scoring import Figure
+from evalstop_lab.simulator import options, plots
+from evalstop_lab.simulator.drawing import draw
+from evalstop_lab.simulator.metrics import Figures
+from evalstop_lab.simulator.paired import interval
+from evalstop_lab.simulator.schedulers import SCHEDULERS
+from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.stopping import ROLES, logs
+from evalstop_lab.simulator.study import CALIBRATION_SEED, NONE, ORACLE, REPORTING_SEED, Cell, Rows
+from evalstop_lab.sweep import sweep
+
+SEEDS = 6
+CALIBRATION_SEEDS = 3
+JOBS = 800
+RATE = 0.02
+BASELINE = "SRTF-Est"
+SHIPPED = ("paper", "default", "early")
+
+TUNED: Mapping[str, dict[str, Any]] = {
+    "k_decline": {},
+    "ema_decline": {},
+    "plateau_drop": {"sigmas": 1.5, "use_proxy": True},
+    "cusum": {},
+    "divergence": {},
+    "e_process": {},
+}
+"""Detectors and their parameters: those of `default` for the one that it is made of."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One rule in one world. Shares of what the oracle saves are net: GPU-hours of false stops are taken off. `time`
+    holds the share of the oracle's saving in mean time, by scheduler; `saved` is under `BASELINE`."""
+
+    world: str
+    rule: str
+    threshold: float | None
+    saved: Figure
+    false_stops: Figure
+    premature: float
+    recall: float
+    time: dict[str, Figure]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `frontier` to `evalstop-lab cluster`."""
+    parser = subparsers.add_parser("frontier", help="the share of an oracle's saving that each rule reaches")
+    options.add(parser, seeds=SEEDS)
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS), metavar="WORLD")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab cluster frontier`; return its exit code."""
+    worlds = {name: replace(WORLDS[name], jobs=args.cluster_jobs or JOBS) for name in args.worlds}
+    seeds = options.seeds(args, REPORTING_SEED)
+    tuned = {name: tune(setting, args) for name, setting in worlds.items()}
+    shipped = tuple(POLICIES[name] for name in SHIPPED)
+    cells = [
+        Cell(name, setting, seed, (*shipped, *tuned[name]), tuple(SCHEDULERS))
+        for name, setting in worlds.items()
+        for seed in seeds
+    ]
+    rows = Rows(options.sweep_cells(args, cells, "the frontier"))
+    points = [point(rows, name, policy) for name in worlds for policy in (*shipped, *tuned[name])]
+    report = {
+        "points": [asdict(item) for item in points],
+        "rate": RATE,
+        "worlds": {name: options.setting_document(setting, seeds) for name, setting in worlds.items()},
+    }
+    return options.give(args, report, lambda console: _print(console, points), plots.frontier)
+
+
+def tune(setting: Setting, args: argparse.Namespace) -> list[Policy]:
+    """A policy of each detector, with the threshold that kept to `RATE` on calibration seeds."""
+    found: dict[str, list[Records]] = {name: [] for name in TUNED}
+    seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + CALIBRATION_SEEDS)
+    for of_seed in sweep(partial(_healthy, setting), seeds, "calibrating", args.jobs, chunk=1, backend=args.backend):
+        for name, some in of_seed.items():
+            found[name] += some
+    policies = []
+    for name, some in found.items():
+        _, (limit,) = thresholds(some, [RATE])
+        member = Member(_detector(name), Thresholds(None, limit.value))
+        policies.append(Policy(f"{name} at {RATE:.0%}", (member,), gold_required=False))
+    return policies
+
+
+def point(rows: Rows, world: str, policy: Policy) -> Point:
+    """Where the policy lies in this world."""
+    counts = rows.counts(world, policy.name)
+    limits = [member.thresholds.stop_at for member in policy.members]
+    return Point(
+        world=world,
+        rule=policy.name,
+        threshold=limits[0] if policy.name not in SHIPPED else None,
+        saved=_share(rows, world, policy.name, BASELINE, lambda found: found.wasted),
+        false_stops=options.share(counts.wrong, counts.healthy),
+        premature=counts.premature / counts.hacking,
+        recall=counts.recall(late=False),
+        time={name: _share(rows, world, policy.name, name, lambda found: found.jct) for name in SCHEDULERS},
+    )
+
+
+def _share(rows: Rows, world: str, rule: str, scheduler: str, figure: Callable[[Figures], float]) -> Figure:
+    """Of what the oracle takes off this figure, the share that the rule takes off, seed by seed."""
+    none, ours, best = (np.array(rows.numbers(world, who, scheduler, figure)) for who in (NONE, rule, ORACLE))
+    return interval((none - ours) / (none - best))
+
+
+def _healthy(setting: Setting, seeds: Sequence[int]) -> list[dict[str, list[Records]]]:
+    return [_of_seed(setting, seed) for seed in seeds]
+
+
+def _of_seed(setting: Setting, seed: int) -> dict[str, list[Records]]:
+    """What each detector makes of the healthy jobs of this seed."""
+    workload, hidden = draw(setting, seed)
+    detectors = {name: _detector(name) for name in TUNED}
+    found: dict[str, list[Records]] = {name: [] for name in TUNED}
+    signals = frozenset().union(*(detector.signals for detector in detectors.values()))
+    for run, hacking in zip(logs(workload, signals), hidden.hacking.tolist(), strict=True):
+        if not hacking:
+            observations = run.observations(ROLES)
+            for name, detector in detectors.items():
+                found[name].append(records(detector, observations))
+    return found
+
+
+def _detector(name: str) -> Detector[Any]:
+    detector: Detector[Any] = msgspec.convert(TUNED[name], DETECTORS[name])
+    return detector
+
+
+def _print(console: Console, points: Sequence[Point]) -> None:
+    table = Table(title=f"share of the oracle's saving in GPU-hours, false stops taken off ({BASELINE})")
+    for heading in (
+        "world",
+        "rule",
+        "saved",
+        "95 %",
+        "false stops",
+        "95 %",
+        "recall",
+        "too early",
+        "mean time, of the oracle's",
+    ):
+        table.add_column(heading, justify="left" if heading in ("world", "rule") else "right")
+    for item in points:
+        times = [share.value for share in item.time.values()]
+        table.add_row(
+            item.world,
+            item.rule,
+            f"{item.saved.value:.1%}",
+            f"{item.saved.low:.1%} to {item.saved.high:.1%}",
+            f"{item.false_stops.value:.1%}",
+            f"{item.false_stops.low:.1%} to {item.false_stops.high:.1%}",
+            f"{item.recall:.0%}",
+            f"{item.premature:.1%}",
+            f"{min(times):.0%} to {max(times):.0%}",
+        )
+    console.print(table)

@@ -1,0 +1,64 @@
+"""The plots of `evalstop-lab cluster`, as PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # a file, never a window
+
+from matplotlib import pyplot as plt
+
+SMALLEST = 1e-3
+
+OURS, PAPERS = "#3b6fb6", "#b7791f"
+
+
+def reproduce(folder: Path, report: dict[str, Any]) -> None:
+    """Write reproduce.png: the change of the mean time of all, healthy and hacking jobs, by scheduler."""
+    changes = report["changes"]["paper"]
+    figure, axis = plt.subplots(figsize=(10, 4.6), dpi=130, layout="constrained")
+    for offset, (what, color) in enumerate(
+        (("mean time", OURS), ("of healthy jobs", "#5a9e6f"), ("of hacking jobs", "#c53030"))
+    ):
+        found = [changes[name][what]["change"] for name in changes]
+        places = [place + 0.27 * (offset - 1) for place in range(len(found))]
+        values = [item["value"] for item in found]
+        errors = [[item["value"] - item["low"] for item in found], [item["high"] - item["value"] for item in found]]
+        axis.bar(places, values, 0.25, color=color, label=what, yerr=errors, capsize=2, ecolor="#333333")
+    axis.axhspan(-0.25, -0.09, color=PAPERS, alpha=0.12, label="the paper, all jobs: -9 to -25 %")
+    axis.set_xticks(range(len(changes)), changes)
+    axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    axis.set_ylabel("change of the mean time to completion")
+    axis.legend(fontsize=8)
+    figure.savefig(folder / "reproduce.png")
+    plt.close(figure)
+
+
+def frontier(folder: Path, report: dict[str, Any]) -> None:
+    """Write frontier.png: the share of the oracle's saving against false stops, a panel a world."""
+    worlds = list(report["worlds"])
+    columns = min(len(worlds), 4)
+    rows = -(-len(worlds) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(3.4 * columns, 3.1 * rows), dpi=130, layout="constrained", squeeze=False, sharey=True
+    )
+    for axis, world in zip(axes.flat, worlds, strict=False):
+        points = [item for item in report["points"] if item["world"] == world]
+        for number, item in enumerate(points):
+            shipped = item["threshold"] is None
+            saved, false = item["saved"], max(item["false_stops"]["value"], SMALLEST)
+            error = [[saved["value"] - saved["low"]], [saved["high"] - saved["value"]]]
+            mark = {"marker": "s" if shipped else "o", "markersize": 6, "color": f"C{number % 10}", "capsize": 2}
+            axis.errorbar([false], [max(saved["value"], 0.0)], yerr=error, linestyle="", label=item["rule"], **mark)
+        axis.axvline(report["rate"], color="#999999", linewidth=0.8)
+        axis.set(xscale="log", title=world, ylim=(-0.03, 1.0))
+    for axis in axes[-1]:
+        axis.set_xlabel("false stops per healthy job")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("share of the oracle's saving")
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    figure.savefig(folder / "frontier.png")
+    plt.close(figure)
