@@ -46,6 +46,12 @@ class Finding(Struct, frozen=True):
     turn_step: int | None
     note: str
 
+    @property
+    def alarms(self) -> bool:
+        """Whether it is grounds to suspect or to stop."""
+        evidence = Evidence(self.kind, self.value)
+        return evidence.reaches(self.suspect_at) or evidence.reaches(self.stop_at)
+
 
 class Verdict(Struct, frozen=True):
     """`continue`, `suspect` or `stop`, with its reason and the numbers behind it.
@@ -63,6 +69,11 @@ class Verdict(Struct, frozen=True):
     @property
     def stops(self) -> bool:
         return self.verdict is Call.STOP
+
+    @property
+    def rests_on_gold(self) -> bool:
+        """Whether any detector that is alarmed sees the eval signal."""
+        return any(finding.alarms and Signal.EVAL in finding.signals for finding in self.evidence)
 
 
 NOTHING_SEEN = Verdict(Call.CONTINUE, None, None, "nothing observed yet")

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
 from evalstop_detectors import Policy, Reservation, policy_from_document
 
 from evalstop_service import dead_metrics, vitals
 from evalstop_service.clock import rfc3339
+from evalstop_service.lifecycle import PAUSED, Brake
 from evalstop_service.liveness import Pulse
 from evalstop_service.store import decisions, policies, pulses, runs
 from evalstop_service.store.database import Transaction
@@ -36,15 +35,6 @@ from evalstop_service.store.runs import Run
 
 WINDOW = timedelta(hours=1)
 """Within which stops are counted."""
-
-
-@dataclass(frozen=True)
-class Brake:
-    """One reason to hold a stop back: its `kind` for machines, the `reason` for people, and the numbers behind it."""
-
-    kind: str
-    reason: str
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Brake, ...]:
@@ -64,7 +54,7 @@ def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple
 def _paused(project: Project) -> Iterator[Brake]:
     if project.paused_at is not None:
         since, who = rfc3339(project.paused_at), project.paused_by
-        yield Brake("paused", f"the project was paused by {who}", {"paused_at": since, "paused_by": who})
+        yield Brake(PAUSED, f"the project was paused by {who}", {"paused_at": since, "paused_by": who})
 
 
 def _bounds(tx: Transaction, project: Project, run: Run, now: datetime) -> Iterator[Brake]:

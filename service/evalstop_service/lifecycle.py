@@ -1,25 +1,54 @@
-"""The life of a decision: its states, and which may follow which. Pure.
+"""The life of a decision: a state machine without I/O, events in, instructions out.
 
-shadow                                    recorded, nobody is told
-pending ──> requested ──> confirmed       the grace period is over; the event goes out; the job is gone
-   │            └─────> failed ──> confirmed
-   └──────> vetoed                        a person said no within the grace period
+           ┌─────────────────┐
+           v                 │            ┌───────────────────────────────> confirmed
+shadow  withheld ──> pending ┴─> requested ┼─> acknowledged ──> escalated ──> failed
+           │            │            │     └──────────────────────^
+           └────────────┴────────────┴──> vetoed, moot              undone: from whatever was handed out
+
+The time that passes is an event like any other: `Passed`. What comes after the grace period finds a pending decision
+requested, whether or not anybody has noticed before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
+
+STOP_REQUESTED = "run.stop_requested"
+STOP_WITHHELD = "run.stop_withheld"
+STOP_ESCALATED = "run.stop_escalated"
+STOPPED = "run.stopped"
+STOP_FAILED = "run.stop_failed"
+RESUME_REQUESTED = "run.resume_requested"
+
+RECHECK_SECONDS = 60.0
+"""Between two looks at what speaks against a decision that is withheld."""
+
+SERVICE = "evalstop"
+"""The actor of what the service does by itself."""
+
+PAUSED = "paused"
+"""The kind of the brake that nobody can release a decision from: its project is paused."""
 
 
 class State(StrEnum):
     """Where a decision stands."""
 
     SHADOW = "shadow"
+    WITHHELD = "withheld"
     PENDING = "pending"
     REQUESTED = "requested"
+    ACKNOWLEDGED = "acknowledged"
+    ESCALATED = "escalated"
     CONFIRMED = "confirmed"
-    VETOED = "vetoed"
     FAILED = "failed"
+    VETOED = "vetoed"
+    MOOT = "moot"
+    UNDONE = "undone"
 
 
 class Mode(StrEnum):
@@ -31,24 +60,396 @@ class Mode(StrEnum):
 
 FOLLOWS: dict[State, frozenset[State]] = {
     State.SHADOW: frozenset(),
-    State.PENDING: frozenset({State.REQUESTED, State.VETOED}),
-    State.REQUESTED: frozenset({State.CONFIRMED, State.FAILED}),
-    State.CONFIRMED: frozenset(),
+    State.WITHHELD: frozenset({State.PENDING, State.REQUESTED, State.VETOED, State.MOOT}),
+    State.PENDING: frozenset({State.WITHHELD, State.REQUESTED, State.VETOED, State.MOOT}),
+    State.REQUESTED: frozenset(
+        {State.ACKNOWLEDGED, State.ESCALATED, State.CONFIRMED, State.FAILED, State.MOOT, State.UNDONE}
+    ),
+    State.ACKNOWLEDGED: frozenset({State.ESCALATED, State.CONFIRMED, State.FAILED, State.UNDONE}),
+    State.ESCALATED: frozenset({State.ACKNOWLEDGED, State.CONFIRMED, State.FAILED, State.MOOT, State.UNDONE}),
+    State.CONFIRMED: frozenset({State.UNDONE}),
+    State.FAILED: frozenset({State.CONFIRMED, State.UNDONE}),
     State.VETOED: frozenset(),
-    State.FAILED: frozenset({State.CONFIRMED}),
+    State.MOOT: frozenset({State.CONFIRMED}),
+    State.UNDONE: frozenset(),
 }
+"""Which state may follow which."""
 
-STOPPING = frozenset({State.REQUESTED, State.CONFIRMED, State.FAILED})
+AWAITING = frozenset({State.REQUESTED, State.ACKNOWLEDGED, State.ESCALATED})
+"""The states in which somebody's word is waited for, until a deadline."""
+
+STOPPING = AWAITING | {State.CONFIRMED, State.FAILED}
 """The states in which the job is meant to end."""
 
 
-def opening(mode: Mode, grace_seconds: float) -> State:
-    """The state in which a decision is born."""
-    if mode is Mode.SHADOW:
-        return State.SHADOW
-    return State.PENDING if grace_seconds > 0 else State.REQUESTED
+@dataclass(frozen=True)
+class Brake:
+    """One reason to hold a stop back: its `kind` for machines, the `reason` for people, and the numbers behind it."""
+
+    kind: str
+    reason: str
+    details: dict[str, Any] = field(default_factory=dict)
 
 
-def may_follow(present: State, following: State) -> bool:
-    """Whether a decision may go from one state to the other."""
-    return following in FOLLOWS[present]
+@dataclass(frozen=True)
+class Terms:
+    """For how long a person may veto, and how long a stop may wait for its confirmation, in seconds."""
+
+    grace_seconds: float
+    confirm_seconds: float
+
+
+@dataclass(frozen=True)
+class Life:
+    """How a decision stands.
+
+    `due_at`: the end of its grace period. `deadline_at`: when the service looks after it by itself, None in states in
+    which it does not. `held_by`: the kinds of brakes that it was last said to be withheld for. `heard`: what receivers
+    reported after it was undone.
+    """
+
+    state: State
+    due_at: datetime
+    deadline_at: datetime | None = None
+    escalations: int = 0
+    held_by: frozenset[str] = frozenset()
+    heard: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The policy wants a stop."""
+
+    at: datetime
+    actor: str
+    reason: str
+    mode: Mode
+    brakes: tuple[Brake, ...]
+
+
+@dataclass(frozen=True)
+class Passed:
+    """Time has passed. `gone_on`: the run is in a later attempt than the one that was to be stopped."""
+
+    at: datetime
+    gone_on: bool = False
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """What speaks against the stop was looked at again; `wanted`: the verdict still calls for it."""
+
+    at: datetime
+    brakes: tuple[Brake, ...]
+    wanted: bool
+
+
+@dataclass(frozen=True)
+class Held:
+    """Something came up that speaks against the stop."""
+
+    at: datetime
+    brakes: tuple[Brake, ...]
+
+
+@dataclass(frozen=True)
+class Released:
+    """A person has it carried out despite what speaks against it."""
+
+    at: datetime
+    actor: str
+    reason: str
+    brakes: tuple[Brake, ...]
+
+
+@dataclass(frozen=True)
+class Vetoed:
+    """A person lets the run go on."""
+
+    at: datetime
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A receiver says what it sees: `acknowledged`, `confirmed` or `failed`.
+
+    `expected_seconds`: with `acknowledged`, how long it will take before the job can be gone.
+    """
+
+    at: datetime
+    state: State
+    actor: str
+    reason: str
+    details: dict[str, Any]
+    expected_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run ended by itself, as `status`; `told`: some receiver may know of the stop."""
+
+    at: datetime
+    status: str
+    told: bool
+
+
+@dataclass(frozen=True)
+class WentOn:
+    """The trainer went on from a step in a new attempt; `told`: the stop may have reached a receiver."""
+
+    at: datetime
+    step: int
+    told: bool
+
+
+@dataclass(frozen=True)
+class Undone:
+    """A person takes back a stop that was handed out."""
+
+    at: datetime
+    actor: str
+    reason: str
+
+
+Event = Passed | Weighed | Held | Released | Vetoed | Reported | Finished | WentOn | Undone
+
+
+@dataclass(frozen=True)
+class Record:
+    """Add this to the history."""
+
+    state: State
+    actor: str
+    reason: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Tell of it by an event, at once or from `due_at` on."""
+
+    type: str
+    data: dict[str, Any] = field(default_factory=dict)
+    due_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Keep back what was not sent yet of the stop."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """This cannot follow: nothing is changed, and whoever asked for it is told why."""
+
+    why: str
+
+
+Instruction = Record | Announce | Cancel | Refuse
+Outcome = tuple[Life, list[Instruction]]
+
+
+def begin(event: Decided, terms: Terms) -> Outcome:
+    """How a decision is born, and what is to be done about it."""
+    due_at = event.at + timedelta(seconds=terms.grace_seconds)
+    if event.mode is Mode.SHADOW:
+        return Life(State.SHADOW, due_at), [Record(State.SHADOW, event.actor, event.reason)]
+    if event.brakes:
+        return _withhold(Life(State.WITHHELD, due_at), event.at, event.brakes, event.actor, event.reason)
+    return _let_go(Life(State.PENDING, due_at), event.at, event.actor, event.reason, terms)
+
+
+def step(life: Life, event: Event, terms: Terms) -> Outcome:
+    """What an event makes of a life, and what is to be done; `Refuse` stands alone and leaves the life as it was."""
+    if life.state is State.PENDING and life.due_at <= event.at:
+        began, before = _requested(life, event.at, terms)
+        after, instructions = step(began, event, terms)
+        refused = any(isinstance(one, Refuse) for one in instructions)
+        return (life, instructions) if refused else (after, before + instructions)
+    match event:
+        case Passed():
+            return _passed(life, event, terms)
+        case Weighed():
+            return _weighed(life, event, terms)
+        case Held(at, brakes):
+            if life.state is not State.PENDING or not brakes:
+                return life, []
+            return _withhold(life, at, brakes, SERVICE, _reasons(brakes), Cancel("the decision is withheld"))
+        case Released():
+            return _released(life, event, terms)
+        case Vetoed(_, actor, reason):
+            return _vetoed(life, actor, reason)
+        case Reported():
+            return _reported(life, event, terms)
+        case Finished():
+            return _finished(life, event)
+        case WentOn():
+            return _went_on(life, event)
+        case Undone(_, actor, reason):
+            return _undone(life, actor, reason)
+
+
+def remembered(history: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[frozenset[str], frozenset[str]]:
+    """`Life.held_by` and `Life.heard` as a history of states and details, oldest first, tells them."""
+    held_by: frozenset[str] = frozenset()
+    heard: frozenset[str] = frozenset()
+    for state, details in history:
+        if state == State.WITHHELD:
+            held_by = frozenset(brake["kind"] for brake in details.get("brakes", ()))
+        elif state == State.UNDONE and "reported" in details:
+            heard |= {details["reported"]}
+    return held_by, heard
+
+
+def _passed(life: Life, event: Passed, terms: Terms) -> Outcome:
+    if life.deadline_at is None or life.deadline_at > event.at or life.state is State.WITHHELD:
+        return life, []
+    if life.state not in AWAITING:  # moved on by release 0.1.0, which knows of no deadlines
+        return replace(life, deadline_at=None), []
+    if event.gone_on:  # to ask again might end the job that goes on
+        return _given_up(life, "no receiver has said what became of the job, and the run went on in a new attempt")
+    if life.escalations >= 2:
+        return _given_up(life, "no receiver has confirmed that the job is gone, though it was asked for harder")
+    rung = life.escalations + 1
+    asked = "asked for again" if rung == 1 else "asked for harder"
+    life = _awaiting(replace(life, escalations=rung), State.ESCALATED, event.at, terms)
+    why = f"no receiver has confirmed in time that the job is gone: the stop is {asked}"
+    return life, [
+        Record(State.ESCALATED, SERVICE, why, {"escalations": rung}),
+        Announce(STOP_REQUESTED if rung == 1 else STOP_ESCALATED),
+    ]
+
+
+def _weighed(life: Life, event: Weighed, terms: Terms) -> Outcome:
+    if life.state is not State.WITHHELD:
+        return life, []
+    if event.wanted and not event.brakes:
+        return _let_go(life, event.at, SERVICE, "nothing speaks against the stop any more", terms)
+    if event.wanted and _kinds(event.brakes) != life.held_by:
+        return _withhold(life, event.at, event.brakes, SERVICE, _reasons(event.brakes))
+    return replace(life, deadline_at=event.at + timedelta(seconds=RECHECK_SECONDS)), []
+
+
+def _released(life: Life, event: Released, terms: Terms) -> Outcome:
+    if life.state in STOPPING or life.state is State.PENDING:
+        return life, []
+    if life.state is not State.WITHHELD:
+        return life, [Refuse(f"the decision is {life.state}; only a withheld decision can be released")]
+    if PAUSED in _kinds(event.brakes):
+        return life, [Refuse("the decision is withheld and its project is paused; resume the project first")]
+    return _let_go(life, event.at, event.actor, event.reason, terms, _documents(event.brakes))
+
+
+def _vetoed(life: Life, actor: str, reason: str) -> Outcome:
+    if life.state is State.VETOED:
+        return life, []
+    if life.state not in (State.PENDING, State.WITHHELD):
+        over = f" and its grace period ended at {life.due_at.isoformat()}" if life.state in STOPPING else ""
+        return life, [Refuse(f"the decision is {life.state}{over}; only a pending or withheld decision can be vetoed")]
+    life, instructions = _final(life, State.VETOED, actor, reason)
+    return life, [Cancel("the decision was vetoed"), *instructions]
+
+
+def _reported(life: Life, event: Reported, terms: Terms) -> Outcome:
+    if life.state is State.UNDONE:
+        if event.state in life.heard:
+            return life, []
+        details = event.details | {"reported": str(event.state)}
+        life = replace(life, heard=life.heard | {str(event.state)})
+        return life, [Record(State.UNDONE, event.actor, event.reason, details)]
+    if life.state is event.state:
+        return life, []
+    if event.state not in FOLLOWS[life.state]:
+        return life, [Refuse(f"the decision is {life.state}; it cannot become {event.state}")]
+    record = Record(event.state, event.actor, event.reason, event.details)
+    if event.state is State.ACKNOWLEDGED:
+        return _awaiting(life, event.state, event.at, terms, event.expected_seconds), [record]
+    announce = Announce(STOPPED if event.state is State.CONFIRMED else STOP_FAILED, {"report": event.details})
+    return replace(life, state=event.state, deadline_at=None), [record, announce]
+
+
+def _finished(life: Life, event: Finished) -> Outcome:
+    before = life.state in (State.PENDING, State.WITHHELD)
+    if not before and (event.told or life.state not in (State.REQUESTED, State.ESCALATED)):
+        return life, []
+    life, instructions = _final(life, State.MOOT, SERVICE, f"the run ended by itself: {event.status}")
+    return life, [Cancel("the run ended by itself"), *instructions]
+
+
+def _went_on(life: Life, event: WentOn) -> Outcome:
+    cancel = Cancel("the run went on in a new attempt")
+    if life.state in (State.PENDING, State.WITHHELD):
+        why = f"the trainer went on from step {event.step} before the stop was handed out"
+        life, instructions = _final(life, State.VETOED, SERVICE, why)
+    elif life.state in (State.REQUESTED, State.ESCALATED) and not event.told:
+        why = f"the trainer went on from step {event.step} before the stop had reached a receiver"
+        life, instructions = _final(life, State.MOOT, SERVICE, why)
+    else:
+        instructions = []
+    return life, [cancel, *instructions]
+
+
+def _undone(life: Life, actor: str, reason: str) -> Outcome:
+    if life.state is State.UNDONE:
+        return life, []
+    if life.state not in STOPPING:
+        instead = "; veto it instead" if life.state in (State.PENDING, State.WITHHELD) else ""
+        return life, [Refuse(f"the decision is {life.state} and cannot be undone: nothing was handed out{instead}")]
+    life, instructions = _final(life, State.UNDONE, actor, reason)
+    return life, [Cancel("the decision was undone"), *instructions, Announce(RESUME_REQUESTED)]
+
+
+def _withhold(
+    life: Life, at: datetime, brakes: tuple[Brake, ...], actor: str, reason: str, *first: Instruction
+) -> Outcome:
+    deadline_at = at + timedelta(seconds=RECHECK_SECONDS)
+    life = replace(life, state=State.WITHHELD, deadline_at=deadline_at, held_by=_kinds(brakes))
+    details = _documents(brakes)
+    return life, [*first, Record(State.WITHHELD, actor, reason, details), Announce(STOP_WITHHELD, details)]
+
+
+def _let_go(
+    life: Life, at: datetime, actor: str, reason: str, terms: Terms, details: dict[str, Any] | None = None
+) -> Outcome:
+    """Have it carried out: the grace period begins now."""
+    if terms.grace_seconds <= 0:
+        life = _awaiting(replace(life, due_at=at), State.REQUESTED, at, terms)
+        return life, [Record(life.state, actor, reason, details or {}), Announce(STOP_REQUESTED)]
+    due_at = at + timedelta(seconds=terms.grace_seconds)
+    life = replace(life, state=State.PENDING, due_at=due_at, deadline_at=None)
+    return life, [Record(life.state, actor, reason, details or {}), Announce(STOP_REQUESTED, due_at=due_at)]
+
+
+def _requested(life: Life, at: datetime, terms: Terms) -> Outcome:
+    record = Record(State.REQUESTED, SERVICE, "the grace period is over")
+    return _awaiting(life, State.REQUESTED, at, terms), [record]
+
+
+def _awaiting(life: Life, state: State, at: datetime, terms: Terms, expected_seconds: float = 0.0) -> Life:
+    return replace(life, state=state, deadline_at=at + timedelta(seconds=expected_seconds + terms.confirm_seconds))
+
+
+def _given_up(life: Life, why: str) -> Outcome:
+    details = {"escalations": life.escalations}
+    life, instructions = _final(life, State.FAILED, SERVICE, why, details)
+    return life, [*instructions, Announce(STOP_FAILED, {"report": details})]
+
+
+def _final(life: Life, state: State, actor: str, reason: str, details: dict[str, Any] | None = None) -> Outcome:
+    return replace(life, state=state, deadline_at=None), [Record(state, actor, reason, details or {})]
+
+
+def _kinds(brakes: Iterable[Brake]) -> frozenset[str]:
+    return frozenset(brake.kind for brake in brakes)
+
+
+def _reasons(brakes: Iterable[Brake]) -> str:
+    return "; ".join(brake.reason for brake in brakes)
+
+
+def _documents(brakes: Iterable[Brake]) -> dict[str, Any]:
+    return {"brakes": [asdict(brake) for brake in brakes]}

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evalstop_service import brakes
-from evalstop_service.brakes import Brake
 from evalstop_service.ingest import Saved
+from evalstop_service.lifecycle import Brake
 from evalstop_service.store import policies, projects, pulses, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id

@@ -1,4 +1,4 @@
-"""Decisions: listed, vetoed, reported on by receivers, judged."""
+"""Decisions: listed, vetoed, released and undone by people, reported on by receivers, judged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from evalstop_service import responses
 from evalstop_service.api.bodies import JsonRoute
@@ -22,22 +22,39 @@ from evalstop_service.store.decisions import Decision
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
 
 
-class VetoIn(Body):
-    """Who lets the run go on, and why."""
+LONGEST_EXPECTED_SECONDS = 30 * 86_400.0
+
+
+class WordIn(Body):
+    """Who says so, and why."""
 
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
     reason: Line = Field(examples=["the eval set was broken this morning"])
 
 
 class ReportIn(Body):
-    """What a receiver saw of the job's end."""
+    """What a receiver sees of the job: its end is under way, it is gone, or it cannot be ended."""
 
-    state: Literal["confirmed", "failed"]
+    state: Literal["acknowledged", "confirmed", "failed"]
     actor: Name | None = Field(None, description="by default the name of the key")
     reason: Line = ""
     details: dict[str, Any] = Field(
         default_factory=dict, max_length=100, examples=[{"exit_status": -15, "ended_at": "2026-01-01T00:00:00Z"}]
     )
+
+    expected_seconds: float | None = Field(
+        None,
+        ge=0,
+        le=LONGEST_EXPECTED_SECONDS,
+        allow_inf_nan=False,
+        description="with `acknowledged`: so much longer than the project's `confirm_seconds` it may take",
+    )
+
+    @model_validator(mode="after")
+    def expected_of_what_is_under_way(self) -> ReportIn:
+        if self.expected_seconds is not None and self.state != "acknowledged":
+            raise ValueError(f"expected_seconds goes with acknowledged, not with {self.state}")
+        return self
 
     @field_validator("details")
     @classmethod
@@ -78,18 +95,32 @@ def get_decision(decision_id: UUID, caller: Read, database: Db) -> DecisionOut:
 
 
 @router.post("/{decision_id}/veto")
-def veto(decision_id: UUID, body: VetoIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Let the run go on; possible within the grace period."""
-    return _view(
-        database,
-        responses.veto(database, caller.project_id, decision_id, _actor(caller, body.actor), body.reason, now),
-    )
+def veto(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Let the run go on; possible while the stop is withheld or pending."""
+    said_by = _actor(caller, body.actor)
+    return _view(database, responses.veto(database, caller.project_id, decision_id, said_by, body.reason, now))
+
+
+@router.post("/{decision_id}/release")
+def release(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Have a withheld stop carried out despite what speaks against it; not while the project is paused."""
+    said_by = _actor(caller, body.actor)
+    return _view(database, responses.release(database, caller.project_id, decision_id, said_by, body.reason, now))
+
+
+@router.post("/{decision_id}/undo")
+def undo(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Take back a stop that was handed out: receivers are asked to let the job go on, where its scheduler can."""
+    said_by = _actor(caller, body.actor)
+    return _view(database, responses.undo(database, caller.project_id, decision_id, said_by, body.reason, now))
 
 
 @router.post("/{decision_id}/report")
 def report(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Say what became of the job; receivers call this."""
-    said = responses.Report(State(body.state), _actor(caller, body.actor), body.reason, body.details)
+    """Say what becomes of the job; receivers call this."""
+    said = responses.Report(
+        State(body.state), _actor(caller, body.actor), body.reason, body.details, body.expected_seconds or 0.0
+    )
     return _view(database, responses.report(database, caller.project_id, decision_id, said, now))
 
 

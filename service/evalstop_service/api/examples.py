@@ -8,6 +8,7 @@ RUN_ID = "0199aa10-7c3e-7b51-9d3f-5a0d6f2c8e11"
 DECISION_ID = "0199aa12-0b7d-7f0e-8a44-1d2c3b4a5f60"
 ENDPOINT_ID = "0199aa0f-55aa-7c01-b1c2-0f1e2d3c4b5a"
 KEY_ID = "0199aa0e-1111-7d22-9e33-aabbccddeeff"
+OVERDUE = "2026-01-01T14:46:07.250000Z"
 BEGAN, SAVED, STOPPED = "2026-01-01T12:00:00Z", "2026-01-01T14:03:00Z", "2026-01-01T14:31:07.250000Z"
 SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"  # noqa: S105 - an example
 
@@ -45,6 +46,8 @@ DECISION = {
     "state": "requested",
     "step": 150,
     "due_at": STOPPED,
+    "deadline_at": OVERDUE,
+    "escalations": 0,
     "created_at": STOPPED,
     "verdict": VERDICT,
     "best_checkpoint": BEST,
@@ -260,6 +263,6 @@ EXAMPLES: dict[str, Any] = {
         ],
     },
     "VerdictPage": _page({"sequence": 2, "attempt": 1, "at": STOPPED, "verdict": VERDICT}),
-    "VetoIn": {"actor": "dana", "reason": "the eval set was broken this morning"},
+    "WordIn": {"actor": "dana", "reason": "the eval set was broken this morning"},
 }
 """By the name of its schema."""

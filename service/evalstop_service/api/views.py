@@ -21,6 +21,7 @@ from evalstop_service.api.schemas import (
     TurnOut,
     VerdictOut,
 )
+from evalstop_service.lifecycle import State
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -54,9 +55,13 @@ class DecisionOut(Answer):
     run_id: UUID
     run_name: str
     attempt: int
-    state: Literal["shadow", "pending", "requested", "confirmed", "vetoed", "failed"]
+    state: State
     step: int
     due_at: Time = Field(description="the end of the grace period, within which it can be vetoed")
+    deadline_at: Time | None = Field(
+        description="when it is looked after next: withheld, it is weighed again; handed out, it is escalated"
+    )
+    escalations: int = Field(description="how often it was not confirmed in time: asked for again, then harder")
     created_at: Time
     verdict: VerdictOut
     best_checkpoint: BestOut | None = Field(description="as it was when the decision was made")

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from evalstop_service import lifecycle
+from evalstop_service import progress
 from evalstop_service.ingest.live import LiveRun
 from evalstop_service.ingest.work import Work
+from evalstop_service.lifecycle import WentOn
 from evalstop_service.store import checkpoints, decisions, observations, outbox, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
@@ -50,10 +51,8 @@ def _anything_since(tx: Transaction, run: Run) -> bool:
 
 
 def _withdraw(tx: Transaction, run: Run, at: int, now: datetime) -> None:
-    """A stop that is not delivered yet is not for the attempt that begins now; within its grace period it is vetoed."""
-    outbox.cancel_attempt(tx, run.id, run.attempt, now)
+    """A stop that is not delivered yet is not for the attempt that begins now."""
     decision = decisions.of_attempt(tx, run.id, run.attempt)
-    if decision is None or decision.state != lifecycle.State.PENDING or decision.due_at <= now:
-        return
-    why = f"the trainer went on from step {at} before the grace period was over"
-    decisions.change(tx, decision, lifecycle.State.VETOED, actor="evalstop", reason=why, details={}, now=now)
+    if decision is not None:
+        told = outbox.told(tx, run.id, decision.id).tried
+        progress.move(tx, run, decisions.lock(tx, decision), WentOn(now, at, told))

@@ -124,8 +124,11 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
         changes["rewritten_version"] = version
     live.run = run = replace(before, version=version, monitor_state=None, updated_at=work.now, **changes)
     work.changed(live)
-    if not live.decided and verdict.stops and run.status == "running":
-        announcing.decide(work, live, verdict)
+    if verdict.stops and run.status == "running":
+        if not live.decided:
+            announcing.decide(work, live, verdict)
+        elif "best_checkpoint" in changes:
+            announcing.reconsider(work, live)
     reached, live.reached = live.reached, []
     if reached or "best_checkpoint" in changes:
         announcing.announce(work, before, run, reached)

@@ -12,11 +12,16 @@ from evalstop_service.store.runs import Run
 
 STATES: dict[str, str] = {
     State.SHADOW: "recorded only",
+    State.WITHHELD: "stop withheld",
     State.PENDING: "stop pending",
     State.REQUESTED: "stop requested",
+    State.ACKNOWLEDGED: "stop under way",
+    State.ESCALATED: "stop escalated",
     State.CONFIRMED: "stop confirmed",
-    State.VETOED: "vetoed",
     State.FAILED: "stop failed",
+    State.VETOED: "vetoed",
+    State.MOOT: "moot",
+    State.UNDONE: "undone",
 }
 
 
@@ -71,14 +76,27 @@ def _decided(decision: Decision, now: datetime) -> str:
     match State(decision.state):
         case State.SHADOW:
             return f"Would have been stopped at step {at}. In shadow mode a stop is recorded and nobody is told."
+        case State.WITHHELD:
+            return f"A stop at step {at} is withheld; what speaks against it is looked at again every minute."
         case State.PENDING if not decision.stops(now):
             until = moment(decision.due_at)
             return f"Will be stopped for its verdict at step {at} unless somebody vetoes it before {until}."
         case State.PENDING | State.REQUESTED:
             return f"A stop was requested for step {at}; no scheduler has confirmed yet that the job is gone."
+        case State.ACKNOWLEDGED:
+            return f"A receiver is carrying out the stop for step {at}; the job is not confirmed to be gone yet."
+        case State.ESCALATED:
+            times = "again" if decision.escalations == 1 else "harder"
+            return (
+                f"The stop for step {at} was not confirmed in time and was asked for {times}; the job may be running."
+            )
         case State.CONFIRMED:
             return f"Stopped at step {at}; the job is confirmed to be gone."
-        case State.VETOED:
-            return f"A stop at step {at} was vetoed; the run goes on."
         case State.FAILED:
             return f"A stop was requested at step {at} and failed: the job may still be running."
+        case State.VETOED:
+            return f"A stop at step {at} was vetoed; the run goes on."
+        case State.MOOT:
+            return f"A stop at step {at} is moot: the run ended or went on before any receiver had it."
+        case State.UNDONE:
+            return f"A stop at step {at} was undone; the run may go on."

@@ -10,9 +10,10 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.lifecycle import State
+from evalstop_service import lifecycle
+from evalstop_service.lifecycle import STOPPING, Life, Passed, Record, State, Terms
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import decision_changes, decisions, outcomes, policies, runs
+from evalstop_service.store.tables import decision_changes, decisions, outcomes, policies, projects, runs
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,18 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Overdue:
+    """The key of a decision whose deadline is over."""
+
+    deadline_at: datetime
+    id: UUID
+    run_id: UUID
+    project_id: UUID
+
+
+@dataclass(frozen=True)
 class Decision:
-    """A stop verdict on record."""
+    """A stop verdict on record. `deadline_at`: when the service looks after it by itself; None: it does not."""
 
     id: UUID
     run_id: UUID
@@ -64,50 +75,101 @@ class Decision:
         """Whether the job is meant to end: requested, or the grace period is over."""
         if self.state == State.PENDING:
             return self.due_at <= now
-        return self.state in (State.REQUESTED, State.CONFIRMED, State.FAILED)
+        return self.state in STOPPING
+
+    @property
+    def life(self) -> Life:
+        """How it stands, as far as its row tells."""
+        return Life(State(self.state), self.due_at, self.deadline_at, self.escalations)
 
 
-def add(tx: Transaction, decision: Decision, actor: str, now: datetime) -> None:
-    """Store a new decision and its first change."""
+def add(tx: Transaction, decision: Decision) -> None:
+    """Store a new decision."""
     tx.execute(decisions.insert().values({column.name: getattr(decision, column.name) for column in decisions.c}))
-    _append(tx, decision, decision.state, actor, str(decision.verdict["reason"]), {}, now)
 
 
-def change(
-    tx: Transaction, decision: Decision, state: str, *, actor: str, reason: str, details: dict[str, Any], now: datetime
-) -> bool:
+def lock(tx: Transaction, decision: Decision) -> Decision:
+    """The decision as it stands now, locked until the transaction ends; its run was locked before."""
+    wanted = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
+    # Locked alone and read afterwards, as a run is; what refers to its key need not wait.
+    tx.execute(sa.select(decisions.c.id).where(*wanted).with_for_update(key_share=True))
+    return Decision(**tx.execute(_SELECT.where(*wanted)).mappings().one())
+
+
+def move(tx: Transaction, decision: Decision, life: Life) -> bool:
     """Move a decision on from the state in which it was read; False if another was faster."""
     query = decisions.update().where(
         decisions.c.run_id == decision.run_id, decisions.c.id == decision.id, decisions.c.state == decision.state
     )
-    if tx.execute(query.values(state=state)).rowcount != 1:
-        return False
-    _append(tx, decision, state, actor, reason, details, now)
-    return True
+    values = {
+        "state": life.state,
+        "due_at": life.due_at,
+        "deadline_at": life.deadline_at,
+        "escalations": life.escalations,
+    }
+    return tx.execute(query.values(values)).rowcount == 1
+
+
+def record(tx: Transaction, decision: Decision, entry: Record, now: datetime) -> None:
+    """Append to the history of a decision that was moved, or made, in this transaction."""
+    tx.execute(
+        decision_changes.insert().values(
+            run_id=decision.run_id,
+            decision_id=decision.id,
+            sequence=_next(tx, decision_changes, decision),
+            state=entry.state,
+            actor=entry.actor,
+            reason=entry.reason,
+            details=entry.details,
+            at=now,
+        )
+    )
 
 
 def request_due(tx: Transaction, now: datetime) -> int:
     """Move the decisions whose grace period is over from pending to requested; gives their number."""
     # In one order, so that two workers cannot wait for each other.
-    due = _SELECT.where(_due(now)).order_by(decisions.c.due_at, decisions.c.id)
-    return sum(
-        change(
-            tx,
-            Decision(**row),
-            State.REQUESTED,
-            actor="evalstop",
-            reason="the grace period is over",
-            details={},
-            now=now,
-        )
-        for row in tx.execute(due).mappings().all()
-    )
+    query = _SELECT.add_columns(projects.c.confirm_seconds).join(projects, projects.c.id == decisions.c.project_id)
+    due = query.where(_due(now)).order_by(decisions.c.due_at, decisions.c.id)
+    count = 0
+    for row in tx.execute(due).mappings().all():
+        fields = dict(row)
+        terms = Terms(grace_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
+        decision = Decision(**fields)
+        life, instructions = lifecycle.step(decision.life, Passed(now), terms)
+        if move(tx, decision, life):
+            count += 1
+            for entry in instructions:
+                assert isinstance(entry, Record), "the event was written when the grace period began"
+                record(tx, decision, entry, now)
+    return count
 
 
 def any_due(tx: Transaction, now: datetime) -> bool:
     """Whether any pending decision's grace period is over."""
     query = sa.exists().where(_due(now))
     return tx.execute(sa.select(query)).scalar_one()
+
+
+def pending(tx: Transaction, project_id: UUID) -> list[UUID]:
+    """The runs of a project that have a pending decision, the longest pending first."""
+    query = sa.select(decisions.c.run_id).where(_PENDING, decisions.c.project_id == project_id)
+    return list(tx.execute(query.order_by(decisions.c.due_at, decisions.c.id)).scalars())
+
+
+def overdue(tx: Transaction, now: datetime, after: Overdue | None = None, limit: int = 100) -> list[Overdue]:
+    """Decisions whose deadline is over, the longest first, those after the one that was given last."""
+    table = decisions.c
+    query = sa.select(table.deadline_at, table.id, table.run_id, table.project_id).where(table.deadline_at <= now)
+    if after is not None:
+        query = query.where(sa.tuple_(table.deadline_at, table.id) > (after.deadline_at, after.id))
+    return [Overdue(*row) for row in tx.execute(query.order_by(table.deadline_at, table.id).limit(limit))]
+
+
+def next_deadline(tx: Transaction) -> datetime | None:
+    """The first deadline of all decisions, over or not; None when there is none."""
+    query = sa.select(decisions.c.deadline_at).where(decisions.c.deadline_at.is_not(None))
+    return tx.execute(query.order_by(decisions.c.deadline_at).limit(1)).scalar()
 
 
 def find(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision | None:
@@ -211,31 +273,17 @@ _SELECT = (
 )
 
 
+# The state is spelled out, not bound: only then does SQLite see that the partial index answers.
+_PENDING = decisions.c.state == sa.literal_column("'pending'")
+
+
 def _due(now: datetime) -> sa.ColumnElement[bool]:
-    # The state is spelled out, not bound: only then does SQLite see that the partial index answers.
-    return (decisions.c.state == sa.literal_column("'pending'")) & (decisions.c.due_at <= now)
+    return _PENDING & (decisions.c.due_at <= now)
 
 
 def _one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Decision | None:
     row = tx.execute(_SELECT.where(condition)).mappings().one_or_none()
     return Decision(**row) if row else None
-
-
-def _append(
-    tx: Transaction, decision: Decision, state: str, actor: str, reason: str, details: dict[str, Any], now: datetime
-) -> None:
-    tx.execute(
-        decision_changes.insert().values(
-            run_id=decision.run_id,
-            decision_id=decision.id,
-            sequence=_next(tx, decision_changes, decision),
-            state=state,
-            actor=actor,
-            reason=reason,
-            details=details,
-            at=now,
-        )
-    )
 
 
 def _next(tx: Transaction, table: sa.Table, decision: Decision) -> int:

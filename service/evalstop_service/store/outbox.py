@@ -2,12 +2,13 @@
 
 waiting ──> delivered         a worker holds a waiting delivery for a time: see `leases`
    │  └───> dead ──> waiting  (by hand)
-   └──────> cancelled         vetoed, overtaken by a new attempt, or its endpoint deleted
+   └──────> cancelled         the stop no longer holds or is asked for anew, or its endpoint was deleted
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,27 +16,48 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
+from evalstop_service.lifecycle import (
+    RESUME_REQUESTED,
+    STOP_ESCALATED,
+    STOP_FAILED,
+    STOP_REQUESTED,
+    STOP_WITHHELD,
+    STOPPED,
+)
 from evalstop_service.store import endpoints, wake
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables import decisions, deliveries, events
+from evalstop_service.store.tables import deliveries, events
+from evalstop_service.store.tables import endpoints as targets_of
 
-STOP_REQUESTED = "run.stop_requested"
+SUSPECTED = "run.suspected"
+EVAL_REQUESTED = "run.eval_requested"
+
+STOPS = (STOP_REQUESTED, STOP_ESCALATED)
+"""What asks a receiver to end a job."""
 
 EVENT_TYPES = (
-    "run.suspected",
-    "run.eval_requested",
+    SUSPECTED,
+    EVAL_REQUESTED,
     STOP_REQUESTED,
-    "run.stop_withheld",
-    "run.stop_escalated",
-    "run.stopped",
-    "run.stop_failed",
-    "run.resume_requested",
+    STOP_WITHHELD,
+    STOP_ESCALATED,
+    STOPPED,
+    STOP_FAILED,
+    RESUME_REQUESTED,
     "run.best_checkpoint_changed",
     "run.stale",
     "run.lost",
     "detector.dead",
 )
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whether a stop is `addressed` to any receiver, and whether it was `tried` to send it to one."""
+
+    addressed: bool
+    tried: bool
 
 
 def announce(
@@ -52,7 +74,8 @@ def announce(
     """Write an event and one delivery for each endpoint that subscribed to it; returns the event's id (`webhook-id`).
 
     `data` must be plain JSON without NaN. `due_at`: not sent before (the end of a grace period); None means at once,
-    whatever the clocks of this machine and of the database's say. The workers are woken by the commit.
+    whatever the clocks of this machine and of the database's say. The workers are woken by the commit. A stop takes the
+    place of earlier stops of its decision that still wait for the same endpoint, lest it hear of all of them at once.
     """
     event_id = new_id()
     body = json.dumps({"type": type, "timestamp": rfc3339(now), "data": data}, separators=(",", ":"), allow_nan=False)
@@ -69,6 +92,9 @@ def announce(
     )
     targets = [one for one in endpoints.listing(tx, project_id) if one.enabled and one.wants(type)]
     if targets:
+        if type in STOPS and decision_id is not None:
+            waiting = deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets])
+            _cancel(tx, run_id, _stops(run_id, decision_id), now, "the stop is asked for anew", waiting)
         at_once = due_at is None or due_at <= now
         rows = [
             {
@@ -92,32 +118,42 @@ def announce(
     return event_id
 
 
-def cancel(
-    tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, why: str = "the decision was vetoed"
-) -> int:
-    """Cancel what waits to be sent for a decision that no longer holds; returns how many.
+def cancel(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, why: str) -> int:
+    """Cancel what waits to be sent of a decision's stop; returns how many deliveries.
 
-    What a worker has in its hands at this moment may still arrive.
+    What a worker has in its hands at this moment may still arrive. News of the decision, such as `run.stopped`, still
+    goes out.
     """
-    of_decision = sa.select(events.c.id).where(events.c.run_id == run_id, events.c.decision_id == decision_id)
-    return _cancel(tx, run_id, of_decision, now, why)
+    return _cancel(tx, run_id, _stops(run_id, decision_id), now, why)
 
 
-def cancel_attempt(tx: Transaction, run_id: UUID, attempt: int, now: datetime) -> int:
-    """Cancel the stop of an attempt that is over, lest it reach the job that goes on in its place; returns how many.
-
-    News of that attempt, such as `run.stopped`, still goes out.
-    """
-    of_attempt = sa.select(decisions.c.id).where(decisions.c.run_id == run_id, decisions.c.attempt == attempt)
-    stops = sa.select(events.c.id).where(
-        events.c.run_id == run_id, events.c.decision_id.in_(of_attempt), events.c.type == STOP_REQUESTED
+def told(tx: Transaction, run_id: UUID, decision_id: UUID) -> Told:
+    """How far the stop of a decision has come towards receivers; who reads messages in a chat is none."""
+    query = (
+        sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(deliveries.c.attempts), 0))
+        .join(targets_of, targets_of.c.id == deliveries.c.endpoint_id)
+        .where(
+            deliveries.c.run_id == run_id,
+            deliveries.c.event_id.in_(_stops(run_id, decision_id)),
+            targets_of.c.format == "standard",
+            (deliveries.c.state != "cancelled") | (deliveries.c.attempts > 0),
+        )
     )
-    return _cancel(tx, run_id, stops, now, "the run went on in a new attempt")
+    count, attempts = tx.execute(query).one()
+    return Told(addressed=count > 0, tried=attempts > 0)
 
 
-def _cancel(tx: Transaction, run_id: UUID, event_ids: sa.Select[Any], now: datetime, why: str) -> int:
+def _stops(run_id: UUID, decision_id: UUID) -> sa.Select[Any]:
+    return sa.select(events.c.id).where(
+        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(STOPS)
+    )
+
+
+def _cancel(
+    tx: Transaction, run_id: UUID, event_ids: sa.Select[Any], now: datetime, why: str, *wanted: sa.ColumnElement[bool]
+) -> int:
     waiting = sa.select(deliveries.c.id).where(
-        deliveries.c.run_id == run_id, deliveries.c.event_id.in_(event_ids), deliveries.c.state == "waiting"
+        deliveries.c.run_id == run_id, deliveries.c.event_id.in_(event_ids), deliveries.c.state == "waiting", *wanted
     )
     # Locked in the order of keys, as workers settle them: else the two can wait in a ring.
     found = list(tx.execute(waiting.order_by(deliveries.c.id).with_for_update()).scalars())

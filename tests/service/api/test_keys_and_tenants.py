@@ -37,6 +37,8 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/decisions"): {"read"},
     ("GET", "/decisions/{decision_id}"): {"read"},
     ("POST", "/decisions/{decision_id}/veto"): {"operate"},
+    ("POST", "/decisions/{decision_id}/release"): {"operate"},
+    ("POST", "/decisions/{decision_id}/undo"): {"operate"},
     ("POST", "/decisions/{decision_id}/report"): {"operate"},
     ("POST", "/decisions/{decision_id}/outcome"): {"operate"},
     ("GET", "/endpoints"): set(),

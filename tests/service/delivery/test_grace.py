@@ -30,7 +30,7 @@ def a_decision(database: Database, scene: Scene, grace: timedelta) -> Decision:
     now = utc_now()
     with database.transaction() as tx:
         decision = scene.decision(tx, now + grace, now=now)
-        scene.announce(tx, now=now, due_at=now + grace, decision_id=decision.id)
+        scene.announce(tx, type="run.stop_requested", now=now, due_at=now + grace, decision_id=decision.id)
     return decision
 
 
@@ -70,7 +70,7 @@ def test_a_vetoed_stop_is_never_sent(database: Database, scene: Scene) -> None:
         decision = a_decision(database, scene, timedelta(seconds=0.2))
         with database.transaction() as tx:
             tx.execute(sa.update(decision_rows).values(state=State.VETOED))
-            assert outbox.cancel(tx, scene.run_id, decision.id, utc_now()) == 1
+            assert outbox.cancel(tx, scene.run_id, decision.id, utc_now(), "vetoed") == 1
         announce(database, scene)
 
         def over() -> bool:

@@ -13,6 +13,7 @@ from evalstop_service.store import deliveries, endpoints, leases, outbox
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.leases import Claimed, Dead, Delivered, Ended, GivenBack, Result, Retry
 from evalstop_service.store.tables import deliveries as rows
+from evalstop_service.store.tables import events
 
 from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
 
@@ -87,6 +88,7 @@ def test_locks_in_one_order(postgres_database: Database, act: str) -> None:
         decision = scene.decision(tx)
         for number in range(20):
             scene.announce(tx, number, decision_id=decision.id)
+        tx.execute(sa.update(events).values(type="run.stop_requested"))  # as if it had been asked for so many times
         held = sorted(take(tx, EPOCH, 60, 20), key=lambda one: one.id)
         for number, one in enumerate(reversed(held)):  # so that no index has them in the order of their keys by chance
             tx.execute(sa.update(rows).where(rows.c.id == one.id).values(due_at=EPOCH + timedelta(seconds=number)))
@@ -94,7 +96,7 @@ def test_locks_in_one_order(postgres_database: Database, act: str) -> None:
     acts: dict[str, Callable[[Transaction], object]] = {
         "settle": partial(leases.settle, ended=ends),
         "delete": partial(endpoints.delete, project_id=scene.project_id, endpoint_id=endpoint.id, now=EPOCH),
-        "cancel": partial(outbox.cancel, run_id=scene.run_id, decision_id=decision.id, now=EPOCH),
+        "cancel": partial(outbox.cancel, run_id=scene.run_id, decision_id=decision.id, now=EPOCH, why="vetoed"),
     }
 
     def go() -> None:

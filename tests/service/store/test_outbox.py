@@ -8,12 +8,16 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+import sqlalchemy as sa
 from evalstop_lab.postgres_server import connected
-from evalstop_service.store import deliveries, endpoints, leases, outbox, queues, wake
+from evalstop_service.store import deliveries, endpoints, leases, outbox, queues, tables, wake
 from evalstop_service.store.database import Database
 from evalstop_service.store.leases import Dead, Ended, Retry, Settled
+from evalstop_service.store.outbox import Told
 
 from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take, utc_now
+
+WHY = "the run went on in a new attempt"
 
 
 def test_body_is_what_is_signed(database: Database, scene: Scene) -> None:
@@ -77,33 +81,73 @@ def test_goes_to_subscribers(database: Database, scene: Scene) -> None:
         assert {one.endpoint_id for one in scene.all(tx)} == {all_of_them.id, this_one.id}
 
 
-def test_a_new_attempt_overtakes_the_stop(database: Database, scene: Scene) -> None:
-    """When a run goes on in a new attempt, the stop of the one before is cancelled; its news is not."""
+def test_a_stop_is_cancelled(database: Database, scene: Scene) -> None:
+    """What waits of a decision's stop is cancelled; news of it is not, nor the stop of another decision."""
     scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
         first, second = scene.decision(tx, attempt=1), scene.decision(tx, attempt=2)
         stop = scene.announce(tx, 1, type="run.stop_requested", decision_id=first.id)
         news = scene.announce(tx, 2, type="run.stop_failed", decision_id=first.id)
         present = scene.announce(tx, 3, type="run.stop_requested", decision_id=second.id)
-        assert outbox.cancel_attempt(tx, scene.run_id, 1, EPOCH) == 1
-        assert outbox.cancel_attempt(tx, scene.run_id, 1, EPOCH) == 0
+        assert outbox.cancel(tx, scene.run_id, first.id, EPOCH, WHY) == 1
+        assert outbox.cancel(tx, scene.run_id, first.id, EPOCH, WHY) == 0
         found = {one.event_id: (one.state, one.last_error) for one in scene.all(tx)}
         assert found == {
-            stop: ("cancelled", "the run went on in a new attempt"),
+            stop: ("cancelled", WHY),
             news: ("waiting", None),
             present: ("waiting", None),
         }
         assert {one.event_id for one in take(tx, EPOCH, 10, 10)} == {news, present}
 
 
+def test_a_stop_asked_for_anew_takes_the_place_of_the_one_before(database: Database, scene: Scene) -> None:
+    """Each endpoint has at most one stop of a decision to come, the last one that it wants to hear of."""
+    both = scene.endpoint(database, "http://x.example", ("run.stop_requested", "run.stop_escalated"))
+    first = scene.endpoint(database, "http://y.example", ("run.stop_requested",))
+    with database.transaction() as tx:
+        decision = scene.decision(tx)
+        for event_type in ("run.stop_requested", "run.stop_requested", "run.stop_escalated"):
+            scene.announce(tx, type=event_type, decision_id=decision.id)
+        to_come = {(one.endpoint_id, one.event_type) for one in scene.all(tx, state="waiting")}
+        assert to_come == {(both.id, "run.stop_escalated"), (first.id, "run.stop_requested")}
+        assert len(scene.all(tx, state="cancelled")) == 3
+
+
+def test_how_far_a_stop_has_come(database: Database, scene: Scene) -> None:
+    """A stop that was cancelled untried is addressed to nobody; one that a worker took may have arrived."""
+    scene.endpoint(database, "http://x.example")
+    with database.transaction() as tx:
+        decision = scene.decision(tx)
+        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=False, tried=False)
+        scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
+        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=True, tried=False)
+        outbox.cancel(tx, scene.run_id, decision.id, EPOCH, WHY)
+        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=False, tried=False)
+        scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
+        take(tx, EPOCH, 60, 1)
+        outbox.cancel(tx, scene.run_id, decision.id, EPOCH, WHY)
+        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=True, tried=True)
+
+
+def test_who_reads_messages_is_no_receiver(database: Database, scene: Scene) -> None:
+    """A stop that only a chat was told of is addressed to nobody who could end the job."""
+    chat = scene.endpoint(database, "http://chat.example")
+    with database.transaction() as tx:
+        tx.execute(sa.update(tables.endpoints).where(tables.endpoints.c.id == chat.id).values(format="slack"))
+        decision = scene.decision(tx)
+        scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
+        take(tx, EPOCH, 60, 1)
+        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=False, tried=False)
+
+
 def test_a_stop_under_way_is_cancelled_too(database: Database, scene: Scene) -> None:
-    """A stop that a worker holds and has to retry is not retried once a new attempt has begun."""
+    """A stop that a worker holds and has to retry is not retried once it was cancelled."""
     scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
         decision = scene.decision(tx)
         scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
         (held,) = take(tx, EPOCH, 60, 1)
-        assert outbox.cancel_attempt(tx, scene.run_id, 1, EPOCH) == 1
+        assert outbox.cancel(tx, scene.run_id, decision.id, EPOCH, WHY) == 1
         settled = leases.settle(tx, [Ended(held, Retry(EPOCH, "HTTP 503"), EPOCH)])
         assert settled == Settled(frozenset(), frozenset({held.id}))
         assert take(tx, EPOCH + timedelta(hours=1), 60, 1) == []

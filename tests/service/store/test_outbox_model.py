@@ -76,7 +76,9 @@ class OutboxMachine(RuleBasedStateMachine):
         due_at = None if wait is None else self.now + timedelta(seconds=wait)
         decision = new_id()
         with self.database.transaction() as tx:
-            event = self.scene.announce(tx, now=self.now, due_at=due_at, decision_id=decision)
+            event = self.scene.announce(
+                tx, now=self.now, type="run.stop_requested", due_at=due_at, decision_id=decision
+            )
             made = [one for one in self.scene.all(tx) if one.event_id == event]
         assert {one.endpoint_id for one in made} == {key for key, enabled in self.enabled.items() if enabled}
         self.decisions.append(decision)
@@ -166,7 +168,7 @@ class OutboxMachine(RuleBasedStateMachine):
         decision = data.draw(st.sampled_from(self.decisions))
         waiting = [one for one in self.model.values() if one.decision_id == decision and one.state == "waiting"]
         with self.database.transaction() as tx:
-            assert outbox.cancel(tx, self.scene.run_id, decision, self.now) == len(waiting)
+            assert outbox.cancel(tx, self.scene.run_id, decision, self.now, "vetoed") == len(waiting)
         for one in waiting:
             one.state = "cancelled"
 

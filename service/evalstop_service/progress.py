@@ -1,0 +1,149 @@
+"""Moves decisions on: load, step, write. The one place where the instructions of their life become rows.
+
+Whoever calls this has locked the run. The run comes first, then its decision, then the project, so that no two
+transactions can wait for each other in a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from uuid import UUID
+
+from evalstop_service import brakes, events, lifecycle
+from evalstop_service.errors import Conflict
+from evalstop_service.lifecycle import Brake, Decided, Event, Held, Instruction, Life, Mode, State, Terms, Weighed
+from evalstop_service.store import decisions, outbox, projects, runs
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.projects import Project
+from evalstop_service.store.runs import Run
+
+
+def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
+    """Put the run's verdict on record as a decision, and have it carried out as its mode and the brakes allow."""
+    project = projects.lock(tx, run.project_id)
+    event = Decided(
+        now,
+        actor=f"policy {run.policy_name} version {run.policy_version}",
+        reason=str(run.verdict["reason"]),
+        mode=Mode(run.mode),
+        brakes=brakes.holding(tx, project, run, now) if run.mode == Mode.ENFORCE else (),
+    )
+    life, instructions = lifecycle.begin(event, _terms(project))
+    decision = Decision(
+        id=new_id(),
+        run_id=run.id,
+        project_id=run.project_id,
+        attempt=run.attempt,
+        state=life.state,
+        step=step,
+        verdict=run.verdict,
+        best_checkpoint=run.best_checkpoint,
+        policy_id=run.policy_id,
+        due_at=life.due_at,
+        created_at=now,
+        run_name=run.name,
+        policy_name=run.policy_name,
+        policy_version=run.policy_version,
+        deadline_at=life.deadline_at,
+        escalations=life.escalations,
+    )
+    decisions.add(tx, decision)
+    _carry_out(tx, project, run, decision, instructions, now)
+    return decision
+
+
+def move(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decision:
+    """Let an event befall a decision that was locked after its run. Raises Conflict when it cannot follow."""
+    project = projects.get(tx, run.project_id)
+    before = _life(tx, decision)
+    life, instructions = lifecycle.step(before, event, _terms(project))
+    moved = replace(
+        decision,
+        state=life.state,
+        due_at=life.due_at,
+        deadline_at=life.deadline_at,
+        escalations=life.escalations,
+    )
+    if moved != decision and not decisions.move(tx, decision, life):
+        raise Conflict(f"the decision {decision.id} was changed by another at the same time; read it and try again")
+    _carry_out(tx, project, run, moved, instructions, event.at)
+    return moved
+
+
+def look_again(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Decision:
+    """Look whether the brakes still hold back a stop that is withheld; the decision was locked after its run."""
+    if decision.state != State.WITHHELD:
+        return decision
+    project = projects.lock(tx, run.project_id)
+    wanted = run.verdict["verdict"] == "stop" and run.status == "running" and run.attempt == decision.attempt
+    return move(tx, run, decision, Weighed(now, brakes.holding(tx, project, run, now), wanted))
+
+
+def hold(tx: Transaction, run: Run, held_by: Sequence[Brake], now: datetime) -> Decision | None:
+    """Withhold the pending stop of a run, which is locked, for what has come up; None when none is pending.
+
+    What waits to be sent is cancelled, `run.stop_withheld` tells of the brakes. A stop whose grace period is over has
+    been requested, and is not called back.
+    """
+    found = decisions.of_attempt(tx, run.id, run.attempt)
+    if found is None or found.state != State.PENDING or not held_by:
+        return None
+    moved = move(tx, run, decisions.lock(tx, found), Held(now, tuple(held_by)))
+    return moved if moved.state == State.WITHHELD else None
+
+
+def hold_all(database: Database, project_id: UUID, held_by: Sequence[Brake], now: datetime) -> int:
+    """Withhold all pending stops of a project, a transaction each; how many.
+
+    To be called after the commit of what speaks against them: a stop that is decided from then on finds it by itself.
+    """
+    with database.reading() as tx:
+        pending = decisions.pending(tx, project_id)
+    count = 0
+    for run_id in pending:
+        with database.transaction() as tx:
+            run = runs.lock(tx, project_id, run_id)
+            count += run is not None and hold(tx, run, held_by, now) is not None
+    return count
+
+
+def _carry_out(
+    tx: Transaction, project: Project, run: Run, decision: Decision, instructions: Sequence[Instruction], now: datetime
+) -> None:
+    for instruction in instructions:
+        match instruction:
+            case lifecycle.Refuse(why):
+                raise Conflict(why)
+            case lifecycle.Record():
+                decisions.record(tx, decision, instruction, now)
+            case lifecycle.Cancel(why):
+                outbox.cancel(tx, run.id, decision.id, now, why)
+            case lifecycle.Announce(event_type, data, due_at):
+                told = replace(decision, state=State.REQUESTED) if due_at is not None else decision
+                outbox.announce(
+                    tx,
+                    project_id=project.id,
+                    run_id=run.id,
+                    type=event_type,
+                    data=events.data(project, run, told) | data,
+                    now=now,
+                    due_at=due_at,
+                    decision_id=decision.id,
+                )
+
+
+def _life(tx: Transaction, decision: Decision) -> Life:
+    life = decision.life
+    if life.state not in (State.WITHHELD, State.UNDONE):
+        return life
+    history = [(change.state, change.details) for change in decisions.history(tx, decision)]
+    held_by, heard = lifecycle.remembered(history)
+    return replace(life, held_by=held_by, heard=heard)
+
+
+def _terms(project: Project) -> Terms:
+    return Terms(project.grace_seconds, project.confirm_seconds)
