@@ -143,7 +143,12 @@ class Lives(RuleBasedStateMachine):
 
     @rule(told=st.booleans())
     def finish(self, told: bool) -> None:
+        self.befall(Passed(self.now))
+        state = self.life.state
         self.befall(Finished(self.now, "completed", told))
+        if state in AWAITING:
+            waits = told or state is State.ACKNOWLEDGED
+            assert self.life.state is (state if waits else State.MOOT), "only the scheduler's word ends what was told"
 
     @rule(told=st.booleans())
     def go_on(self, told: bool) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
 import pytest
 from evalstop_service import installation
 from evalstop_service.clock import utc_now
+from evalstop_service.store import projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
@@ -28,8 +29,11 @@ class Service:
     clients: list[httpx.Client] = field(default_factory=list)
 
     def project(self, mode: str = "enforce", grace_seconds: float = 0.0) -> str:
-        """The name of a new project."""
-        return installation.add_project(self.database, uuid.uuid4().hex, mode, grace_seconds, utc_now(), "paper").name
+        """The name of a new project, which may have all its runs stopped."""
+        project = installation.add_project(self.database, uuid.uuid4().hex, mode, grace_seconds, utc_now(), "paper")
+        with self.database.transaction() as tx:
+            projects.change(tx, replace(project, stops_per_hour=None, stops_share=None))
+        return project.name
 
     def key(self, project: str | None, *scopes: str) -> str:
         """A key to a project, or (None) to the installation."""

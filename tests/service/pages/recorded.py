@@ -81,8 +81,10 @@ def add_tenant(
     scopes: tuple[str, ...] = keys.SCOPES,
     grace_seconds: float = 0.0,
 ) -> Tenant:
-    """A new project and a key to it."""
-    project = Project(new_id(), name, LEVEL["name"], "shadow", grace_seconds, now)
+    """A new project, which may have all its runs stopped, and a key to it."""
+    project = Project(
+        new_id(), name, LEVEL["name"], "shadow", grace_seconds, now, stops_per_hour=None, stops_share=None
+    )
     with database.transaction() as tx:
         assert projects.add(tx, project)
         policies.add(tx, project, LEVEL["name"], policy_to_document(policy_from_document(LEVEL)), now)
