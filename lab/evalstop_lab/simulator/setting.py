@@ -52,7 +52,7 @@ class Setting:
     hacking_share: float = 0.5
     peaks: tuple[float, float] = (0.5, 0.7)
     curve: str = "tent"
-    drop: float = 0.75
+    drop: float = 0.7
     healthy_rate: float = 3.5
     healthy_dip_prob: float = 0.0
     evals: int = 10
