@@ -23,9 +23,10 @@ class Figures:
     """Of one run of a cluster. Times are hours from submission to end, of the measured jobs; GPU-hours are of all jobs.
 
     `gpu_hours` is all that jobs held. Of it `post_peak` went into hacking jobs after their peak, `false_stop` into jobs
-    that were stopped and were not hacking, `evals` into evals, `pauses` into going on after a pause; `hacking` is all
-    that hacking jobs held. `gold_lost` is the mean shortfall of the kept checkpoint to the best one, as a share of the
-    gain, over hacking jobs.
+    that were stopped and were not hacking, or were not past their peak, `evals` into evals, `pauses` into going on
+    after a pause; `hacking` is all that hacking jobs held. `again` is what those of `false_stop` will hold when they
+    are run again, to their ends. `gold_lost` is the mean shortfall of the kept checkpoint to the best one, as a share
+    of the gain, over hacking jobs.
     """
 
     jct: float
@@ -39,6 +40,7 @@ class Figures:
     evals: float
     pauses: float
     hacking: float
+    again: float
     gold_lost: float
 
     @property
@@ -108,7 +110,7 @@ def measure(
     gpus, hours = workload.gpus, workload.hours
     jct = schedule.ended - workload.submitted
     after_peak = np.maximum(schedule.ran - hidden.peaks * hours, 0.0)
-    falsely = ~hidden.hacking & (schedule.ran < hours)
+    falsely = (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < hidden.peaks * hours * (1 - 1e-9)))
     evals = np.array([job.evals for job in workload.jobs])
     return Figures(
         jct=_mean(jct[inside]),
@@ -122,6 +124,7 @@ def measure(
         evals=float((np.floor(schedule.ran / hours * evals + 1e-9) * workload.eval_hours * gpus).sum()),
         pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
         hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
+        again=float((hours * gpus)[falsely].sum()),
         gold_lost=_mean(_gold_lost(hidden, stops)[hidden.hacking]),
     )
 

@@ -62,3 +62,25 @@ def frontier(folder: Path, report: dict[str, Any]) -> None:
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(folder / "frontier.png")
     plt.close(figure)
+
+
+def cadence(folder: Path, report: dict[str, Any]) -> None:
+    """Write cadence.png: GPU-hours that come back against the number of evals, a line a cost, a panel a policy."""
+    policies = list(dict.fromkeys(net["policy"] for net in report["nets"]))
+    costs = list(dict.fromkeys(net["eval_share"] for net in report["nets"]))
+    figure, axes = plt.subplots(
+        1, len(policies), figsize=(4 * len(policies), 3.6), dpi=130, layout="constrained", squeeze=False, sharey=True
+    )
+    for axis, policy in zip(axes.flat, policies, strict=True):
+        for cost in costs:
+            nets = [net for net in report["nets"] if (net["policy"], net["eval_share"]) == (policy, cost)]
+            axis.plot(
+                [net["evals"] for net in nets], [net["saved"]["value"] for net in nets], "o-", label=f"{cost:.2%}"
+            )
+        axis.axhline(0, color="#333333", linewidth=0.8)
+        axis.set(xscale="log", title=policy, xlabel="evals a job", ylim=(-0.2, 0.2))
+        axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    axes[0, 0].set_ylabel("GPU-hours that come back, of all")
+    axes[0, 0].legend(title="an eval costs", fontsize=8)
+    figure.savefig(folder / "cadence.png")
+    plt.close(figure)

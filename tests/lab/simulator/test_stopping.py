@@ -12,7 +12,7 @@ from evalstop_lab.simulator.metrics import Counts, count, measure
 from evalstop_lab.simulator.oracle import at_the_peak
 from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.stopping import RULES, WithStop, decide, nobody
+from evalstop_lab.simulator.stopping import RULES, Stops, WithStop, decide, nobody
 
 from tests.lab.simulator.conftest import SMALL
 
@@ -21,7 +21,7 @@ from tests.lab.simulator.conftest import SMALL
 @pytest.mark.parametrize("rule", ["paper", "default", "fixed-progress", "loss-plateau"])
 def test_stops_ahead_of_time_are_stops_online(scheduler: Scheduler, rule: str) -> None:
     """A policy asked at each eval and one asked before anything runs give the same schedule, to the last bit."""
-    workload, _ = draw(replace(SMALL, evals=20, noise_sd=0.1), 3)
+    workload, _ = draw(replace(SMALL, evals=40, noise_sd=0.05), 3)
     cluster, policy = Cluster(stop_hours=0.2 if scheduler.preemptive else 0.0), RULES[rule]
     ahead = simulate(workload, scheduler, cluster, decide(policy, workload).ends(workload, cluster), evals=False)
     online = simulate(workload, WithStop(scheduler, policy, workload), cluster)
@@ -49,6 +49,16 @@ def test_the_oracle_saves_all_there_is() -> None:
     assert figures.wasted == pytest.approx(0.0, abs=1e-6)
     counts = count(workload, hidden, stops)
     assert (counts.recall(), counts.false_stops(), counts.premature) == (1.0, 0.0, 0)
+
+
+def test_a_wrong_stop_is_paid_twice() -> None:
+    """A job that was stopped and was not hacking, or not past its peak, is run again in full; others are not."""
+    workload, hidden = draw(SMALL, 8)
+    stops = Stops(np.full(SMALL.jobs, 3), np.zeros(SMALL.jobs, dtype=np.int64))
+    schedule = simulate(workload, SCHEDULERS["FIFO"], Cluster(), stops.ends(workload, Cluster()), evals=False)
+    figures = measure(workload, hidden, stops, schedule)
+    assert figures.again == pytest.approx(float((workload.hours * workload.gpus).sum()))
+    assert figures.false_stop == pytest.approx(0.3 * figures.again)
 
 
 def test_gpu_hours_add_up() -> None:

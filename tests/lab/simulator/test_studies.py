@@ -90,6 +90,23 @@ def test_the_frontier(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
 
 
+def test_the_cadence(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    """`cluster cadence` charges each eval to every job: what comes back falls by the evals' cost and no more."""
+    words = ("--policies", "paper", "--evals", "10", "20", "--costs", "0", "0.005", "--seeds", "2", "--cluster-jobs")
+    report = told(capsys, "cadence", *words, "100", "--plots", str(tmp_path))
+    saved = {(net["evals"], net["eval_share"]): net["saved"]["value"] for net in report["nets"]}
+    assert 0.02 < saved[10, 0.0] < 0.1
+    assert saved[10, 0.0] - 0.051 < saved[10, 0.005] < saved[10, 0.0] - 0.03
+    assert saved[20, 0.0] - saved[20, 0.005] > saved[10, 0.0] - saved[10, 0.005]
+    assert (tmp_path / "cadence.png").stat().st_size > 10_000
+
+
+def test_a_cost_that_is_no_share_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """An eval that costs more than its job is a mistake, and the command says what to give."""
+    assert main(["cluster", "cadence", "--costs", "5"]) == 2
+    assert "such as 0.002" in capsys.readouterr().err
+
+
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json there are tables for people."""
     assert main(["cluster", "reproduce", "--seeds", "2", "--cluster-jobs", "60", "--jobs", "1"]) == 0

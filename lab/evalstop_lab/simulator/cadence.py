@@ -1,0 +1,146 @@
+"""`evalstop-lab cluster cadence`: how often to evaluate, given what an eval costs.
+
+More evals find the turn sooner and cost GPU-hours of every job, healthy ones too. Savings are counted against a cluster
+without evals and without stops, and a job that was stopped and should not have been is run again, to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import numpy as np
+from evalstop_detectors import Policy
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.scoring import Figure
+from evalstop_lab.simulator import options, plots
+from evalstop_lab.simulator.drawing import draw
+from evalstop_lab.simulator.engine import Cluster, simulate
+from evalstop_lab.simulator.metrics import measure
+from evalstop_lab.simulator.paired import interval
+from evalstop_lab.simulator.schedulers import SRTF_EST
+from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.stopping import decide, nobody
+from evalstop_lab.simulator.study import REPORTING_SEED
+from evalstop_lab.sweep import sweep
+
+SEEDS = 4
+EVALS = (5, 10, 20, 30, 50, 100)
+COSTS = (0.0, 0.0005, 0.001, 0.002, 0.005)
+POLICIES = ("paper", "default", "early")
+
+
+@dataclass(frozen=True)
+class Net:
+    """Of one policy at one cadence and cost: `eval_share` of a job's hours goes into one eval.
+
+    `saved` is the share of all GPU-hours that comes back, evals and what has to be run again taken off; `time` is the
+    change of the mean time to completion.
+    """
+
+    policy: str
+    evals: int
+    eval_share: float
+    saved: Figure
+    time: Figure
+    false_stops: Figure
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `cadence` to `evalstop-lab cluster`."""
+    parser = subparsers.add_parser("cadence", help="how often to evaluate, given what an eval costs")
+    options.add(parser, seeds=SEEDS)
+    parser.add_argument("--world", choices=WORLDS, default="paper")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    parser.add_argument("--evals", nargs="+", type=positive_number, default=list(EVALS), metavar="EVALS")
+    parser.add_argument("--costs", nargs="+", type=float, default=list(COSTS), metavar="SHARE", help="of a job's hours")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab cluster cadence`; return its exit code."""
+    if min(args.costs) < 0 or max(args.costs) >= 1:
+        raise UnusableArguments("An eval costs a share of its job's hours: give --costs from 0 up to 1, such as 0.002.")
+    setting = WORLDS[args.world]
+    setting = replace(setting, jobs=args.cluster_jobs or setting.jobs)
+    seeds = options.seeds(args, REPORTING_SEED)
+    policies = [load_policy(name) for name in args.policies]
+    work = [(evals, seed) for evals in args.evals for seed in seeds]
+    title = "trying cadences"
+    found = sweep(partial(_over, setting, policies, args.costs), work, title, args.jobs, chunk=1, backend=args.backend)
+    nets = _nets(dict(zip(work, found, strict=True)), policies, args.costs, args.evals, seeds)
+    report = {
+        "nets": [asdict(net) for net in nets],
+        "world": args.world,
+        "setting": options.setting_document(setting, seeds),
+    }
+    return options.give(args, report, lambda console: _print(console, nets, policies, args), plots.cadence)
+
+
+_Found = dict[tuple[str, float], tuple[float, float, int, int]]
+
+
+def _over(
+    setting: Setting, policies: Sequence[Policy], costs: Sequence[float], work: Sequence[tuple[int, int]]
+) -> list[_Found]:
+    return [_of_seed(replace(setting, evals=evals), seed, policies, costs) for evals, seed in work]
+
+
+def _of_seed(setting: Setting, seed: int, policies: Sequence[Policy], costs: Sequence[float]) -> _Found:
+    """By policy and cost: the share of GPU-hours saved, the change of the mean time, false stops and healthy jobs."""
+    cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
+    workload, hidden = draw(setting, seed)
+    stops = {policy.name: decide(policy, workload) for policy in policies}
+    before = measure(
+        workload, hidden, nobody(workload), simulate(workload, SRTF_EST, cluster, evals=False), setting.measured
+    )
+    found: _Found = {}
+    for cost in costs:
+        dearer, _ = draw(replace(setting, eval_share=cost), seed)
+        for name, of_policy in stops.items():
+            ends = of_policy.ends(dearer, cluster)
+            schedule = simulate(dearer, SRTF_EST, cluster, ends, evals=False)
+            after = measure(dearer, hidden, of_policy, schedule, setting.measured)
+            saved = 1 - (after.gpu_hours + after.again) / before.gpu_hours
+            wrong = ~hidden.hacking & (ends < dearer.hours)
+            found[name, cost] = saved, after.jct / before.jct - 1, int(wrong.sum()), int((~hidden.hacking).sum())
+    return found
+
+
+def _nets(
+    found: dict[tuple[int, int], _Found],
+    policies: Sequence[Policy],
+    costs: Sequence[float],
+    evals: Sequence[int],
+    seeds: Sequence[int],
+) -> list[Net]:
+    nets = []
+    for policy in policies:
+        for cost in costs:
+            for count in evals:
+                some = np.array([found[count, seed][policy.name, cost] for seed in seeds])
+                wrong = options.share(int(some[:, 2].sum()), int(some[:, 3].sum()))
+                nets.append(Net(policy.name, count, cost, interval(some[:, 0]), interval(some[:, 1]), wrong))
+    return nets
+
+
+def _print(console: Console, nets: Sequence[Net], policies: Sequence[Policy], args: argparse.Namespace) -> None:
+    for policy in policies:
+        table = Table(title=f"{policy.name}, world {args.world}: GPU-hours that come back, of all; * the best cadence")
+        table.add_column("an eval costs")
+        for evals in args.evals:
+            table.add_column(f"{evals} evals", justify="right")
+        for cost in args.costs:
+            row = [net for net in nets if (net.policy, net.eval_share) == (policy.name, cost)]
+            best = max(row, key=lambda net: net.saved.value)
+            table.add_row(f"{cost:.2%}", *(f"{net.saved.value:+.1%}{'*' if net is best else ' '}" for net in row))
+        free = [net for net in nets if (net.policy, net.eval_share) == (policy.name, args.costs[0])]
+        table.add_row("false stops", *(f"{net.false_stops.value:.1%} " for net in free))
+        console.print(table)
