@@ -56,13 +56,19 @@ class FakeRun:
 
 
 class FakeService:
-    """The part of the API that the client uses; `heard` is every accepted post in order."""
+    """The part of the API that the client uses; `heard` is every accepted post in order.
+
+    `reports` are those of an end, `acknowledged` those of a beginning.
+    """
 
     def __init__(self, record: Path | None = None) -> None:
         self.lock = threading.Lock()
         self.runs: dict[str, FakeRun] = {}
         self.heard: list[tuple[str, Json]] = []
         self.reports: list[tuple[str, Json]] = []
+        self.acknowledged: list[tuple[str, Json]] = []
+        self.hear = threading.Event()  # cleared, acknowledgements are not heard until it is set
+        self.hear.set()
         self.polls = 0
         self.stop_at_step: int | None = None
         self.refuse_metric: str | None = None
@@ -76,11 +82,13 @@ class FakeService:
                 self._post(entry["path"], entry["body"])
 
     def answer(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Answer:
+        if b'"acknowledged"' in raw:
+            self.hear.wait(30)
         with self.lock:
             self.requests.append((method, path))
             try:
                 body = json.loads(raw) if raw else {}
-                if self.forced:
+                if self.forced and body.get("state") != "acknowledged":  # which is said once and by the way
                     forced = self.forced[0]
                     answer = forced if isinstance(forced, Answer) else forced(path, body)
                     if answer is not None:
@@ -128,9 +136,11 @@ class FakeService:
                 run.status, run.last = body["status"], ("finish", body)
                 return Answer(200, self._run_json(run))
             case ["decisions", decision_id, "report"]:
-                if body.get("state") not in ("confirmed", "failed") or not body.get("actor"):
+                if body.get("state") not in ("acknowledged", "confirmed", "failed") or not body.get("actor"):
                     raise Problem(422, "state and actor are needed")
-                self.reports.append((decision_id, body))
+                if ("expected_seconds" in body) != (body["state"] == "acknowledged"):
+                    raise Problem(422, "expected_seconds goes with acknowledged", ("/expected_seconds",))
+                (self.acknowledged if body["state"] == "acknowledged" else self.reports).append((decision_id, body))
                 return Answer(200, {"id": decision_id, "state": body["state"]})
         raise Problem(404, f"no such place: {path}")
 

@@ -83,6 +83,34 @@ def test_stop_is_answered_at_once_carried_out_and_reported(setup: Setup, service
     assert (request.run_name, request.labels, request.reason) == ("a run", {"a": "b"}, "3 declines in a row")
 
 
+def test_stop_that_is_taken_up_is_acknowledged(setup: Setup, service: FakeService) -> None:
+    """Once its job is found the service hears that the end is under way, and how long the job has to save."""
+    send(setup.url, stop_event({"a": "b"}))
+    ((decision_id, report),) = eventually(lambda: service.acknowledged)
+    assert (decision_id, report["actor"]) == ("decision-1", "fake action")
+    assert report["details"].items() >= {"job": "7", "user": "ann"}.items()
+    assert report["expected_seconds"] == setup.receiver.surroundings.bounds.checkpoint_seconds
+
+
+def test_nothing_waits_for_the_acknowledgement(setup: Setup, service: FakeService) -> None:
+    """A service that takes its time to hear that a stop was taken up does not keep the job from its end."""
+    service.hear.clear()
+    send(setup.url, stop_event({}))
+    ((_, report),) = eventually(lambda: service.reports)
+    assert report["state"] == "confirmed"
+    assert service.acknowledged == []
+    service.hear.set()
+    assert eventually(lambda: service.acknowledged)
+
+
+def test_job_that_is_gone_is_not_acknowledged(setup: Setup, service: FakeService) -> None:
+    """Where there is nothing to begin, only the end is told."""
+    setup.action.gone = True
+    send(setup.url, stop_event({}))
+    assert eventually(lambda: service.reports)
+    assert service.acknowledged == []
+
+
 def test_report_is_repeated_until_it_is_accepted(setup: Setup, service: FakeService) -> None:
     """A service that is away when the job ends still hears of it."""
     service.forced = [Answer(503, {}), Answer(500, {})]
@@ -96,7 +124,8 @@ def test_refused_report_is_not_repeated(setup: Setup, service: FakeService) -> N
     send(setup.url, stop_event({}))
     eventually(lambda: setup.action.asked)
     assert setup.receiver.wait_idle(20)
-    assert len(service.requests) == 1
+    assert service.forced == []
+    assert service.reports == []
 
 
 def test_job_that_stays_is_reported_as_failed_and_watched_on(setup: Setup, service: FakeService) -> None:

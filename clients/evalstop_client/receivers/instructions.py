@@ -11,7 +11,7 @@ from evalstop_client.receivers.action import Job
 
 @dataclass(frozen=True)
 class Report:
-    """What is told to the service: `state` is confirmed or failed."""
+    """What is told to the service: `state` is acknowledged, confirmed or failed."""
 
     state: str
     reason: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from evalstop_client.errors import RequestRefused, SchedulerAway
 from evalstop_client.receivers import events, instructions, stopping
-from evalstop_client.receivers.action import Action, Job, NotMine
+from evalstop_client.receivers.action import Action, Job, NotMine, Present
 from evalstop_client.receivers.events import Event
 from evalstop_client.receivers.instructions import Instruction, Report
 from evalstop_client.receivers.memory import Memory, Remembered
@@ -128,7 +128,17 @@ class Pursuit:
 
     def _found(self, job: Job) -> Event:
         seen = self._around.action.look(job)
+        if isinstance(seen, Present):  # beside the stop, which waits for no service
+            threading.Thread(target=self._acknowledge, args=(job,), name="acknowledge", daemon=True).start()
         return events.Found(self._around.clock(), job, seen)
+
+    def _acknowledge(self, job: Job) -> None:
+        reports = self._around.reports()  # a connection belongs to one thread
+        try:
+            report = Report("acknowledged", "the job is found, its end is under way", {**job.facts, "job": job.id})
+            reports.acknowledge(self._request, report, self._around.bounds.checkpoint_seconds)
+        finally:
+            reports.close()
 
     def _saved_since(self, mark: str) -> bool | None:
         newest = self._reports.newest_checkpoint(self._request)

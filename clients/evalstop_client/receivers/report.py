@@ -1,4 +1,4 @@
-"""Speaks with the service about a decision: how its stop ended, and whether a newer checkpoint exists."""
+"""Speaks with the service about a decision: that its stop is taken up, how it ended, and of newer checkpoints."""
 
 from __future__ import annotations
 
@@ -32,13 +32,7 @@ class Reports:
         if self._service is None:
             logger.warning("no url was given (--url, EVALSTOP_URL): the service is not told")
             return Refused(0, "no url was given")
-        body: dict[str, Any] = {
-            "state": report.state,
-            "actor": self._actor,
-            "reason": report.reason[:2000],
-            "details": dict(report.details),
-        }
-        answer = self._service.post(f"/decisions/{quote(request.decision_id, safe='')}/report", body)
+        answer = self._service.post(_path(request), self._body(report))
         if isinstance(answer, Accepted):
             return answer
         if isinstance(answer, Refused):
@@ -48,6 +42,22 @@ class Reports:
             self._complained = True
             logger.warning("the report is not accepted yet, trying on: %s", answer.reason)
         return answer if isinstance(answer, Away) else Away(answer.reason)  # a key can be mended by a person
+
+    def acknowledge(self, request: StopRequest, report: Report, expected_seconds: float) -> None:
+        """Try once to say that the stop is taken up, and how long its job may have to save; nothing depends on it."""
+        if self._service is None:
+            return
+        answer = self._service.post(_path(request), self._body(report) | {"expected_seconds": expected_seconds})
+        if not isinstance(answer, Accepted):
+            logger.info("decision %s: that it is taken up could not be told: %s", request.decision_id, answer.reason)
+
+    def _body(self, report: Report) -> dict[str, Any]:
+        return {
+            "state": report.state,
+            "actor": self._actor,
+            "reason": report.reason[:2000],
+            "details": dict(report.details),
+        }
 
     def newest_checkpoint(self, request: StopRequest) -> str | None:
         """When the run's newest checkpoint was told, in the service's own time; "" if none was, None: nobody can say.
@@ -62,3 +72,7 @@ class Reports:
         items = answer.body.get("items")
         times = [one.get("created_at") for one in items if isinstance(one, dict)] if isinstance(items, list) else []
         return max((time for time in times if isinstance(time, str)), default="")
+
+
+def _path(request: StopRequest) -> str:
+    return f"/decisions/{quote(request.decision_id, safe='')}/report"
