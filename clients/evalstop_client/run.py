@@ -31,8 +31,8 @@ class Run:
                     break
 
     Arguments left out are taken from EVALSTOP_URL, EVALSTOP_KEY, EVALSTOP_RUN_NAME, EVALSTOP_LABELS (`k=v,k2=v2`, added
-    to `labels`) and EVALSTOP_SPOOL. Inside a Slurm job the run also gets the labels by which a receiver finds the job.
-    Without a url nothing is posted. `limits`, when given, stands for all bounds. Only the construction raises
+    to `labels`) and EVALSTOP_SPOOL. In Slurm and Kubernetes the run also gets the labels by which a receiver finds its
+    job. Without a url nothing is posted. `limits`, when given, stands for all bounds. Only the construction raises
     (ConfigurationError); no other method ever does, nor waits for disk or network, except `flush` and `finish`.
     """
 

@@ -14,12 +14,32 @@ SLURM_LABELS = {
     "slurm_restart_count": "SLURM_RESTART_COUNT",
 }
 
+KUBERNETES_LABELS = {
+    "kubernetes_namespace": "EVALSTOP_KUBERNETES_NAMESPACE",
+    "kubernetes_kind": "EVALSTOP_KUBERNETES_KIND",
+    "kubernetes_name": "EVALSTOP_KUBERNETES_NAME",
+    "kubernetes_uid": "EVALSTOP_KUBERNETES_UID",
+    "kubernetes_cluster": "EVALSTOP_KUBERNETES_CLUSTER",
+}
+"""Kubernetes sets no variables of its own that would do: the pod's template fills these in, by the downward API."""
+
 
 def scheduler_labels(environment: Mapping[str, str]) -> dict[str, str]:
-    """The labels of a process that runs inside a Slurm job; none outside.
+    """The labels of a process that runs inside a Slurm job or a Kubernetes workload; none outside.
 
-    All of them are told, the empty ones too: a run that goes on in another job must not keep labels of the one before.
+    All of a scheduler's are told, the empty ones too: a run that goes on in another job must not keep labels of the one
+    before.
     """
+    return {**_in_slurm(environment), **_in_kubernetes(environment)}
+
+
+def _in_kubernetes(environment: Mapping[str, str]) -> dict[str, str]:
+    if not environment.get("EVALSTOP_KUBERNETES_NAME"):
+        return {}
+    return {label: environment.get(variable, "") for label, variable in KUBERNETES_LABELS.items()}
+
+
+def _in_slurm(environment: Mapping[str, str]) -> dict[str, str]:
     if not environment.get("SLURM_JOB_ID"):
         return {}
     labels = {label: environment.get(variable, "") for label, variable in SLURM_LABELS.items()}

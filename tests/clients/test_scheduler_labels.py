@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from evalstop_client import Run
-from evalstop_client.scheduler_labels import SLURM_LABELS, scheduler_labels
+from evalstop_client.scheduler_labels import KUBERNETES_LABELS, SLURM_LABELS, scheduler_labels
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import eventually
@@ -17,6 +17,14 @@ IN_SLURM = {
 def test_outside_a_scheduler_nothing_is_told() -> None:
     """No label is made up."""
     assert scheduler_labels({"SLURM_CONF": "/etc/slurm.conf"}) == {}
+
+
+def test_pod_tells_what_its_template_gives_it() -> None:
+    """All of Kubernetes' labels once there is a name, and none before."""
+    assert scheduler_labels({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "EVALSTOP_KUBERNETES_KIND": "Job"}) == {}
+    labels = scheduler_labels({"EVALSTOP_KUBERNETES_NAME": "train-7", "EVALSTOP_KUBERNETES_UID": "u-1"})
+    assert labels.keys() == KUBERNETES_LABELS.keys()
+    assert (labels["kubernetes_name"], labels["kubernetes_uid"], labels["kubernetes_kind"]) == ("train-7", "u-1", "")
 
 
 def test_all_labels_are_told_so_that_none_is_left_from_an_earlier_job() -> None:

@@ -154,6 +154,11 @@ COMMAND = ["command", "--run", "a {job_id}", "--check", "b {job_id}"]
         (["slurm", "--cluster", "a"], "--rest"),
         (["slurm", "--checkpoint-signal", "KILL"], "USR1"),
         (["slurm", "--secret-env", "NOT_SET"], "NOT_SET"),
+        (["kubernetes", "--kubeconfig", "/nowhere"], "/nowhere"),
+        (["kubernetes", "--api-server", "10.0.0.1"], "https://"),
+        (["kubernetes", "--api-server", "http://127.0.0.1:1", "--context", "lab"], "one of the two"),
+        (["kubernetes", "--token-file", "x"], "--api-server"),
+        (["kubernetes", "--stop-by", "kill"], "suspend"),
     ],
 )
 def test_misuse_is_explained(arguments: list[str], words: str, tmp_path: Path) -> None:
@@ -174,7 +179,7 @@ def usage(command: list[str]) -> str:
     return done.stderr
 
 
-@pytest.mark.parametrize("scheduler", ["process", "slurm", "command"])
+@pytest.mark.parametrize("scheduler", ["process", "slurm", "kubernetes", "command"])
 def test_help_shows_examples(scheduler: str) -> None:
     """--help of each has whole commands that can be copied."""
     done = subprocess.run([*RECEIVER, scheduler, "--help"], capture_output=True, text=True, timeout=60, check=True)

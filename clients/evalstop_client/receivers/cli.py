@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers import cli_command, cli_process, cli_slurm
+from evalstop_client.receivers import cli_command, cli_kubernetes, cli_process, cli_slurm
 from evalstop_client.version import __version__
 
 
@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     kinds = parser.add_subparsers(title="schedulers", required=True, metavar="SCHEDULER")
-    for module in (cli_process, cli_slurm, cli_command):
+    for module in (cli_process, cli_slurm, cli_kubernetes, cli_command):
         module.add_parser(kinds)
     return parser
 

@@ -1,0 +1,105 @@
+"""`evalstop-receiver kubernetes`: ends workloads of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.receivers.kubernetes.access import Access, direct, in_cluster
+from evalstop_client.receivers.kubernetes.action import KubernetesAction
+from evalstop_client.receivers.kubernetes.api import Api
+from evalstop_client.receivers.kubernetes.kubeconfig import by_kubeconfig, kubeconfig_file
+from evalstop_client.receivers.kubernetes.levers import HOW_STOPPED, INSTEAD
+from evalstop_client.receivers.options import add_speaking, add_standing
+from evalstop_client.receivers.programs import environment_without
+from evalstop_client.receivers.standing import stand
+
+EXAMPLES = """\
+examples:
+  # in a pod, by its ServiceAccount, for workloads of two namespaces; the trainer's client names the workload
+  evalstop-receiver kubernetes --listen 0.0.0.0:9000 --allow-namespace research --allow-namespace eval
+
+  # where no connection can come in; as whoever the kubeconfig says
+  evalstop-receiver kubernetes --pull 01a0... --kubeconfig ~/.kube/config --context lab --allow-namespace research
+
+  # one of several clusters; through `kubectl proxy`
+  evalstop-receiver kubernetes --cluster lab-1 --api-server http://127.0.0.1:8001 --allow-namespace research
+
+It stops batch/v1 Jobs, JobSets, TrainJobs, PyTorchJobs, MPIJobs, RayJobs, RayClusters and jobs of Volcano: always the
+topmost of them, by its own suspend flag, or by Kueue's where Kueue rules it. It needs the verbs get and patch on them,
+and get, list, watch and delete on pods; with --stop-by delete, delete on them instead of patch.
+"""
+
+
+def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `kubernetes` to the command line."""
+    parser = kinds.add_parser(
+        "kubernetes",
+        help="end workloads of a Kubernetes cluster",
+        description="Ends the workloads of a Kubernetes cluster: suspends or deletes them, and reports once no pod of "
+        "theirs holds anything any more.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--allow-namespace",
+        action="append",
+        metavar="NAME",
+        help="where workloads may be stopped (default: the receiver's own namespace)",
+    )
+    add("--allow-any-namespace", action="store_true", help="wherever Kubernetes itself permits it")
+    add("--cluster", metavar="NAME", help="only runs whose label kubernetes_cluster says this (default: any run)")
+    add("--stop-by", choices=HOW_STOPPED, default="suspend", help="suspend (can be undone) or delete")
+    add(
+        "--instead-of-suspend",
+        choices=INSTEAD,
+        default="parallelism",
+        help="for a Job on Kubernetes before 1.21, which cannot suspend it: parallelism 0 (can be undone), delete, or "
+        "refuse (default: %(default)s)",
+    )
+    add(
+        "--checkpoint-annotation",
+        action="store_true",
+        help="annotate pods with evalstop.io/save-checkpoint before they end, for runs without a label "
+        "checkpoint_signal; needs the verb patch on pods (default: only runs with the label `annotation`)",
+    )
+    add("--kubeconfig", type=Path, metavar="FILE", help="outside of the cluster (default: $KUBECONFIG, ~/.kube/config)")
+    add("--context", metavar="NAME", help="of the kubeconfig (default: its current one)")
+    add("--api-server", metavar="URL", help="instead of a kubeconfig, such as http://127.0.0.1:8001")
+    add("--token-file", type=Path, metavar="FILE", help="with --api-server: file with the token, read at every request")
+    add("--ca-file", type=Path, metavar="FILE", help="with --api-server: certificates to trust (default: the system's)")
+    add_speaking(parser)
+    add_standing(parser)
+    parser.set_defaults(run=stand_beside_kubernetes)
+
+
+def stand_beside_kubernetes(options: argparse.Namespace) -> int:
+    """Stand beside a Kubernetes cluster."""
+    access = _access(options)
+    namespaces = frozenset(options.allow_namespace or [access.namespace])
+    action = KubernetesAction(
+        Api(access),
+        namespaces=None if options.allow_any_namespace else namespaces,
+        cluster=options.cluster,
+        annotates=options.checkpoint_annotation,
+        stop_by=options.stop_by,
+        instead=options.instead_of_suspend,
+    )
+    return stand(action, options, "kubernetes")
+
+
+def _access(options: argparse.Namespace) -> Access:
+    if options.api_server:
+        if options.kubeconfig or options.context:
+            raise ConfigurationError("api-server: it stands for a kubeconfig; name one of the two.")
+        return direct(options.api_server, "default", options.token_file, options.ca_file)
+    if options.token_file or options.ca_file:
+        raise ConfigurationError("token-file and ca-file: they go with --api-server.")
+    inside = None if options.kubeconfig or options.context else in_cluster(os.environ)
+    if inside is not None:
+        return inside
+    file = options.kubeconfig or kubeconfig_file(os.environ)
+    return by_kubeconfig(file, options.context, environment_without(options.secret_env, options.key_env))

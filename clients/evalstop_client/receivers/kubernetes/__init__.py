@@ -1,0 +1,1 @@
+"""Ends workloads of a Kubernetes cluster through its API."""

@@ -1,0 +1,226 @@
+"""Ends workloads of a Kubernetes cluster: suspended or deleted, and gone when none of their pods holds anything.
+
+A run names its workload, or its pod, by the labels that the client sends by itself: see scheduler_labels.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+
+from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.receivers.action import Gone, Job, NotMine, Present, StopRequest
+from evalstop_client.receivers.checkpoint_signal import LABEL as CHECKPOINT_LABEL
+from evalstop_client.receivers.kubernetes.api import Api, Missing
+from evalstop_client.receivers.kubernetes.followed import FollowedPods
+from evalstop_client.receivers.kubernetes.kinds import KINDS, POD, Kind, Object, kind_named, kind_of
+from evalstop_client.receivers.kubernetes.levers import Levers
+from evalstop_client.receivers.kubernetes.pods import details, time_in
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+SAVE_ANNOTATION = "evalstop.io/save-checkpoint"
+ANNOTATION = "annotation"
+OVERDUE = timedelta(seconds=2)  # past a pod's grace, which Kubernetes counts in whole seconds
+
+
+class KubernetesAction:
+    """`namespaces`: where workloads may be stopped, None for wherever Kubernetes permits it.
+
+    `cluster`: what runs of this cluster call it in their label kubernetes_cluster, None where they need not name it.
+    `annotates`: whether pods are asked to save by an annotation when their run does not say.
+    """
+
+    name = "evalstop-receiver kubernetes"
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        namespaces: frozenset[str] | None,
+        cluster: str | None = None,
+        annotates: bool = False,
+        stop_by: str = "suspend",
+        instead: str = "parallelism",
+    ) -> None:
+        self._api = api
+        self._namespaces = namespaces
+        self._cluster = cluster
+        self._annotates = annotates
+        self._levers = Levers(api, stop_by, instead)
+        self._followed: dict[str, FollowedPods] = {}
+        self._changing = threading.Lock()
+
+    def find(self, request: StopRequest) -> Job | NotMine:
+        """The topmost workload that what the run's labels name is part of, if it is in a namespace on the list."""
+        labels = request.labels
+        if not labels.get("kubernetes_name"):
+            return NotMine()
+        if self._cluster is not None and labels.get("kubernetes_cluster") != self._cluster:
+            return NotMine()
+        kind, namespace, name, uid = self._named(labels)
+        item = self._api.get(kind, namespace, name)
+        if isinstance(item, Missing):  # one of a higher workload may have been replaced: that says nothing of the rest
+            raise RequestRefused(
+                f"there is no {kind} {name} in namespace {namespace}; what became of it cannot be told"
+            )
+        if item["metadata"]["uid"] != uid:
+            raise RequestRefused(f"{kind} {name} in namespace {namespace} is another one of the same name: not {uid}")
+        kind, item = self._topmost(kind, item)
+        facts = _facts(kind, item)
+        if self._cluster is not None:
+            facts["cluster"] = self._cluster
+        if (labels.get(CHECKPOINT_LABEL) or (ANNOTATION if self._annotates else "")) == ANNOTATION:
+            facts["checkpoint_signal"] = ANNOTATION
+        job = Job(f"{namespace}/{item['metadata']['name']}", facts)
+        self._pods(job).list()  # what may not be listed and seen to go is refused now, not after the cancel
+        return job
+
+    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+        """Annotate its running pods: the same value whenever the same decision asks."""
+        if job.facts.get("checkpoint_signal") != ANNOTATION:
+            return False
+        pods = self._pods(job)
+        pods.list()
+        asked = 0
+        for pod in pods.holding:
+            if pod.phase == "Running" and pod.delete_at is None:
+                change = {"metadata": {"uid": pod.uid, "annotations": {SAVE_ANNOTATION: request.decision_id}}}
+                self._api.merge(POD, job.facts["namespace"], pod.name, change)
+                asked += 1
+        logger.info("%d pods of %s are asked to save", asked, job.id)
+        return asked > 0
+
+    def cancel(self, job: Job, request: StopRequest) -> None:
+        """Suspend it, or delete it; its pods have their own grace to end."""
+        logger.info("stopping %s %s", job.facts["kind"], job.id)
+        self._stop(job, request.decision_id)
+
+    def force(self, job: Job) -> None:
+        """Stop it again, delete the pods that nobody has deleted, and those for good whose grace is over.
+
+        To delete a pod for good frees what it holds in the eyes of Kubernetes, and asks no node whether it has ended.
+        """
+        self._stop(job)
+        pods = self._pods(job)
+        now = pods.list()
+        for pod in pods.holding:
+            options: dict[str, object] = {"preconditions": {"uid": pod.uid}}
+            if pod.delete_at is not None:
+                if now < pod.delete_at + OVERDUE:
+                    continue
+                options["gracePeriodSeconds"] = 0
+            logger.info("deleting pod %s of %s%s", pod.name, job.id, " for good" if len(options) > 1 else "")
+            self._api.delete(POD, job.facts["namespace"], pod.name, options)
+
+    def look(self, job: Job) -> Present | Gone:
+        """Gone when its controller makes no more pods, and then, listed anew, none of its pods holds anything."""
+        try:
+            return self._look(job)
+        except RequestRefused as error:  # a permission that was taken away can be given back: the job may still run
+            raise SchedulerAway(error.detail) from None
+
+    def undo(self, job: Job) -> None:
+        """Let a workload that was suspended go on."""
+        if not self._levers.can_undo:
+            raise RequestRefused("a workload that was deleted cannot be brought back; use --stop-by suspend for that")
+        kind = _kind(job)
+        workload = self._workload(job)
+        if workload is None:
+            raise RequestRefused(f"{kind} {job.id} is no longer there")
+        if kind.words(workload) & kind.ended:
+            raise RequestRefused(f"{kind} {job.id} has ended and cannot go on")
+        self._levers.resume(kind, workload)
+
+    def _named(self, labels: Mapping[str, str]) -> tuple[Kind, str, str, str]:
+        """What the labels name, checked: a label must not lead anywhere else."""
+        kind = kind_named(labels.get("kubernetes_kind") or "Job")
+        if kind is None:
+            known = ", ".join(str(one) for one in (*KINDS, POD))
+            raise RequestRefused(f"label kubernetes_kind is {labels['kubernetes_kind'][:80]!r}; it may be {known}")
+        for label in ("kubernetes_namespace", "kubernetes_name", "kubernetes_uid"):
+            if not NAME.fullmatch(labels.get(label, "")):
+                raise RequestRefused(f"label {label} is {labels.get(label, '')[:80]!r}, which cannot be")
+        namespace = labels["kubernetes_namespace"]
+        if self._namespaces is not None and namespace not in self._namespaces:
+            raise RequestRefused(f"namespace {namespace} is not on the allow-list")
+        return kind, namespace, labels["kubernetes_name"], labels["kubernetes_uid"]
+
+    def _topmost(self, kind: Kind, item: Object) -> tuple[Kind, Object]:
+        """Climb from controller to controller: whatever is stopped below the top, the one above starts anew."""
+        while True:
+            owners = item["metadata"].get("ownerReferences") or []
+            owner = next((one for one in owners if one.get("controller")), None)
+            above = kind_of(owner["apiVersion"], owner["kind"]) if owner is not None else None
+            if owner is None or above is None:
+                break
+            found = self._api.get(above, item["metadata"]["namespace"], owner["name"])
+            if isinstance(found, Missing) or found["metadata"]["uid"] != owner["uid"]:
+                raise RequestRefused(f"{above} {owner['name']}, to which it belonged, is no longer there")
+            kind, item = above, found
+        if kind is POD:
+            raise RequestRefused(f"pod {item['metadata']['name']} belongs to no workload that can be stopped")
+        return kind, item
+
+    def _look(self, job: Job) -> Present | Gone:
+        pods = self._pods(job)
+        pods.follow()
+        kind, workload = _kind(job), self._workload(job)
+        if holding := pods.holding:
+            return Present(f"{holding[0].state}, {len(holding)} of its pods")
+        if workload is None:
+            state = "Deleted"
+        elif workload["metadata"].get("deletionTimestamp"):
+            return Present("being deleted")
+        elif ended := kind.words(workload) & kind.ended:
+            state = min(ended)
+        elif self._levers.is_held(kind, workload):
+            state = "Suspended"
+        else:
+            return Present("without a pod, and may get one")
+        pods.list()  # after the word of its controller: no pod can have come in between
+        if holding := pods.holding:
+            return Present(f"{holding[0].state}, {len(holding)} of its pods")
+        with self._changing:
+            self._followed.pop(job.facts["uid"], None)
+        return Gone(state, {"scheduler_state": state, **details(pods.own)})
+
+    def _stop(self, job: Job, decision_id: str | None = None) -> None:
+        kind, workload = _kind(job), self._workload(job)
+        if workload is not None and not kind.words(workload) & kind.ended:
+            self._levers.stop(kind, workload, decision_id)
+
+    def _workload(self, job: Job) -> Object | None:
+        """The very workload that was found; None when it is no longer there."""
+        found = self._api.get(_kind(job), job.facts["namespace"], job.facts["name"])
+        if isinstance(found, Missing):
+            return None
+        if found["metadata"]["uid"] != job.facts["uid"]:
+            self._pods(job).successor_at = time_in(found["metadata"]["creationTimestamp"])
+            return None
+        return found
+
+    def _pods(self, job: Job) -> FollowedPods:
+        with self._changing:
+            uid = job.facts["uid"]
+            if uid not in self._followed:
+                owner = uid if _kind(job).owns_pods else None
+                self._followed[uid] = FollowedPods(self._api, job.facts["namespace"], job.facts["selector"], owner)
+            return self._followed[uid]
+
+
+def _kind(job: Job) -> Kind:
+    kind = kind_named(job.facts["kind"])
+    if kind is None:
+        raise RequestRefused(f"this release knows no {job.facts['kind']}, which an earlier one had found")
+    return kind
+
+
+def _facts(kind: Kind, item: Object) -> dict[str, str]:
+    metadata = item["metadata"]
+    facts = {"kind": str(kind), "namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
+    return {**facts, "selector": kind.selector(item)}

@@ -1,0 +1,266 @@
+"""The Kubernetes API over HTTP, as much of it as a receiver needs: get, list, watch, merge, create, delete.
+
+httpx, which the client has anyway, instead of the official client: that one brings many packages and no types, and has
+nothing for the kinds that are no part of Kubernetes itself.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import httpx
+from httpx import codes
+
+from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.receivers.kubernetes.access import Access
+from evalstop_client.receivers.kubernetes.kinds import Kind, Object, at
+
+MERGE_PATCH = "application/merge-patch+json"
+MOST_PATIENCE_SECONDS = 300.0
+REFUSALS = frozenset({codes.BAD_REQUEST, codes.METHOD_NOT_ALLOWED, codes.GONE, codes.UNPROCESSABLE_ENTITY})
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What is there, the version from which a watch goes on, and the API server's time."""
+
+    items: list[Object]
+    version: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One event of a watch: ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    type: str
+    item: Object
+
+
+@dataclass(frozen=True)
+class Expired:
+    """The server no longer remembers what happened since the version that a watch was to begin with: list again."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """There is no object of this name."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """The object is not as it was when it was read, or another one has its name."""
+
+    reason: str
+
+
+class Api:
+    """Every method may raise SchedulerAway, and RequestRefused for what will be refused as often as it is asked."""
+
+    def __init__(self, access: Access, timeout_seconds: float = 30.0) -> None:
+        self._access = access
+        verify: ssl.SSLContext | bool = True if access.tls is None else access.tls
+        self._client = httpx.Client(base_url=access.url, verify=verify, timeout=timeout_seconds)
+        self._versions: dict[Kind, str] = {}
+        self._quiet_until = 0.0
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object | Missing:
+        """An object."""
+        return _read(self._ask("get", kind, namespace, name), "get", kind)
+
+    def list(self, kind: Kind, namespace: str, selector: str) -> Listing:
+        """All objects that a selector of labels selects, as they are now: it is no cache that answers."""
+        response = self._ask("list", kind, namespace, params={"labelSelector": selector})
+        body = _read(response, "list", kind)
+        if isinstance(body, Missing) or not isinstance(response, httpx.Response):
+            raise SchedulerAway(f"list {kind}: there is no such place")
+        return Listing(list(body.get("items") or []), str(at(body, "metadata", "resourceVersion")), _date(response))
+
+    def watch(
+        self, kind: Kind, namespace: str, selector: str, version: str, seconds: int
+    ) -> Iterator[Happened | Expired]:
+        """What happens from a version on, for so many seconds; less when the connection is cut: watch again then."""
+        began = False
+        params = {
+            "watch": "1",
+            "labelSelector": selector,
+            "resourceVersion": version,
+            "timeoutSeconds": str(seconds),
+            "allowWatchBookmarks": "true",
+        }
+        path, headers = self._path(kind, namespace), self._headers()
+        try:
+            with self._client.stream("GET", path, params=params, headers=headers) as response:
+                began = True
+                if response.status_code == codes.GONE:
+                    yield Expired()
+                elif response.is_success:
+                    yield from _happened(response.iter_lines())
+                else:
+                    response.read()
+                    self._check(response, "watch", kind, namespace)
+        except (httpx.HTTPError, OSError) as error:
+            if not began:
+                raise SchedulerAway(f"the API server: {type(error).__name__}: {error}") from None
+
+    def merge(self, kind: Kind, namespace: str, name: str, change: Object) -> Object | Missing | Conflict:
+        """Change the fields that `change` names; its metadata may demand a uid and a version."""
+        answer = self._ask("patch", kind, namespace, name, body=change)
+        return answer if isinstance(answer, Conflict) else _read(answer, "patch", kind)
+
+    def create(self, kind: Kind, namespace: str, item: Object) -> Conflict | None:
+        """Create an object; Conflict when there is one of this name."""
+        body = {"apiVersion": self._api_version(kind), "kind": kind.name, **item}
+        answer = self._ask("create", kind, namespace, body=body)
+        return answer if isinstance(answer, Conflict) else None
+
+    def delete(self, kind: Kind, namespace: str, name: str, options: Object) -> Conflict | None:
+        """Delete an object if it is there; Conflict when it is another one than the options demand."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+        answer = self._ask("delete", kind, namespace, name, body=body)
+        return answer if isinstance(answer, Conflict) else None
+
+    def _ask(
+        self,
+        verb: str,
+        kind: Kind,
+        namespace: str,
+        name: str = "",
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Object | None = None,
+    ) -> httpx.Response | Missing | Conflict:
+        method = {"get": "GET", "list": "GET", "patch": "PATCH", "create": "POST", "delete": "DELETE"}[verb]
+        path = self._path(kind, namespace) + (f"/{name}" if name else "")
+        headers = {} if body is None else {"content-type": MERGE_PATCH if verb == "patch" else "application/json"}
+        response = self._send(method, path, params, headers, body)
+        if response.status_code == codes.CONFLICT:
+            return Conflict(_words(response))
+        if response.status_code == codes.NOT_FOUND:
+            if at(_body_of(response), "details", "name"):
+                return Missing()
+            self._versions.pop(kind, None)  # it is the path that is unknown: the kind is served otherwise by now
+            raise SchedulerAway(f"{verb} {kind}: {_words(response)}")
+        self._check(response, verb, kind, namespace)
+        return response
+
+    def _check(self, response: httpx.Response, verb: str, kind: Kind, namespace: str) -> None:
+        """Raise what an answer means that is no success."""
+        if response.is_success:
+            return
+        status, words = response.status_code, _words(response)
+        if status == codes.FORBIDDEN:
+            what = f"{kind.resource}.{kind.group}" if kind.group else kind.resource
+            raise RequestRefused(f"the verb {verb!r} on {what} in namespace {namespace} is not granted to it: {words}")
+        if status == codes.UNAUTHORIZED:
+            raise SchedulerAway(f"the API server does not know this receiver's token or certificate: {words}")
+        if status in REFUSALS:
+            raise RequestRefused(f"Kubernetes does not take it ({verb} {kind}): {words}")
+        asked = response.headers.get("retry-after", "")
+        if asked.isdecimal():
+            self._quiet_until = time.monotonic() + min(float(asked), MOST_PATIENCE_SECONDS)
+        raise SchedulerAway(f"{verb} {kind}: {words}")
+
+    def _path(self, kind: Kind, namespace: str) -> str:
+        root = "/apis" if kind.group else "/api"
+        return f"{root}/{self._api_version(kind)}/namespaces/{namespace}/{kind.resource}"
+
+    def _api_version(self, kind: Kind) -> str:
+        if not kind.group:
+            return "v1"
+        if kind not in self._versions:
+            self._versions[kind] = self._discover(kind)
+        return f"{kind.group}/{self._versions[kind]}"
+
+    def _discover(self, kind: Kind) -> str:
+        """The version that serves a kind here, the cluster's preferred one if it does."""
+        group = self._described(f"/apis/{kind.group}")
+        preferred = at(group, "preferredVersion", "version")
+        offered = [one["version"] for one in group.get("versions") or []]
+        for version in sorted(offered, key=lambda one: one != preferred):
+            resources = self._described(f"/apis/{kind.group}/{version}").get("resources") or []
+            if any(one["name"] == kind.resource for one in resources):
+                return str(version)
+        raise RequestRefused(f"this cluster knows no {kind.resource}.{kind.group}")
+
+    def _described(self, path: str) -> Object:
+        response = self._send("GET", path)
+        if response.status_code == codes.NOT_FOUND:
+            return {}
+        if not response.is_success:
+            raise SchedulerAway(f"GET {path}: {_words(response)}")
+        return _body_of(response)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Object | None = None,
+    ) -> httpx.Response:
+        content = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers(), **(headers or {})}
+        try:
+            return self._client.request(method, path, params=params, headers=headers, content=content)
+        except (httpx.HTTPError, OSError) as error:
+            raise SchedulerAway(f"the API server: {type(error).__name__}: {error}") from None
+
+    def _headers(self) -> dict[str, str]:
+        """Also keeps the peace that the server asked for: nothing is sent before it is over."""
+        left = self._quiet_until - time.monotonic()
+        if left > 0:
+            raise SchedulerAway(f"the API server asked for patience, {left:.0f} s more of it")
+        token = self._access.token()
+        return {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+
+
+def _happened(lines: Iterator[str]) -> Iterator[Happened | Expired]:
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # the connection was cut in the middle of a line
+            return
+        if event["type"] != "ERROR":
+            yield Happened(event["type"], event["object"])
+        elif at(event, "object", "code") == codes.GONE:
+            yield Expired()
+        else:
+            raise SchedulerAway(f"the watch broke off: {at(event, 'object', 'message')}")
+
+
+def _read(answer: httpx.Response | Missing | Conflict, verb: str, kind: Kind) -> Object | Missing:
+    if isinstance(answer, Missing):
+        return answer
+    body = None if isinstance(answer, Conflict) else _body_of(answer)
+    if not body:
+        raise SchedulerAway(f"{verb} {kind}: the API server's answer is no object")
+    return body
+
+
+def _body_of(response: httpx.Response) -> Object:
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _date(response: httpx.Response) -> datetime:
+    date = response.headers.get("date")
+    return parsedate_to_datetime(date) if date else datetime.now(UTC)
+
+
+def _words(response: httpx.Response) -> str:
+    """What an answer says, in short."""
+    return f"{response.status_code} {at(_body_of(response), 'message') or response.text[:200]}"

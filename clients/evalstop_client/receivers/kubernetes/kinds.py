@@ -1,0 +1,145 @@
+"""The kinds of workload that can be stopped, each a few lines: what suspends it, whose pods are its own, its words.
+
+To be suspended is not enough: only the controller's own word says that it has taken notice and makes no more pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Object = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`lever`: the field that suspends it, none where a command does. `pods`: a selector, filled in by `selector`.
+
+    `phase`: the field of the status with its state in a word; where there is none, its conditions are the words.
+    `owns_pods`: its pods name it as their controller, so that its name need not be trusted.
+    """
+
+    name: str
+    group: str
+    resource: str
+    pods: str
+    ended: frozenset[str]
+    suspended: frozenset[str] = frozenset({"Suspended"})
+    lever: tuple[str, ...] = ("spec", "suspend")
+    phase: tuple[str, ...] = ()
+    owns_pods: bool = False
+
+    def __str__(self) -> str:
+        return self.name if self.group in ("", "batch") else f"{self.name}.{self.group}"
+
+    def selector(self, workload: Object) -> str:
+        """What selects the pods of a workload of this kind."""
+        metadata = workload["metadata"]
+        cluster = at(workload, "status", "rayClusterName") or metadata["name"]
+        return self.pods.format(name=metadata["name"], uid=metadata["uid"], ray_cluster=cluster)
+
+    def words(self, workload: Object) -> frozenset[str]:
+        """What its controller says of it now."""
+        if self.phase:
+            word = at(workload, *self.phase)
+            return frozenset({word}) if isinstance(word, str) else frozenset()
+        conditions = at(workload, "status", "conditions") or []
+        return frozenset(one["type"] for one in conditions if one.get("status") == "True")
+
+
+JOBSET_PODS = "jobset.sigs.k8s.io/jobset-name={name}"
+KUBEFLOW_PODS = "training.kubeflow.org/job-name={name}"
+KUBEFLOW_LEVER = ("spec", "runPolicy", "suspend")
+
+POD = Kind("Pod", "", "pods", "", frozenset(), lever=())
+"""What a run may name and is climbed from; it is never stopped itself."""
+
+JOB = Kind("Job", "batch", "jobs", "controller-uid={uid}", frozenset({"Complete", "Failed"}), owns_pods=True)
+JOBSET = Kind("JobSet", "jobset.x-k8s.io", "jobsets", JOBSET_PODS, frozenset({"Completed", "Failed"}))
+TRAIN_JOB = Kind("TrainJob", "trainer.kubeflow.org", "trainjobs", JOBSET_PODS, frozenset({"Complete", "Failed"}))
+PYTORCH_JOB = Kind(
+    "PyTorchJob",
+    "kubeflow.org",
+    "pytorchjobs",
+    KUBEFLOW_PODS,
+    frozenset({"Succeeded", "Failed"}),
+    lever=KUBEFLOW_LEVER,
+    owns_pods=True,
+)
+MPI_JOB = Kind(
+    "MPIJob",
+    "kubeflow.org",
+    "mpijobs",
+    KUBEFLOW_PODS,
+    frozenset({"Succeeded", "Failed"}),
+    lever=KUBEFLOW_LEVER,  # its launcher is a batch/v1 Job in later versions: owns_pods would overlook that one
+)
+RAY_JOB = Kind(
+    "RayJob",
+    "ray.io",
+    "rayjobs",
+    "ray.io/cluster={ray_cluster}",  # named by the status while there is one: suspending deletes the RayCluster
+    frozenset({"Complete", "Failed"}),
+    phase=("status", "jobDeploymentStatus"),
+)
+RAY_CLUSTER = Kind(
+    "RayCluster",
+    "ray.io",
+    "rayclusters",
+    "ray.io/cluster={name}",
+    frozenset(),
+    suspended=frozenset({"suspended"}),
+    phase=("status", "state"),
+    owns_pods=True,
+)
+VOLCANO_JOB = Kind(
+    "Job",
+    "batch.volcano.sh",
+    "jobs",
+    "volcano.sh/job-name={name}",
+    frozenset({"Completed", "Failed", "Terminated"}),
+    suspended=frozenset({"Aborted"}),
+    lever=(),
+    phase=("status", "state", "phase"),
+    owns_pods=True,
+)
+KINDS = (JOB, JOBSET, TRAIN_JOB, PYTORCH_JOB, MPI_JOB, RAY_JOB, RAY_CLUSTER, VOLCANO_JOB)
+
+WORKLOAD = Kind("Workload", "kueue.x-k8s.io", "workloads", "", frozenset(), lever=("spec", "active"))
+"""Kueue's own object beside a workload: while there is one, Kueue resumes what anybody else suspends."""
+
+COMMAND = Kind("Command", "bus.volcano.sh", "commands", "", frozenset(), lever=())
+"""What is created to have Volcano do something to a job."""
+
+
+def kind_named(text: str) -> Kind | None:
+    """By its name, with its group behind a dot where Volcano's Job is meant."""
+    name, _, group = text.partition(".")
+    return next((one for one in (*KINDS, POD) if name == one.name and group in _groups(one)), None)
+
+
+def kind_of(api_version: str, name: str) -> Kind | None:
+    """By what an owner reference says."""
+    group = api_version.rpartition("/")[0]
+    return next((one for one in (*KINDS, POD) if (one.group, one.name) == (group, name)), None)
+
+
+def at(tree: Any, *path: str) -> Any:
+    """What stands at a path of fields; None when one of them is missing."""
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def change_at(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A merge patch that sets one field."""
+    change = value
+    for name in reversed(path):
+        change = {name: change}
+    assert isinstance(change, dict)
+    return change
+
+
+def _groups(kind: Kind) -> tuple[str, ...]:
+    return (kind.group,) if kind is VOLCANO_JOB else (kind.group, "")

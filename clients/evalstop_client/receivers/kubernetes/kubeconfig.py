@@ -1,0 +1,106 @@
+"""Reads a kubeconfig, for a receiver outside of the cluster: tokens, token files, certificates and exec plugins."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import ssl
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evalstop_client.errors import ConfigurationError, SchedulerAway
+from evalstop_client.receivers.kubernetes.access import Access, no_token, token_from
+from evalstop_client.receivers.programs import run
+
+EXEC_SECONDS = 60.0
+
+
+def by_kubeconfig(file: Path, context: str | None, environment: Mapping[str, str]) -> Access:
+    """What a file says of a context, the current one unless named; `environment` is what exec plugins run in.
+
+    ConfigurationError when it cannot be used.
+    """
+    try:
+        import yaml  # an extra: nobody inside a cluster needs it
+    except ImportError:
+        raise ConfigurationError(f"{file}: to read it, pip install 'evalstop-client[kubernetes]'.") from None
+    try:
+        config = yaml.safe_load(file.read_text())
+        chosen = _named(config, "context", context or config.get("current-context"))
+        cluster = _named(config, "cluster", chosen["cluster"])
+        user = _named(config, "user", chosen["user"])
+        url = str(cluster["server"]).rstrip("/")
+        tls = _tls(cluster, user, file.parent) if url.startswith("https://") else None
+        token = _token(user, file.parent, environment)
+        return Access(url, chosen.get("namespace") or "default", token, tls)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{file}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"{file}: it is no kubeconfig that can be used: {error!r}") from None
+
+
+def kubeconfig_file(environment: Mapping[str, str]) -> Path:
+    """Where kubectl would look; of several files in KUBECONFIG the first."""
+    named = environment.get("KUBECONFIG", "").split(os.pathsep)[0]
+    return Path(named) if named else Path("~/.kube/config").expanduser()
+
+
+def _named(config: Any, kind: str, name: Any) -> Mapping[str, Any]:
+    for one in config.get(f"{kind}s") or []:
+        if one["name"] == name:
+            found: Mapping[str, Any] = one[kind] or {}
+            return found
+    raise ValueError(f"there is no {kind} {name!r}")
+
+
+def _tls(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> ssl.SSLContext:
+    authority = cluster.get("certificate-authority-data")
+    file = cluster.get("certificate-authority") if not authority else None
+    tls = ssl.create_default_context(
+        cafile=str(folder / file) if file else None, cadata=_decoded(authority).decode() if authority else None
+    )
+    if cluster.get("insecure-skip-tls-verify"):
+        tls.check_hostname = False
+        tls.verify_mode = ssl.CERT_NONE
+    if "client-certificate-data" in user:  # OpenSSL reads them from files alone
+        with tempfile.TemporaryDirectory(prefix="evalstop-") as place:
+            files = [Path(place) / name for name in ("client-certificate", "client-key")]
+            for one in files:
+                one.write_bytes(_decoded(user[f"{one.name}-data"]))
+            tls.load_cert_chain(str(files[0]), str(files[1]))
+    elif "client-certificate" in user:
+        tls.load_cert_chain(folder / user["client-certificate"], folder / user["client-key"])
+    return tls
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _token(user: Mapping[str, Any], folder: Path, environment: Mapping[str, str]) -> Callable[[], str | None]:
+    if isinstance(given := user.get("token"), str):
+        return lambda: given
+    if "tokenFile" in user:
+        return token_from(folder / user["tokenFile"])
+    if helper := user.get("exec"):
+        command = [helper["command"], *(helper.get("args") or [])]
+        about = {"apiVersion": helper["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
+        variables = {one["name"]: one["value"] for one in helper.get("env") or []}
+        surroundings = {**environment, **variables, "KUBERNETES_EXEC_INFO": json.dumps(about)}
+        return lambda: _token_by(command, surroundings)
+    if unknown := set(user) & {"username", "auth-provider"}:
+        raise ValueError(f"a login by {', '.join(sorted(unknown))} is not supported")
+    return no_token
+
+
+def _token_by(command: list[str], environment: Mapping[str, str]) -> str:
+    done = run(command, environment, EXEC_SECONDS)
+    try:
+        if done.exit_code == 0:
+            return str(json.loads(done.output)["status"]["token"])
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise SchedulerAway(f"no token: {command[0]}: {done.last_words}")

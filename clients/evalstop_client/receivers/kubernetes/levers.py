@@ -1,0 +1,164 @@
+"""What stops a workload and lets it go on: its own suspend flag, Kueue's, a command to Volcano, or its deletion.
+
+What was written is read back: an API server drops a field that it does not know, and answers that all is well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
+from evalstop_client.receivers.kubernetes.kinds import (
+    COMMAND,
+    JOB,
+    VOLCANO_JOB,
+    WORKLOAD,
+    Kind,
+    Object,
+    at,
+    change_at,
+)
+
+logger = logging.getLogger("evalstop_client.receivers")
+
+HOW_STOPPED = ("suspend", "delete")
+INSTEAD = ("parallelism", "delete", "refuse")
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+STOPPED_BY = "evalstop.io/decision"
+PARALLELISM = "evalstop.io/parallelism"
+TRIES = 5
+
+
+class Levers:
+    """`instead`: what to do with a batch/v1 Job whose API server knows no spec.suspend (before Kubernetes 1.21)."""
+
+    def __init__(self, api: Api, stop_by: str, instead: str) -> None:
+        self._api = api
+        self._deletes = stop_by == "delete"
+        self._instead = instead
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether what is stopped can be let go on."""
+        return not self._deletes
+
+    def stop(self, kind: Kind, workload: Object, decision_id: str | None = None) -> None:
+        """Have it end and stay ended, with a note whose decision it was; twice is harmless."""
+        note = {STOPPED_BY: decision_id} if decision_id else {}
+        if self._deletes:
+            self._delete(kind, workload)
+        elif kind is VOLCANO_JOB:
+            self._command(workload, "AbortJob")
+        elif queued := self._queued(workload):
+            for one in queued:
+                self._set(WORKLOAD, one, False, note)
+        else:
+            changed = self._set(kind, workload, True, note)
+            if changed is not None and at(changed, *kind.lever) is not True:
+                self._stop_without_suspend(kind, changed)
+
+    def resume(self, kind: Kind, workload: Object) -> None:
+        """Let it go on."""
+        if kind is VOLCANO_JOB:
+            self._command(workload, "ResumeJob")
+        elif queued := self._queued(workload):
+            for one in queued:
+                self._set(WORKLOAD, one, True, {STOPPED_BY: None})
+        elif (before := _parallelism_before(workload)) is not None:
+            annotations = {PARALLELISM: None, STOPPED_BY: None}
+            change = {"spec": {"parallelism": before}, "metadata": {"annotations": annotations}}
+            self._merge(kind, workload, lambda _: change)
+        else:
+            self._set(kind, workload, False, {STOPPED_BY: None})
+
+    def is_held(self, kind: Kind, workload: Object) -> bool:
+        """Whether it is stopped, its controller has said so, and nobody but a person will start it again."""
+        if _parallelism_before(workload) is not None:
+            return at(workload, "spec", "parallelism") == 0 and not at(workload, "status", "active")
+        if not kind.words(workload) & kind.suspended or (kind.lever and at(workload, *kind.lever) is not True):
+            return False
+        return all(at(one, *WORKLOAD.lever) is False for one in self._queued(workload))
+
+    def _queued(self, workload: Object) -> list[Object]:
+        """Kueue's objects for it: none where Kueue does not rule it."""
+        metadata = workload["metadata"]
+        if QUEUE_LABEL not in (metadata.get("labels") or {}):
+            return []
+        found = self._api.list(WORKLOAD, metadata["namespace"], f"{JOB_UID_LABEL}={metadata['uid']}").items
+        return [one for one in found if any(owner["uid"] == metadata["uid"] for owner in _owners(one))]
+
+    def _set(self, kind: Kind, item: Object, value: bool, annotations: Object) -> Object | None:
+        """Set its lever; what is there then, None when it is gone."""
+        change = {**change_at(kind.lever, value), "metadata": {"annotations": annotations}}
+        return self._merge(kind, item, lambda _: change)
+
+    def _stop_without_suspend(self, kind: Kind, workload: Object) -> None:
+        what = f"{kind} {workload['metadata']['name']}"
+        field = ".".join(kind.lever)
+        if self._instead == "delete":
+            logger.warning("%s: the API server dropped %s; deleting it instead", what, field)
+            self._delete(kind, workload)
+        elif self._instead == "parallelism" and kind is JOB:
+            logger.warning("%s: the API server dropped %s; setting its parallelism to 0 instead", what, field)
+            self._merge(kind, workload, _without_pods)
+        else:
+            raise RequestRefused(
+                f"the API server took {field} of {what} and dropped it: this cluster cannot suspend it; "
+                "--instead-of-suspend delete would delete it"
+            )
+
+    def _merge(self, kind: Kind, item: Object, change: Callable[[Object], dict[str, Any]]) -> Object | None:
+        """Change this very object, read anew whenever somebody else was quicker; None when it is gone."""
+        namespace, name, uid = (item["metadata"][one] for one in ("namespace", "name", "uid"))
+        for _ in range(TRIES):
+            now = self._api.get(kind, namespace, name)
+            if isinstance(now, Missing) or now["metadata"]["uid"] != uid:
+                return None
+            wanted = change(now)
+            guard = {"uid": uid, "resourceVersion": now["metadata"]["resourceVersion"]}
+            wanted = {**wanted, "metadata": {**wanted["metadata"], **guard}}
+            answer = self._api.merge(kind, namespace, name, wanted)
+            if not isinstance(answer, Conflict):
+                changed = self._api.get(kind, namespace, name)
+                return None if isinstance(changed, Missing) or changed["metadata"]["uid"] != uid else changed
+        raise SchedulerAway(f"{kind} {name} is changed by somebody else again and again")
+
+    def _delete(self, kind: Kind, workload: Object) -> None:
+        """With its pods before it, so that it stays to be seen until they have gone. Another one is left alone."""
+        metadata = workload["metadata"]
+        options = {"propagationPolicy": "Foreground", "preconditions": {"uid": metadata["uid"]}}
+        self._api.delete(kind, metadata["namespace"], metadata["name"], options)
+
+    def _command(self, workload: Object, action: str) -> None:
+        """Volcano carries the command out and deletes it; one that is still there says the same."""
+        metadata = workload["metadata"]
+        target = {
+            "apiVersion": workload["apiVersion"],
+            "kind": workload["kind"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+            "controller": True,
+        }
+        name = f"evalstop-{action.lower()}-{metadata['uid']}"
+        command = {"metadata": {"name": name, "ownerReferences": [target]}, "action": action, "target": target}
+        self._api.create(COMMAND, metadata["namespace"], command)
+
+
+def _without_pods(workload: Object) -> dict[str, Any]:
+    """No pods from now on, and a note how many there were at a time."""
+    before = _parallelism_before(workload)
+    noted = str(at(workload, "spec", "parallelism") if before is None else before)
+    return {"spec": {"parallelism": 0}, "metadata": {"annotations": {PARALLELISM: noted}}}
+
+
+def _parallelism_before(workload: Object) -> int | None:
+    noted = at(workload, "metadata", "annotations", PARALLELISM)
+    return int(noted) if isinstance(noted, str) and noted.isdecimal() else None
+
+
+def _owners(item: Object) -> list[Object]:
+    return list(item["metadata"].get("ownerReferences") or [])

@@ -1,0 +1,109 @@
+"""What Kubernetes says of a pod, and what of it goes into a report: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from evalstop_client.receivers.kubernetes.kinds import Object, at
+
+ENDED_PHASES = ("Succeeded", "Failed")
+MOST_TOLD = 32
+"""Pods that a report names one by one."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How one container ended."""
+
+    container: str
+    exit_code: int
+    reason: str
+    at: datetime | None
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod as it was last seen; times are the API server's."""
+
+    uid: str
+    name: str
+    phase: str
+    node: str = ""
+    controller_uid: str = ""
+    created_at: datetime | None = None
+    delete_at: datetime | None = None  # when its grace is over; None: nobody has asked for its end
+    gpus: int = 0
+    ends: tuple[End, ...] = ()
+    is_there: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether it holds resources, or may get some: until its containers have ended or the node has let go of it."""
+        return self.is_there and self.phase not in ENDED_PHASES
+
+    @property
+    def state(self) -> str:
+        """In a word, as kubectl has it."""
+        return "Terminating" if self.delete_at is not None else self.phase
+
+
+def pod_in(item: Object) -> Pod:
+    """A pod from its JSON."""
+    metadata, status = item["metadata"], item.get("status") or {}
+    owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
+    return Pod(
+        uid=metadata["uid"],
+        name=metadata["name"],
+        phase=status.get("phase") or "Unknown",
+        node=at(item, "spec", "nodeName") or "",
+        controller_uid=owners[0]["uid"] if owners else "",
+        created_at=time_in(metadata.get("creationTimestamp")),
+        delete_at=time_in(metadata.get("deletionTimestamp")),
+        gpus=sum(_gpus(one) for one in at(item, "spec", "containers") or []),
+        ends=tuple(end for one in status.get("containerStatuses") or [] if (end := _end(one)) is not None),
+    )
+
+
+def details(pods: Iterable[Pod]) -> dict[str, Any]:
+    """What is reported of the end of these pods: the first exit code that is not 0 stands for all."""
+    pods = sorted(pods, key=lambda pod: pod.name)
+    ends = [end for pod in pods for end in pod.ends]
+    codes = [end.exit_code for end in ends]
+    times = [end.at for end in ends if end.at is not None]
+    return {
+        "gpus_freed": sum(pod.gpus for pod in pods),
+        "exit_code": next((code for code in codes if code), 0) if codes else None,
+        "ended_at": _text(max(times)) if times else None,
+        "pods_total": len(pods),
+        "pods": [_told(pod) for pod in pods[:MOST_TOLD]],
+    }
+
+
+def time_in(text: Any) -> datetime | None:
+    """A time as the API writes it."""
+    return datetime.fromisoformat(text) if isinstance(text, str) else None
+
+
+def _told(pod: Pod) -> dict[str, Any]:
+    ends = [{"container": end.container, "exit_code": end.exit_code, "reason": end.reason} for end in pod.ends]
+    return {"name": pod.name, "node": pod.node, "phase": pod.phase, "ends": ends}
+
+
+def _end(status: Mapping[str, Any]) -> End | None:
+    ended = at(status, "state", "terminated")
+    if not isinstance(ended, Mapping):
+        return None
+    code = int(ended.get("exitCode", 0))
+    return End(status.get("name", ""), code, ended.get("reason") or "", time_in(ended.get("finishedAt")))
+
+
+def _gpus(container: Mapping[str, Any]) -> int:
+    limits = at(container, "resources", "limits") or {}
+    return sum(int(count) for name, count in limits.items() if "gpu" in name and str(count).isdecimal())
+
+
+def _text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")

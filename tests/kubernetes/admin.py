@@ -1,0 +1,118 @@
+"""Somebody who may do everything to a cluster, by plain HTTP: for tests, controllers and nodes."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import httpx
+from evalstop_client.receivers.kubernetes.kinds import COMMAND, KINDS, POD, WORKLOAD, Kind
+
+Json = dict[str, Any]
+VERSIONS = {
+    "": "v1",
+    "batch": "v1",
+    "jobset.x-k8s.io": "v1alpha2",
+    "trainer.kubeflow.org": "v1alpha1",
+    "kubeflow.org": "v1",
+    "ray.io": "v1",
+    "batch.volcano.sh": "v1alpha1",
+    "bus.volcano.sh": "v1alpha1",
+    "kueue.x-k8s.io": "v1beta1",
+}
+MERGE = {"content-type": "application/merge-patch+json"}
+JSON = {"content-type": "application/json"}
+
+
+def api_version(kind: Kind) -> str:
+    return f"{kind.group}/{VERSIONS[kind.group]}" if kind.group else "v1"
+
+
+def path_of(kind: Kind, namespace: str | None = None, name: str | None = None, part: str | None = None) -> str:
+    """Where objects of a kind are; in all namespaces unless one is named."""
+    parts = ["apis" if kind.group else "api", api_version(kind)]
+    parts += ["namespaces", namespace] if namespace is not None else []
+    return "/" + "/".join([*parts, kind.resource, *(one for one in (name, part) if one is not None)])
+
+
+class Admin:
+    """Does what it is told, and minds what the server answers."""
+
+    def __init__(self, url: str, token: str, tls: ssl.SSLContext | None = None) -> None:
+        headers = {"authorization": f"Bearer {token}"}
+        verify: ssl.SSLContext | bool = True if tls is None else tls
+        self.http = httpx.Client(base_url=url, headers=headers, timeout=30, verify=verify, trust_env=False)
+
+    def close(self) -> None:
+        self.http.close()
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        response = self.http.get(path_of(kind, namespace, name))
+        return None if response.status_code == 404 else dict(response.raise_for_status().json())
+
+    def list(self, kind: Kind, namespace: str | None = None) -> list[Json]:
+        items: list[Json] = self.http.get(path_of(kind, namespace)).raise_for_status().json()["items"]
+        return items
+
+    def create(self, kind: Kind, namespace: str, item: Json) -> Json:
+        body = {"apiVersion": api_version(kind), "kind": kind.name, **item}
+        return dict(self.http.post(path_of(kind, namespace), json=body).raise_for_status().json())
+
+    def patch(self, kind: Kind, item: Json, change: Json, part: str | None = None) -> Json | None:
+        """None when it is gone."""
+        path = path_of(kind, item["metadata"]["namespace"], item["metadata"]["name"], part)
+        response = self.http.patch(path, json=change, headers=MERGE)
+        return None if response.status_code == 404 else dict(response.raise_for_status().json())
+
+    def status(self, kind: Kind, item: Json, status: Json) -> None:
+        self.patch(kind, item, {"status": status}, "status")
+
+    def delete(self, kind: Kind, item: Json, **options: Any) -> None:
+        path = path_of(kind, item["metadata"]["namespace"], item["metadata"]["name"])
+        response = self.http.request("DELETE", path, json={"apiVersion": "v1", "kind": "DeleteOptions", **options})
+        if response.status_code != 404:
+            response.raise_for_status()
+
+    def apply(self, item: Json) -> None:
+        """Any object of a manifest, created if it is not there."""
+        kind, group = item["kind"], item["apiVersion"].rpartition("/")[0]
+        root = f"/apis/{item['apiVersion']}" if group else "/api/v1"
+        namespace = item["metadata"].get("namespace")
+        where = f"/namespaces/{namespace}" if namespace else ""
+        response = self.http.post(f"{root}{where}/{kind.lower()}s", json=item)
+        if response.status_code != 409:
+            response.raise_for_status()
+
+    def bind(self, pod: Json, node: str) -> None:
+        metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+        response = self.http.post(path_of(POD, metadata["namespace"], metadata["name"], "binding"), json=body)
+        if response.status_code not in (404, 409):
+            response.raise_for_status()
+
+
+def definitions() -> list[Json]:
+    """The least definition of each kind that is no part of Kubernetes, with a status of its own."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    found = []
+    for kind in (*KINDS, WORKLOAD, COMMAND):
+        if kind.group == "batch":
+            continue
+        version: Json = {
+            "name": VERSIONS[kind.group],
+            "served": True,
+            "storage": True,
+            "schema": {"openAPIV3Schema": anything},
+            "subresources": {"status": {}} if kind is not COMMAND else {},
+        }
+        names = {"plural": kind.resource, "singular": kind.name.lower(), "kind": kind.name}
+        found.append(
+            {
+                "apiVersion": "apiextensions.k8s.io/v1",
+                "kind": "CustomResourceDefinition",
+                "metadata": {"name": f"{kind.resource}.{kind.group}"},
+                "spec": {"group": kind.group, "scope": "Namespaced", "names": names, "versions": [version]},
+            }
+        )
+    return found

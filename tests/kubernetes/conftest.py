@@ -1,0 +1,39 @@
+"""A cluster on a fake API server for every test here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.fake_api_server import ADMIN, ApiServer, Cluster
+from tests.kubernetes.world import RECEIVER, Server, World, world
+
+TOKEN = "receiver-token"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("EVALSTOP_", "SLURM_", "KUBE"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """What the fake server keeps."""
+    return Cluster(tokens={ADMIN: "admin", TOKEN: RECEIVER})
+
+
+@pytest.fixture
+def api_server(cluster: Cluster) -> Iterator[ApiServer]:
+    with ApiServer(cluster) as server:
+        yield server
+
+
+@pytest.fixture
+def kubernetes(api_server: ApiServer, tmp_path: Path) -> Iterator[World]:
+    """A cluster in which things run."""
+    with world(Server(api_server.url, ADMIN, TOKEN), tmp_path) as made:
+        yield made

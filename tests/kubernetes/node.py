@@ -1,0 +1,163 @@
+"""A node made of processes, over HTTP: it takes every pod, runs its command here, and ends it as a kubelet would.
+
+There are no containers: a pod's first container is a process group, its downward API is its environment and a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+from evalstop_client.receivers.kubernetes.kinds import POD, at
+
+from tests.kubernetes.admin import Admin, Json
+
+PAUSE_SECONDS = 0.03
+LABEL = re.compile(r"metadata\.labels\['(.+)'\]")
+
+
+@dataclass
+class Container:
+    """A pod's process. `kill_at`: when its grace is over, by the node's own clock."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    kill_at: float | None = None
+    is_told: bool = False  # that it runs
+    log: list[str] = field(default_factory=list)
+
+
+class Node:
+    """One node; while it is `lost` it does nothing, and its processes run on."""
+
+    name = "node-1"
+
+    def __init__(self, admin: Admin, folder: Path) -> None:
+        self._admin = admin
+        self._folder = folder
+        self._containers: dict[str, Container] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.lost = False
+
+    def __enter__(self) -> Node:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        for container in self._containers.values():
+            _signal(container, signal.SIGKILL)
+            container.process.wait()
+
+    def running(self) -> int:
+        """How many processes run, whatever the API says."""
+        return sum(one.process.poll() is None for one in self._containers.values())
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            if not self.lost:
+                with contextlib.suppress(httpx.HTTPError):  # a server that is down
+                    self._round()
+            self._ended.wait(PAUSE_SECONDS)
+
+    def _round(self) -> None:
+        pods = {pod["metadata"]["uid"]: pod for pod in self._admin.list(POD)}
+        for pod in pods.values():
+            if not pod["spec"].get("nodeName"):
+                if not pod["metadata"].get("deletionTimestamp"):
+                    self._admin.bind(pod, self.name)
+            elif pod["spec"]["nodeName"] == self.name:
+                self._tend(pod)
+        for uid in self._containers.keys() - pods.keys():
+            _signal(self._containers[uid], signal.SIGKILL)  # deleted for good while the node was lost
+
+    def _tend(self, pod: Json) -> None:
+        uid, deleted = pod["metadata"]["uid"], pod["metadata"].get("deletionTimestamp")
+        ended = at(pod, "status", "phase") in ("Succeeded", "Failed")
+        if uid not in self._containers and not deleted and not ended:
+            self._containers[uid] = self._start(pod)
+        container = self._containers.get(uid)
+        if container is None or ended:
+            if deleted:
+                self._admin.delete(POD, pod, gracePeriodSeconds=0)
+            return
+        _write(container.folder / "annotations", pod["metadata"].get("annotations", {}))
+        if container.process.poll() is not None:
+            self._end(pod, container)
+        elif deleted:
+            if container.kill_at is None:
+                container.kill_at = time.monotonic() + pod["metadata"]["deletionGracePeriodSeconds"]
+                _signal(container, signal.SIGTERM)
+            elif time.monotonic() >= container.kill_at:
+                _signal(container, signal.SIGKILL)
+        elif not container.is_told:
+            state = {"running": {"startedAt": _now()}}
+            self._admin.status(POD, pod, {"phase": "Running", "containerStatuses": [_status(pod, state)]})
+            container.is_told = True
+
+    def _start(self, pod: Json) -> Container:
+        folder = self._folder / pod["metadata"]["uid"]
+        folder.mkdir(parents=True)
+        first = pod["spec"]["containers"][0]
+        variables = {one["name"]: _value(one, pod) for one in first.get("env", [])}
+        environment = {**os.environ, "PODINFO": str(folder), **variables}
+        process = subprocess.Popen(first["command"], env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+        return Container(process, folder)
+
+    def _end(self, pod: Json, container: Container) -> None:
+        code = container.process.returncode
+        code = 128 - code if code < 0 else code
+        state = {"terminated": {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": _now()}}
+        phase = "Failed" if code else "Succeeded"
+        self._admin.status(POD, pod, {"phase": phase, "containerStatuses": [_status(pod, state)]})
+        if pod["metadata"].get("deletionTimestamp"):
+            self._admin.delete(POD, pod, gracePeriodSeconds=0)
+
+
+def _status(pod: Json, state: Json) -> Json:
+    name = pod["spec"]["containers"][0]["name"]
+    return {
+        "name": name,
+        "image": "none",
+        "imageID": "",
+        "ready": "running" in state,
+        "restartCount": 0,
+        "state": state,
+    }
+
+
+def _value(variable: Json, pod: Json) -> str:
+    path = at(variable, "valueFrom", "fieldRef", "fieldPath")
+    if path is None:
+        return str(variable["value"])
+    label = LABEL.fullmatch(path)
+    return str(pod["metadata"]["labels"].get(label[1], "") if label else at(pod, *path.split(".")))
+
+
+def _write(file: Path, annotations: dict[str, str]) -> None:
+    text = "".join(f'{name}="{value}"\n' for name, value in sorted(annotations.items()))
+    if not file.exists() or file.read_text() != text:
+        draft = file.with_suffix(".draft")
+        draft.write_text(text)
+        draft.replace(file)
+
+
+def _signal(container: Container, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if container.process.poll() is None:
+            os.killpg(container.process.pid, number)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

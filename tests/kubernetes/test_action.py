@@ -1,0 +1,274 @@
+"""The Kubernetes action on a fake API server: every kind, whose job it is, what is left alone, what is reported."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from evalstop_client.errors import RequestRefused
+from evalstop_client.receivers import Gone, Job, NotMine, Present
+from evalstop_client.receivers.kubernetes.kinds import (
+    JOB,
+    JOBSET,
+    KINDS,
+    POD,
+    PYTORCH_JOB,
+    RAY_JOB,
+    TRAIN_JOB,
+    VOLCANO_JOB,
+    WORKLOAD,
+    Kind,
+    at,
+    change_at,
+)
+
+from tests.clients.conformance import Started, found, gone, request
+from tests.clients.programs import eventually
+from tests.kubernetes.fake_api_server import Cluster
+from tests.kubernetes.world import NAMESPACE, World
+
+OLD = pytest.mark.parametrize("cluster", [False], indirect=True, ids=["old"])
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, cluster: Cluster) -> Cluster:
+    """A server as old as the test wants it."""
+    return Cluster(tokens=cluster.tokens, knows_suspend=getattr(request, "param", True))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_kind_is_found_from_below_ended_and_let_go_on(kubernetes: World, kind: Kind) -> None:
+    """A pod names itself; the topmost workload is stopped, all its pods end, it goes on when the stop is undone."""
+    item = kubernetes.start(kind)
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    assert (job.facts["kind"], job.facts["uid"]) == (str(kind), item["metadata"]["uid"])
+    before = kubernetes.pods(item["metadata"]["name"])
+    assert isinstance(action.look(job), Present)
+    action.cancel(job, request(labels))
+    end = gone(action, job)
+    assert end.state == "Suspended"
+    assert end.details["gpus_freed"] == len(before)
+    assert kubernetes.node.running() == 0
+    action.undo(job)
+    eventually(
+        lambda: any(at(pod, "status", "phase") == "Running" for pod in kubernetes.pods(item["metadata"]["name"]))
+    )
+    assert isinstance(action.look(job), Present)
+
+
+@pytest.mark.parametrize("kind", [JOB, JOBSET, PYTORCH_JOB, RAY_JOB], ids=str)
+def test_kueue_is_asked_where_it_rules(kubernetes: World, kind: Kind) -> None:
+    """Its Workload is made inactive, for it resumes whatever else is suspended; undo makes it active again."""
+    item = kubernetes.start(kind)
+    workload = kubernetes.queue(kind, item)
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    action.cancel(job, request(labels, "decision-9"))
+    assert gone(action, job).state == "Suspended"
+    now = kubernetes.now(WORKLOAD, workload)
+    assert now["spec"]["active"] is False
+    assert now["metadata"]["annotations"] == {"evalstop.io/decision": "decision-9"}
+    action.undo(job)
+    eventually(lambda: at(kubernetes.now(kind, item), *kind.lever) is False)
+    assert kubernetes.now(WORKLOAD, workload)["spec"]["active"] is True
+
+
+def test_job_that_waits_in_the_queue_is_not_gone(kubernetes: World) -> None:
+    """Suspended by Kueue and without a pod, it will get some: that is no end."""
+    item = kubernetes.start()
+    kubernetes.queue(JOB, item)
+    action = kubernetes.action()
+    job = found(Started(action, kubernetes.labels(item)))
+    workload = kubernetes.admin.list(WORKLOAD, NAMESPACE)[0]
+    kubernetes.admin.patch(WORKLOAD, workload, {"spec": {"active": False}})
+    assert gone(action, job)
+    kubernetes.admin.patch(WORKLOAD, workload, {"spec": {"active": True}})
+    assert isinstance(action.look(job), Present)
+
+
+def test_report_tells_what_kubernetes_tells(kubernetes: World) -> None:
+    """How each pod ended, when, where, and the GPUs that are free now, though the pod itself is no longer there."""
+    item = kubernetes.start()
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    action.cancel(job, request(labels, "decision-9"))
+    while isinstance(end := action.look(job), Present):
+        pass
+    assert end.details.items() >= {"scheduler_state": "Suspended", "gpus_freed": 1, "exit_code": 7}.items()
+    assert end.details["ended_at"].endswith("Z")
+    (pod,) = end.details["pods"]
+    assert pod["ends"] == [{"container": "trainer", "exit_code": 7, "reason": "Error"}]
+    assert (pod["node"], kubernetes.pods(item["metadata"]["name"])) == ("node-1", [])
+    assert kubernetes.now(JOB, item)["metadata"]["annotations"]["evalstop.io/decision"] == "decision-9"
+
+
+def test_job_that_ended_by_itself_is_gone_in_its_own_words(kubernetes: World) -> None:
+    """Nothing is suspended then, and nothing can be undone."""
+    item = kubernetes.start(command=[sys.executable, "-c", "import time; time.sleep(0.3)"])
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    end = gone(action, job)
+    assert (end.state, end.details["exit_code"]) == ("Complete", 0)
+    action.cancel(job, request(labels))
+    assert kubernetes.now(JOB, item)["spec"]["suspend"] is False
+    with pytest.raises(RequestRefused, match="ended"):
+        action.undo(job)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kubernetes_uid": "0199aa0f-55aa-7c01-b1c2-0f1e2d3c4b5a"}, "another one of the same name"),
+        ({"kubernetes_uid": ""}, "kubernetes_uid"),
+        ({"kubernetes_name": "no-such-job"}, "there is no Job no-such-job"),
+        ({"kubernetes_name": "../../secrets/key"}, "kubernetes_name"),
+        ({"kubernetes_name": "train-1?x=y"}, "kubernetes_name"),
+        ({"kubernetes_namespace": "kube-system"}, "allow-list"),
+        ({"kubernetes_namespace": ""}, "kubernetes_namespace"),
+        ({"kubernetes_kind": "Deployment"}, "PyTorchJob"),
+        ({"kubernetes_kind": "Job.batch.volcano.sh"}, "there is no Job.batch.volcano.sh"),
+    ],
+)
+def test_labels_that_lead_elsewhere_are_refused(kubernetes: World, change: dict[str, str], words: str) -> None:
+    """Nothing but the very workload of the run is touched, and the person who reads the report learns why."""
+    item = kubernetes.start()
+    with pytest.raises(RequestRefused, match=words):
+        kubernetes.action().find(request({**kubernetes.labels(item), **change}))
+
+
+def test_runs_of_other_clusters_are_not_ours(kubernetes: World) -> None:
+    """A receiver that has a name for its cluster leaves the runs that say another, or none."""
+    labels = kubernetes.labels(kubernetes.start())
+    action = kubernetes.action(cluster="lab-1")
+    assert isinstance(action.find(request(labels)), NotMine)
+    assert isinstance(action.find(request({**labels, "kubernetes_cluster": "lab-2"})), NotMine)
+    assert isinstance(action.find(request({**labels, "kubernetes_cluster": "lab-1"})), Job)
+
+
+def test_pod_that_belongs_to_nothing_is_refused(kubernetes: World) -> None:
+    """There is nothing above it that could be suspended."""
+    spec = {"restartPolicy": "Never", "containers": [{"name": "a", "image": "none", "command": ["sleep", "60"]}]}
+    pod = kubernetes.admin.create(POD, NAMESPACE, {"metadata": {"name": "alone"}, "spec": spec})
+    labels = {"kubernetes_namespace": NAMESPACE, "kubernetes_kind": "Pod", "kubernetes_name": "alone"}
+    with pytest.raises(RequestRefused, match="belongs to no workload"):
+        kubernetes.action().find(request({**labels, "kubernetes_uid": pod["metadata"]["uid"]}))
+
+
+@pytest.mark.parametrize("kind", [JOB, TRAIN_JOB], ids=str)
+def test_another_of_the_same_name_is_left_alone(kubernetes: World, kind: Kind) -> None:
+    """Deleted and made anew in the middle of a stop: the old one is gone, the new one is neither stopped nor forced."""
+    item = kubernetes.start(kind)
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    assert isinstance(action.look(job), Present)
+    kubernetes.admin.delete(kind, item, propagationPolicy="Background")
+    eventually(lambda: kubernetes.pods(item["metadata"]["name"]) == [])
+    spec = {name: value for name, value in item["spec"].items() if name != "selector"}
+    spec["template"] = {"metadata": {}, "spec": item["spec"]["template"]["spec"]}
+    anew = kubernetes.admin.create(kind, NAMESPACE, {"metadata": {"name": item["metadata"]["name"]}, "spec": spec})
+    eventually(
+        lambda: any(at(pod, "status", "phase") == "Running" for pod in kubernetes.pods(item["metadata"]["name"]))
+    )
+    action.cancel(job, request(labels))
+    action.force(job)
+    assert gone(action, job).state == "Deleted"
+    with pytest.raises(RequestRefused, match="no longer there"):
+        action.undo(job)
+    assert at(kubernetes.now(kind, anew), *kind.lever) is not True
+    assert kubernetes.node.running() == 1
+
+
+@OLD
+def test_field_that_the_server_drops_is_no_success(kubernetes: World) -> None:
+    """Before Kubernetes 1.21 a Job cannot be suspended: it gets no pods instead, is deleted, or the stop is refused."""
+    item = kubernetes.start(parallelism=2)
+    labels = kubernetes.labels(item)
+    action = kubernetes.action(instead="refuse")
+    job = found(Started(action, labels))
+    with pytest.raises(RequestRefused, match=r"took spec\.suspend of Job train-1 and dropped it"):
+        action.cancel(job, request(labels))
+    action = kubernetes.action()
+    for _ in range(2):
+        action.cancel(job, request(labels))
+    assert gone(action, job).state == "Suspended"
+    action.undo(job)
+    now = kubernetes.now(JOB, item)
+    assert (now["spec"]["parallelism"], now["metadata"]["annotations"]) == (2, {})
+    kubernetes.grant("batch", "jobs", "delete")
+    action = kubernetes.action(instead="delete")
+    action.cancel(job, request(labels))
+    assert gone(action, job).state == "Deleted"
+
+
+def test_kind_whose_definition_lacks_the_field_is_refused(kubernetes: World, cluster: Cluster) -> None:
+    """An operator too old to know spec.suspend: it is said, not believed."""
+    item = kubernetes.start(JOBSET)
+    (resource,) = [one for one in cluster.resources if one.kind == "JobSet"]
+    resource.fields = frozenset({"template"})
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    with pytest.raises(RequestRefused, match="cannot suspend it"):
+        action.cancel(job, request(labels))
+
+
+def test_pods_of_a_lost_node_are_deleted_for_good_once_their_grace_is_over(kubernetes: World) -> None:
+    """Not before: the grace is the pod's. What is deleted for good is reported without an exit code."""
+    item = kubernetes.start()
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    kubernetes.node.lost = True
+    action.cancel(job, request(labels))
+    (pod,) = eventually(lambda: [one for one in kubernetes.pods("train-1") if one["metadata"].get("deletionTimestamp")])
+    action.force(job)
+    assert [one["metadata"]["uid"] for one in kubernetes.pods("train-1")] == [pod["metadata"]["uid"]]
+    assert isinstance(action.look(job), Present)
+
+    def forced() -> bool:
+        action.force(job)
+        return kubernetes.pods("train-1") == []
+
+    eventually(forced)
+    end = gone(action, job)
+    assert (end.state, end.details["exit_code"]) == ("Suspended", None)
+
+
+def test_force_deletes_what_nobody_has_deleted(kubernetes: World) -> None:
+    """A controller that is down leaves the pods: they are deleted with their own grace, and end."""
+    item = kubernetes.start(VOLCANO_JOB)
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    kubernetes.admin.status(VOLCANO_JOB, item, {"state": {"phase": "Completed"}})  # its controller looks no more at it
+    action.force(job)
+    assert gone(action, job).details["exit_code"] == 7
+
+
+@pytest.mark.parametrize(("label", "asked"), [("annotation", True), ("none", False), ("", False)])
+def test_pods_are_annotated_where_somebody_wants_it(kubernetes: World, label: str, asked: bool) -> None:
+    """By the run's own label, or by the receiver's option where the run says nothing."""
+    item = kubernetes.start()
+    labels = {**kubernetes.labels(item), "checkpoint_signal": label}
+    action = kubernetes.action(annotates=False)
+    assert action.ask_to_save(found(Started(action, labels)), request(labels)) is asked
+    assert kubernetes.action().ask_to_save(found(Started(kubernetes.action(), labels)), request(labels)) is (
+        label != "none"
+    )
+
+
+def test_undo_of_a_deletion_is_refused(kubernetes: World) -> None:
+    """What was deleted cannot be brought back, and it is said how to have it otherwise."""
+    action = kubernetes.action(stop_by="delete")
+    job = found(Started(action, kubernetes.labels(kubernetes.start())))
+    with pytest.raises(RequestRefused, match="--stop-by suspend"):
+        action.undo(job)
+
+
+def test_workload_that_is_resumed_by_somebody_else_is_there_again(kubernetes: World) -> None:
+    """Suspended a moment ago is not gone: what counts is what is so when it is looked at."""
+    item = kubernetes.start(PYTORCH_JOB)
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    action.cancel(job, request(labels))
+    assert isinstance(gone(action, job), Gone)
+    kubernetes.admin.patch(PYTORCH_JOB, item, change_at(PYTORCH_JOB.lever, False))
+    assert isinstance(action.look(job), Present)

@@ -1,0 +1,241 @@
+"""What the API server may answer at the worst time, and what the receiver makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.receivers import Job
+from evalstop_client.receivers.kubernetes.action import KubernetesAction
+from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET
+
+from tests.clients.conformance import Started, found, gone, request
+from tests.clients.programs import eventually
+from tests.kubernetes.admin import Json
+from tests.kubernetes.fake_api_server import Answered, ApiServer, Cluster, Request
+from tests.kubernetes.world import NAMESPACE, RECEIVER, World
+
+Fault = Callable[[Request], None]
+COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+
+@dataclass
+class Scene:
+    """A job that runs, and was found."""
+
+    world: World
+    action: KubernetesAction
+    labels: dict[str, str]
+    job: Job
+    item: Json
+
+    def cancel(self) -> None:
+        self.action.cancel(self.job, request(self.labels))
+
+
+@pytest.fixture
+def scene(kubernetes: World) -> Scene:
+    item = kubernetes.start()
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    return Scene(kubernetes, action, labels, found(Started(action, labels)), item)
+
+
+def answering(code: int, reason: str = "Trouble", *, method: str = "", times: int = 10**6, **headers: str) -> Fault:
+    """A fault: the receiver's requests of one method are answered so, the first few or all."""
+    left = iter(range(times))
+
+    def fault(asked: Request) -> None:
+        if asked.user == RECEIVER and method in ("", asked.method) and next(left, None) is not None:
+            answered = Answered(code, reason, f"{reason} for the test")
+            answered.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+            raise answered
+
+    return fault
+
+
+@pytest.mark.parametrize("code", [401, 408, 429, 500, 502, 503, 504])
+def test_server_that_cannot_answer_now_is_away(scene: Scene, cluster: Cluster, code: int) -> None:
+    """It is asked again, whatever was asked, and nothing is taken for gone; when it is well again all goes on."""
+    cluster.faults.append(answering(code))
+    for ask in (
+        lambda: scene.action.find(request(scene.labels)),
+        scene.cancel,
+        lambda: scene.action.force(scene.job),
+        lambda: scene.action.ask_to_save(scene.job, request(scene.labels)),
+        lambda: scene.action.look(scene.job),
+        lambda: scene.action.undo(scene.job),
+    ):
+        with pytest.raises(SchedulerAway, match=str(code)):
+            ask()
+    cluster.faults.clear()
+    scene.cancel()
+    gone(scene.action, scene.job)
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_patience_that_is_asked_for_is_kept(scene: Scene, cluster: Cluster, code: int) -> None:
+    """With Retry-After nothing at all is sent until it is over."""
+    cluster.faults.append(answering(code, times=1, retry_after="1"))
+    with pytest.raises(SchedulerAway):
+        scene.cancel()
+    cluster.requests.clear()
+    with pytest.raises(SchedulerAway, match="patience"):
+        scene.cancel()
+    assert [one for one in cluster.requests if one[2] == RECEIVER] == []
+    eventually(lambda: _works(scene.cancel))
+
+
+@pytest.mark.parametrize("code", [400, 405, 422])
+def test_what_will_never_be_taken_is_refused_in_the_servers_words(scene: Scene, cluster: Cluster, code: int) -> None:
+    """It ends the stop as failed: asking again would change nothing."""
+    cluster.faults.append(answering(code, "Invalid", method="PATCH"))
+    with pytest.raises(RequestRefused, match="Invalid for the test"):
+        scene.cancel()
+
+
+def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: Cluster) -> None:
+    """Somebody else changes the job between reading and writing, twice; and somebody else without end."""
+    number = iter(range(100))
+
+    def meddle(asked: Request) -> None:
+        if asked.method == "PATCH" and asked.user == RECEIVER and next(number) < most:
+            job = scene.world.now(JOB, scene.item)
+            scene.world.admin.patch(JOB, job, {"metadata": {"annotations": {"touched": str(next(number))}}})
+
+    def outside_of_the_lock(asked: Request) -> None:
+        cluster.changed.release()
+        try:
+            meddle(asked)
+        finally:
+            cluster.changed.acquire()
+
+    cluster.faults.append(outside_of_the_lock)
+    most = 10**6
+    with pytest.raises(SchedulerAway, match="again and again"):
+        scene.cancel()
+    number, most = iter(range(100)), 4
+    scene.cancel()
+    assert scene.world.now(JOB, scene.item)["spec"]["suspend"] is True
+
+
+@pytest.mark.parametrize(
+    ("verb", "plural", "do"),
+    [
+        ("get", "jobs", lambda scene: scene.action.find(request(scene.labels))),
+        ("list", "pods", lambda scene: scene.action.find(request(scene.labels))),
+        ("patch", "jobs", lambda scene: scene.cancel()),
+        ("patch", "pods", lambda scene: scene.action.ask_to_save(scene.job, request(scene.labels))),
+        ("delete", "pods", lambda scene: scene.action.force(scene.job)),
+    ],
+)
+def test_missing_permission_is_named(
+    scene: Scene, cluster: Cluster, verb: str, plural: str, do: Callable[[Scene], None]
+) -> None:
+    """By verb, resource and namespace, as a Role has to grant it."""
+    _revoke(cluster, verb, plural)
+    if verb == "delete":  # what its controller has finished with, nobody else deletes
+        scene.world.admin.status(JOB, scene.item, COMPLETE)
+    full = f"{plural}.batch" if plural == "jobs" else plural
+    with pytest.raises(RequestRefused, match=rf"verb '{verb}' on {full} in namespace {NAMESPACE} is not granted"):
+        do(scene)
+
+
+def test_permission_that_is_lost_while_it_looks_can_come_back(scene: Scene, cluster: Cluster) -> None:
+    """The stop goes on then: a job that may not be looked at is not gone, and not given up."""
+    scene.action.look(scene.job)
+    _revoke(cluster, "watch", "pods")
+    with pytest.raises(SchedulerAway, match="verb 'watch' on pods"):
+        scene.action.look(scene.job)
+    scene.cancel()
+    _revoke(cluster, "watch", "pods", grant=True)
+    gone(scene.action, scene.job)
+
+
+def test_watch_that_is_cut_in_the_middle_is_gone_on_with(scene: Scene, cluster: Cluster) -> None:
+    """Half a line is no event; the next watch begins where the last whole one ended, and how the pod ended is known."""
+    scene.action.look(scene.job)
+    cluster.watch_cuts_after = 1
+    scene.cancel()
+    end = gone(scene.action, scene.job)
+    assert cluster.watch_cuts_after is None
+    assert end.details["exit_code"] == 7
+
+
+def test_watch_that_begins_too_late_begins_with_a_list(scene: Scene, cluster: Cluster) -> None:
+    """What happened meanwhile is forgotten by the server: 410, and all is listed anew."""
+    scene.action.look(scene.job)
+    scene.cancel()
+    eventually(lambda: scene.world.pods("train-1") == [])
+    cluster.forget_the_past()
+    assert gone(scene.action, scene.job).state == "Suspended"
+
+
+def test_server_that_is_restarted_in_the_middle(scene: Scene, api_server: ApiServer, cluster: Cluster) -> None:
+    """While it is down it is away; when it is back the stop goes on from where it was."""
+    scene.action.look(scene.job)
+    port = api_server.server_address[1]
+    api_server.__exit__()
+    for ask in (scene.cancel, lambda: scene.action.look(scene.job)):
+        with pytest.raises(SchedulerAway):
+            ask()
+    with ExitStack() as stack:
+        stack.enter_context(ApiServer(cluster, port))
+        eventually(lambda: _works(scene.cancel))
+        assert gone(scene.action, scene.job).details["exit_code"] == 7
+
+
+def test_answer_that_is_no_object_is_no_answer(scene: Scene, cluster: Cluster) -> None:
+    """What a proxy in between says with status 200 says nothing about a job."""
+
+    def page(asked: Request) -> None:
+        answered = Answered(200, "", "")
+        answered.body = {}
+        if asked.user == RECEIVER:
+            raise answered
+
+    cluster.faults.append(page)
+    for ask in (lambda: scene.action.find(request(scene.labels)), lambda: scene.action.look(scene.job)):
+        with pytest.raises(SchedulerAway, match="no object"):
+            ask()
+    cluster.faults.clear()
+
+
+def test_kind_that_the_cluster_does_not_know_is_refused(scene: Scene, cluster: Cluster) -> None:
+    """Without the definition there is nothing to stop, and it is said which one is missing."""
+    cluster.resources = [one for one in cluster.resources if one.kind != "JobSet"]
+    with pytest.raises(RequestRefused, match=r"knows no jobsets\.jobset\.x-k8s\.io"):
+        scene.action.find(request({**scene.labels, "kubernetes_kind": "JobSet"}))
+
+
+def test_definition_that_is_served_otherwise_is_found_again(kubernetes: World, cluster: Cluster) -> None:
+    """An operator is upgraded in the middle of a stop: the version of its API is discovered anew."""
+    item = kubernetes.start(JOBSET)
+    action, labels = kubernetes.action(), kubernetes.labels(item)
+    job = found(Started(action, labels))
+    (resource,) = [one for one in cluster.resources if one.kind == "JobSet"]
+    resource.version = "v1"
+    with pytest.raises(SchedulerAway, match="404"):
+        action.cancel(job, request(labels))
+    action.cancel(job, request(labels))
+    resource.version = "v1alpha2"
+    eventually(lambda: kubernetes.pods("train-1") == [])
+
+
+def _revoke(cluster: Cluster, verb: str, plural: str, grant: bool = False) -> None:
+    """Take a verb away from the receiver, or give it back."""
+    for (key, _, _), role in cluster.objects.items():
+        if key.endswith("/roles"):
+            for rule in role["rules"]:
+                if rule["resources"] == [plural] and rule["apiGroups"] in (["batch"], [""]):
+                    rule["verbs"] = [one for one in rule["verbs"] if one != verb] + ([verb] if grant else [])
+
+
+def _works(do: Callable[[], object]) -> bool:
+    try:
+        do()
+    except SchedulerAway:
+        return False
+    return True
