@@ -33,7 +33,8 @@ class Telemetry:
 
     `observations`: by result (accepted, duplicate, conflict). `refused`: requests turned away, by reason.
     `commit_observations`, `commit_requests`, `commit_seconds`: of each group commit. `waiting_observations`: queued for
-    one. `live_runs`: what a run's monitor needed before a batch (hit, moved_on, restored, rebuilt).
+    one. `live_runs`: what a run's monitor needed before a batch (hit, moved_on, restored,
+    rebuilt), and how often memory was mistaken, so that a batch was worked in twice.
     `detector_seconds`: of each group. `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
     answers by method, route template and class of status. `pruned_runs`, `pruned_rows`: what retention removed.
@@ -63,7 +64,7 @@ class Telemetry:
         self.live_runs = self._counter(
             "evalstop_live_runs",
             "What a run's monitor needed before it could be stepped.",
-            ("result", "hit", "moved_on", "restored", "rebuilt"),
+            ("result", "hit", "mistaken", "moved_on", "restored", "rebuilt"),
         )
         self.detector_seconds = self._histogram(
             "evalstop_detector_seconds", "Stepping the detectors of one group.", SHORT_SECONDS

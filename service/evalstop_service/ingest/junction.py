@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from evalstop_detectors import Best, Observation, advance, is_late, start, verdict_to_document
 from msgspec.structs import replace
@@ -14,10 +15,10 @@ from evalstop_service import hindsight, watching
 from evalstop_service.errors import Conflict, NotFound, ServiceError
 from evalstop_service.ingest import announcing, attempts
 from evalstop_service.ingest.identity import sort_out
-from evalstop_service.ingest.live import LATE_WEIGHT, LiveRun, LiveRuns
+from evalstop_service.ingest.live import LATE_WEIGHT, SHARED_FOR, LiveRun, LiveRuns
 from evalstop_service.ingest.news import Arrival, Points, Receipt, Resumed, Saved
 from evalstop_service.ingest.recall import after, recall, scores_of
-from evalstop_service.ingest.work import Work
+from evalstop_service.ingest.work import Moved, Work
 from evalstop_service.retention import refuse_if_pruned
 from evalstop_service.store import checkpoints
 from evalstop_service.store.checkpoints import Checkpoint
@@ -40,13 +41,38 @@ def take(
 ) -> list[Answer]:
     """Take news in, in the order given, with one commit; what the receipts say is durable when this returns."""
     tracer = tracer or Tracer()
+    run_ids = {arrival.run_id for arrival in arrivals}
+    remembered = None if database.embedded else live_runs.take_out_all(run_ids)
+    if remembered is not None:
+        try:
+            with Work(database, now, remembered) as work:
+                answers = _work_in(work, remembered, arrivals, tracer)
+        except Moved:
+            telemetry.live_runs.labels("mistaken").inc()
+        else:
+            telemetry.live_runs.labels("hit").inc(len(remembered))
+            return _done(live_runs, remembered, work, telemetry, answers)
     with database.transaction() as tx:
-        held = recall(tx, live_runs, {arrival.run_id for arrival in arrivals}, telemetry)
-        work = Work(tx, now, held.values())
-        with tracer.span("step detectors", runs=len(held)):
-            answers = [_answer(work, held.get(arrival.run_id), arrival) for arrival in arrivals]
-        with tracer.span("write"):
-            work.write()
+        held = recall(tx, live_runs, run_ids, telemetry)
+        if remembered is not None:  # and was mistaken: which of them it was is not told
+            for live in held.values():
+                live.shared = SHARED_FOR
+        with Work(database, now, held, tx) as work:
+            answers = _work_in(work, held, arrivals, tracer)
+    return _done(live_runs, held, work, telemetry, answers)
+
+
+def _work_in(work: Work, held: Mapping[UUID, LiveRun], arrivals: Sequence[Arrival], tracer: Tracer) -> list[Answer]:
+    with tracer.span("step detectors", runs=len(held)):
+        answers = [_answer(work, held.get(arrival.run_id), arrival) for arrival in arrivals]
+    with tracer.span("write"):
+        work.finish()
+    return answers
+
+
+def _done(
+    live_runs: LiveRuns, held: Mapping[UUID, LiveRun], work: Work, telemetry: Telemetry, answers: list[Answer]
+) -> list[Answer]:
     live_runs.put_back(held.values())
     telemetry.detector_seconds.observe(work.detector_seconds)
     return answers
@@ -107,7 +133,7 @@ def _take_resumption(work: Work, live: LiveRun, at: int) -> Receipt:
     begun = attempts.begin(work, live, at)
     if begun is None:
         return Receipt(live.run, work.decision(live))
-    live.last_steps, live.decided, live.scores = begun.last_steps, False, None
+    live.last_steps, live.decided, live.shadow, live.scores = begun.last_steps, False, None, None
     _go_back(work, live, None)
     _settle(work, live, begun.changes | _pointers(work, live, ended=False), rewritten=True)
     return Receipt(live.run, work.decision(live), superseded=begun.superseded)

@@ -27,6 +27,7 @@ from evalstop_detectors import (
 
 from evalstop_service.store import policies
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run, Stamp
 from evalstop_service.watching import Watch
 
@@ -34,6 +35,9 @@ CHOOSER: Chooser = SmoothedMaximum()
 
 KEEP_EVERY = 2048
 """Observations after which a monitor's state is written down anew: as many are replayed at most to bring one back."""
+
+SHARED_FOR = 16
+"""Posts in a row that find a run as it is remembered here before it is believed to be this process's alone again."""
 
 LATE_WEIGHT = 128
 """A late point makes a kept state useless to other processes, and counts for so many towards the next."""
@@ -106,7 +110,10 @@ class LiveRun:
     `run`: its row. `last_steps`: the highest live step of each metric: a point past it is new, whatever else is on
     record. `decided`: this attempt has a decision on record. `scores`: None when they have to be read again. `told`:
     the verdict that the row says. `reached`: verdicts come to since the row was written. `count`: observations that
-    the monitor took in since it was brought back; `unkept`: of those, how many its kept state does not hold.
+    the monitor took in since it was brought back; `unkept`: of those, how many its kept state does not hold. `shared`:
+    another process moved it on lately and may do so again: for so many more posts it is locked before it is believed.
+    `shadow`: the decision on this attempt if it is
+    a shadow's, which nothing changes any more; None when it has to be looked up.
     """
 
     run: Run
@@ -121,6 +128,8 @@ class LiveRun:
     trail: Trail = field(default_factory=Trail)
     count: int = 0
     unkept: int = 0
+    shared: int = 0
+    shadow: Decision | None = None
 
     @property
     def stamp(self) -> Stamp:
@@ -140,6 +149,13 @@ class LiveRuns:
         """The live runs among these, no longer held here."""
         with self._lock:
             return {run_id: live for run_id in run_ids if (live := self._runs.pop(run_id, None)) is not None}
+
+    def take_out_all(self, run_ids: Collection[UUID]) -> dict[UUID, LiveRun] | None:
+        """All of these, no longer held here; None when one is not held here, or shared with another process."""
+        with self._lock:
+            if any((live := self._runs.get(run_id)) is None or live.shared for run_id in run_ids):
+                return None
+            return {run_id: self._runs.pop(run_id) for run_id in run_ids}
 
     def put_back(self, runs: Collection[LiveRun]) -> None:
         """Remember runs whose news were committed."""

@@ -8,7 +8,7 @@ from uuid import UUID
 from evalstop_detectors import MonitorState, Observation, Policy, StaleState, advance, start, state_from_json
 
 from evalstop_service import watching
-from evalstop_service.ingest.live import LiveRun, LiveRuns, Scores
+from evalstop_service.ingest.live import SHARED_FOR, LiveRun, LiveRuns, Scores
 from evalstop_service.store import checkpoints, decisions, monitors, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.monitors import KeptMonitor
@@ -24,6 +24,8 @@ def recall(tx: Transaction, live: LiveRuns, run_ids: Collection[UUID], telemetry
     remembered = live.take_out(stamps)
     present = {run_id: held for run_id, held in remembered.items() if held.stamp == stamps[run_id]}
     telemetry.live_runs.labels("hit").inc(len(present))
+    for held in present.values():
+        held.shared = max(0, held.shared - 1)
     moved = [run_id for run_id in stamps if run_id not in present]
     return present | _brought_back(tx, live, moved, remembered, telemetry) if moved else present
 
@@ -90,6 +92,7 @@ def _moved_on(tx: Transaction, run: Run, held: LiveRun) -> LiveRun:
     held.monitor, _ = advance(held.policy, held.monitor, since)
     held.count += len(since)
     held.unkept = 0  # whoever moved it on sees to keeping it
+    held.shared = SHARED_FOR
     held.told = None
     if held.scores is not None and not _follow(tx, run, held.scores):
         held.scores = None

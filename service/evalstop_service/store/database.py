@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -33,20 +33,26 @@ class Database:
         if self.url.drivername in ("postgresql", "postgres"):
             self.url = self.url.set(drivername="postgresql+psycopg")
         self.embedded = self.url.get_backend_name() == "sqlite"
-        self.engine = sa.create_engine(
-            self.url,
-            pool_size=pool_size,
-            max_overflow=0,
-            json_deserializer=_json_value,
-            hide_parameters=True,  # a statement that fails is logged, and its parameters may be secrets
-        )
+        self.engine = self._engine(pool_size)
         # SQLite has one writer at a time and lets the others poll for the lock; waiting in line is fairer and faster.
         self._writer = threading.Lock() if self.embedded else nullcontext()
         if self.embedded:
             _prepare_sqlite(self.engine, synchronous)
         else:
-            _prepare_postgres(self.engine)
-            _ask_after_a_rest(self.engine)
+            self._statements = self._engine(pool_size, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
+            for engine in (self.engine, self._statements):
+                _prepare_postgres(engine)
+                _ask_after_a_rest(engine)
+
+    def _engine(self, pool_size: int, **options: Any) -> sa.Engine:
+        return sa.create_engine(
+            self.url,
+            pool_size=pool_size,
+            max_overflow=0,
+            json_deserializer=_json_value,
+            hide_parameters=True,  # a statement that fails is logged, and its parameters may be secrets
+            **options,
+        )
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -65,9 +71,21 @@ class Database:
         with self.engine.connect() as tx, tx.begin(), _translated(tx):
             yield tx
 
+    @contextmanager
+    def statement(self) -> Iterator[Any]:
+        """PostgreSQL's driver itself, for the hottest of all: each statement is a transaction of its own."""
+        held = self._statements.raw_connection()
+        try:
+            with _translating(self.engine.dialect, held.driver_connection, held.invalidate):
+                yield held.driver_connection
+        finally:
+            held.close()
+
     def close(self) -> None:
         """Close all pooled connections."""
         self.engine.dispose()
+        if not self.embedded:
+            self._statements.dispose()
 
 
 def _json_value(text: str | bytes) -> Any:
@@ -135,14 +153,21 @@ def driver(tx: Transaction) -> Any:
 
 @contextmanager
 def _translated(tx: Transaction) -> Iterator[None]:
-    dialect = tx.dialect
+    with _translating(tx.dialect, driver(tx), tx.invalidate):
+        yield
+
+
+@contextmanager
+def _translating(
+    dialect: sa.Dialect, connection: Any, invalidate: Callable[[BaseException | None], None]
+) -> Iterator[None]:
     errors = dialect.loaded_dbapi.Error
     try:
         yield
     except errors as error:
-        lost = dialect.is_disconnect(error, driver(tx), None)
+        lost = dialect.is_disconnect(error, connection, None)
         if lost:
-            tx.invalidate(error)
+            invalidate(error)
         raise sa.exc.DBAPIError.instance(
             "a statement of the driver's own", None, error, errors, connection_invalidated=lost, dialect=dialect
         ) from error

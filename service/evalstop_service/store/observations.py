@@ -6,7 +6,7 @@ import math
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
@@ -24,6 +24,9 @@ LIVE = 0
 
 _CHUNK = 500  # SQLite takes some thousands of variables in a statement; a plan for each length is not worth having
 
+
+FEW = 200
+"""Up to here one statement with all rows as JSON costs less than COPY, which is three messages and never prepared."""
 
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
@@ -111,15 +114,19 @@ def add_many(tx: Transaction, rows: Sequence[New], now: datetime, late: Sequence
     if tx.dialect.name != "postgresql":
         received_at = moment_text(now)
         tx.exec_driver_sql(_INSERT, [_columns(row, received_at) for row in rows])
-    elif len(rows) <= _FEW:
-        recordset = msgspec.json.encode([_record(row) for row in rows]).decode()
-        driver(tx).execute(_INSERT_RECORDS, (now, recordset), prepare=True)
+    elif len(rows) <= FEW:
+        driver(tx).execute(INSERT_RECORDS, {"now": now, "points": recordset(rows)}, prepare=True)
     else:
         with driver(tx).cursor() as cursor, cursor.copy(_COPY) as copy:
             copy.set_types(_COPIED_TYPES)
             for run_id, attempt, point in rows:
                 value = None if point.value != point.value else point.value
                 copy.write_row((run_id, point.metric, point.step, LIVE, value, point.stderr, attempt, point.time, now))
+
+
+def recordset(rows: Iterable[New]) -> str:
+    """These points as `INSERT_RECORDS` takes them."""
+    return msgspec.json.encode([_record(row) for row in rows]).decode()
 
 
 def live_values(tx: Transaction, run_id: UUID, identities: Collection[tuple[str, int]]) -> dict[tuple[str, int], float]:
@@ -278,19 +285,17 @@ _POINT = (
     observations.c.observed_at,
 )
 
-# Up to here one statement with all rows as JSON costs less than COPY, which is three messages and is never prepared.
-_FEW = 200
-
 _NAMES = "run_id, metric, step, superseded_by, value, stderr, attempt, observed_at, received_at"
 
 _INSERT = f"INSERT INTO observations ({_NAMES}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
 
-_INSERT_RECORDS = f"""
-INSERT INTO observations ({_NAMES}) SELECT r, m, s, {LIVE}, v, e, a, t, %b::timestamptz
-FROM json_to_recordset(%t::json) AS new (
+INSERT_RECORDS = f"""
+INSERT INTO observations ({_NAMES}) SELECT r, m, s, {LIVE}, v, e, a, t, %(now)b::timestamptz
+FROM json_to_recordset(%(points)t::json) AS new (
     r uuid, m text, s bigint, v double precision, e double precision, a integer, t timestamptz
 )
 """  # noqa: S608
+"""On PostgreSQL: `now` is `received_at`, and `points` what `recordset` makes of the rows."""
 
 _COPY = f"COPY observations ({_NAMES}) FROM STDIN (FORMAT BINARY)"
 

@@ -136,10 +136,14 @@ def save_many(tx: Transaction, changed: Sequence[Run]) -> None:
     if not changed:
         return
     if tx.dialect.name == "postgresql":
-        documents = [{name: getattr(run, name) for name in ("id", *_MOVING)} for run in changed]
-        driver(tx).execute(_SAVE_MANY, (msgspec.json.encode(documents).decode(),), prepare=True)
+        driver(tx).execute(_SAVE_MANY, (msgspec.json.encode([moving(run) for run in changed]).decode(),), prepare=True)
         return
     tx.exec_driver_sql(_SAVE, [(*(_embedded(getattr(run, name)) for name in _MOVING), run.id.hex) for run in changed])
+
+
+def moving(run: Run) -> dict[str, Any]:
+    """What ingestion changes of a run, as the database reads it from JSON: see `MOVE`."""
+    return {name: getattr(run, name) for name in ("id", *_MOVING)}
 
 
 def listing(
@@ -208,15 +212,16 @@ SELECT {", ".join(f"runs.{column.name}" for column in runs.c)}, policies.name, p
 FROM runs JOIN policies ON policies.id = runs.policy_id WHERE runs.id = ANY(%b)
 """  # noqa: S608
 
-# JSON is what the driver hands over fastest, and most of a row is JSON anyway.
-_SAVE_MANY = f"""
-UPDATE runs SET monitor_state = NULL, {", ".join(f"{name} = new.{name}" for name in _MOVING)}
-FROM json_to_recordset(%t::json) AS new (
+MOVING_TYPES = """
     id uuid, version integer, rewritten_version integer, status text, attempt integer, last_step bigint, verdict json,
     best_checkpoint json, raw_maximum json, turn json, updated_at timestamptz, ended_at timestamptz
-)
-WHERE runs.id = new.id
-"""  # noqa: S608
+"""
+
+MOVE = f"UPDATE runs SET monitor_state = NULL, {', '.join(f'{name} = new.{name}' for name in _MOVING)}"  # noqa: S608
+"""On PostgreSQL, `FROM` something called `new`: rows of `MOVING_TYPES`."""
+
+# JSON is what the driver hands over fastest, and most of a row is JSON anyway.
+_SAVE_MANY = f"{MOVE} FROM json_to_recordset(%t::json) AS new ({MOVING_TYPES}) WHERE runs.id = new.id"
 
 _REVISION = sa.select(
     runs.c.id,
