@@ -35,23 +35,23 @@ def announce(work: Work, before: Run, run: Run, reached: Sequence[Verdict]) -> N
 
     A suspicion without evidence from gold asks for an eval, which alone can tell what it is worth.
     """
-    tx, news = work.tx, []
+    news = []
     word = before.verdict["verdict"]
     for verdict in reached:
         if verdict.verdict != word:
             word = verdict.verdict
-            if word == "suspect" and not verdicts.reached(tx, run.id, run.attempt, "suspect"):
+            if word == "suspect" and not verdicts.reached(work.tx, run.id, run.attempt, "suspect"):
                 news.append(outbox.SUSPECTED)
                 if not verdict.rests_on_gold:
                     news.append(outbox.EVAL_REQUESTED)
-            verdicts.add(tx, run.id, run.attempt, verdict_to_document(verdict), work.now)
+            verdicts.add(work.tx, run.id, run.attempt, verdict_to_document(verdict), work.now)
     if _place(run) != _place(before):
         news.append("run.best_checkpoint_changed")
     if news:
-        project = projects.get(tx, run.project_id)
+        project = projects.get(work.tx, run.project_id)
         for event_type in news:
             data = events.data(project, run, None)
-            outbox.announce(tx, project_id=project.id, run_id=run.id, type=event_type, data=data, now=work.now)
+            outbox.announce(work.tx, project_id=project.id, run_id=run.id, type=event_type, data=data, now=work.now)
 
 
 def _place(run: Run) -> tuple[int, str] | None:
