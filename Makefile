@@ -110,6 +110,10 @@ screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a r
 bench-detection: $(READY)  ## Measure how well and how fast each detector and policy finds the turn; BENCH=--quick tries it
 	@$(BIN)/python -m evalstop_lab.bench.detection $(BENCH)
 
+.PHONY: bench-simulator
+bench-simulator: $(READY)  ## Measure how many events a second the simulator of clusters takes
+	@$(BIN)/python -m evalstop_lab.bench.simulator $(BENCH)
+
 # --- build it
 
 .PHONY: wheels

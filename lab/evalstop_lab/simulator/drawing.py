@@ -6,7 +6,8 @@ worlds that differ in one number are compared in pairs.
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,47 +17,76 @@ from evalstop_lab.simulator.hidden import Hidden
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.setting import Setting
 
-_STREAMS = ("gaps", "kinds", "sizes", "hours", "estimates", "tenants", "hacking", "peaks", "noise", "proxy", "loss")
-_DIPS = len(_STREAMS)
+_STREAMS = (
+    "gaps",
+    "kinds",
+    "sizes",
+    "hours",
+    "estimates",
+    "tenants",
+    "hacking",
+    "peaks",
+    "noise",
+    "proxy",
+    "loss",
+    "dips",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What jobs ask for, in the order of their submission: `plan` is their hours without evals."""
+
+    submitted: Floats
+    gpus: Integers
+    plan: Floats
+    estimates: Floats
+    kinds: tuple[Kind, ...]
+    tenants: Integers
 
 
 def draw(setting: Setting, seed: int) -> tuple[Workload, Hidden]:
     """The jobs of this seed and the truth about them."""
-    rngs = {name: np.random.default_rng([seed, stream]) for stream, name in zip(count(), _STREAMS)}
-    n = setting.jobs
-    offered = list(setting.offered.items())
-    shares = np.array([item.share for _, item in offered])
-    kinds = np.searchsorted(np.cumsum(shares / shares.sum()), rngs["kinds"].random(n), side="right")
-    kinds = np.minimum(kinds, len(offered) - 1)
-    gpus = _sizes(setting, kinds, rngs["sizes"].random(n))
-    medians = np.array([item.median_hours for _, item in offered])[kinds]
-    plan = medians * np.exp(setting.duration_sd * rngs["hours"].standard_normal(n))
-    estimates = plan * np.exp(setting.estimate_sd * rngs["estimates"].standard_normal(n))
-    submitted = np.cumsum(rngs["gaps"].exponential(mean_gap_hours(setting), n))
-    tenants = rngs["tenants"].integers(setting.tenants, size=n)
-    hidden = _truth(setting, seed, kinds == _place(setting, Kind.RLHF), rngs)
+    return dress(setting, seed, _asked(setting, seed))
+
+
+def dress(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidden]:
+    """Give these jobs the evals of this seed, and the truth about them."""
+    n = len(asked.submitted)
+    hidden = _truth(setting, seed, np.array([kind is Kind.RLHF for kind in asked.kinds], dtype=bool))
     t = np.arange(1, setting.evals + 1) / setting.evals
     shape = (n, setting.evals)
-    gold = hidden.gold + setting.noise_sd * rngs["noise"].standard_normal(shape)
-    proxy = t + setting.noise_sd / setting.gain * rngs["proxy"].standard_normal(shape)
-    loss = np.exp(-2 * t) + setting.loss_noise * rngs["loss"].standard_normal(shape)
-    hours = plan * (1 + setting.evals * setting.eval_share)
-    jobs = tuple(
-        Job(number, tenant, offered[kind][0], at, size, length, estimate, setting.evals, tuple(losses))
-        for number, (tenant, kind, at, size, length, estimate, losses) in enumerate(
-            zip(
-                tenants.tolist(),
-                kinds.tolist(),
-                submitted.tolist(),
-                gpus.tolist(),
-                hours.tolist(),
-                estimates.tolist(),
-                loss.tolist(),
-                strict=True,
-            )
-        )
+    gold = hidden.gold + setting.noise_sd * _rng(seed, "noise").standard_normal(shape)
+    proxy = t + setting.noise_sd / setting.gain * _rng(seed, "proxy").standard_normal(shape)
+    loss = np.exp(-2 * t) + setting.loss_noise * _rng(seed, "loss").standard_normal(shape)
+    hours = asked.plan * (1 + setting.evals * setting.eval_share)
+    columns = zip(
+        asked.tenants.tolist(),
+        asked.kinds,
+        asked.submitted.tolist(),
+        asked.gpus.tolist(),
+        hours.tolist(),
+        asked.estimates.tolist(),
+        loss.tolist(),
+        strict=True,
     )
-    return Workload(jobs, gold, proxy, plan * setting.eval_share), hidden
+    jobs = tuple(
+        Job(number, tenant, kind, submitted, gpus, length, estimate, setting.evals, tuple(losses))
+        for number, (tenant, kind, submitted, gpus, length, estimate, losses) in enumerate(columns)
+    )
+    return Workload(jobs, gold, proxy, asked.plan * setting.eval_share), hidden
+
+
+def estimates(setting: Setting, seed: int, plan: Floats) -> Floats:
+    """What users say of jobs that take so long."""
+    return np.asarray(plan * np.exp(setting.estimate_sd * _rng(seed, "estimates").standard_normal(len(plan))))
+
+
+def kinds(setting: Setting, seed: int, n: int) -> tuple[Kind, ...]:
+    """The kinds of so many jobs, in their shares."""
+    shares = np.cumsum([item.share for item in setting.offered.values()])
+    found = np.searchsorted(shares / shares[-1], _rng(seed, "kinds").random(n), side="right")
+    return tuple(list(setting.offered)[place] for place in found.tolist())
 
 
 def mean_gap_hours(setting: Setting) -> float:
@@ -69,31 +99,46 @@ def mean_gap_hours(setting: Setting) -> float:
     return float(gpu_hours / (setting.gpus * setting.load))
 
 
-def _place(setting: Setting, kind: Kind) -> int:
-    return list(setting.offered).index(kind) if kind in setting.offered else -1
+def _asked(setting: Setting, seed: int) -> Asked:
+    n = setting.jobs
+    of_kind = kinds(setting, seed, n)
+    medians = np.array([setting.offered[kind].median_hours for kind in of_kind])
+    plan = medians * np.exp(setting.duration_sd * _rng(seed, "hours").standard_normal(n))
+    return Asked(
+        submitted=np.cumsum(_rng(seed, "gaps").exponential(mean_gap_hours(setting), n)),
+        gpus=_sizes(setting, of_kind, _rng(seed, "sizes").random(n)),
+        plan=plan,
+        estimates=estimates(setting, seed, plan),
+        kinds=of_kind,
+        tenants=_rng(seed, "tenants").integers(setting.tenants, size=n),
+    )
 
 
-def _sizes(setting: Setting, kinds: Integers, chance: Floats) -> Integers:
-    gpus = np.zeros(len(kinds), dtype=np.int64)
-    for place, item in enumerate(setting.offered.values()):
+def _sizes(setting: Setting, of_kind: Sequence[Kind], chance: Floats) -> Integers:
+    gpus = np.zeros(len(of_kind), dtype=np.int64)
+    for kind, item in setting.offered.items():
         sizes, parts = zip(*item.sizes, strict=True)
-        of_kind = kinds == place
-        found = np.searchsorted(np.cumsum(parts) / sum(parts), chance[of_kind], side="right")
-        gpus[of_kind] = np.array(sizes)[np.minimum(found, len(sizes) - 1)]
+        these = np.array([one is kind for one in of_kind], dtype=bool)
+        shares = np.cumsum(parts)
+        gpus[these] = np.array(sizes)[np.searchsorted(shares / shares[-1], chance[these], side="right")]
     return gpus
 
 
-def _truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_], rngs: dict[str, np.random.Generator]) -> Hidden:
+def _truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
     n = len(rlhf)
-    hacking = rlhf & (rngs["hacking"].random(n) < setting.hacking_share)
+    hacking = rlhf & (_rng(seed, "hacking").random(n) < setting.hacking_share)
     low, high = setting.peaks
-    peaks = np.where(hacking, low + (high - low) * rngs["peaks"].random(n), 1.0)
+    peaks = np.where(hacking, low + (high - low) * _rng(seed, "peaks").random(n), 1.0)
     t = np.broadcast_to(np.arange(1, setting.evals + 1) / setting.evals, (n, setting.evals))
     gold = curves.healthy(t, setting.healthy_rate)
     gold[hacking] = curves.HACKING[setting.curve](t[hacking], peaks[hacking, None], setting.drop)
-    dip_rng = np.random.default_rng([seed, _DIPS])
-    for job in np.flatnonzero(~hacking & (dip_rng.random(n) < setting.healthy_dip_prob)).tolist():
-        gold[job] = curves.dipping(setting.evals, (seed, _DIPS, job))
+    dipping = ~hacking & (_rng(seed, "dips").random(n) < setting.healthy_dip_prob)
+    for job in np.flatnonzero(dipping).tolist():
+        gold[job] = curves.dipping(setting.evals, (seed, _STREAMS.index("dips"), job))
     gold = setting.start + setting.gain * gold
     best = np.where(hacking, setting.start + setting.gain, gold.max(axis=1))
     return Hidden(hacking, peaks, gold, best, setting.gain)
+
+
+def _rng(seed: int, stream: str) -> np.random.Generator:
+    return np.random.default_rng([seed, _STREAMS.index(stream)])

@@ -179,24 +179,28 @@ class _Running:
         """Give GPUs out anew, in order, to those that run and those that wait; pause who gets none."""
         on = self._on
         chosen = self._choose(now)
-        if len(chosen) != len(on) or not all(job in on for job in chosen):
-            staying = set(chosen)
+        staying = set(chosen)
+        if staying != on.keys():
             for job in [job for job in on if job not in staying]:
                 self._pause(job, now)
+            starting = [job for job in chosen if job not in on]
             self._waiting = [item for item in self._waiting if item[1] not in staying]
-            for job in chosen:
-                if job not in on:
-                    self._start(job, now)
+            for job in starting:
+                self._start(job, now)
         if self._quantum is not None and self._waiting and not self._ticking:
             self._ticking = True
             self._push(now + self._quantum, QUANTUM, 0)
 
     def _choose(self, now: float) -> list[int]:
-        jobs, gpus, rank = self._jobs, self._gpus, self._rank
+        jobs, gpus, rank, ran, goes = self._jobs, self._gpus, self._rank, self._ran, self._goes
         free = self._cluster.gpus
-        running = [(rank(jobs[job], self._progress(job, now)), job) for job in self._on]
+        ranked = [
+            (rank(jobs[job], ran[job] + (now - goes[job]) if now > goes[job] else ran[job]), job) for job in self._on
+        ]
+        ranked += self._waiting
+        ranked.sort()
         chosen = []
-        for _, job in sorted(running + self._waiting):
+        for _, job in ranked:
             if gpus[job] <= free:
                 chosen.append(job)
                 free -= gpus[job]
@@ -207,8 +211,8 @@ class _Running:
         return chosen
 
     def _progress(self, job: int, now: float) -> float:
-        since = now - self._goes[job]
-        return self._ran[job] + since if since > 0 else self._ran[job]
+        goes = self._goes[job]
+        return self._ran[job] + (now - goes) if now > goes else self._ran[job]
 
     def _start(self, job: int, now: float) -> None:
         self._on[job] = None

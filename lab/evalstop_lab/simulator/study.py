@@ -13,6 +13,8 @@ from evalstop_detectors import Policy
 
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
+from evalstop_lab.simulator.hidden import Hidden
+from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import Counts, Figures, count, measure
 from evalstop_lab.simulator.oracle import at_the_peak
 from evalstop_lab.simulator.schedulers import SCHEDULERS
@@ -55,20 +57,33 @@ def run_cells(cells: Sequence[Cell]) -> list[list[Row]]:
 
 
 def _run(cell: Cell) -> list[Row]:
-    workload, hidden = draw(cell.setting, cell.seed)
-    cluster = Cluster(cell.setting.gpus, cell.setting.restore_hours, cell.setting.stop_hours)
+    jobs = draw(cell.setting, cell.seed)
+    return live(cell.world, cell.setting, cell.seed, jobs, cell.policies, cell.schedulers)
+
+
+def live(
+    world: str,
+    setting: Setting,
+    seed: int,
+    jobs: tuple[Workload, Hidden],
+    policies: Sequence[Policy],
+    schedulers: Sequence[str],
+) -> list[Row]:
+    """Live through these jobs under no stops, the oracle and each policy, by each scheduler."""
+    workload, hidden = jobs
+    cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
     unstopped = nobody(workload)
     decided = {NONE: (unstopped, unstopped.ends(workload, cluster)), ORACLE: at_the_peak(workload, hidden)}
-    for policy in cell.policies:
+    for policy in policies:
         stops = decide(policy, workload)
         decided[policy.name] = stops, stops.ends(workload, cluster)
     rows = []
     for rule, (stops, ends) in decided.items():
         counts = count(workload, hidden, stops)
-        for name in cell.schedulers:
+        for name in schedulers:
             schedule = simulate(workload, SCHEDULERS[name], cluster, ends, evals=False)
-            figures = measure(workload, hidden, stops, schedule, cell.setting.measured)
-            rows.append(Row(cell.world, cell.seed, rule, name, figures, counts))
+            figures = measure(workload, hidden, stops, schedule, setting.measured)
+            rows.append(Row(world, seed, rule, name, figures, counts))
     return rows
 
 

@@ -1,0 +1,101 @@
+"""`make bench-simulator`: events a second on one core, with stops decided ahead of time and asked for online.
+
+Seconds are those of this process on the processor, the best of several rounds. An event is what is taken from the heap
+and meant for the job as it is; ahead of time evals are no events, which is why jobs a second stand beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.simulator.drawing import draw
+from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
+from evalstop_lab.simulator.schedulers import SCHEDULERS
+from evalstop_lab.simulator.setting import PAPER
+from evalstop_lab.simulator.stopping import RULES, WithStop, decide
+
+SEED = 40_000
+WANTED = 200_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark and print its table."""
+    parser = argparse.ArgumentParser(prog="make bench-simulator", description=__doc__)
+    parser.add_argument("--cluster-jobs", type=positive_number, default=5000, help="jobs of the cluster (%(default)s)")
+    parser.add_argument("--rounds", type=positive_number, default=5, help="of which the best counts (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object rather than a table")
+    options = parser.parse_args(arguments)
+    rows = measure(options.cluster_jobs, options.rounds)
+    if options.json:
+        sys.stdout.write(json.dumps({"rows": rows, "python": platform.python_version()}) + "\n")
+    else:
+        Console().print(_table(rows))
+    return 0
+
+
+def measure(jobs: int, rounds: int) -> list[dict[str, Any]]:
+    """One row a scheduler: events and jobs a second, ahead of time and online, and that both end alike."""
+    workload, _ = draw(replace(PAPER, jobs=jobs), SEED)
+    cluster, policy = Cluster(PAPER.gpus, PAPER.restore_hours), RULES["paper"]
+    ends = decide(policy, workload).ends(workload, cluster)
+    rows = []
+    for name, scheduler in SCHEDULERS.items():
+        ahead, ahead_seconds = _best([partial(simulate, workload, scheduler, cluster, ends, evals=False)] * rounds)
+        online, online_seconds = _best([partial(simulate, workload, WithStop(scheduler, policy, workload), cluster)])
+        rows.append(
+            {
+                "scheduler": name,
+                "events": ahead.events,
+                "events_a_second": ahead.events / ahead_seconds,
+                "jobs_a_second": jobs / ahead_seconds,
+                "online_events_a_second": online.events / online_seconds,
+                "online_jobs_a_second": jobs / online_seconds,
+                "same": bool((ahead.ended == online.ended).all()),
+            }
+        )
+    return rows
+
+
+def _best(runs: Sequence[Callable[[], Schedule]]) -> tuple[Schedule, float]:
+    """The last schedule, and the least processor time that one of the runs took."""
+    least = math.inf
+    for run in runs:
+        began = time.process_time()
+        schedule = run()
+        least = min(least, time.process_time() - began)
+    return schedule, least
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title=f"events a second on one core; wanted, ahead of time: {WANTED:,}")
+    for heading in ("scheduler", "events", "ahead of time", "", "jobs/s", "online", "jobs/s", "same schedule"):
+        table.add_column(heading, justify="left" if heading in ("scheduler", "") else "right")
+    for row in rows:
+        table.add_row(
+            row["scheduler"],
+            f"{row['events']:,}",
+            f"{row['events_a_second']:,.0f}",
+            "met" if row["events_a_second"] >= WANTED else "missed",
+            f"{row['jobs_a_second']:,.0f}",
+            f"{row['online_events_a_second']:,.0f}",
+            f"{row['online_jobs_a_second']:,.0f}",
+            "yes" if row["same"] else "no",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""`evalstop-lab cluster trace FILE`: what stopping would save on the jobs that a cluster really ran.
+
+The log says when jobs came, how long they ran and on how many GPUs. What it cannot say (which of them were hacking, and
+what their evals were) is drawn from a world, over several seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evalstop_detectors import Policy
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.scoring import Figure
+from evalstop_lab.simulator import options
+from evalstop_lab.simulator.drawing import Asked, dress, estimates, kinds
+from evalstop_lab.simulator.paired import interval, relative_change
+from evalstop_lab.simulator.schedulers import SCHEDULERS
+from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.study import NONE, ORACLE, REPORTING_SEED, Row, Rows, live
+from evalstop_lab.simulator.trace_file import Trace, read
+from evalstop_lab.sweep import sweep
+
+SEEDS = 4
+POLICIES = ("paper", "default", "early")
+NODE = 8
+FULLEST = 0.85
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `trace` to `evalstop-lab cluster`."""
+    parser = subparsers.add_parser(
+        "trace", help="the same on a cluster's own log of jobs: a CSV, Philly's columns are understood"
+    )
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="submit_time, duration and gpus of each job, in seconds"
+    )
+    options.add(parser, seeds=SEEDS, plots=False)
+    parser.add_argument(
+        "--gpus", type=positive_number, help=f"of the cluster (default: enough to be {FULLEST:.0%} busy)"
+    )
+    parser.add_argument("--world", choices=WORLDS, default="paper", help="where evals and truth are drawn from")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    parser.add_argument("--schedulers", nargs="+", choices=SCHEDULERS, default=["FIFO", "SRTF-Est", "2D-LAS"])
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab cluster trace`; return its exit code."""
+    if args.cluster_jobs is not None:
+        raise UnusableArguments("The jobs of a trace are those in its file; leave --cluster-jobs out.")
+    trace = read(args.file)
+    gpus = args.gpus or enough(trace)
+    if gpus < trace.gpus.max():
+        raise UnusableArguments(f"A job of the trace wants {trace.gpus.max()} GPUs; give --gpus at least as many.")
+    setting = replace(WORLDS[args.world], gpus=gpus, jobs=len(trace.gpus), measured=(0.0, 1.0))
+    policies = tuple(load_policy(name) for name in args.policies)
+    seeds = options.seeds(args, REPORTING_SEED)
+    work = partial(_over, trace, setting, policies, tuple(args.schedulers))
+    found = sweep(work, seeds, f"living through {args.file.name}", args.jobs, chunk=1, backend=args.backend)
+    rows = Rows([row for some in found for row in some])
+    rules = [*(policy.name for policy in policies), ORACLE]
+    report = {
+        "jobs": len(trace.gpus),
+        "skipped": trace.skipped,
+        "gpus": gpus,
+        "load": load(trace, gpus),
+        "results": {name: {rule: _result(rows, rule, name) for rule in rules} for name in args.schedulers},
+        "setting": options.setting_document(setting, seeds),
+    }
+    return options.give(args, report, lambda console: _print(console, report))
+
+
+def enough(trace: Trace) -> int:
+    """The smallest cluster of whole nodes that holds the largest job and is not too busy."""
+    gpus = math.ceil(int(trace.gpus.max()) / NODE) * NODE
+    while load(trace, gpus) > FULLEST:
+        gpus += NODE
+    return gpus
+
+
+def load(trace: Trace, gpus: int) -> float:
+    """GPU-hours asked for to GPU-hours there are, from the first submission to the last, or for the longest job."""
+    span = max(float(trace.submitted[-1]), float(trace.hours.max()))
+    return float((trace.hours * trace.gpus).sum()) / (span * gpus)
+
+
+def _over(
+    trace: Trace, setting: Setting, policies: tuple[Policy, ...], schedulers: tuple[str, ...], seeds: Sequence[int]
+) -> list[list[Row]]:
+    return [_of_seed(trace, setting, policies, schedulers, seed) for seed in seeds]
+
+
+def _of_seed(
+    trace: Trace, setting: Setting, policies: tuple[Policy, ...], schedulers: tuple[str, ...], seed: int
+) -> list[Row]:
+    said = estimates(setting, seed, trace.hours)
+    of_kind = kinds(setting, seed, len(trace.gpus))
+    asked = Asked(trace.submitted, trace.gpus, trace.hours, said, of_kind, trace.tenants)
+    return live("trace", setting, seed, dress(setting, seed, asked), policies, schedulers)
+
+
+def _result(rows: Rows, rule: str, scheduler: str) -> dict[str, Any]:
+    before, after = (rows.figures("trace", who, scheduler) for who in (NONE, rule))
+    times = relative_change([item.jct for item in before], [item.jct for item in after])
+    saved: Figure = interval(
+        [1 - (new.gpu_hours + new.again) / old.gpu_hours for old, new in zip(before, after, strict=True)]
+    )
+    counts = rows.counts("trace", rule)
+    return {
+        "mean_hours_before": sum(item.jct for item in before) / len(before),
+        "time": asdict(times.change),
+        "gpu_hours_saved": asdict(saved),
+        "false_stops": asdict(options.share(counts.wrong, counts.healthy)),
+    }
+
+
+def _print(console: Console, report: dict[str, Any]) -> None:
+    table = Table(
+        title=f"{report['jobs']:,} jobs on {report['gpus']:,} GPUs, load {report['load']:.2f};"
+        f" {report['skipped']:,} rows were no jobs on GPUs"
+    )
+    for heading in (
+        "scheduler",
+        "rule",
+        "mean hours without stops",
+        "mean time",
+        "GPU-hours that come back",
+        "false stops",
+    ):
+        table.add_column(heading, justify="left" if heading in ("scheduler", "rule") else "right")
+    for scheduler, rules in report["results"].items():
+        for rule, found in rules.items():
+            cells = [
+                f"{found[name]['value']:+.1%} [{found[name]['low']:+.1%}, {found[name]['high']:+.1%}]"
+                for name in ("time", "gpu_hours_saved")
+            ]
+            before, wrong = f"{found['mean_hours_before']:.2f}", f"{found['false_stops']['value']:.1%}"
+            table.add_row(scheduler, rule, before, *cells, wrong)
+    console.print(table)

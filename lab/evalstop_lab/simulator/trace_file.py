@@ -1,0 +1,143 @@
+"""Reads a cluster's log of jobs: a CSV with the time of submission, the duration and the GPUs of each.
+
+A column may be called as `submit_time` or as Philly's log and those derived from it call it; the duration is a column
+or lies between two times. Times are seconds, or dates such as 2017-10-03 08:15:00; durations are seconds.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from evalstop_lab.errors import UnreadableInput
+from evalstop_lab.replay.lines import lines
+from evalstop_lab.simulator.jobs import Floats, Integers
+
+SUBMITTED = ("submit_time", "submitted_time", "submitted", "submission_time")
+DURATION = ("duration", "duration_seconds", "run_time", "runtime")
+STARTED, ENDED = ("start_time", "started"), ("end_time", "finish_time", "finished_time", "ended")
+GPUS = ("gpus", "num_gpus", "num_gpu", "gpu_num", "gpu_count")
+TENANT = ("vc", "tenant", "user", "group", "project")
+
+_SECONDS_AN_HOUR = 3600.0
+_EMPTY = frozenset({"", "none", "null", "nan"})
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Jobs in the order of their submission, in hours from the first. `skipped` rows had no GPUs, never ran, or never
+    ended."""
+
+    submitted: Floats
+    hours: Floats
+    gpus: Integers
+    tenants: Integers
+    skipped: int
+
+
+def read(path: Path) -> Trace:
+    """Read the log; raises UnreadableInput naming file, line and what was expected."""
+    where = [0]
+    rows = csv.reader(_noting(path, where), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    header: dict[str, int] | None = None
+    found: list[tuple[float, float, int, str]] = []
+    skipped = 0
+    try:
+        for cells in rows:
+            if header is None:
+                header = _header(cells)
+            elif len(cells) != len(header):
+                raise ValueError(f"{len(cells)} cells where the header has {len(header)}; quote cells with commas")
+            elif (job := _job({name: cells[place] for name, place in header.items()})) is None:
+                skipped += 1
+            else:
+                found.append(job)
+    except (ValueError, csv.Error) as error:
+        raise UnreadableInput(path, str(error), where[0]) from error
+    if not found:
+        raise UnreadableInput(path, "it holds no job that ran on GPUs; give a CSV with a row a job")
+    found.sort(key=lambda job: job[0])
+    seconds = np.array([job[0] for job in found])
+    tenants = {name: number for number, name in enumerate(dict.fromkeys(job[3] for job in found))}
+    return Trace(
+        (seconds - seconds[0]) / _SECONDS_AN_HOUR,
+        np.array([job[1] for job in found]) / _SECONDS_AN_HOUR,
+        np.array([job[2] for job in found], dtype=np.int64),
+        np.array([tenants[job[3]] for job in found], dtype=np.int64),
+        skipped,
+    )
+
+
+def _noting(path: Path, where: list[int]) -> Iterator[str]:
+    for number, line in lines(path):
+        where[0] = number
+        yield line
+
+
+def _header(cells: list[str]) -> dict[str, int]:
+    header = {cell.strip().lower(): place for place, cell in enumerate(cells)}
+    if len(header) < len(cells):
+        raise ValueError("the header has a column twice; name each once")
+    for what, names in (("the time of submission", SUBMITTED), ("the GPUs", GPUS)):
+        if not any(name in header for name in names):
+            raise ValueError(f"the header has no column with {what}; name one {names[0]} (or {', '.join(names[1:])})")
+    spans = any(name in header for name in STARTED) and any(name in header for name in ENDED)
+    if not spans and not any(name in header for name in DURATION):
+        raise ValueError("the header has no column `duration`, and not both of start_time and end_time; give either")
+    return header
+
+
+def _job(row: Mapping[str, str]) -> tuple[float, float, int, str] | None:
+    """Submission and duration in seconds, GPUs and tenant; None of a row that is no job of a GPU cluster."""
+    submitted, gpus = _time(row, SUBMITTED), _number(row, GPUS)
+    seconds = _number(row, DURATION)
+    if seconds is None:
+        started, ended = _time(row, STARTED), _time(row, ENDED)
+        seconds = None if started is None or ended is None else ended - started
+    if submitted is None or not gpus or seconds is None or seconds <= 0:
+        return None
+    if gpus < 0 or not gpus.is_integer():
+        raise ValueError(f"a job of {gpus:g} GPUs; give a whole number")
+    return submitted, seconds, int(gpus), _cell(row, TENANT) or ""
+
+
+def _cell(row: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    for name in names:
+        if name in row:
+            cell = row[name].strip()
+            return None if cell.lower() in _EMPTY else cell
+    return None
+
+
+def _number(row: Mapping[str, str], names: tuple[str, ...]) -> float | None:
+    cell = _cell(row, names)
+    if cell is None:
+        return None
+    try:
+        number = float(cell)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{cell[:60]!r} is no number")
+    return number
+
+
+def _time(row: Mapping[str, str], names: tuple[str, ...]) -> float | None:
+    cell = _cell(row, names)
+    if cell is None:
+        return None
+    try:
+        return float(cell)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(cell)
+    except ValueError:
+        raise ValueError(f"{cell[:60]!r} is no time; give seconds, or a date such as 2017-10-03 08:15:00") from None
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
