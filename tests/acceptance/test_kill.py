@@ -22,7 +22,7 @@ from evalstop_service.store.observations import Point
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
 from tests.conftest import ClonePostgres
-from tests.service.scenes import set_up
+from tests.service.scenes import set_up, unbound
 
 KILLS = 10
 SEED = 20260101
@@ -72,6 +72,9 @@ def embedded(tmp_path: Path) -> Iterator[Installation]:
     """`evalstop up`, everything in one process on the embedded database."""
     up = Program(tmp_path / "log", "up", "--json", "--port", "0", EVALSTOP_DATA_FOLDER=str(tmp_path / "data"), **PACE)
     first = up.start_server()
+    database = Database(f"sqlite:///{tmp_path / 'data' / 'evalstop.db'}")
+    unbound(database)
+    database.close()
     yield Installation(up, up, first["key"], first["url"])
     up.kill()
 
@@ -82,6 +85,7 @@ def apart(tmp_path: Path, clone_postgres: ClonePostgres) -> Iterator[Installatio
     url = clone_postgres()
     database = Database(url)
     key = installation.first_key(database, utc_now())
+    unbound(database)
     database.close()
     assert key is not None
     environment = PACE | {"EVALSTOP_DATABASE_URL": url}

@@ -16,12 +16,13 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
-from tests.service.scenes import Scene, set_up
+from tests.service.scenes import Scene, set_up, unbound
 
 
 def installed(database: Database) -> tuple[Scene, str]:
-    """A new project with a key that may do everything in it."""
+    """A new project, which may have all its runs stopped, with a key that may do everything in it."""
     scene = set_up(database)
+    unbound(database)
     with database.reading() as tx:
         name = projects.get(tx, scene.project_id).name
     return scene, installation.add_key(database, name, "all", ("ingest", "read", "operate", "admin"), utc_now())[1]

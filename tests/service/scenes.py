@@ -118,6 +118,12 @@ def set_up(database: Database, mode: str = "enforce", grace_seconds: float = 0.0
     return Scene(database, project.id)
 
 
+def unbound(database: Database) -> None:
+    """Let the projects have as many runs stopped as they like."""
+    with database.transaction() as tx:
+        tx.execute(tables.projects.update().values(stops_per_hour=None, stops_share=None))
+
+
 def evals(*values: float, start: int = 0) -> list[Point]:
     """One eval a step."""
     return [Point("eval", step, value) for step, value in enumerate(values, start)]

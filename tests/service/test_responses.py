@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
 from uuid import UUID
 
 import pytest
 from evalstop_service import responses
 from evalstop_service.errors import Conflict
+from evalstop_service.ingest import Saved
 from evalstop_service.lifecycle import State
 from evalstop_service.store import leases, tables
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.runs import Run
 
 from tests.service.scenes import (
     FALLING,
@@ -64,3 +69,93 @@ def test_reports_follow_the_life_of_a_decision(graceful: Scene) -> None:
     assert len(graceful.events(run, "run.stopped")) == 1
     states = [row["state"] for row in graceful.rows(tables.decision_changes, run)]
     assert states == ["pending", "requested", "failed", "confirmed"]
+
+
+def decided(scene: Scene, run: Run) -> Decision:
+    found = scene.decision(run)
+    assert found is not None
+    return found
+
+
+def undo(scene: Scene, run: Run) -> str:
+    decision = decided(scene, run)
+    return responses.undo(scene.database, scene.project_id, decision.id, "dana", "the eval was broken", LATER).state
+
+
+def finish(scene: Scene, run: Run) -> str:
+    responses.finish(scene.database, scene.project_id, run.id, "completed", NOW)
+    return decided(scene, run).state
+
+
+def test_a_stop_that_is_under_way_is_acknowledged(graceful: Scene) -> None:
+    """A receiver that has begun says so and for how long; said again it changes nothing, and it may still fail."""
+    run = graceful.open()
+    graceful.post(run, FALLING)
+    decision = decided(graceful, run)
+    for seconds in (120.0, 86_400.0):
+        said = responses.Report(State.ACKNOWLEDGED, "receiver", "found", {"job": "4711"}, seconds)
+        said_state = responses.report(graceful.database, graceful.project_id, decision.id, said, LATER).state
+        assert said_state == State.ACKNOWLEDGED
+    assert decided(graceful, run).deadline_at == LATER + timedelta(seconds=120 + 900)
+    assert decided(graceful, run).stops(LATER)
+    assert report(graceful, decision.id, State.FAILED) == State.FAILED
+    assert decided(graceful, run).deadline_at is None
+    with pytest.raises(Conflict, match="failed; it cannot become acknowledged"):
+        report(graceful, decision.id, State.ACKNOWLEDGED)
+
+
+def test_what_was_handed_out_is_undone(scene: Scene) -> None:
+    """The trainer may go on, receivers are asked to release the job, and what was not sent yet is not sent."""
+    run = scene.open()
+    scene.take(run, Saved(1, "file:///1"))
+    scene.post(run, FALLING)
+    for _ in range(2):
+        assert undo(scene, run) == State.UNDONE
+    assert not decided(scene, run).stops(LATER)
+    (event,) = scene.events(run, "run.resume_requested")
+    data = json.loads(event["body"])["data"]
+    assert (data["decision"]["state"], data["best_checkpoint"]["uri"]) == ("undone", "file:///1")
+
+
+def test_undone_it_is_not_sent(graceful: Scene) -> None:
+    """A stop that waits for an endpoint that is away is cancelled."""
+    run = graceful.open()
+    graceful.post(run, FALLING)
+    with pytest.raises(Conflict, match="veto it instead"):
+        responses.undo(graceful.database, graceful.project_id, decided(graceful, run).id, "dana", "", NOW)
+    assert undo(graceful, run) == State.UNDONE
+    assert deliveries_of_stops(graceful) == ["cancelled"]
+
+
+def test_reports_after_an_undo_are_kept_and_change_nothing(scene: Scene) -> None:
+    """The receiver that had begun is not told off; what it says is on record once, and the run goes on."""
+    run = scene.open()
+    scene.post(run, FALLING)
+    undo(scene, run)
+    for state in (State.ACKNOWLEDGED, State.CONFIRMED, State.CONFIRMED):
+        assert report(scene, decided(scene, run).id, state) == State.UNDONE
+    rows = [row["details"].get("reported") for row in scene.rows(tables.decision_changes, run)]
+    assert rows == [None, None, "acknowledged", "confirmed"]
+    assert scene.read(run).status == "running"
+    assert scene.events(run, "run.stopped") == []
+
+
+def test_a_run_that_ends_makes_what_is_pending_moot(graceful: Scene) -> None:
+    """Its stop is not sent any more; should a receiver see that the job is gone, that is taken."""
+    run = graceful.open()
+    graceful.post(run, FALLING)
+    assert finish(graceful, run) == State.MOOT
+    assert deliveries_of_stops(graceful) == ["cancelled"]
+    assert report(graceful, decided(graceful, run).id, State.CONFIRMED) == State.CONFIRMED
+
+
+def test_only_the_scheduler_ends_what_was_handed_out(scene: Scene, graceful: Scene) -> None:
+    """A run that ends leaves its stop to a receiver's word where any could have been told of it, else it is moot."""
+    alone = scene.open()
+    scene.post(alone, FALLING)
+    assert finish(scene, alone) == State.MOOT
+    run = graceful.open()
+    graceful.post(run, FALLING)
+    responses.finish(graceful.database, graceful.project_id, run.id, "completed", LATER)
+    assert decided(graceful, run).state == State.REQUESTED
+    assert report(graceful, decided(graceful, run).id, State.CONFIRMED) == State.CONFIRMED

@@ -9,6 +9,7 @@ from evalstop_service.ingest import Resumed, Saved
 from evalstop_service.lifecycle import State
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
 
 from tests.service.scenes import (
     FALLING,
@@ -89,6 +90,17 @@ def test_suspects_aloud_once(scene: Scene) -> None:
     assert len(scene.events(run, "run.suspected")) == 1
     words = [row["document"]["verdict"] for row in scene.rows(tables.verdicts, run)]
     assert words == ["suspect", "continue", "suspect"]
+
+
+def test_a_suspicion_without_gold_asks_for_an_eval(scene: Scene) -> None:
+    """What the proxy alone is alarmed by can only be judged by an eval; what gold itself tells needs no other."""
+    blind, seen = scene.open(policy="watchful"), scene.open(policy="watchful")
+    scene.post(blind, [Point("proxy", step, -float(step)) for step in range(5)])
+    scene.post(seen, evals(0.9, 0.8))
+    for run, asked in ((blind, 1), (seen, 0)):
+        assert scene.read(run).verdict["verdict"] == "suspect"
+        assert len(scene.events(run, "run.suspected")) == 1
+        assert len(scene.events(run, "run.eval_requested")) == asked
 
 
 def test_tells_of_a_suspicion_on_the_way(scene: Scene) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from evalstop_service import responses
+from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Resumed, Saved
 from evalstop_service.lifecycle import State
-from evalstop_service.store import tables
+from evalstop_service.store import endpoints, leases, tables
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import (
@@ -73,3 +74,24 @@ def test_resume_within_grace_withdraws(graceful: Scene) -> None:
     assert decision is not None
     assert decision.state == State.VETOED
     assert deliveries_of_stops(graceful) == ["cancelled"]
+
+
+def test_resume_before_anybody_had_the_stop(scene: Scene) -> None:
+    """A stop that has reached no receiver is moot for an attempt that is over; one that may have waits for its word."""
+    with scene.database.transaction() as tx:
+        endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["run.stop_requested"], now=NOW)
+    run = scene.open()
+    scene.post(run, FALLING)
+    scene.take(run, Resumed(1))
+    assert (state_of(scene, run, 1), deliveries_of_stops(scene)) == (State.MOOT, ["cancelled"])
+    assert scene.post(run, evals(0.8, 0.7, 0.6, start=2)).decision is not None
+    with scene.database.transaction() as tx:
+        assert len(leases.claim(tx, utc_now(), 60.0, 10, 10)) == 1
+    scene.take(run, Resumed(1))
+    assert (state_of(scene, run, 2), deliveries_of_stops(scene)) == (State.REQUESTED, ["cancelled"] * 2)
+
+
+def state_of(scene: Scene, run: Run, attempt: int) -> str:
+    decision = scene.decision(run, attempt)
+    assert decision is not None
+    return decision.state

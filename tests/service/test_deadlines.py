@@ -1,0 +1,160 @@
+"""Whatever was handed out comes to an end: confirmed, or told to a person."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from evalstop_service import chores, deadlines, responses
+from evalstop_service.clock import utc_now
+from evalstop_service.ingest import Resumed
+from evalstop_service.lifecycle import State
+from evalstop_service.store import endpoints, leases, tables
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.leases import Delivered, Ended
+from evalstop_service.store.runs import Run
+
+from tests.service.scenes import FALLING, NOW, Scene, at_once, unbound
+
+CONFIRM = timedelta(seconds=900)
+STOP_NEWS = ("run.stop_requested", "run.stop_escalated", "run.stop_failed")
+
+
+@pytest.fixture
+def scene(scene: Scene) -> Scene:
+    """A project with an endpoint, which may have all its runs stopped."""
+    unbound(scene.database)
+    with scene.database.transaction() as tx:
+        endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
+    return scene
+
+
+def stopped(scene: Scene) -> Run:
+    """A run whose stop was handed out at NOW."""
+    run = scene.open()
+    scene.post(run, FALLING)
+    return run
+
+
+def decided(scene: Scene, run: Run) -> Decision:
+    found = scene.decision(run)
+    assert found is not None
+    return found
+
+
+def told(scene: Scene, run: Run) -> list[str]:
+    return [row["type"] for row in scene.rows(tables.events, run) if row["type"] in STOP_NEWS]
+
+
+def states(scene: Scene, run: Run) -> list[str]:
+    return [row["state"] for row in scene.rows(tables.decision_changes, run)]
+
+
+def report(scene: Scene, run: Run, state: State, now: datetime, expected_seconds: float = 0.0) -> str:
+    said = responses.Report(state, "receiver", "as seen", {}, expected_seconds)
+    return responses.report(scene.database, scene.project_id, decided(scene, run).id, said, now).state
+
+
+def send_what_waits(scene: Scene) -> None:
+    with scene.database.transaction() as tx:
+        held = leases.claim(tx, utc_now(), 60.0, 100, 100)
+        leases.settle(tx, [Ended(one, Delivered(), utc_now()) for one in held])
+
+
+def test_what_nobody_confirms_is_escalated_and_told_to_a_person(scene: Scene) -> None:
+    """Asked for again, then harder, then failed; each as a new event, and only when its own time is over."""
+    run = stopped(scene)
+    for turn in range(1, 5):
+        deadlines.look_after(scene.database, NOW + turn * CONFIRM - timedelta(seconds=1))
+        assert len(told(scene, run)) == min(turn, 4)
+        deadlines.look_after(scene.database, NOW + turn * CONFIRM)
+    assert told(scene, run) == ["run.stop_requested", "run.stop_requested", "run.stop_escalated", "run.stop_failed"]
+    assert states(scene, run) == ["requested", "escalated", "escalated", "failed"]
+    data = [json.loads(row["body"])["data"] for row in scene.rows(tables.events, run) if row["type"] in STOP_NEWS]
+    assert len({one["decision"]["id"] for one in data}) == 1
+    assert [one["decision"]["state"] for one in data] == ["requested", "escalated", "escalated", "failed"]
+    assert decided(scene, run).deadline_at is None
+    assert report(scene, run, State.CONFIRMED, NOW + 10 * CONFIRM) == State.CONFIRMED
+
+
+def test_an_endpoint_that_was_away_hears_of_the_last_alone(scene: Scene) -> None:
+    """A stop asked for anew takes the place of the one that still waits, so that the job gets its time to save."""
+    run = stopped(scene)
+    deadlines.look_after(scene.database, NOW + CONFIRM)
+    deadlines.look_after(scene.database, NOW + 2 * CONFIRM)
+    waiting = {row["event_id"] for row in scene.rows(tables.deliveries, run) if row["state"] == "waiting"}
+    rows = [row["type"] for row in scene.rows(tables.events, run) if row["id"] in waiting]
+    assert [one for one in rows if one in STOP_NEWS] == ["run.stop_escalated"]
+
+
+def test_who_acknowledges_is_given_time(scene: Scene) -> None:
+    """A stop that is under way is escalated only when its receiver has had the time that it asked for, and ours."""
+    run = stopped(scene)
+    assert report(scene, run, State.ACKNOWLEDGED, NOW, 3600.0) == State.ACKNOWLEDGED
+    assert report(scene, run, State.ACKNOWLEDGED, NOW + CONFIRM, 3600.0) == State.ACKNOWLEDGED
+    assert decided(scene, run).deadline_at == NOW + CONFIRM + timedelta(hours=1)
+    deadlines.look_after(scene.database, NOW + CONFIRM + timedelta(hours=1))
+    assert decided(scene, run).state == State.ESCALATED
+    assert report(scene, run, State.ACKNOWLEDGED, NOW + 2 * CONFIRM) == State.ACKNOWLEDGED
+
+
+def test_many_at_one_time_escalate_once(scene: Scene) -> None:
+    """However many processes look after it at one moment, each rung is taken once."""
+    runs = [stopped(scene) for _ in range(3)]
+    for turn in range(1, 4):
+        now = NOW + turn * CONFIRM
+        assert at_once(*[lambda now=now: deadlines.look_after(scene.database, now) for _ in range(4)]) == []
+        assert [len(told(scene, run)) for run in runs] == [1 + turn] * 3
+
+
+def test_a_run_that_went_on_is_not_asked_to_stop_again(scene: Scene) -> None:
+    """The stop of an attempt that is over reached a receiver that never answered: a person is told, nobody else."""
+    run = stopped(scene)
+    send_what_waits(scene)
+    scene.take(run, Resumed(1))
+    assert decided(scene, run).state == State.REQUESTED
+    deadlines.look_after(scene.database, NOW + CONFIRM)
+    assert told(scene, run) == ["run.stop_requested", "run.stop_failed"]
+    assert states(scene, run) == ["requested", "failed"]
+
+
+def test_one_that_cannot_be_looked_after_keeps_no_other_waiting(scene: Scene) -> None:
+    """What is wrong with it is raised when the others are done."""
+    runs = [stopped(scene) for _ in range(3)]
+    with scene.database.transaction() as tx:
+        broken = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[1].id)
+        tx.execute(broken.values(state="nonsense"))
+    with pytest.raises(ValueError, match="nonsense"):
+        deadlines.look_after(scene.database, NOW + CONFIRM)
+    assert [len(told(scene, run)) for run in runs] == [2, 1, 2]
+
+
+def test_a_deadline_that_is_no_more_is_forgotten(scene: Scene) -> None:
+    """Release 0.1.0 moves decisions on and leaves their deadlines: such a one is not looked at for ever."""
+    run = stopped(scene)
+    with scene.database.transaction() as tx:
+        tx.execute(sa.update(tables.decisions).values(state="confirmed"))
+    deadlines.look_after(scene.database, NOW + CONFIRM)
+    assert (decided(scene, run).deadline_at, told(scene, run)) == (None, ["run.stop_requested"])
+
+
+def test_as_a_chore_it_sees_to_the_end(scene: Scene) -> None:
+    """Beside a worker it wakes up for each deadline until nothing is owed any more."""
+    with scene.database.transaction() as tx:
+        tx.execute(sa.update(tables.projects).values(confirm_seconds=0.1))
+    run = stopped(scene)
+    with chores.at_work(deadlines.chore(scene.database, utc_now)):
+        wait_until(lambda: decided(scene, run).state == State.FAILED)
+    assert told(scene, run) == ["run.stop_requested", "run.stop_requested", "run.stop_escalated", "run.stop_failed"]
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline, rest = datetime.now(UTC) + timedelta(seconds=30), threading.Event()
+    while not condition():
+        assert datetime.now(UTC) < deadline
+        rest.wait(0.01)

@@ -1,0 +1,191 @@
+"""Stops that are withheld: born so or held back later, looked at again, released."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from evalstop_service import deadlines, progress, responses
+from evalstop_service.errors import Conflict
+from evalstop_service.lifecycle import PAUSED, Brake, State
+from evalstop_service.store import decisions, projects, runs, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.runs import Run
+
+from tests.service.scenes import FALLING, NOW, Scene, at_once, deliveries_of_stops, evals
+
+MINUTE = timedelta(minutes=1)
+PAUSE = Brake(PAUSED, "the project was paused by dana")
+
+
+def settle(scene: Scene, **changes: Any) -> None:
+    """Change the project's settings."""
+    with scene.database.transaction() as tx:
+        projects.change(tx, replace(projects.lock(tx, scene.project_id), **changes))
+
+
+def pause(scene: Scene) -> None:
+    settle(scene, paused_at=NOW, paused_by="dana")
+
+
+def resume(scene: Scene) -> None:
+    settle(scene, paused_at=None, paused_by=None)
+
+
+def decided(scene: Scene, run: Run) -> Decision:
+    found = scene.decision(run)
+    assert found is not None
+    return found
+
+
+def withheld(scene: Scene) -> Run:
+    """A run whose stop is withheld because its project is paused."""
+    pause(scene)
+    run = scene.open()
+    scene.post(run, FALLING)
+    assert decided(scene, run).state == State.WITHHELD
+    return run
+
+
+def brakes_told(scene: Scene, run: Run) -> list[list[str]]:
+    """The kinds of brakes that each `run.stop_withheld` tells of."""
+    bodies = [json.loads(row["body"]) for row in scene.events(run, "run.stop_withheld")]
+    return [[brake["kind"] for brake in body["data"]["brakes"]] for body in bodies]
+
+
+def hold(scene: Scene, run: Run, now: datetime) -> Decision | None:
+    with scene.database.transaction() as tx:
+        locked = runs.lock(tx, scene.project_id, run.id)
+        assert locked is not None
+        return progress.hold(tx, locked, [PAUSE], now)
+
+
+def test_a_brake_withholds(graceful: Scene) -> None:
+    """A stop that something speaks against is not handed out; an event says what it is, and so does the history."""
+    run = withheld(graceful)
+    assert graceful.events(run, "run.stop_requested") == []
+    assert brakes_told(graceful, run) == [[PAUSED]]
+    (row,) = graceful.rows(tables.decision_changes, run)
+    assert row["details"]["brakes"][0]["reason"] == "the project was paused by dana"
+    assert not decided(graceful, run).stops(NOW + 600 * MINUTE)
+    assert decided(graceful, run).deadline_at == NOW + MINUTE
+
+
+def test_it_is_looked_at_again_every_minute(graceful: Scene) -> None:
+    """Nothing is told again as long as the same speaks against it; when nothing does, its grace period begins."""
+    run = withheld(graceful)
+    deadlines.look_after(graceful.database, NOW + MINUTE)
+    assert decided(graceful, run).deadline_at == NOW + 2 * MINUTE
+    settle(graceful, stops_per_hour=0)
+    deadlines.look_after(graceful.database, NOW + 2 * MINUTE)
+    assert brakes_told(graceful, run) == [[PAUSED], [PAUSED, "stops_per_hour"]]
+    settle(graceful, paused_at=None, stops_per_hour=30)
+    deadlines.look_after(graceful.database, NOW + 3 * MINUTE)
+    decision = decided(graceful, run)
+    assert (decision.state, decision.due_at, decision.deadline_at) == (State.PENDING, NOW + 4 * MINUTE, None)
+    assert deliveries_of_stops(graceful) == ["waiting"]
+
+
+def test_an_eval_looks_again_at_once(scene: Scene) -> None:
+    """The answer to the post with which the way is free says that the run is to stop."""
+    run = withheld(scene)
+    resume(scene)
+    receipt = scene.post(run, [*evals(0.5, start=5)], NOW + timedelta(seconds=5))
+    assert receipt.decision is not None
+    assert receipt.decision.stops(NOW + timedelta(seconds=5))
+    assert decided(scene, run).state == State.REQUESTED
+    assert len(scene.events(run, "run.stop_requested")) == 1
+
+
+def test_what_the_verdict_no_longer_wants_stays_withheld(scene: Scene) -> None:
+    """A late eval takes the verdict back: nothing is handed out then, though nothing speaks against it any more."""
+    pause(scene)
+    run = scene.open()
+    scene.post(run, [*FALLING[:3], *FALLING[4:], *evals(0.5, start=5)])
+    assert scene.post(run, evals(0.95, start=3)).run.verdict["verdict"] == "suspect"
+    resume(scene)
+    deadlines.look_after(scene.database, NOW + MINUTE)
+    assert decided(scene, run).state == State.WITHHELD
+
+
+def test_a_person_releases_it(scene: Scene) -> None:
+    """Despite a bound, twice without harm; not despite a pause."""
+    run = withheld(scene)
+
+    def release() -> str:
+        decision = decided(scene, run)
+        return responses.release(scene.database, scene.project_id, decision.id, "dana", "it is urgent", NOW).state
+
+    with pytest.raises(Conflict, match="withheld and its project is paused"):
+        release()
+    settle(scene, paused_at=None, stops_per_hour=0)
+    assert [release(), release()] == [State.REQUESTED, State.REQUESTED]
+    assert len(scene.events(run, "run.stop_requested")) == 1
+    assert [row["actor"] for row in scene.rows(tables.decision_changes, run)][1:] == ["dana"]
+
+
+def test_a_person_vetoes_it(scene: Scene) -> None:
+    """What is withheld can be vetoed, and is not handed out when the way is free."""
+    run = withheld(scene)
+    said = responses.veto(scene.database, scene.project_id, decided(scene, run).id, "dana", "a known dip", NOW)
+    assert said.state == State.VETOED
+    resume(scene)
+    deadlines.look_after(scene.database, NOW + MINUTE)
+    assert scene.events(run, "run.stop_requested") == []
+
+
+def test_what_comes_up_in_the_grace_period_holds(graceful: Scene) -> None:
+    """A pending stop is withheld, its deliveries are cancelled; released, it is announced anew with its grace."""
+    run = graceful.open()
+    graceful.post(run, FALLING)
+    assert hold(graceful, run, NOW + MINUTE / 2) is not None
+    assert hold(graceful, run, NOW + MINUTE / 2) is None, "it is withheld already"
+    assert (decided(graceful, run).state, deliveries_of_stops(graceful)) == (State.WITHHELD, ["cancelled"])
+    assert brakes_told(graceful, run) == [[PAUSED]]
+    deadlines.look_after(graceful.database, NOW + 2 * MINUTE)
+    assert decided(graceful, run).due_at == NOW + 3 * MINUTE
+    assert sorted(deliveries_of_stops(graceful)) == ["cancelled", "waiting"]
+
+
+def test_what_is_handed_out_is_not_called_back(graceful: Scene) -> None:
+    """Once its grace period is over a stop is requested, whether or not anybody has noticed, and is not held."""
+    run = graceful.open()
+    graceful.post(run, FALLING)
+    assert hold(graceful, run, NOW + MINUTE) is None
+    assert (decided(graceful, run).state, deliveries_of_stops(graceful)) == (State.REQUESTED, ["waiting"])
+
+
+def test_a_pause_holds_all_that_is_pending(graceful: Scene) -> None:
+    """Every pending stop of the project is withheld, and no other."""
+    pending = [graceful.open() for _ in range(3)]
+    for run in pending:
+        settle(graceful, stops_share=None)
+        graceful.post(run, FALLING)
+    over = pending.pop()
+    responses.veto(graceful.database, graceful.project_id, decided(graceful, over).id, "dana", "", NOW)
+    assert progress.hold_all(graceful.database, graceful.project_id, [PAUSE], NOW) == 2
+    assert [decided(graceful, run).state for run in pending] == [State.WITHHELD] * 2
+    assert decided(graceful, over).state == State.VETOED
+
+
+def test_a_hold_and_the_end_of_the_grace_period_meet(database: Database, graceful: Scene) -> None:
+    """Whichever comes first holds: a stop that was held is not sent, one that was requested is not withheld."""
+    for turn in range(5):
+        settle(graceful, stops_share=None, stops_per_hour=None)
+        run = graceful.open()
+        graceful.post(run, FALLING)
+
+        def come_due() -> None:
+            with database.transaction() as tx:
+                decisions.request_due(tx, NOW + MINUTE)
+
+        calls = (come_due, lambda run=run: hold(graceful, run, NOW + MINUTE / 2))
+        assert at_once(*(calls if turn % 2 else reversed(calls))) == []
+        (stop,) = graceful.events(run, "run.stop_requested")
+        sent = [row["state"] for row in graceful.rows(tables.deliveries, run) if row["event_id"] == stop["id"]]
+        ends = {State.REQUESTED: (["waiting"], []), State.WITHHELD: (["cancelled"], [[PAUSED]])}
+        assert (sent, brakes_told(graceful, run)) == ends[State(decided(graceful, run).state)]
