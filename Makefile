@@ -47,6 +47,11 @@ pytest: $(READY)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WOR
 test-slurm: $(READY) system-packages  ## Run the tests on a real Slurm alone; they are part of make test
 	$(BIN)/pytest $(PYTEST) tests/slurm
 
+.PHONY: test-kubernetes
+test-kubernetes: $(READY)  ## Build a real Kubernetes API from Debian's source, once (6 minutes), and run the tests on it
+	tests/kubernetes/real/build.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/evalstop/kubernetes-1.20"
+	TEST_KUBERNETES=real $(BIN)/pytest $(PYTEST) tests/kubernetes
+
 .PHONY: lint
 lint: $(READY)  ## Check style and formatting
 	$(BIN)/ruff check .

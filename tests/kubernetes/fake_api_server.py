@@ -40,6 +40,7 @@ class Resource:
     kind: str
     namespaced: bool = True
     has_status: bool = True
+    is_custom: bool = False
     fields: frozenset[str] | None = None
 
     @property
@@ -234,8 +235,9 @@ class Cluster:
             "name": name,
             "uid": str(uuid.uuid4()),
             "creationTimestamp": _text(datetime.now(UTC)),
-            "generation": 1,
         }
+        if resource.is_custom:
+            metadata["generation"] = 1
         if resource.has_status:
             body.pop("status", None)
         self._default(resource, body)
@@ -253,8 +255,8 @@ class Cluster:
         after = _merged(before, change)
         asked = change.get("metadata") or {}
         if asked.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
-            words = f"Precondition failed: UID in precondition: {asked['uid']}, UID in object meta: "
-            raise self._conflict(request, words + before["metadata"]["uid"])
+            words = f'{request.resource.kind} "{request.name}" is invalid: metadata.uid: field is immutable'
+            raise Answered(422, "Invalid", words, name=request.name, kind=request.resource.kind)
         if asked.get("resourceVersion", before["metadata"]["resourceVersion"]) != before["metadata"]["resourceVersion"]:
             words = "the object has been modified; please apply your changes to the latest version and try again"
             raise self._conflict(request, words)
@@ -270,8 +272,9 @@ class Cluster:
             raise Answered(422, "Invalid", f'Pod "{request.name}" is invalid: spec: Forbidden: it may not be changed')
         parallelism = after.get("spec", {}).get("parallelism", 0) if request.resource.kind == "Job" else 0
         if not isinstance(parallelism, int) or parallelism < 0:
-            raise Answered(422, "Invalid", f'Job.batch "{request.name}" is invalid: spec.parallelism: {parallelism}')
-        if after.get("spec") != before.get("spec"):
+            words = f'Job.batch "{request.name}" is invalid: spec.parallelism: Invalid value: {parallelism}'
+            raise Answered(422, "Invalid", words, name=request.name, kind="Job", group="batch")
+        if request.resource.is_custom and after.get("spec") != before.get("spec"):
             after["metadata"]["generation"] = before["metadata"]["generation"] + 1
         if after != before:
             self._write(key, after, "MODIFIED")
@@ -286,7 +289,7 @@ class Cluster:
         uid = (options.get("preconditions") or {}).get("uid")
         if uid is not None and uid != item["metadata"]["uid"]:
             words = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {item['metadata']['uid']}"
-            raise self._conflict(request, words)
+            raise self._conflict(request, words, request.resource.kind if request.resource else "")
         self._remove(key, item, options.get("propagationPolicy", "Background"), options.get("gracePeriodSeconds"))
         return 200, item
 
@@ -304,6 +307,9 @@ class Cluster:
                     metadata["deletionGracePeriodSeconds"] = left
                     self._write(key, item, "MODIFIED")
                 return
+            if bound and "deletionTimestamp" not in metadata:
+                metadata |= {"deletionTimestamp": _text(datetime.now(UTC)), "deletionGracePeriodSeconds": 0}
+                self._write(key, item, "MODIFIED")
         elif policy == "Foreground" and FOREGROUND not in metadata.get("finalizers", []):
             metadata["finalizers"] = [*metadata.get("finalizers", []), FOREGROUND]
             metadata.setdefault("deletionTimestamp", _text(datetime.now(UTC)))
@@ -456,7 +462,7 @@ class Cluster:
             "Forbidden",
             f'{what}{named} is forbidden: User "{request.user}" cannot {verb} resource "{plural}" in API group '
             f'"{resource.group}" in the namespace "{request.namespace}"',
-            name=request.name,
+            **({"name": request.name} if request.name else {}),
             group=resource.group,
             kind=resource.plural,
         )
@@ -480,7 +486,9 @@ class Cluster:
         for version in spec["versions"]:
             names = spec["names"]
             has_status = "status" in version.get("subresources", {})
-            one = Resource(spec["group"], version["name"], names["plural"], names["kind"], has_status=has_status)
+            one = Resource(
+                spec["group"], version["name"], names["plural"], names["kind"], has_status=has_status, is_custom=True
+            )
             self.resources.append(one)
 
     def _key(self, request: Request) -> str:
@@ -491,10 +499,10 @@ class Cluster:
         assert request.resource is not None
         return request.resource.plural, request.resource.group
 
-    def _conflict(self, request: Request, why: str) -> Answered:
+    def _conflict(self, request: Request, why: str, kind: str = "") -> Answered:
         what, group = self._what(request)
         words = f'Operation cannot be fulfilled on {what}{group and "."}{group} "{request.name}": {why}'
-        return Answered(409, "Conflict", words, name=request.name, group=group, kind=what)
+        return Answered(409, "Conflict", words, name=request.name, group=group, kind=kind or what)
 
     def _must_be(self, request: Request, media_type: str) -> None:
         given = request.headers.get("content-type", "").partition(";")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import ssl
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class World:
     node: Node
     folder: Path
     apis: list[Api] = field(default_factory=list)
+    granted: list[str] = field(default_factory=list)
     names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def api(self, token: str | None = None) -> Api:
@@ -91,12 +93,13 @@ class World:
 
     def grant(self, group: str, resource: str, *verbs: str) -> None:
         """Let the receiver do more than the manifest of deploy/ lets it."""
-        role, binding = (dict(one) for one in manifests("kubernetes/receiver-role.yaml")[:2])
-        name = f"more-{next(self.names)}"
+        role, binding = manifests("kubernetes/receiver-role.yaml")[:2]
+        metadata = {"name": f"more-{uuid.uuid4()}", "namespace": NAMESPACE}
         rules = [{"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}]
-        self.admin.apply({**role, "metadata": {"name": name, "namespace": NAMESPACE}, "rules": rules})
-        reference = {**binding["roleRef"], "name": name}
-        self.admin.apply({**binding, "metadata": {"name": name, "namespace": NAMESPACE}, "roleRef": reference})
+        self.admin.apply({**role, "metadata": metadata, "rules": rules})
+        reference = {**binding["roleRef"], "name": metadata["name"]}
+        self.admin.apply({**binding, "metadata": metadata, "roleRef": reference})
+        self.granted.append(metadata["name"])
 
     def start(self, kind: Kind = JOB, *, deaf: bool = False, command: list[str] | None = None, **spec: Any) -> Json:
         """A workload whose pods run; one that is `deaf` takes no notice of SIGTERM."""
@@ -180,13 +183,17 @@ class World:
         return len(self.saves_file(int(item["metadata"]["name"].partition("-")[2])).read_text().split())
 
     def clear(self) -> None:
-        """End everything."""
+        """End everything, and see that it has."""
         self.node.lost = False
+        for name in self.granted:
+            self.admin.http.delete(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings/{name}")
         for kind in (*KINDS, WORKLOAD):
             for item in self.admin.list(kind, NAMESPACE):
                 self.admin.delete(kind, item, propagationPolicy="Background")
+        eventually(lambda: not any(self.admin.list(kind, NAMESPACE) for kind in (*KINDS, WORKLOAD)))
         for pod in self.admin.list(POD, NAMESPACE):
             self.admin.delete(POD, pod, gracePeriodSeconds=0)
+        eventually(lambda: self.admin.list(POD, NAMESPACE) == [])
 
 
 @dataclass

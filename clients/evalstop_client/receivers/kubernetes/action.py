@@ -14,10 +14,10 @@ from datetime import timedelta
 from evalstop_client.errors import RequestRefused, SchedulerAway
 from evalstop_client.receivers.action import Gone, Job, NotMine, Present, StopRequest
 from evalstop_client.receivers.checkpoint_signal import LABEL as CHECKPOINT_LABEL
-from evalstop_client.receivers.kubernetes.api import Api, Missing
+from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
 from evalstop_client.receivers.kubernetes.followed import FollowedPods
 from evalstop_client.receivers.kubernetes.kinds import KINDS, POD, Kind, Object, kind_named, kind_of
-from evalstop_client.receivers.kubernetes.levers import Levers
+from evalstop_client.receivers.kubernetes.levers import TRIES, Levers
 from evalstop_client.receivers.kubernetes.pods import details, time_in
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -85,15 +85,20 @@ class KubernetesAction:
         if job.facts.get("checkpoint_signal") != ANNOTATION:
             return False
         pods = self._pods(job)
-        pods.list()
-        asked = 0
-        for pod in pods.holding:
-            if pod.phase == "Running" and pod.delete_at is None:
-                change = {"metadata": {"uid": pod.uid, "annotations": {SAVE_ANNOTATION: request.decision_id}}}
-                self._api.merge(POD, job.facts["namespace"], pod.name, change)
-                asked += 1
-        logger.info("%d pods of %s are asked to save", asked, job.id)
-        return asked > 0
+        asked: set[str] = set()
+        for _ in range(TRIES):
+            pods.list()
+            running = [pod for pod in pods.holding if pod.phase == "Running" and pod.delete_at is None]
+            waiting = [pod for pod in running if pod.uid not in asked]
+            for pod in waiting:
+                metadata = {"resourceVersion": pod.version, "annotations": {SAVE_ANNOTATION: request.decision_id}}
+                answer = self._api.merge(POD, job.facts["namespace"], pod.name, {"metadata": metadata})
+                if not isinstance(answer, Conflict | Missing):
+                    asked.add(pod.uid)
+            if not waiting:
+                break
+        logger.info("%d pods of %s are asked to save", len(asked), job.id)
+        return bool(asked)
 
     def cancel(self, job: Job, request: StopRequest) -> None:
         """Suspend it, or delete it; its pods have their own grace to end."""

@@ -119,7 +119,7 @@ class Levers:
             if isinstance(now, Missing) or now["metadata"]["uid"] != uid:
                 return None
             wanted = change(now)
-            guard = {"uid": uid, "resourceVersion": now["metadata"]["resourceVersion"]}
+            guard = {"resourceVersion": now["metadata"]["resourceVersion"]}  # which no other object ever had
             wanted = {**wanted, "metadata": {**wanted["metadata"], **guard}}
             answer = self._api.merge(kind, namespace, name, wanted)
             if not isinstance(answer, Conflict):

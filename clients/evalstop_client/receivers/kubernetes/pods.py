@@ -31,6 +31,7 @@ class Pod:
     uid: str
     name: str
     phase: str
+    version: str = ""
     node: str = ""
     controller_uid: str = ""
     created_at: datetime | None = None
@@ -58,6 +59,7 @@ def pod_in(item: Object) -> Pod:
         uid=metadata["uid"],
         name=metadata["name"],
         phase=status.get("phase") or "Unknown",
+        version=metadata.get("resourceVersion", ""),
         node=at(item, "spec", "nodeName") or "",
         controller_uid=owners[0]["uid"] if owners else "",
         created_at=time_in(metadata.get("creationTimestamp")),

@@ -1,0 +1,147 @@
+"""A real Kubernetes API on free ports of the loopback: etcd, kube-apiserver and kube-controller-manager."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.kubernetes.fake_api_server import ADMIN
+from tests.kubernetes.world import RECEIVER, Server
+
+TOKEN = "receiver-token"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "evalstop/kubernetes-1.20"
+PATIENCE_SECONDS = 90.0
+CONTROLLERS = ("job", "garbagecollector")
+"""What tests need: nodes and the kinds that are no part of Kubernetes are stood in for."""
+
+
+class NoKubernetes(Exception):
+    """There is no built Kubernetes here: `make test-kubernetes` builds one."""
+
+
+@contextmanager
+def real_server(folder: Path, programs: Path = CACHE / "bin") -> Iterator[Server]:
+    """A new cluster; its data goes with it."""
+    etcd = shutil.which("etcd")
+    if etcd is None or not (programs / "kube-apiserver").exists():
+        raise NoKubernetes(NoKubernetes.__doc__)
+    api_port, store_port, peer_port = _free_ports(3)
+    url, store, peer = (
+        f"https://127.0.0.1:{api_port}",
+        f"http://127.0.0.1:{store_port}",
+        f"http://127.0.0.1:{peer_port}",
+    )
+    tokens = [(ADMIN, "admin", "1", '"system:masters"'), (TOKEN, RECEIVER, "2", "")]
+    (folder / "tokens.csv").write_text("".join(f"{','.join(one)}\n" for one in tokens))
+    key = folder / "accounts.key"
+    subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+    with ExitStack() as stack:
+        stack.enter_context(
+            _program(
+                folder / "etcd.log",
+                etcd,
+                f"--data-dir={folder / 'etcd'}",
+                f"--listen-client-urls={store}",
+                f"--advertise-client-urls={store}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster=default={peer}",
+                "--unsafe-no-fsync",
+            )
+        )
+        stack.enter_context(
+            _program(
+                folder / "api.log",
+                str(programs / "kube-apiserver"),
+                f"--etcd-servers={store}",
+                "--bind-address=127.0.0.1",
+                "--advertise-address=127.0.0.1",
+                f"--secure-port={api_port}",
+                "--insecure-port=0",
+                f"--cert-dir={folder / 'certs'}",
+                f"--token-auth-file={folder / 'tokens.csv'}",
+                "--authorization-mode=RBAC",
+                "--service-cluster-ip-range=10.0.0.0/24",
+                f"--service-account-key-file={key}",
+                f"--service-account-signing-key-file={key}",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                "--disable-admission-plugins=ServiceAccount",  # pods need no account of theirs here
+            )
+        )
+        certificate = folder / "certs/apiserver.crt"
+        _wait(certificate.exists, folder)
+        tls = ssl.create_default_context(cafile=str(certificate))
+        _wait(lambda: _is_ready(url, tls), folder)
+        kubeconfig = folder / "kubeconfig"
+        kubeconfig.write_text(json.dumps(_kubeconfig(url, certificate)))
+        stack.enter_context(
+            _program(
+                folder / "controllers.log",
+                str(programs / "kube-controller-manager"),
+                f"--kubeconfig={kubeconfig}",
+                f"--controllers={','.join(CONTROLLERS)}",
+                "--leader-elect=false",
+                "--port=0",
+                "--secure-port=0",
+            )
+        )
+        yield Server(url, ADMIN, TOKEN, tls, certificate, is_real=True)
+
+
+def _kubeconfig(url: str, certificate: Path) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "real",
+        "contexts": [{"name": "real", "context": {"cluster": "real", "user": "admin"}}],
+        "clusters": [{"name": "real", "cluster": {"server": url, "certificate-authority": str(certificate)}}],
+        "users": [{"name": "admin", "user": {"token": ADMIN}}],
+    }
+
+
+@contextmanager
+def _program(log: Path, *command: str) -> Iterator[None]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(look: Callable[[], bool], folder: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not look():
+        if time.monotonic() > deadline:
+            logs = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in folder.glob("*.log"))
+            raise AssertionError(f"it did not come up in {PATIENCE_SECONDS:g} s\n{logs}")
+        time.sleep(0.2)
+
+
+def _is_ready(url: str, tls: ssl.SSLContext) -> bool:
+    headers = {"authorization": f"Bearer {ADMIN}"}
+    try:
+        return httpx.get(f"{url}/readyz", headers=headers, verify=tls, trust_env=False).is_success
+    except (httpx.HTTPError, OSError):
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]

@@ -1,0 +1,28 @@
+"""One real Kubernetes API for all tests here: the tests of the folder above run on it as they stand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes.real.cluster import real_server
+from tests.kubernetes.world import Server, World, world
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server; these tests are run by `make test-kubernetes`, which builds one first."""
+    if os.environ.get("TEST_KUBERNETES") != "real":
+        pytest.skip("make test-kubernetes runs these on a real API server")
+    with real_server(tmp_path_factory.mktemp("kubernetes")) as server:
+        yield server
+
+
+@pytest.fixture
+def kubernetes(server: Server, tmp_path: Path) -> Iterator[World]:
+    """A cluster in which things run, and nothing is left from the test before."""
+    with world(server, tmp_path) as made:
+        yield made

@@ -1,0 +1,73 @@
+"""The tests of the action, on a real API server: those that need no server of another age, and no faults in it."""
+
+from __future__ import annotations
+
+import pytest
+from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.receivers import Present
+from evalstop_client.receivers.kubernetes.action import KubernetesAction
+from evalstop_client.receivers.kubernetes.kinds import JOB
+
+from tests.clients.conformance import Started, found, gone, request
+from tests.kubernetes.test_action import (
+    test_another_of_the_same_name_is_left_alone,
+    test_every_kind_is_found_from_below_ended_and_let_go_on,
+    test_force_deletes_what_nobody_has_deleted,
+    test_job_that_ended_by_itself_is_gone_in_its_own_words,
+    test_labels_that_lead_elsewhere_are_refused,
+    test_pod_that_belongs_to_nothing_is_refused,
+    test_pods_are_annotated_where_somebody_wants_it,
+    test_pods_of_a_lost_node_are_deleted_for_good_once_their_grace_is_over,
+    test_report_tells_what_kubernetes_tells,
+    test_runs_of_other_clusters_are_not_ours,
+    test_undo_of_a_deletion_is_refused,
+    test_workload_that_is_resumed_by_somebody_else_is_there_again,
+)
+from tests.kubernetes.world import World
+
+__all__ = [
+    "test_another_of_the_same_name_is_left_alone",
+    "test_every_kind_is_found_from_below_ended_and_let_go_on",
+    "test_force_deletes_what_nobody_has_deleted",
+    "test_job_that_ended_by_itself_is_gone_in_its_own_words",
+    "test_labels_that_lead_elsewhere_are_refused",
+    "test_pod_that_belongs_to_nothing_is_refused",
+    "test_pods_are_annotated_where_somebody_wants_it",
+    "test_pods_of_a_lost_node_are_deleted_for_good_once_their_grace_is_over",
+    "test_report_tells_what_kubernetes_tells",
+    "test_runs_of_other_clusters_are_not_ours",
+    "test_undo_of_a_deletion_is_refused",
+    "test_workload_that_is_resumed_by_somebody_else_is_there_again",
+]
+
+
+def test_job_that_the_real_server_cannot_suspend(kubernetes: World) -> None:
+    """Kubernetes 1.20 answers 200 and drops the field: refused, left without pods, or deleted, as configured."""
+    item = kubernetes.start(parallelism=2)
+    labels = kubernetes.labels(item)
+    action = kubernetes.action(instead="refuse")
+    job = found(Started(action, labels))
+    with pytest.raises(RequestRefused, match="dropped it"):
+        action.cancel(job, request(labels))
+    assert isinstance(action.look(job), Present)
+    action = kubernetes.action()
+    action.cancel(job, request(labels))
+    assert gone(action, job).state == "Suspended"
+    action.undo(job)
+    assert kubernetes.now(JOB, item)["spec"]["parallelism"] == 2
+    kubernetes.grant("batch", "jobs", "delete")
+    action = kubernetes.action(instead="delete")
+    action.cancel(job, request(labels))
+    assert gone(action, job).state == "Deleted"
+
+
+def test_strangers_are_turned_away_by_the_real_server(kubernetes: World) -> None:
+    """A token that is not known is waited for, and what the Role does not grant is refused, by name."""
+    labels = kubernetes.labels(kubernetes.start())
+    action = kubernetes.action(stop_by="delete")
+    job = found(Started(action, labels))
+    with pytest.raises(RequestRefused, match=r"verb 'delete' on jobs\.batch in namespace research"):
+        action.cancel(job, request(labels))
+    stranger = KubernetesAction(kubernetes.api("no-such-token"), namespaces=None)
+    with pytest.raises(SchedulerAway, match="401"):
+        stranger.find(request(labels))

@@ -1,0 +1,34 @@
+"""The battery for receivers, on a real API server."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET
+
+from tests.clients.conformance import Conformance
+from tests.kubernetes.world import KubernetesBench, World
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, kubernetes: World) -> KubernetesBench:
+    return KubernetesBench(kubernetes, **request.cls.setting)
+
+
+class TestJob(Conformance):
+    """parallelism 0, for this server cannot suspend a Job."""
+
+    setting: ClassVar[dict[str, Any]] = {"kind": JOB}
+
+
+class TestJobSetInAQueue(Conformance):
+    """spec.active of Kueue's Workload."""
+
+    setting: ClassVar[dict[str, Any]] = {"kind": JOBSET, "is_queued": True}
+
+
+class TestDeletedJobSet(Conformance):
+    """Deleted in the foreground, by the real garbage collector."""
+
+    setting: ClassVar[dict[str, Any]] = {"kind": JOBSET, "options": {"stop_by": "delete"}}
