@@ -26,6 +26,7 @@ def _added() -> dict[str, list[sa.Column[Any]]]:
         "projects": [
             sa.Column("paused_at", sa.DateTime(timezone=True), nullable=True),
             sa.Column("paused_by", sa.Text(), nullable=True),
+            sa.Column("paused_reason", sa.Text(), nullable=True),
             sa.Column("stops_per_hour", sa.Integer(), nullable=True, server_default="30"),
             sa.Column("stops_share", sa.Double(), nullable=True, server_default="0.5"),
             sa.Column("confirm_seconds", sa.Double(), nullable=False, server_default="900"),

@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import chores, deadlines, pages, retention, targets, traces
+from evalstop_service import chores, deadlines, pages, retention, targets, traces, vigil
 from evalstop_service.api import (
     bulk,
     checkpoints,
@@ -149,7 +149,12 @@ async def deliver(
     settings: Settings, database: Database, stop: asyncio.Event, telemetry: Telemetry, tracer: Tracer
 ) -> None:
     """Run a delivery worker, and the chores beside it, until `stop` is set and what is under way has ended."""
-    with chores.at_work(retention.chore(database, utc_now, telemetry), deadlines.chore(database, utc_now)):
+    seen_to = (
+        retention.chore(database, utc_now, telemetry),
+        deadlines.chore(database, utc_now),
+        vigil.chore(database, utc_now),
+    )
+    with chores.at_work(*seen_to):
         await _deliver(settings, database, stop, telemetry, tracer)
 
 

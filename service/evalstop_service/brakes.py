@@ -45,16 +45,19 @@ def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple
     policy = policy_from_document(policies.get(tx, run.policy_id).document)
     reservations = (brake for brake in _reservations(tx, project, run, policy, now))
     return (
-        *_paused(project),
+        *paused(project),
         *_bounds(tx, project, run, now),
         *(brake for brake in reservations if brake.kind not in policy.stops_despite),
     )
 
 
-def _paused(project: Project) -> Iterator[Brake]:
-    if project.paused_at is not None:
-        since, who = rfc3339(project.paused_at), project.paused_by
-        yield Brake(PAUSED, f"the project was paused by {who}", {"paused_at": since, "paused_by": who})
+def paused(project: Project) -> tuple[Brake, ...]:
+    """The brake of a paused project, none of any other."""
+    if project.paused_at is None:
+        return ()
+    why = f": {project.paused_reason}" if project.paused_reason else ""
+    details = {"paused_at": rfc3339(project.paused_at), "paused_by": project.paused_by}
+    return (Brake(PAUSED, f"the project was paused by {project.paused_by}{why}", details),)
 
 
 def _bounds(tx: Transaction, project: Project, run: Run, now: datetime) -> Iterator[Brake]:

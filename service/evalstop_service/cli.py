@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import getpass
 import json
 import os
 import secrets
@@ -21,7 +22,7 @@ import uvicorn
 import uvloop
 from pydantic import ValidationError
 
-from evalstop_service import app, installation, logs, opening, pages, retention, traces
+from evalstop_service import app, installation, logs, opening, pages, pausing, retention, traces
 from evalstop_service.api import metrics
 from evalstop_service.clock import utc_now
 from evalstop_service.connections import Patience, allowed, look_over, protocol
@@ -131,6 +132,26 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
         database, options.name, options.mode, options.grace_seconds, utc_now(), options.policy
     )
     _print(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
+    return OK
+
+
+def pause(settings: Settings, options: argparse.Namespace) -> int:
+    """Stop nothing more in a project until it is resumed; returns when no pending stop is left to be sent."""
+    database = app.create_database(settings)
+    _require_schema(database)
+    project = installation.project_named(database, options.project)
+    pausing.pause(database, project.id, options.actor, options.reason, utc_now())
+    _print(options, {"project": project.name, "paused": True}, f"project {project.name} is paused: nothing is stopped")
+    return OK
+
+
+def resume(settings: Settings, options: argparse.Namespace) -> int:
+    """Let stops go on in a project that was paused."""
+    database = app.create_database(settings)
+    _require_schema(database)
+    project = installation.project_named(database, options.project)
+    pausing.resume(database, project.id, options.actor)
+    _print(options, {"project": project.name, "paused": False}, f"project {project.name} is resumed")
     return OK
 
 
@@ -271,6 +292,7 @@ def parser() -> argparse.ArgumentParser:
         "  evalstop serve   --database-url postgresql://evalstop@db/evalstop --host 0.0.0.0\n"
         "  evalstop deliver --database-url postgresql://evalstop@db/evalstop\n"
         "  evalstop key create --name trainers --scopes ingest\n"
+        "  evalstop pause alignment --reason 'the eval set is broken'\n"
         "  evalstop prune --project alignment --older-than-days 90 --dry-run",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -306,6 +328,12 @@ def parser() -> argparse.ArgumentParser:
         help="before: what the new code needs, while the old one serves; after: the rest, once the old one is gone",
     )
     add(commands, "openapi", openapi)
+    for name, run in (("pause", pause), ("resume", resume)):
+        command = add(commands, name, run)
+        command.add_argument("project", metavar="PROJECT", help="its name")
+        command.add_argument("--actor", default=getpass.getuser(), help="who says so (default: %(default)s)")
+        if run is pause:
+            command.add_argument("--reason", default="", help="shown with every stop that is withheld for it")
     pruning = add(commands, "prune", prune)
     pruning.add_argument("--project", metavar="NAME", help="of this project (default: of all that say for how long)")
     pruning.add_argument(

@@ -142,3 +142,8 @@ def news(before: Sequence[Mapping[str, str]], found: Sequence[Dead]) -> list[Dea
     """Those of the dead that were not dead in the same way before."""
     known = {(one["metric"], one["kind"]) for one in before}
     return [one for one in found if (one.metric, one.kind) not in known]
+
+
+def differ(before: Sequence[Mapping[str, str]], found: Sequence[Dead]) -> bool:
+    """Whether other metrics are dead now than before, or in another way."""
+    return len(before) != len(found) or bool(news(before, found))

@@ -65,6 +65,15 @@ def add_key(
         )
 
 
+def project_named(database: Database, name: str) -> Project:
+    """The project of this name; raises NotFound."""
+    with database.reading() as tx:
+        project = projects.find_by_name(tx, name)
+    if project is None:
+        raise NotFound(f"there is no project {name!r}; `evalstop project create` makes one")
+    return project
+
+
 def _check_name(noun: str, name: str) -> None:
     if not name.strip() or len(name) > 256 or not name.isprintable():
         raise Invalid(f"{noun} {name!r}: a name has 1 to 256 printable characters")

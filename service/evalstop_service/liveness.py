@@ -6,8 +6,9 @@
 A run's habit is the longest pause that it made twice, among its newest posts. That is a robust measure of the right
 thing: a median would take the pause of each long eval for silence, and a maximum would remember one outage for ever.
 A run is stale after three such pauses, but not before the project's `stale_seconds`, which alone counts while there is
-too little to learn from. It is lost after twelve times as long: an hour where nothing else is said. Stale is a warning
-and holds stops back; lost ends the run on record, which a slow file system or a suspended node must not do.
+too little to learn from. It is lost once it has been known to be stale for eleven times as long: an hour of silence in
+all where nothing else is said. Stale is a warning and holds stops back; lost ends the run on record, which neither a
+slow file system nor an hour in which the service itself heard nothing must do.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
 FEWEST_PAUSES = 4
 """With fewer of them between posts there is no habit to speak of."""
 
 STALE_PAUSES = 3.0
-LOST_TIMES = 12.0
+LOST_TIMES = 11.0
 
 
 class Pulse(StrEnum):
@@ -30,6 +32,10 @@ class Pulse(StrEnum):
     ALIVE = "alive"
     STALE = "stale"
     LOST = "lost"
+
+
+FOUND_AGAIN: dict[str, Any] = {"status": "running", "ended_at": None, "turn": None}
+"""What changes of a run that was lost, and ended thereby, when something is heard of it."""
 
 
 def cadence(newest: Sequence[Sequence[datetime]], most: int) -> float | None:
@@ -49,24 +55,24 @@ def stale_after(stale_seconds: float, cadence_seconds: float | None) -> float:
     return max(stale_seconds, STALE_PAUSES * (cadence_seconds or 0.0))
 
 
-def lost_after(stale_seconds: float, cadence_seconds: float | None) -> float:
-    """The seconds of silence from which it is lost."""
-    return LOST_TIMES * stale_after(stale_seconds, cadence_seconds)
+def judge(
+    silence_seconds: float, stale_for_seconds: float | None, stale_seconds: float, cadence_seconds: float | None
+) -> Pulse:
+    """How a run is that has been silent for so long and, unless None, known to be stale for so long."""
+    limit = stale_after(stale_seconds, cadence_seconds)
+    if silence_seconds < limit:
+        return Pulse.ALIVE
+    return Pulse.LOST if (stale_for_seconds or 0.0) >= LOST_TIMES * limit else Pulse.STALE
 
 
-def judge(silence_seconds: float, stale_seconds: float, cadence_seconds: float | None) -> Pulse:
-    """How a run is that has been silent for so long."""
-    if silence_seconds >= lost_after(stale_seconds, cadence_seconds):
-        return Pulse.LOST
-    return Pulse.STALE if silence_seconds >= stale_after(stale_seconds, cadence_seconds) else Pulse.ALIVE
-
-
-def look_in(silence_seconds: float, stale_seconds: float, cadence_seconds: float | None) -> float:
+def look_in(
+    silence_seconds: float, stale_for_seconds: float | None, stale_seconds: float, cadence_seconds: float | None
+) -> float:
     """In how many seconds a run that is not lost is to be looked at again: when it would turn stale, or be lost.
 
     One that is stale may post meanwhile and fall silent again, so it is looked at as often as one that is alive.
     """
-    stale = stale_after(stale_seconds, cadence_seconds)
-    if silence_seconds < stale:
-        return stale - silence_seconds
-    return min(stale, lost_after(stale_seconds, cadence_seconds) - silence_seconds)
+    limit = stale_after(stale_seconds, cadence_seconds)
+    if silence_seconds < limit:
+        return limit - silence_seconds
+    return min(limit, max(0.0, LOST_TIMES * limit - (stale_for_seconds or 0.0)))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from evalstop_detectors import NOTHING_SEEN, POLICIES, policy_to_document, verdict_to_document
 from msgspec.structs import replace
 
-from evalstop_service.errors import Conflict, Invalid
+from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.liveness import FOUND_AGAIN, Pulse
 from evalstop_service.retention import refuse_if_pruned
-from evalstop_service.store import policies, projects, runs
+from evalstop_service.store import policies, projects, pulses, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.policies import StoredPolicy
@@ -42,8 +43,26 @@ def open_run(database: Database, project_id: UUID, request: Request, now: dateti
         if runs.find_by_name(tx, project_id, request.name) is None:
             run = _new(tx, project, request, now)
             if runs.add(tx, run):
+                _look_after(tx, project, run, now)
                 return run, True
         return _reopen(tx, project, request, now), False
+
+
+def heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
+    """Take note that a run is there though it has nothing to tell; one that was lost goes on. Raises NotFound."""
+    with database.transaction() as tx:
+        run = runs.find(tx, project_id, run_id)
+        if run is not None and run.status == Pulse.LOST:
+            run = runs.lock(tx, project_id, run_id)
+        if run is None:
+            raise NotFound(f"there is no run {run_id} in this project")
+        if run.status == Pulse.LOST:
+            run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
+            runs.save(tx, run)
+            pulses.watch(tx, run.id, project_id, now, now)
+        if run.status == "running":
+            pulses.beat(tx, run.id, project_id, now)
+        return run
 
 
 def resolve(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
@@ -114,4 +133,10 @@ def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) 
     if (changed.policy_id, changed.total_steps) != (run.policy_id, run.total_steps):
         changed = replace(changed, rewritten_version=changed.version)  # the past is judged by other terms now
     runs.save(tx, changed)
+    if run.status != "running":
+        _look_after(tx, project, changed, now)
     return changed
+
+
+def _look_after(tx: Transaction, project: Project, run: Run, now: datetime) -> None:
+    pulses.watch(tx, run.id, project.id, now + timedelta(seconds=project.stale_seconds), now)

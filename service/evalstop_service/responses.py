@@ -14,6 +14,7 @@ from msgspec import structs
 from evalstop_service import brakes, hindsight, lifecycle, progress
 from evalstop_service.errors import NotFound
 from evalstop_service.lifecycle import State
+from evalstop_service.liveness import Pulse
 from evalstop_service.store import decisions, outbox, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
@@ -94,13 +95,17 @@ def finish(database: Database, project_id: UUID, run_id: UUID, status: str, now:
         run = runs.lock(tx, project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
-        if run.status == "running":
-            run = _ended(tx, run, status, now)
-            decision = decisions.of_attempt(tx, run.id, run.attempt)
-            if decision is not None:
-                told = outbox.told(tx, run.id, decision.id).addressed
-                progress.move(tx, run, decisions.lock(tx, decision), lifecycle.Finished(now, status, told))
-        return run
+        return end(tx, run, status, now) if run.status in ("running", Pulse.LOST) else run
+
+
+def end(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
+    """Record that a run, which is locked and has not been stopped, has ended: as its trainer says, or lost."""
+    run = _ended(tx, run, status, now)
+    decision = decisions.of_attempt(tx, run.id, run.attempt)
+    if decision is not None:
+        told = outbox.told(tx, run.id, decision.id).addressed
+        progress.move(tx, run, decisions.lock(tx, decision), lifecycle.Finished(now, status, told))
+    return run
 
 
 def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:

@@ -25,13 +25,12 @@ def heard_at(run: Run, pulse: StoredPulse | None) -> datetime:
 
 
 def pulse_of(run: Run, pulse: StoredPulse | None, stale_seconds: float, now: datetime) -> Pulse:
-    """How a run is at this moment, by what is known of its cadence; one that has ended otherwise has no silence."""
-    if run.status == Pulse.LOST:
-        return Pulse.LOST
+    """How a run is at this moment, by what is known of its cadence: one that has ended is as its status says, and one
+    that runs is lost only on record."""
     if run.status != "running":
-        return Pulse.ALIVE
+        return Pulse.LOST if run.status == Pulse.LOST else Pulse.ALIVE
     silence = (now - heard_at(run, pulse)).total_seconds()
-    return liveness.judge(silence, stale_seconds, pulse.cadence_seconds if pulse is not None else None)
+    return liveness.judge(silence, None, stale_seconds, pulse.cadence_seconds if pulse is not None else None)
 
 
 def cadence(tx: Transaction, run: Run) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from evalstop_service.liveness import Pulse, cadence, judge, look_in, lost_after, stale_after
+from evalstop_service.liveness import LOST_TIMES, Pulse, cadence, judge, look_in, stale_after
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,21 +67,39 @@ def test_a_run_that_keeps_its_pace_is_never_stale(pauses: list[float], stale_sec
     known = sorted(pauses)
     usual = cadence([posts(*pauses)], MOST)
     assert usual is not None
-    assert judge(2.9 * known[-2], stale_seconds, usual) is Pulse.ALIVE
+    assert judge(2.9 * known[-2], None, stale_seconds, usual) is Pulse.ALIVE
 
 
-@given(silence=seconds, stale_seconds=seconds, known=cadences)
+@given(silence=seconds, stale_for=st.none() | seconds, stale_seconds=seconds, known=cadences)
 def test_a_run_is_stale_before_it_is_lost_and_never_before_its_project_says(
-    silence: float, stale_seconds: float, known: float | None
+    silence: float, stale_for: float | None, stale_seconds: float, known: float | None
 ) -> None:
-    """More silence never makes a run livelier, and the next look comes when something may have changed."""
-    pulse = judge(silence, stale_seconds, known)
-    assert stale_seconds <= stale_after(stale_seconds, known) < lost_after(stale_seconds, known)
-    if silence < stale_seconds:
-        assert pulse is Pulse.ALIVE
+    """Only one that is known to be stale is lost, and the next look comes when something may have changed."""
+    limit, pulse = stale_after(stale_seconds, known), judge(silence, stale_for, stale_seconds, known)
+    assert limit >= stale_seconds
+    assert (pulse is Pulse.ALIVE) == (silence < limit)
+    assert (pulse is Pulse.LOST) == (silence >= limit and stale_for is not None and stale_for >= LOST_TIMES * limit)
     if pulse is not Pulse.LOST:
-        wait = look_in(silence, stale_seconds, known)
-        assert 0 < wait <= stale_after(stale_seconds, known)
-        later = judge(silence + wait * (1 + 1e-9) + 1e-6, stale_seconds, known)
+        wait = look_in(silence, stale_for, stale_seconds, known)
+        assert 0 < wait <= limit
+        later = wait * (1 + 1e-9) + 1e-6
         if pulse is Pulse.ALIVE:
-            assert later is Pulse.STALE
+            assert judge(silence + later, None, stale_seconds, known) is Pulse.STALE
+
+
+@given(stale_seconds=st.floats(1, 1e4), known=cadences)
+def test_a_run_that_stays_silent_is_lost_after_twelve_times_its_limit(
+    stale_seconds: float, known: float | None
+) -> None:
+    """From look to look it turns stale once and is lost in the end, an hour later where nothing else is said."""
+    limit, silence, since, looks = stale_after(stale_seconds, known), 0.0, None, 0
+    while (pulse := judge(silence, stale_for(silence, since), stale_seconds, known)) is not Pulse.LOST:
+        since = silence if pulse is Pulse.STALE and since is None else since
+        silence += look_in(silence, stale_for(silence, since), stale_seconds, known)
+        looks += 1
+        assert looks < 20
+    assert abs(silence - 12 * limit) < 1e-6 * limit
+
+
+def stale_for(silence: float, since: float | None) -> float | None:
+    return None if since is None else silence - since

@@ -78,6 +78,7 @@ RUN = {
     "best_checkpoint": BEST,
     "raw_maximum": {"step": 120, "score": 0.71},
     "decision": DECISION,
+    "pulse": {"state": "alive", "heard_at": STOPPED, "cadence_seconds": 31.5, "dead": []},
 }
 POLICY_DOCUMENT = {
     "name": "patient",
@@ -98,6 +99,13 @@ PROJECT = {
     "default_policy": "default",
     "default_mode": "enforce",
     "grace_seconds": 300.0,
+    "stops_per_hour": 30,
+    "stops_share": 0.5,
+    "confirm_seconds": 900.0,
+    "stale_seconds": 300.0,
+    "paused_at": None,
+    "paused_by": None,
+    "paused_reason": None,
     "created_at": BEGAN,
 }
 KEY = {"id": KEY_ID, "name": "trainers", "scopes": ["ingest"], "created_at": BEGAN, "revoked_at": None}

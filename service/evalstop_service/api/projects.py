@@ -8,10 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service import opening
+from evalstop_service import opening, pausing
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db, Installation, Now, Read
-from evalstop_service.api.schemas import Answer, Body, Line, Mode, Name, ProjectOut
+from evalstop_service.api.context import Admin, Db, Installation, Now, Operate, Read
+from evalstop_service.api.schemas import Answer, Body, Line, Mode, Name, ProjectOut, Whole
 from evalstop_service.errors import Conflict
 from evalstop_service.store import projects
 from evalstop_service.store.ids import new_id
@@ -21,6 +21,12 @@ router = APIRouter(tags=["projects"], route_class=JsonRoute)
 
 Retention = Annotated[int, Field(ge=1, le=36_500)]
 Grace = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
+Wait = Annotated[float, Field(ge=1, le=30 * 86400, allow_inf_nan=False)]
+PerHour = Annotated[Whole, Field(ge=1, le=1_000_000)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+NULLABLE = ("retention_days", "stops_per_hour", "stops_share")
+"""Settings of which null is a value of its own."""
 
 
 class ProjectIn(Body):
@@ -33,15 +39,38 @@ class ProjectIn(Body):
     retention_days: Retention | None = Field(
         None, description="how long a run keeps its details after its end; null: for ever"
     )
+    stops_per_hour: PerHour | None = Field(30, description="as many stops there may be in an hour; null: any number")
+    stops_share: Share | None = Field(
+        0.5, description="of its runs at most this share may be stopped in an hour, but always one; null: all"
+    )
+    confirm_seconds: Wait = Field(900.0, description="how long a stop may wait for its confirmation")
+    stale_seconds: Wait = Field(300.0, description="a run is not stale before it was silent for so long")
 
 
 class ProjectChange(Body):
-    """New defaults; what is left out stays, and so does what is null, but for `retention_days`."""
+    """New settings; what is left out stays, and so does what is null, but for `retention_days` and the bounds."""
 
     default_policy: Line | None = None
     default_mode: Mode | None = None
     grace_seconds: Grace | None = None
     retention_days: Retention | None = Field(None, description="null: its runs are kept for ever")
+    stops_per_hour: PerHour | None = Field(None, description="null: without bound")
+    stops_share: Share | None = Field(None, description="null: without bound")
+    confirm_seconds: Wait | None = None
+    stale_seconds: Wait | None = None
+
+
+class ProjectPauseIn(Body):
+    """Who stops all stopping, and why."""
+
+    actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
+    reason: Line = Field("", examples=["the eval set was replaced; its scores are not comparable"])
+
+
+class ProjectResumeIn(Body):
+    """Who lets stops go on."""
+
+    actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
 
 
 class ProjectList(Answer):
@@ -77,12 +106,28 @@ def get_project(caller: Read, database: Db) -> ProjectOut:
 
 @router.patch("/project")
 def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -> ProjectOut:
-    """Change the defaults of the key's project; runs that are open keep theirs."""
+    """Change the key's project. Runs that are open keep policy and mode; all else holds for them from now on."""
     changes = body.model_dump(exclude_none=True)
-    if "retention_days" in body.model_fields_set:
-        changes["retention_days"] = body.retention_days
+    changes |= {name: getattr(body, name) for name in NULLABLE if name in body.model_fields_set}
     with database.transaction() as tx:
         project = replace(projects.lock(tx, caller.project_id), **changes)
         opening.resolve(tx, project, project.default_policy, now)
         projects.change(tx, project)
     return ProjectOut.model_validate(project)
+
+
+@router.post("/project/pause")
+def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
+    """Stop nothing more in the key's project until it is resumed. Pausing twice is harmless.
+
+    Once this is answered no stop that was pending will be sent; what was sent is not called back.
+    """
+    actor = body.actor or f"key {caller.key.name}"
+    return ProjectOut.model_validate(pausing.pause(database, caller.project_id, actor, body.reason, now))
+
+
+@router.post("/project/resume")
+def resume_project(body: ProjectResumeIn, caller: Operate, database: Db) -> ProjectOut:
+    """Let stops go on in the key's project; those withheld for the pause alone are taken up within a minute."""
+    actor = body.actor or f"key {caller.key.name}"
+    return ProjectOut.model_validate(pausing.resume(database, caller.project_id, actor))

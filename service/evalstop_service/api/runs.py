@@ -122,7 +122,7 @@ def list_runs(
     database: Db,
     now: Now,
     name: Annotated[str | None, Query(max_length=256, description="part of the name"), Plain] = None,
-    status: Literal["running", "completed", "failed", "stopped"] | None = None,
+    status: Literal["running", "completed", "failed", "stopped", "lost"] | None = None,
     cursor: UUID | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> RunPage:
@@ -145,6 +145,14 @@ def resume(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, data
     receipt = committer.take(Arrival(caller.project_id, run_id, Resumed(body.step)))
     with database.reading() as tx:
         return run_out(tx, receipt.run, now)
+
+
+@router.post("/{run_id}/heartbeat")
+def heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> RunOut:
+    """Say that the run is there though it has nothing to tell, as during a long eval; takes no body."""
+    run = opening.heartbeat(database, caller.project_id, run_id, now)
+    with database.reading() as tx:
+        return run_out(tx, run, now)
 
 
 @router.post("/{run_id}/finish")

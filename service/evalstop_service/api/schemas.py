@@ -174,6 +174,13 @@ class ProjectOut(Answer):
     default_mode: Mode
     grace_seconds: float
     retention_days: int | None = Field(None, description="how long a run keeps its details after its end")
+    stops_per_hour: int | None = Field(description="as many stops there may be in an hour; null: any number")
+    stops_share: float | None = Field(description="of its runs at most this share may be stopped in an hour; null: all")
+    confirm_seconds: float = Field(description="how long a stop may wait for its confirmation before it is escalated")
+    stale_seconds: float = Field(description="a run is not stale before it was silent for so long")
+    paused_at: Time | None = Field(description="since then nothing is stopped; null: it is not paused")
+    paused_by: str | None
+    paused_reason: str | None
     created_at: Time
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 from msgspec import structs
 from pydantic import Field
 
+from evalstop_service import vitals
 from evalstop_service.api.schemas import (
     Answer,
     BestOut,
@@ -22,7 +23,8 @@ from evalstop_service.api.schemas import (
     VerdictOut,
 )
 from evalstop_service.lifecycle import State
-from evalstop_service.store import decisions
+from evalstop_service.liveness import Pulse
+from evalstop_service.store import decisions, projects, pulses
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -76,12 +78,29 @@ class DecisionPage(Page):
     items: list[DecisionOut]
 
 
+class DeadOut(Answer):
+    """A metric that tells the run's detectors nothing."""
+
+    metric: str
+    kind: Literal["missing", "ceased", "constant", "not_finite"]
+    reason: str
+
+
+class PulseOut(Answer):
+    """Whether anything is heard of a run."""
+
+    state: Literal["alive", "stale", "lost"]
+    heard_at: Time = Field(description="the last post or heartbeat")
+    cadence_seconds: float | None = Field(description="the longest usual pause between two posts, once it is known")
+    dead: list[DeadOut] = Field(description="of the metrics that may stop the run, as of the last look at it")
+
+
 class RunOut(Answer):
     """A run and where it stands."""
 
     id: UUID
     name: str
-    status: Literal["running", "completed", "failed", "stopped"]
+    status: Literal["running", "completed", "failed", "stopped", "lost"]
     attempt: int
     created_at: Time
     updated_at: Time
@@ -99,6 +118,7 @@ class RunOut(Answer):
     raw_maximum: RawMaximumOut | None
     turn: TurnOut | None = Field(None, description="null while the run goes on, and where gold shows no fall")
     decision: DecisionOut | None
+    pulse: PulseOut | None = Field(None, description="null once the run has ended")
 
 
 class RunPage(Page):
@@ -122,7 +142,8 @@ def run_out(tx: Transaction, run: Run, now: datetime) -> RunOut:
 
 
 def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOut]:
-    """Runs with the decisions on their present attempts."""
+    """Runs of one project with the decisions on their present attempts."""
+    pulse = _pulses(tx, found, now)
     on_record = decisions.of_runs(tx, [run.id for run in found])
     return [
         RunOut.model_validate(
@@ -131,10 +152,29 @@ def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOu
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
                 "should_stop": run.id in on_record and on_record[run.id].stops(now),
                 "decision": decision_out(tx, on_record[run.id]) if run.id in on_record else None,
+                "pulse": pulse.get(run.id),
             }
         )
         for run in found
     ]
+
+
+def _pulses(tx: Transaction, found: Sequence[Run], now: datetime) -> dict[UUID, PulseOut]:
+    """How those of these runs are that have not ended, or are lost."""
+    living = [run for run in found if run.status in ("running", Pulse.LOST)]
+    if not living:
+        return {}
+    stale_seconds = projects.get(tx, living[0].project_id).stale_seconds
+    stored = pulses.of_runs(tx, [run.id for run in living])
+    return {
+        run.id: PulseOut(
+            state=vitals.pulse_of(run, one := stored.get(run.id), stale_seconds, now).value,
+            heard_at=vitals.heard_at(run, one),
+            cadence_seconds=one.cadence_seconds if one else None,
+            dead=[DeadOut.model_validate(item) for item in one.dead] if one else [],
+        )
+        for run in living
+    }
 
 
 def next_cursor(items: Sequence[Run] | Sequence[Decision], limit: int) -> str | None:

@@ -19,8 +19,9 @@ from evalstop_service.ingest.live import LATE_WEIGHT, SHARED_FOR, LiveRun, LiveR
 from evalstop_service.ingest.news import Arrival, Points, Receipt, Resumed, Saved
 from evalstop_service.ingest.recall import after, recall, scores_of
 from evalstop_service.ingest.work import Moved, Work
+from evalstop_service.liveness import FOUND_AGAIN, Pulse
 from evalstop_service.retention import refuse_if_pruned
-from evalstop_service.store import checkpoints
+from evalstop_service.store import checkpoints, pulses
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -148,8 +149,12 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
         changes["verdict"] = verdict_to_document(verdict)
     if rewritten:
         changes["rewritten_version"] = version
+    if before.status == Pulse.LOST:
+        changes |= FOUND_AGAIN
     live.run = run = replace(before, version=version, monitor_state=None, updated_at=work.now, **changes)
     work.changed(live)
+    if before.ended_at is not None and run.ended_at is None:  # it goes on after its end, and may fall silent again
+        pulses.watch(work.tx, run.id, run.project_id, work.now, work.now)
     if verdict.stops and run.status == "running":
         if not live.decided:
             announcing.decide(work, live, verdict)

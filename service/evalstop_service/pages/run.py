@@ -9,12 +9,13 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 
+from evalstop_service import vitals
 from evalstop_service.errors import NotFound
 from evalstop_service.pages import words
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.thinning import outlined, thin
 from evalstop_service.pages.visitor import SignedIn, SiteOf, Visitor, known
-from evalstop_service.store import decisions, observations, runs, series, verdicts
+from evalstop_service.store import decisions, observations, pulses, runs, series, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP, Latest, Point
@@ -41,6 +42,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         changes = verdicts.listing(tx, run.id, limit=MOST_VERDICTS)
         metrics = _by_role(run, observations.latest(tx, run.id))
         resumed_from = runs.resumed_from(tx, run)
+        stored = pulses.of_runs(tx, [run.id]).get(run.id)
     present = _present(run, on_record)
     return page(
         "run.html",
@@ -48,6 +50,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run=run,
         revision=revision,
         decision=present,
+        pulse=vitals.pulse_of(run, stored, visitor.project.stale_seconds, site.clock()),
+        dead=stored.dead if stored and run.status == "running" else [],
         decisions=on_record,
         histories=histories,
         outcomes=outcomes,

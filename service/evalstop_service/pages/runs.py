@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from evalstop_service import watching
+from evalstop_service import vitals, watching
+from evalstop_service.liveness import Pulse
 from evalstop_service.pages import sparkline, words
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.sparkline import Sparkline
 from evalstop_service.pages.visitor import SignedIn, SiteOf, known
-from evalstop_service.store import decisions, observations, runs
+from evalstop_service.store import decisions, observations, pulses, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -23,9 +25,9 @@ from evalstop_service.store.runs import Run
 router = APIRouter(route_class=PageRoute)
 
 PAGE = 50
-STATUSES = ("running", "stopped", "completed", "failed")
+STATUSES = ("running", "stopped", "completed", "failed", "lost")
 
-Status = Literal["", "running", "stopped", "completed", "failed"]
+Status = Literal["", "running", "stopped", "completed", "failed", "lost"]
 
 _TRAINER = """\
 from evalstop_client import Run
@@ -48,6 +50,8 @@ class Row:
     run: Run
     decision: Decision | None
     gold: Sparkline | None
+    pulse: Pulse
+    dead: list[dict[str, str]]
 
 
 @router.get("/")
@@ -60,7 +64,7 @@ def show_runs(
         # Read first: what follows may be newer, never older.
         revision = runs.listing_revision(tx, visitor.project.id, limit=PAGE, **wanted)
         found = runs.listing(tx, visitor.project.id, limit=PAGE + 1, **wanted)
-        rows = _rows(tx, found[:PAGE])
+        rows = _rows(tx, found[:PAGE], visitor.project.stale_seconds, site.clock())
     return page(
         "runs.html",
         visitor=visitor,
@@ -101,15 +105,18 @@ def follow_runs(
     return site.streams.answer(last_event_id or since, poll)
 
 
-def _rows(tx: Transaction, found: list[Run]) -> list[Row]:
+def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.of_runs(tx, [run.id for run in found])
     gold = {run.id: metric for run in found if (metric := watching.eval_metric(run)) is not None}
+    stored = pulses.of_runs(tx, [run.id for run in found])
     outlines = observations.outlines(tx, gold, sparkline.STRETCHES)
     return [
         Row(
             run,
             decision := decided.get(run.id),
             sparkline.draw(outlines.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
+            vitals.pulse_of(run, pulse := stored.get(run.id), stale_seconds, now),
+            pulse.dead if pulse and run.status == "running" else [],
         )
         for run in found
     ]

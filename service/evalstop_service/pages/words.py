@@ -67,7 +67,12 @@ def standing(run: Run, decision: Decision | None, now: datetime) -> str:
         return f"Gold may have turned{where}; the evidence is not enough to stop."
     if run.raw_maximum is None:
         return "No eval has been observed yet: only the gold score can call for a stop."
-    ends = {"completed": "The run completed; g", "failed": "The run failed; g", "stopped": "The run was stopped; g"}
+    ends = {
+        "completed": "The run completed; g",
+        "failed": "The run failed; g",
+        "stopped": "The run was stopped; g",
+        "lost": "Nothing was heard of the run for long; g",
+    }
     return f"{ends.get(run.status, 'G')}old shows no turn."
 
 

@@ -31,6 +31,7 @@ class Project:
     retention_days: int | None = None
     paused_at: datetime | None = None
     paused_by: str | None = None
+    paused_reason: str | None = None
     stops_per_hour: int | None = 30
     stops_share: float | None = 0.5
     confirm_seconds: float = 900.0

@@ -32,7 +32,7 @@ class StoredPulse:
 
     `look_at`: when to look again; None once the run has ended. `heartbeat_at`: the last sign of life that was no post.
     `cadence_seconds`: see `liveness.cadence`; None while it is not known. `dead`: see `dead_metrics.as_json`.
-    `changed_at`: since when `state` or `dead` are what they are.
+    `changed_at`: since when `state` is what it is.
     """
 
     run_id: UUID
@@ -45,9 +45,17 @@ class StoredPulse:
     dead: list[dict[str, str]] = field(default_factory=list)
 
 
-def watch(tx: Transaction, run_id: UUID, project_id: UUID, look_at: datetime, now: datetime) -> None:
+def watch(
+    tx: Transaction,
+    run_id: UUID,
+    project_id: UUID,
+    look_at: datetime,
+    now: datetime,
+    *,
+    heartbeat_at: datetime | None = None,
+) -> None:
     """Have a run looked after from now on, as one that is alive: it was opened, or it goes on after its end."""
-    fresh = StoredPulse(run_id, project_id, Pulse.ALIVE, look_at, now)
+    fresh = StoredPulse(run_id, project_id, Pulse.ALIVE, look_at, now, heartbeat_at)
     if not insert_if_new(tx, pulses, vars(fresh), ["run_id"]):
         again = {"state": Pulse.ALIVE, "look_at": look_at, "changed_at": now}
         tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(again))
@@ -55,9 +63,8 @@ def watch(tx: Transaction, run_id: UUID, project_id: UUID, look_at: datetime, no
 
 def beat(tx: Transaction, run_id: UUID, project_id: UUID, now: datetime) -> None:
     """Record a sign of life of a run that is being looked after, or will be."""
-    first = StoredPulse(run_id, project_id, Pulse.ALIVE, now, now, heartbeat_at=now)
-    if not insert_if_new(tx, pulses, vars(first), ["run_id"]):
-        tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(heartbeat_at=now))
+    if tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(heartbeat_at=now)).rowcount == 0:
+        watch(tx, run_id, project_id, now, now, heartbeat_at=now)
 
 
 def of_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, StoredPulse]:
@@ -68,9 +75,8 @@ def of_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, StoredPuls
 
 def save(tx: Transaction, pulse: StoredPulse) -> None:
     """Store what a look at a run, which is locked, has found; its heartbeats are not the look's to change."""
-    found = {name: value for name, value in vars(pulse).items() if name != "heartbeat_at"}
-    if not insert_if_new(tx, pulses, vars(pulse), ["run_id"]):
-        tx.execute(pulses.update().where(pulses.c.run_id == pulse.run_id).values(found))
+    found = {name: value for name, value in vars(pulse).items() if name not in ("run_id", "heartbeat_at")}
+    tx.execute(pulses.update().where(pulses.c.run_id == pulse.run_id).values(found))
 
 
 def due(tx: Transaction, now: datetime, limit: int) -> list[StoredPulse]:

@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, driver, insert_if_new, like
-from evalstop_service.store.tables import attempts, decision_changes, moment_text, outcomes, policies, runs
+from evalstop_service.store.tables import attempts, decision_changes, moment_text, outcomes, policies, pulses, runs
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -170,7 +170,7 @@ def count_running(tx: Transaction, project_id: UUID, most: int) -> int:
 
 
 def revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
-    """Differs whenever the run, or anything on record about its decisions, has changed."""
+    """Differs whenever the run, its pulse, or anything on record about its decisions, has changed."""
     return _digest(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
 
 
@@ -231,6 +231,10 @@ _REVISION = sa.select(
     *(
         sa.select(sa.func.count()).where(table.c.run_id == runs.c.id).scalar_subquery()
         for table in (decision_changes, outcomes)
+    ),
+    *(
+        sa.select(column).where(pulses.c.run_id == runs.c.id).scalar_subquery()
+        for column in (pulses.c.state, sa.cast(pulses.c.dead, sa.Text))
     ),
 )
 

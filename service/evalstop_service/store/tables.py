@@ -80,6 +80,7 @@ projects = sa.Table(
     sa.Column("retention_days", sa.Integer),  # NULL: the details of its runs are kept for ever
     sa.Column("paused_at", UtcTime),  # not NULL: nothing is stopped until somebody says so
     sa.Column("paused_by", sa.Text),
+    sa.Column("paused_reason", sa.Text),
     # The blast radius: at most so many stops an hour, and of the running runs at most this share; NULL: no bound.
     sa.Column("stops_per_hour", sa.Integer, server_default="30"),
     sa.Column("stops_share", sa.Double, server_default="0.5"),

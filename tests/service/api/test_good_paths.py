@@ -212,6 +212,40 @@ def test_projects(service: Service) -> None:
     assert said(tenant.get("/project"), 200) == made | {"default_mode": "enforce"}
     assert opened(tenant)["mode"] == "enforce"
     problem(tenant.patch("/project", json={"default_policy": "nosuch"}), 422)
+    bounds = {"stops_per_hour": 3, "stops_share": None, "confirm_seconds": 60.0, "stale_seconds": 900.0}
+    changed = said(tenant.patch("/project", json=bounds), 200)
+    assert changed == made | {"default_mode": "enforce"} | bounds
+    assert said(tenant.patch("/project", json={"confirm_seconds": None}), 200) == changed
+    for wrong in ({"stops_per_hour": 0}, {"stops_share": 1.5}, {"stops_share": 0}, {"stale_seconds": 0}):
+        assert next(iter(wrong)) in problem(tenant.patch("/project", json=wrong), 422)["errors"][0]["pointer"]
+
+
+def test_a_project_is_paused_and_resumed(service: Service) -> None:
+    """Who paused it and why is shown; meanwhile a stop is withheld, and nobody can release it."""
+    tenant = service.client(service.key(service.project()))
+    assert said(tenant.get("/project"), 200)["paused_at"] is None
+    paused = said(tenant.post("/project/pause", json={"actor": "dana", "reason": "broken evals"}), 200)
+    assert (paused["paused_by"], paused["paused_reason"]) == ("dana", "broken evals")
+    run = opened(tenant)
+    said(tenant.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
+    decision = said(tenant.get(f"/runs/{run['id']}"), 200)["decision"]
+    assert decision["state"] == "withheld"
+    detail = problem(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 409)["detail"]
+    assert "paused" in detail
+    assert said(tenant.post("/project/resume", json={}), 200)["paused_at"] is None
+    assert (
+        said(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 200)["state"] == "requested"
+    )
+
+
+def test_a_run_shows_its_pulse(admin: httpx.Client) -> None:
+    """Heartbeats are answered with the run, and count as being heard of."""
+    run = opened(admin)
+    assert run["pulse"]["state"] == "alive"
+    beaten = said(admin.post(f"/runs/{run['id']}/heartbeat"), 200)
+    assert beaten["pulse"]["heard_at"] > run["pulse"]["heard_at"]
+    said(admin.post(f"/runs/{run['id']}/finish", json={"status": "completed"}), 200)
+    assert said(admin.post(f"/runs/{run['id']}/heartbeat"), 200)["pulse"] is None
 
 
 def test_keys(service: Service, admin: httpx.Client) -> None:

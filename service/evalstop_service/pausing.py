@@ -1,0 +1,39 @@
+"""The pause of a project: from its answer on nothing is stopped that was not handed out before."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import datetime
+from uuid import UUID
+
+from evalstop_service import brakes, progress
+from evalstop_service.store import projects
+from evalstop_service.store.database import Database
+from evalstop_service.store.projects import Project
+
+log = logging.getLogger(__name__)
+
+
+def pause(database: Database, project_id: UUID, actor: str, reason: str, now: datetime) -> Project:
+    """Pause a project, and return when all its pending stops are withheld. Of two pauses the first one stands."""
+    with database.transaction() as tx:
+        # Whoever decides holds this lock: a stop is either on record by now, or will find the pause.
+        project = projects.lock(tx, project_id)
+        if project.paused_at is None:
+            project = replace(project, paused_at=now, paused_by=actor, paused_reason=reason or None)
+            projects.change(tx, project)
+    held = progress.hold_all(database, project_id, brakes.paused(project), now)
+    log.warning("project %s is paused by %s; %d stops are withheld", project.name, project.paused_by, held)
+    return project
+
+
+def resume(database: Database, project_id: UUID, actor: str) -> Project:
+    """Let stops go on in a project; those that are withheld are looked at again when their time comes."""
+    with database.transaction() as tx:
+        project = projects.lock(tx, project_id)
+        if project.paused_at is not None:
+            project = replace(project, paused_at=None, paused_by=None, paused_reason=None)
+            projects.change(tx, project)
+    log.warning("project %s is resumed by %s", project.name, actor)
+    return project

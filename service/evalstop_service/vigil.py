@@ -1,0 +1,178 @@
+"""The vigil: runs are looked at when they would have been silent for too long, and what is found is told once.
+
+    look ──> nothing new: put off until silence would be too long again             a batch of runs, one transaction
+      └────> stale, lost, alive again, blind, another cadence: lock the run and tell     a run, one transaction
+
+A look takes the pulses that are due and passes over those that another process holds, so any number of processes may be
+at it. What a look leaves to be told is put off for a while before it is begun: a process that dies over it is relieved.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from evalstop_detectors import Policy, Reservation, policy_from_document
+
+from evalstop_service import brakes, dead_metrics, events, liveness, progress, responses, vitals
+from evalstop_service.chores import Chore, Pause
+from evalstop_service.clock import Clock, rfc3339
+from evalstop_service.liveness import Pulse
+from evalstop_service.store import outbox, policies, projects, pulses, runs
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.projects import Project
+from evalstop_service.store.pulses import StoredPulse
+from evalstop_service.store.runs import Run
+
+log = logging.getLogger(__name__)
+
+RUNS_AT_A_TIME = 200
+LOOK_SECONDS = 5.0
+"""The longest rest: a run that is opened meanwhile may have to be looked at sooner than all others."""
+
+HELD_SECONDS = 60.0
+"""As long a run is left to the process that found something about it."""
+
+ADOPT_SECONDS = 3600.0
+"""Between two searches for runs that nobody looks after, which release 0.1.0 opens while it is being replaced."""
+
+
+def chore(database: Database, clock: Clock) -> Chore:
+    """Looking after all runs that have not ended."""
+    known: dict[UUID, Policy] = {}
+    adopted_at: datetime | None = None
+
+    def do(pause: Pause) -> float:
+        nonlocal adopted_at
+        now = clock()
+        if adopted_at is None or (now - adopted_at).total_seconds() >= ADOPT_SECONDS:
+            adopt(database, now, pause)
+            adopted_at = now
+        while look(database, clock(), known):
+            if pause(0.0):
+                return 0.0
+        with database.reading() as tx:
+            look_at = pulses.next_look(tx)
+        left_seconds = LOOK_SECONDS if look_at is None else (look_at - clock()).total_seconds()
+        return min(max(left_seconds, 0.0), LOOK_SECONDS)
+
+    return Chore("vigil", do)
+
+
+def adopt(database: Database, now: datetime, pause: Pause = lambda _: False) -> None:
+    """Have all running runs looked after that nobody looks after, a thousand at a time."""
+    with database.reading() as tx:
+        found = projects.listing(tx)
+    for project in found:
+        after: UUID | None = UUID(int=0)
+        while after is not None and not pause(0.0):
+            with database.transaction() as tx:
+                after = pulses.adopt(tx, project.id, after, 1000, now)
+
+
+def look(database: Database, now: datetime, known: dict[UUID, Policy] | None = None) -> int:
+    """Look at some of the runs whose time has come, and tell what is new; gives their number, 0 when none was due.
+
+    `known`: policies that were read before, by their ids.
+    """
+    with database.transaction() as tx:
+        due = pulses.due(tx, now, RUNS_AT_A_TIME)
+        looks = _looks(tx, due, {} if known is None else known, now)
+        new = [pulse for pulse in due if pulse.run_id not in looks]
+        until = now + timedelta(seconds=HELD_SECONDS)
+        pulses.look_again(tx, looks | {pulse.run_id: until for pulse in new})
+    for pulse in new:
+        _tell(database, pulse, now)
+    return len(due)
+
+
+def _looks(
+    tx: Transaction, due: list[StoredPulse], known: dict[UUID, Policy], now: datetime
+) -> dict[UUID, datetime | None]:
+    """When to look again at each run of which there is nothing new; None for those that have ended."""
+    found = runs.load_many(tx, [pulse.run_id for pulse in due])
+    running = {run_id: run for run_id, run in found.items() if run.status == "running"}
+    settings = {project_id: projects.get(tx, project_id) for project_id in {run.project_id for run in running.values()}}
+    dead = vitals.dead_of(tx, [(run, _policy(tx, run.policy_id, known)) for run in running.values()])
+    looks: dict[UUID, datetime | None] = {}
+    for pulse in due:
+        run = running.get(pulse.run_id)
+        if run is None:
+            looks[pulse.run_id] = None
+            continue
+        stale_seconds = settings[run.project_id].stale_seconds
+        state, look_at = _judge(run, pulse, stale_seconds, pulse.cadence_seconds, now)
+        # A habit that sets the run's limit is learnt anew at each look: the run may have become a quicker one.
+        is_slow = liveness.stale_after(stale_seconds, pulse.cadence_seconds) > stale_seconds
+        if state == pulse.state and not is_slow and not dead_metrics.differ(pulse.dead, dead[run.id]):
+            looks[run.id] = look_at
+    return looks
+
+
+def _judge(
+    run: Run, pulse: StoredPulse, stale_seconds: float, cadence_seconds: float | None, now: datetime
+) -> tuple[Pulse, datetime | None]:
+    """How a run is by this cadence, and when to look again."""
+    silence = (now - vitals.heard_at(run, pulse)).total_seconds()
+    stale_for = (now - pulse.changed_at).total_seconds() if pulse.state == Pulse.STALE else None
+    state = liveness.judge(silence, stale_for, stale_seconds, cadence_seconds)
+    if state is Pulse.LOST:
+        return state, None
+    return state, now + timedelta(seconds=liveness.look_in(silence, stale_for, stale_seconds, cadence_seconds))
+
+
+def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
+    """Record what is new about a run, and tell of it."""
+    with database.transaction() as tx:
+        run = runs.lock(tx, held.project_id, held.run_id)
+        pulse = pulses.of_runs(tx, [held.run_id]).get(held.run_id)
+        if run is None or pulse is None or run.status != "running":
+            return
+        project = projects.get(tx, run.project_id)
+        policy = _policy(tx, run.policy_id, {})
+        cadence_seconds = vitals.cadence(tx, run)
+        state, look_at = _judge(run, pulse, project.stale_seconds, cadence_seconds, now)
+        dead = vitals.dead_of(tx, [(run, policy)])[run.id]
+        found = replace(
+            pulse,
+            state=state,
+            look_at=look_at,
+            cadence_seconds=cadence_seconds,
+            dead=dead_metrics.as_json(dead),
+            changed_at=pulse.changed_at if state == pulse.state else now,
+        )
+        pulses.save(tx, found)
+        if state != pulse.state:
+            _turned(tx, project, run, found, now)
+        for one in dead_metrics.as_json(dead_metrics.news(pulse.dead, dead)):
+            _announce(tx, project, run, "detector.dead", {"dead": one}, now)
+    if state != pulse.state:
+        log.info("run %s is %s", run.name, state, extra={"run_id": run.id})
+
+
+def _turned(tx: Transaction, project: Project, run: Run, pulse: StoredPulse, now: datetime) -> None:
+    heard_at = vitals.heard_at(run, pulse)
+    told = {"state": pulse.state, "heard_at": rfc3339(heard_at), "cadence_seconds": pulse.cadence_seconds}
+    if pulse.state == Pulse.STALE:
+        _announce(tx, project, run, "run.stale", {"pulse": told}, now)
+        against = brakes.holding(tx, projects.lock(tx, project.id), run, now)
+        progress.hold(tx, run, [brake for brake in against if brake.kind == Reservation.STALE], now)
+    elif pulse.state == Pulse.LOST:
+        run = responses.end(tx, run, Pulse.LOST, now)
+        _announce(tx, project, run, "run.lost", {"pulse": told}, now)
+
+
+def _announce(
+    tx: Transaction, project: Project, run: Run, event_type: str, data: dict[str, Any], now: datetime
+) -> None:
+    told = events.data(project, run, None) | data
+    outbox.announce(tx, project_id=project.id, run_id=run.id, type=event_type, data=told, now=now)
+
+
+def _policy(tx: Transaction, policy_id: UUID, known: dict[UUID, Policy]) -> Policy:
+    if policy_id not in known:
+        known[policy_id] = policy_from_document(policies.get(tx, policy_id).document)
+    return known[policy_id]

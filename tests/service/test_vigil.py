@@ -1,0 +1,242 @@
+"""Runs that fall silent are found, told of once, and taken for alive again as soon as they are heard of."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from evalstop_service import opening, pausing, responses, vigil
+from evalstop_service.ingest import Resumed, Saved
+from evalstop_service.store import pulses, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from evalstop_service.store.pulses import StoredPulse
+from evalstop_service.store.runs import Run
+
+from tests.service.scenes import FALLING, NOW, Scene, evals, set_up
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def look(scene: Scene, now: datetime) -> int:
+    """Look until nothing is due."""
+    count = 0
+    while found := vigil.look(scene.database, now):
+        count += found
+    return count
+
+
+def pulse(scene: Scene, run: Run) -> StoredPulse:
+    with scene.database.reading() as tx:
+        return pulses.of_runs(tx, [run.id])[run.id]
+
+
+def told(scene: Scene, run: Run) -> list[str]:
+    """The types of a run's events about its pulse, in their order."""
+    types = [row["type"] for row in scene.rows(tables.events, run)]
+    return [one for one in types if one in ("run.stale", "run.lost", "detector.dead")]
+
+
+def data(scene: Scene, run: Run, event_type: str) -> dict[str, Any]:
+    (event,) = scene.events(run, event_type)
+    found: dict[str, Any] = json.loads(event["body"])["data"]
+    return found
+
+
+def test_a_run_is_not_looked_at_before_it_could_be_stale(scene: Scene) -> None:
+    """A look falls on the moment at which silence would be too long, however often the run posts meanwhile."""
+    run = scene.open()
+    scene.post(run, evals(0.5), at(200))
+    assert look(scene, at(299)) == 0
+    assert look(scene, at(300)) == 1
+    assert (pulse(scene, run).state, pulse(scene, run).look_at) == ("alive", at(500))
+
+
+def test_a_silent_run_is_stale_then_lost_and_each_is_told_once(scene: Scene) -> None:
+    """At the default after five minutes and after an hour; then it has ended and nobody looks any more."""
+    run = scene.open()
+    scene.post(run, evals(0.5))
+    for seconds in range(300, 5000, 60):
+        look(scene, at(seconds))
+        expected = ["run.stale"] if seconds < 3600 else ["run.stale", "run.lost"]
+        assert told(scene, run) == expected, seconds
+    found = scene.read(run)
+    assert (found.status, found.ended_at, pulse(scene, run).look_at) == ("lost", at(3600), None)
+    assert data(scene, run, "run.stale")["pulse"] == {
+        "state": "stale",
+        "heard_at": "2026-01-01T12:00:00Z",
+        "cadence_seconds": None,
+    }
+
+
+def test_a_service_that_heard_nobody_loses_no_run(scene: Scene) -> None:
+    """After a day without a look a run is stale at first: it has to stay silent while it is looked at."""
+    run = scene.open()
+    assert look(scene, at(86_400)) == 1
+    assert (scene.read(run).status, told(scene, run)) == ("running", ["run.stale"])
+
+
+def test_a_stale_run_that_posts_is_alive_and_may_turn_stale_again(scene: Scene) -> None:
+    """It is told each time."""
+    run = scene.open()
+    look(scene, at(300))
+    scene.post(run, evals(0.5), at(400))
+    look(scene, at(600))
+    assert pulse(scene, run).state == "alive"
+    look(scene, at(700))
+    assert told(scene, run) == ["run.stale", "run.stale"]
+
+
+def test_a_slow_run_is_measured_by_its_own_pace(scene: Scene) -> None:
+    """One eval in twenty minutes is no silence, three times as long is."""
+    run = scene.open()
+    for number in range(6):
+        scene.post(run, evals(number / 7, start=number), at(1200 * number))
+    look(scene, at(6000 + 3599))
+    assert told(scene, run) == []
+    assert pulse(scene, run).cadence_seconds == 1200
+    look(scene, at(6000 + 3600))
+    assert told(scene, run) == ["run.stale"]
+
+
+def test_a_heartbeat_is_a_sign_of_life(scene: Scene) -> None:
+    """A long eval is not silence, for a run that says so."""
+    run = scene.open()
+    for seconds in range(0, 7200, 60):
+        opening.heartbeat(scene.database, scene.project_id, run.id, at(seconds))
+        look(scene, at(seconds))
+    assert (told(scene, run), scene.read(run).status) == ([], "running")
+
+
+def test_a_lost_run_lives_again_when_it_is_heard_of(scene: Scene) -> None:
+    """By a post, a heartbeat, a resumption or being opened; and it can be lost again."""
+
+    def resume(run: Run, now: datetime) -> None:
+        scene.take(run, Resumed(0), now)
+
+    ways: tuple[Callable[[Run, datetime], object], ...] = (
+        lambda run, now: scene.post(run, evals(0.7, start=9), now),
+        lambda run, now: opening.heartbeat(scene.database, scene.project_id, run.id, now),
+        resume,
+        lambda run, now: opening.open_run(scene.database, scene.project_id, opening.Request(run.name), now),
+        lambda run, now: scene.take(run, Saved(0, "file:///0.pt"), now),
+    )
+    for number, way in enumerate(ways):
+        start = 10_000 * number
+        run = opening.open_run(scene.database, scene.project_id, opening.Request(f"run-{number}"), at(start))[0]
+        scene.post(run, evals(0.5), at(start))
+        look(scene, at(start + 300))
+        look(scene, at(start + 3600))
+        assert scene.read(run).status == "lost"
+        way(run, at(start + 5000))
+        found = scene.read(run)
+        assert (found.status, found.ended_at, found.turn) == ("running", None, None)
+        look(scene, at(start + 5000))
+        look(scene, at(start + 5300))
+        assert told(scene, run) == ["run.stale", "run.lost", "run.stale"]
+
+
+def test_a_run_that_has_ended_is_not_looked_at(scene: Scene) -> None:
+    """Nor does a heartbeat that comes late wake it."""
+    run = scene.open()
+    responses.finish(scene.database, scene.project_id, run.id, "completed", at(10))
+    opening.heartbeat(scene.database, scene.project_id, run.id, at(20))
+    assert look(scene, at(300)) == 1
+    assert look(scene, at(10**6)) == 0
+    assert (told(scene, run), scene.read(run).status) == ([], "completed")
+
+
+def test_a_trainer_may_say_how_a_lost_run_ended(scene: Scene) -> None:
+    """Its word is better than none."""
+    run = scene.open()
+    look(scene, at(300))
+    look(scene, at(3600))
+    assert responses.finish(scene.database, scene.project_id, run.id, "failed", at(4000)).status == "failed"
+
+
+def test_a_pending_stop_of_a_run_that_falls_silent_is_withheld(database: Database) -> None:
+    """Its metrics may not be what they were; when it is heard of again the stop is taken up, and lost it is moot."""
+    scene = set_up(database, grace_seconds=3600)
+    run = scene.open()
+    scene.post(run, FALLING)
+    look(scene, at(300))
+    decision = scene.decision(run)
+    assert decision is not None
+    assert decision.state == "withheld"
+    look(scene, at(3600))
+    lost = scene.decision(run)
+    assert lost is not None
+    assert lost.state == "moot"
+
+
+def test_a_blind_detector_is_told_once(scene: Scene) -> None:
+    """Again only when it has been well in between, or is blind in another way."""
+    run = scene.open()
+    scene.post(run, evals(0.5, *[0.25] * 8), at(100))
+    look(scene, at(300))
+    scene.post(run, evals(0.25, start=20), at(350))
+    look(scene, at(600))
+    assert told(scene, run) == ["detector.dead"]
+    assert data(scene, run, "detector.dead")["dead"]["kind"] == "constant"
+    assert [one["metric"] for one in pulse(scene, run).dead] == ["eval"]
+    scene.post(run, evals(0.3, start=30), at(601))
+    look(scene, at(900))
+    assert pulse(scene, run).dead == []
+    scene.post(run, [Point("eval", 40 + step, float("nan")) for step in range(3)], at(901))
+    look(scene, at(1200))
+    assert told(scene, run) == ["detector.dead"] * 2
+
+
+def test_runs_that_nobody_looks_after_are_adopted(scene: Scene) -> None:
+    """Such as those that release 0.1.0 has opened; those that have ended are left alone."""
+    orphan, ended, known = scene.open(), scene.open(), scene.open()
+    responses.finish(scene.database, scene.project_id, ended.id, "completed", NOW)
+    with scene.database.transaction() as tx:
+        tx.execute(tables.pulses.delete().where(tables.pulses.c.run_id.in_([orphan.id, ended.id])))
+    before = pulse(scene, known)
+    vigil.adopt(scene.database, at(10))
+    with scene.database.reading() as tx:
+        assert set(pulses.of_runs(tx, [orphan.id, ended.id, known.id])) == {orphan.id, known.id}
+    assert pulse(scene, known) == before
+    look(scene, at(300))
+    assert told(scene, orphan) == ["run.stale"]
+
+
+def test_many_processes_tell_each_thing_once(postgres_database: Database) -> None:
+    """Four look at five hundred silent runs at one time."""
+    scene = set_up(postgres_database)
+    found = [scene.open() for _ in range(500)]
+    threads = [threading.Thread(target=look, args=(scene, at(300))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [told(scene, run) for run in found] == [["run.stale"]] * len(found)
+
+
+def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) -> None:
+    """What is pending is withheld by then, with who paused and why; another project goes on. Twice is harmless."""
+    scene, other = set_up(database, grace_seconds=60), set_up(database, grace_seconds=60)
+    runs = [scene.open() for _ in range(3)]
+    with database.transaction() as tx:
+        tx.execute(tables.projects.update().values(stops_share=None))
+    for run in (*runs, elsewhere := other.open()):
+        (other if run is elsewhere else scene).post(run, FALLING)
+    assert {decision.state for run in runs if (decision := scene.decision(run))} == {"pending"}
+    for actor in ("dana", "eli"):
+        project = pausing.pause(database, scene.project_id, actor, "the eval set is broken", at(10))
+        assert (project.paused_by, project.paused_reason) == ("dana", "the eval set is broken")
+        assert {decision.state for run in runs if (decision := scene.decision(run))} == {"withheld"}
+    late = scene.open()
+    scene.post(late, FALLING)
+    (event,) = scene.events(late, "run.stop_withheld")
+    assert "dana: the eval set is broken" in event["body"]
+    decision = other.decision(elsewhere)
+    assert decision is not None
+    assert decision.state == "pending"
+    assert pausing.resume(database, scene.project_id, "dana").paused_at is None
