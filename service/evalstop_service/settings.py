@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from evalstop_service import targets
+from evalstop_service import targets, vault
 
 
 def _database_url(url: str) -> str:
@@ -21,6 +21,11 @@ def _database_url(url: str) -> str:
     if not usable:
         raise ValueError("a database is named as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
     return url
+
+
+def _keys(given: SecretStr) -> SecretStr:
+    vault.parse(given.get_secret_value())
+    return given
 
 
 def _networks(text: str) -> str:
@@ -80,6 +85,11 @@ class Settings(BaseSettings):
 
     session_secret: SecretStr | None = Field(
         None, description="signs the sessions of the pages, the same for all replicas; None makes one at each start"
+    )
+
+    secret_keys: Annotated[SecretStr, AfterValidator(_keys)] | None = Field(
+        None,
+        description="seal webhook secrets in the database: 32 bytes in base64; of several the first seals, all open",
     )
 
     webhook_networks: Annotated[str, AfterValidator(_networks)] | None = Field(

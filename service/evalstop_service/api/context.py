@@ -19,6 +19,7 @@ from evalstop_service.ingest import Committer
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
 from evalstop_service.targets import Targets
+from evalstop_service.vault import Vault
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Context:
     committer: Committer
     keyring: Keyring
     targets: Targets = field(default_factory=Targets)
+    vault: Vault = field(default_factory=Vault)
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,17 @@ def _targets(context: Annotated[Context, Depends(_context)]) -> Targets:
     return context.targets
 
 
+def _vault(context: Annotated[Context, Depends(_context)]) -> Vault:
+    return context.vault
+
+
 Db = Annotated[Database, Depends(_database)]
 Now = Annotated[datetime, Depends(_now)]
 Tell = Annotated[Clock, Depends(_clock)]
 """For what is answered after a wait: the time then."""
 Commit = Annotated[Committer, Depends(_committer)]
 Keys = Annotated[Keyring, Depends(_keyring)]
+Secrets = Annotated[Vault, Depends(_vault)]
 MayReach = Annotated[Targets, Depends(_targets)]
 
 _bearer = HTTPBearer(auto_error=False, description="A key made by `evalstop key create` or POST /api/v1/keys.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -10,13 +10,15 @@ from fastapi import APIRouter
 from pydantic import AfterValidator, Field
 
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db, MayReach, Now
+from evalstop_service.api.context import Admin, Db, MayReach, Now, Secrets
 from evalstop_service.api.problems import Problem
 from evalstop_service.api.schemas import Answer, Body, Plain, Time
 from evalstop_service.errors import NotFound
 from evalstop_service.store import endpoints
+from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.outbox import EVENT_TYPES
 from evalstop_service.targets import Targets
+from evalstop_service.vault import Vault
 
 router = APIRouter(prefix="/endpoints", tags=["webhooks"], route_class=JsonRoute)
 
@@ -46,11 +48,15 @@ EventTypes = Annotated[
 ]
 
 
+Format = Literal["standard", "slack"]
+
+
 class EndpointIn(Body):
     """A new endpoint."""
 
     url: Address = Field(examples=["https://receiver.example:8788/"])
     event_types: EventTypes = Field(["run.stop_requested"], examples=[["run.stop_requested"], ["*"]])
+    format: Format = Field("standard", description="slack: a short text with blocks, as Slack's incoming webhooks take")
 
 
 class EndpointChange(Body):
@@ -58,6 +64,7 @@ class EndpointChange(Body):
 
     url: Address | None = None
     event_types: EventTypes | None = None
+    format: Format | None = None
     enabled: bool | None = None
 
 
@@ -67,8 +74,11 @@ class EndpointOut(Answer):
     id: UUID
     url: str
     event_types: list[str]
+    format: Format
     enabled: bool
     created_at: Time
+    failures: int = Field(description="one after the other, up to now")
+    open_until: Time | None = Field(description="nothing is sent before, since it failed so often; then one attempt is")
     previous_secret_until: Time | None = Field(description="until then the secret before this one signs too")
 
 
@@ -92,12 +102,22 @@ def list_endpoints(caller: Admin, database: Db) -> EndpointList:
 
 
 @router.post("", status_code=201)
-def add_endpoint(body: EndpointIn, caller: Admin, database: Db, now: Now, targets: MayReach) -> EndpointWithSecret:
+def add_endpoint(
+    body: EndpointIn, caller: Admin, database: Db, now: Now, targets: MayReach, vault: Secrets
+) -> EndpointWithSecret:
     """Subscribe a URL to events."""
     _reachable(body.url, targets)
     with database.transaction() as tx:
-        endpoint = endpoints.add(tx, project_id=caller.project_id, url=body.url, event_types=body.event_types, now=now)
-    return EndpointWithSecret.model_validate(endpoint)
+        endpoint = endpoints.add(
+            tx,
+            project_id=caller.project_id,
+            url=body.url,
+            event_types=body.event_types,
+            format=body.format,
+            now=now,
+            vault=vault,
+        )
+    return with_secret(endpoint, vault)
 
 
 @router.patch("/{endpoint_id}")
@@ -114,17 +134,18 @@ def change_endpoint(
             endpoint_id,
             url=body.url,
             event_types=body.event_types,
+            format=body.format,
             enabled=body.enabled,
         )
     return EndpointOut.model_validate(_present(endpoint, endpoint_id))
 
 
 @router.post("/{endpoint_id}/rotate-secret")
-def rotate_secret(endpoint_id: UUID, caller: Admin, database: Db, now: Now) -> EndpointWithSecret:
+def rotate_secret(endpoint_id: UUID, caller: Admin, database: Db, now: Now, vault: Secrets) -> EndpointWithSecret:
     """Give the endpoint a new secret; the one before it signs along for a day."""
     with database.transaction() as tx:
-        endpoint = endpoints.rotate_secret(tx, caller.project_id, endpoint_id, now=now)
-    return EndpointWithSecret.model_validate(_present(endpoint, endpoint_id))
+        endpoint = endpoints.rotate_secret(tx, caller.project_id, endpoint_id, now=now, vault=vault)
+    return with_secret(_present(endpoint, endpoint_id), vault)
 
 
 @router.delete("/{endpoint_id}", status_code=204)
@@ -133,6 +154,11 @@ def delete_endpoint(endpoint_id: UUID, caller: Admin, database: Db, now: Now) ->
     with database.transaction() as tx:
         if not endpoints.delete(tx, caller.project_id, endpoint_id, now=now):
             _present(None, endpoint_id)
+
+
+def with_secret(endpoint: Endpoint, vault: Vault) -> EndpointWithSecret:
+    """An endpoint with the secret that it was just given."""
+    return EndpointWithSecret.model_validate(vars(endpoint) | {"secret": vault.open(endpoint.secret, endpoint.id)})
 
 
 def _reachable(url: str, targets: Targets) -> None:
@@ -146,7 +172,7 @@ def _reachable(url: str, targets: Targets) -> None:
         )
 
 
-def _present(endpoint: endpoints.Endpoint | None, endpoint_id: UUID) -> endpoints.Endpoint:
+def _present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:
     if endpoint is None:
         raise NotFound(f"there is no endpoint {endpoint_id} in this project")
     return endpoint

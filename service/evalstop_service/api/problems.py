@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from evalstop_service import logs
 from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
 from evalstop_service.store.database import is_full
+from evalstop_service.vault import Unreadable
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -174,6 +175,10 @@ def _busy(error: Exception) -> Problem:
     return Problem(503, "The service cannot take more just now", str(error), headers={"Retry-After": "1"})
 
 
+def _sealed(error: Exception) -> Problem:
+    return Problem(503, "A secret cannot be read", str(error), headers={"Retry-After": "60"})
+
+
 _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Problem: lambda error: error,
     NotFound: lambda error: Problem(404, "Not found", str(error)),
@@ -181,6 +186,7 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Invalid: lambda error: Problem(422, "The request is not valid", str(error)),
     Overloaded: _busy,
     Closed: _busy,
+    Unreadable: _sealed,
     InvalidPolicy: lambda error: Problem(422, "The policy is not valid", str(error)),
     RequestValidationError: _invalid_request,
     sa.exc.OperationalError: _database_away,

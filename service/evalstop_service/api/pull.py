@@ -16,8 +16,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Context, Db, Now, Operate
-from evalstop_service.api.endpoints import EndpointWithSecret, EventTypes
+from evalstop_service.api.context import Admin, Context, Db, Now, Operate, Secrets
+from evalstop_service.api.endpoints import EndpointWithSecret, EventTypes, with_secret
 from evalstop_service.api.problems import Problem
 from evalstop_service.api.schemas import Answer, Body, Line, Plain, Time
 from evalstop_service.errors import NotFound
@@ -101,11 +101,15 @@ def signed_by(sign: Sign) -> Pulling:
     waiting: set[object] = set()
 
     @router.post("", status_code=201)
-    def add_pull_endpoint(body: PullEndpointIn, caller: Admin, database: Db, now: Now) -> EndpointWithSecret:
+    def add_pull_endpoint(
+        body: PullEndpointIn, caller: Admin, database: Db, now: Now, vault: Secrets
+    ) -> EndpointWithSecret:
         """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
         with database.transaction() as tx:
-            endpoint = pull.add(tx, caller.project_id, name=body.name, event_types=body.event_types, now=now)
-        return EndpointWithSecret.model_validate(endpoint)
+            endpoint = pull.add(
+                tx, caller.project_id, name=body.name, event_types=body.event_types, now=now, vault=vault
+            )
+        return with_secret(endpoint, vault)
 
     @router.post("/{endpoint_id}/claim")
     async def claim_events(
@@ -121,7 +125,7 @@ def signed_by(sign: Sign) -> Pulling:
         try:
             while True:
                 claimed = await anyio.to_thread.run_sync(
-                    _claim, database, caller.project_id, endpoint_id, body, context.clock, limiter=polls
+                    _claim, database, caller.project_id, endpoint_id, body, context, limiter=polls
                 )
                 left_seconds = until - time.monotonic()
                 if claimed or left_seconds <= 0:
@@ -150,21 +154,19 @@ def signed_by(sign: Sign) -> Pulling:
     return Pulling(router)
 
 
-def _claim(
-    database: Database, project_id: UUID, endpoint_id: UUID, wanted: ClaimIn, clock: Callable[[], datetime]
-) -> list[Claimed]:
+def _claim(database: Database, project_id: UUID, endpoint_id: UUID, wanted: ClaimIn, context: Context) -> list[Claimed]:
     with database.reading() as tx:
         endpoint = pull.find(tx, project_id, endpoint_id)
         if endpoint is None:
             raise _no_endpoint(endpoint_id)
-        now, over = queues.moment(tx, clock())
+        now, over = queues.moment(tx, context.clock())
         if not endpoint.enabled or not (over or pull.any_due(tx, endpoint_id, now)):
             return []
     with database.transaction() as tx:
-        now, over = queues.moment(tx, clock())
+        now, over = queues.moment(tx, context.clock())
         if over:
             decisions.request_due(tx, now)  # what is handed out is requested, whether or not a worker runs
-        return pull.claim(tx, endpoint, now, wanted.lease_seconds, wanted.limit)
+        return pull.claim(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.vault)
 
 
 def _event(claimed: Claimed, sign: Sign, now: datetime) -> PulledEvent:

@@ -101,6 +101,17 @@ class Backlog:
         line.prompt = prompt
         self._under_way -= 1
 
+    def give_up(self, endpoint: UUID) -> list[Claimed]:
+        """Give up what has not begun of one endpoint."""
+        line = self._lines.get(endpoint)
+        if line is None or not line.waiting:
+            return []
+        given = [*line.waiting]
+        line.waiting.clear()
+        self._turns.remove(line)
+        self._waits -= len(given)
+        return given
+
     def clear(self) -> list[Claimed]:
         """Give up all that has not begun."""
         given = [one for line in self._turns for one in line.waiting]

@@ -15,12 +15,16 @@ HOPELESS = frozenset({400, 413, 415, 422})
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one attempt: a status code, or None with an error when there was no answer."""
+    """What came back for one attempt: a status code, or None with an error when there was no answer.
+
+    `excerpt`: the start of the answer's body.
+    """
 
     status_code: int | None
     error: str | None
     retry_after: str | None
     duration_ms: float
+    excerpt: str | None = None
 
 
 @dataclass(frozen=True)

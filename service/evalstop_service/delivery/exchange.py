@@ -13,8 +13,10 @@ from uuid import UUID
 
 from evalstop_service.clock import Clock
 from evalstop_service.store import decisions, leases, queues
+from evalstop_service.store.breakers import Breaker
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.leases import Claimed, Ended, Settled
+from evalstop_service.vault import Vault
 
 
 @dataclass(frozen=True)
@@ -37,29 +39,39 @@ class Exchanged:
     next_due: datetime | None
 
 
+@dataclass(frozen=True)
+class Rules:
+    """By what all transactions of a worker go: when an endpoint is left alone, and what opens its secrets."""
+
+    breaker: Breaker
+    vault: Vault
+
+
 NOTHING_SETTLED = Settled(frozenset(), frozenset())
 
 
-def exchange(database: Database, clock: Clock, ended: Sequence[Ended], wanted: Wanted) -> Exchanged:
+def exchange(database: Database, clock: Clock, rules: Rules, ended: Sequence[Ended], wanted: Wanted) -> Exchanged:
     """Settle what has ended, let decisions come due, and claim; all of it or nothing."""
     if database.embedded and not ended:
         idle = _look(database, clock, wanted)
         if idle is not None:
             return idle
     with database.transaction() as tx:
-        settled = leases.settle(tx, ended)
+        settled = leases.settle(tx, ended, rules.breaker)
         # The time is asked for after what may have waited for a lock, so that a lease begins when it is written.
         now, over = queues.moment(tx, clock())
         if over:
             decisions.request_due(tx, now)
-        claimed = leases.claim(tx, now, wanted.lease_seconds, wanted.limit, wanted.per_endpoint, wanted.room)
+        claimed = leases.claim(
+            tx, now, wanted.lease_seconds, wanted.limit, wanted.per_endpoint, wanted.room, rules.vault
+        )
         return Exchanged(now, settled, claimed, _next_due(tx, now, claimed))
 
 
-def settle(database: Database, ended: Sequence[Ended]) -> Settled:
+def settle(database: Database, rules: Rules, ended: Sequence[Ended]) -> Settled:
     """Settle what has ended and claim nothing."""
     with database.transaction() as tx:
-        return leases.settle(tx, ended)
+        return leases.settle(tx, ended, rules.breaker)
 
 
 def _look(database: Database, clock: Clock, wanted: Wanted) -> Exchanged | None:

@@ -79,15 +79,14 @@ class Sender:
         code: int | None = None
         error: str | None = None
         retry_after: str | None = None
+        text: str | None = None
         try:
             async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
                 code = response.status
-                if 200 <= code < 300:
-                    if not response.content.at_eof():
-                        await _excerpt(response)  # to its end, so that the connection can serve again
-                else:
+                if not response.content.at_eof():
+                    text = await _excerpt(response)  # to its end if that is near, so that the connection serves again
+                if not 200 <= code < 300:
                     retry_after = response.headers.get("Retry-After")
-                    text = await _excerpt(response)
                     error = f"HTTP {code}: {text}" if text else f"HTTP {code}"
         except aiohttp.ConnectionTimeoutError:
             error = f"no connection within {self.connect_seconds:g} s"
@@ -98,7 +97,7 @@ class Sender:
             error = _printable(f"not sent: {failure.os_error}" if refused else f"{type(failure).__name__}: {failure}")
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             error = _printable(f"{type(failure).__name__}: {failure}")
-        return Answer(code, error, retry_after, (time.perf_counter() - begun) * 1000)
+        return Answer(code, error, retry_after, (time.perf_counter() - begun) * 1000, text)
 
     def _socket(self, target: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
         """A socket for one address, or Refused; of several addresses of a name the next is tried then."""

@@ -30,16 +30,18 @@ from evalstop_service.delivery import signature
 from evalstop_service.delivery.backlog import Backlog
 from evalstop_service.delivery.backoff import Answer, Backoff, judge
 from evalstop_service.delivery.bell import Bell
-from evalstop_service.delivery.exchange import Exchanged, Wanted, exchange, settle
+from evalstop_service.delivery.exchange import Exchanged, Rules, Wanted, exchange, settle
 from evalstop_service.delivery.listening import Listener
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.setback import Setback
 from evalstop_service.delivery.timekeeper import Timekeeper
 from evalstop_service.store import wake
+from evalstop_service.store.breakers import Breaker
 from evalstop_service.store.database import Database
 from evalstop_service.store.leases import Claimed, Dead, Delivered, Ended, GivenBack, Retry, Settled
 from evalstop_service.telemetry import Telemetry
 from evalstop_service.traces import Tracer
+from evalstop_service.vault import Vault
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +100,8 @@ class Worker:
         chance: random.Random,
         backoff: Backoff | None = None,
         pace: Pace | None = None,
+        breaker: Breaker | None = None,
+        vault: Vault | None = None,
         telemetry: Telemetry | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -107,6 +111,7 @@ class Worker:
         self._chance = chance
         self._backoff = backoff or Backoff()
         self._pace = pace or Pace()
+        self._rules = Rules(breaker or Breaker(), vault or Vault())
         self._telemetry = telemetry or Telemetry()
         self._tracer = tracer or Tracer()
         if self._pace.lease_seconds <= sender.timeout_seconds:
@@ -175,7 +180,7 @@ class Worker:
             self._timer = None
         wanted = Wanted(self._backlog.limit(), self._pace.per_endpoint, self._backlog.room(), self._pace.lease_seconds)
         try:
-            done = await _in_thread(threads, exchange, self._database, self._clock, ended, wanted)
+            done = await _in_thread(threads, exchange, self._database, self._clock, self._rules, ended, wanted)
         except DATABASE_AWAY:
             self._ended = ended + self._ended
             raise
@@ -197,7 +202,7 @@ class Worker:
     async def _settle_apart(self, threads: ThreadPoolExecutor, ended: Sequence[Ended]) -> None:
         for number, one in enumerate(ended):
             try:
-                self._tell([one], await _in_thread(threads, settle, self._database, [one]))
+                self._tell([one], await _in_thread(threads, settle, self._database, self._rules, [one]))
             except DATABASE_AWAY:
                 self._ended = [*ended[number:], *self._ended]
                 raise
@@ -213,7 +218,7 @@ class Worker:
             ended, self._ended = self._ended, []
             try:
                 if ended:
-                    self._tell(ended, await _in_thread(threads, settle, self._database, ended))
+                    self._tell(ended, await _in_thread(threads, settle, self._database, self._rules, ended))
             except DATABASE_AWAY as error:
                 self._ended = ended + self._ended
                 deadline = deadline or time.monotonic() + SETTLE_SECONDS
@@ -267,7 +272,7 @@ class Worker:
         if answer.duration_ms:
             self._telemetry.delivery_seconds.observe(answer.duration_ms / 1000)
             self._telemetry.delivery_lag_seconds.observe(max(0.0, (begun - claimed.due_at).total_seconds()))
-        return Ended(claimed, result, at, answer.duration_ms, answer.status_code)
+        return Ended(claimed, result, at, answer.duration_ms, answer.status_code, answer.excerpt)
 
     async def _send(self, claimed: Claimed, now: datetime) -> Answer:
         body = claimed.body.encode()
@@ -290,6 +295,10 @@ class Worker:
         return self._timekeeper.now(time.monotonic())
 
     def _tell(self, ended: Sequence[Ended], settled: Settled) -> None:
+        for endpoint_id in settled.opened:
+            log.warning("endpoint %s fails; nothing is sent there for %g s", endpoint_id, self._rules.breaker.seconds)
+            given = self._backlog.give_up(endpoint_id)
+            self._ended += [Ended(one, GivenBack(), self._now()) for one in given]
         results: Counter[str] = Counter()
         for one in ended:
             claimed, result = one.claimed, one.result

@@ -1,4 +1,4 @@
-"""Endpoints: where a project wants its events sent, and the secrets that sign them."""
+"""Endpoints: where a project wants its events sent, and the secrets that sign them, as a vault keeps them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,21 @@ from evalstop_service.store import wake
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, endpoints
+from evalstop_service.vault import MARK, SETTING, Unreadable, Vault
+
+OPEN = Vault()
+"""Seals nothing."""
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - the mark of a secret, not one
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One URL with its subscription. `event_types` is `("*",)` for all of them."""
+    """One URL with its subscription. `event_types` is `("*",)` for all of them; secrets are as they are kept.
+
+    `format` is `standard` or `slack`. `failures` have come one after the other, up to now; nothing is sent before
+    `open_until`.
+    """
 
     id: UUID
     project_id: UUID
@@ -33,6 +41,9 @@ class Endpoint:
     previous_secret_until: datetime | None
     enabled: bool
     created_at: datetime
+    format: str = "standard"
+    failures: int = 0
+    open_until: datetime | None = None
 
     def wants(self, event_type: str) -> bool:
         """Whether an event of this type is to be sent here."""
@@ -51,18 +62,31 @@ def valid_secrets(secret: str, previous: str | None, previous_until: datetime | 
     return (secret,)
 
 
-def add(tx: Transaction, project_id: UUID, *, url: str, event_types: Iterable[str], now: datetime) -> Endpoint:
+def add(
+    tx: Transaction,
+    project_id: UUID,
+    *,
+    url: str,
+    event_types: Iterable[str],
+    now: datetime,
+    format: str = "standard",  # noqa: A002 - its name on the wire
+    vault: Vault = OPEN,
+) -> Endpoint:
     """A new endpoint, enabled, with a secret of its own."""
+    key = new_id()
     row: dict[str, Any] = {
-        "id": new_id(),
+        "id": key,
         "project_id": project_id,
         "url": url,
         "event_types": list(event_types),
-        "secret": new_secret(),
+        "secret": vault.seal(new_secret(), key),
         "previous_secret": None,
         "previous_secret_until": None,
         "enabled": True,
         "created_at": now,
+        "format": format,
+        "failures": 0,
+        "open_until": None,
     }
     tx.execute(sa.insert(endpoints).values(row))
     return _endpoint(row)
@@ -86,14 +110,22 @@ def change(
     *,
     url: str | None = None,
     event_types: Iterable[str] | None = None,
+    format: str | None = None,  # noqa: A002 - its name on the wire
     enabled: bool | None = None,
 ) -> Endpoint | None:
-    """Change what is given and leave what is None; deliveries that wait go to the new URL."""
+    """Change what is given and leave what is None; deliveries that wait go to the new URL.
+
+    With a new URL, or enabled, it is taken for one that works.
+    """
     values: dict[str, Any] = {}
+    if url is not None or enabled:  # whatever it was that failed may be mended
+        values |= {"failures": 0, "open_until": None}
     if url is not None:
         values["url"] = url
     if event_types is not None:
         values["event_types"] = list(event_types)
+    if format is not None:
+        values["format"] = format
     if enabled is not None:
         values["enabled"] = enabled
     if values:
@@ -104,16 +136,45 @@ def change(
 
 
 def rotate_secret(
-    tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime, previous_valid_hours: float = 24.0
+    tx: Transaction,
+    project_id: UUID,
+    endpoint_id: UUID,
+    *,
+    now: datetime,
+    previous_valid_hours: float = 24.0,
+    vault: Vault = OPEN,
 ) -> Endpoint | None:
     """Give the endpoint a new secret; the one it had signs along for `previous_valid_hours`."""
     values = {
-        "secret": new_secret(),
+        "secret": vault.seal(new_secret(), endpoint_id),
         "previous_secret": endpoints.c.secret,
         "previous_secret_until": now + timedelta(hours=previous_valid_hours),
     }
     tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
     return find(tx, project_id, endpoint_id)
+
+
+@dataclass(frozen=True)
+class Resealed:
+    """How many secrets were sealed anew, and how many of them had stood in plain text."""
+
+    secrets: int
+    were_plain: int
+
+
+def reseal(tx: Transaction, vault: Vault) -> Resealed:
+    """Seal every secret with the vault's first key; raises Unreadable, with nothing changed, if one does not open."""
+    if not vault.seals:
+        raise Unreadable(f"there is no key to seal with; set {SETTING}")
+    columns = (endpoints.c.id, endpoints.c.secret, endpoints.c.previous_secret)
+    count = were_plain = 0
+    for key, *found in tx.execute(sa.select(*columns).order_by(endpoints.c.id).with_for_update()).all():
+        present = [kept for kept in found if kept is not None]
+        count += len(present)
+        were_plain += sum(not kept.startswith(MARK) for kept in present)
+        secret, previous = (kept and vault.seal(vault.open(kept, key), key) for kept in found)
+        tx.execute(sa.update(endpoints).where(endpoints.c.id == key).values(secret=secret, previous_secret=previous))
+    return Resealed(count, were_plain)
 
 
 def delete(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> bool:
@@ -160,4 +221,7 @@ def _endpoint(row: Any) -> Endpoint:
         previous_secret_until=row["previous_secret_until"],
         enabled=row["enabled"],
         created_at=row["created_at"],
+        format=row["format"],
+        failures=row["failures"],
+        open_until=row["open_until"],
     )

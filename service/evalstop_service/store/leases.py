@@ -11,7 +11,7 @@ it be set back, nothing is claimed twice; what would have to wait for the clock 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -19,15 +19,23 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.store import endpoints, queues
+from evalstop_service.store import breakers, endpoints, queues
+from evalstop_service.store.breakers import Breaker, Tried
 from evalstop_service.store.database import Transaction, driver
+from evalstop_service.store.tables import deliveries, moment_text
 from evalstop_service.store.tables import endpoints as targets
-from evalstop_service.store.tables import moment_text
+from evalstop_service.vault import Unreadable, Vault
+
+UNREADABLE_PAUSE_SECONDS = 60.0
+"""Until it is looked again whether there is a key for a secret that none opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A delivery in the hands of one worker until `lease_until`; `attempts` counts this one. It was due at `due_at`."""
+    """A delivery in the hands of one worker until `lease_until`; `attempts` counts this one. It was due at `due_at`.
+
+    `failures`: of its endpoint, one after the other, when it was claimed. `open_until`: it is the one attempt after it.
+    """
 
     run_id: UUID
     id: UUID
@@ -39,6 +47,9 @@ class Claimed:
     url: str
     secrets: tuple[str, ...]
     body: str
+    format: str = "standard"
+    failures: int = 0
+    open_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +83,26 @@ Result = Delivered | Retry | Dead | GivenBack
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of a claimed delivery, and when."""
+    """What became of a claimed delivery, and when; `answer`: the start of what came back."""
 
     claimed: Claimed
     result: Result
     at: datetime
     duration_ms: float = 0.0
     status_code: int | None = None
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What was recorded: the deliveries still held, and those cancelled meanwhile. All others had been taken over."""
+    """What was recorded: the deliveries still held, and those cancelled meanwhile. All others had been taken over.
+
+    `opened`: endpoints that have failed so often that nothing is sent there for a while.
+    """
 
     kept: frozenset[UUID]
     cancelled: frozenset[UUID]
+    opened: frozenset[UUID] = frozenset()
 
 
 def claim(
@@ -96,26 +112,33 @@ def claim(
     limit: int,
     per_endpoint: int,
     room: Mapping[UUID, int] | None = None,
+    vault: Vault = endpoints.OPEN,
 ) -> list[Claimed]:
     """Take up to `limit` deliveries that are due, longest due first, and at most `per_endpoint` of one endpoint.
 
     `room`: endpoints for which it is another number than `per_endpoint`. No other worker gets what was claimed until
-    `lease_seconds` are over; workers that claim at the same time pass over what the other takes.
+    `lease_seconds` are over; workers that claim at the same time pass over what the other takes. What no secret can be
+    read for waits, and spends no attempt.
     """
     if limit <= 0:
         return []
     lease_until = now + timedelta(seconds=lease_seconds)
     take = _claim_postgresql if tx.dialect.name == "postgresql" else _claim_sqlite
-    return take(tx, now, lease_until, limit, per_endpoint, room or {})
+    return _ready(tx, take(tx, now, lease_until, limit, per_endpoint, room or {}), now, lease_until, vault)
 
 
-def settle(tx: Transaction, ended: Sequence[Ended]) -> Settled:
-    """Record what became of many attempts. Nothing is changed where the lease ran out and another worker took over."""
+def settle(tx: Transaction, ended: Sequence[Ended], breaker: Breaker | None = None) -> Settled:
+    """Record what became of many attempts. Nothing is changed where the lease ran out and another worker took over.
+
+    `breaker`: when an endpoint that fails is left alone; None: never.
+    """
     if not ended:
         return Settled(frozenset(), frozenset())
-    gone = sorted({one.claimed.endpoint_id for one in ended if isinstance(one.result, Dead) and one.result.gone})
-    if gone:  # the endpoint's row before the delivery's, as deleting an endpoint does: else the two can deadlock
-        lock = sa.select(targets.c.id).where(targets.c.id.in_(gone)).order_by(targets.c.id)
+    gone = {one.claimed.endpoint_id for one in ended if isinstance(one.result, Dead) and one.result.gone}
+    tried = [one for one in ended if not isinstance(one.result, GivenBack)] if breaker is not None else []
+    shaky = {one.claimed.endpoint_id for one in tried if one.claimed.failures or not _went_well(one)}
+    if gone or shaky:  # the endpoint's row before the delivery's, as deleting one does: else the two can deadlock
+        lock = sa.select(targets.c.id).where(targets.c.id.in_(gone | shaky)).order_by(targets.c.id)
         tx.execute(lock.with_for_update(key_share=True))
     write = _settle_postgresql if tx.dialect.name == "postgresql" else _settle_sqlite
     present = write(tx, ended)
@@ -124,10 +147,50 @@ def settle(tx: Transaction, ended: Sequence[Ended]) -> Settled:
         {one.claimed.endpoint_id for one in kept if isinstance(one.result, Dead) and one.result.gone}
     ):
         endpoints.disable(tx, endpoint_id)
+    opened = frozenset[UUID]()
+    if breaker is not None and shaky:
+        counted = [one for one in kept if one.claimed.endpoint_id in shaky and not isinstance(one.result, GivenBack)]
+        opened = breakers.record(
+            tx, [Tried(one.claimed.endpoint_id, one.at, _went_well(one)) for one in counted], breaker
+        )
     return Settled(
         frozenset(one.claimed.id for one in kept),
         frozenset(key for key, (state, _) in present.items() if state == "cancelled"),
+        opened,
     )
+
+
+def _went_well(ended: Ended) -> bool:
+    """Whether the endpoint works: it took the event, or has read it and will never like it."""
+    answered = ended.status_code is not None and ended.status_code < 500
+    return isinstance(ended.result, Delivered) or (isinstance(ended.result, Dead) and answered)
+
+
+def _ready(tx: Transaction, taken: list[Claimed], now: datetime, lease_until: datetime, vault: Vault) -> list[Claimed]:
+    """What was taken, with its secrets opened; what is another worker's to try, or has no key, is put back."""
+    turns = {one.endpoint_id: one.open_until for one in taken if one.open_until is not None}
+    mine = breakers.take_turn(tx, turns, lease_until) if turns else set()
+    ready = []
+    for one in taken:
+        if one.open_until is not None and one.endpoint_id not in mine:
+            _put_back(tx, one, one.due_at, None)
+            continue
+        try:
+            opened = tuple(vault.open(kept, one.endpoint_id) for kept in one.secrets)
+        except Unreadable as error:
+            _put_back(tx, one, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), str(error))
+            continue
+        ready.append(one if opened == one.secrets else replace(one, secrets=opened))
+    return ready
+
+
+def _put_back(tx: Transaction, claimed: Claimed, due_at: datetime, error: str | None) -> None:
+    """Undo a claim that nobody has seen yet."""
+    table = deliveries.c
+    values: dict[str, Any] = {"due_at": due_at, "attempts": table.attempts - 1}
+    if error is not None:
+        values["last_error"] = error
+    tx.execute(sa.update(deliveries).where(table.run_id == claimed.run_id, table.id == claimed.id).values(values))
 
 
 def _claim_postgresql(
@@ -141,14 +204,17 @@ def _claim_postgresql(
             key,
             event_id,
             endpoint_id,
-            attempts + 1,
+            tries + 1,
             due_at.astimezone(UTC),
             lease_until,
             url,
-            endpoints.valid_secrets(secret, previous, previous_until, now),
+            endpoints.valid_secrets(secrets[0], secrets[1], secrets[2], now),
             body,
+            form,
+            failures,
+            open_until and open_until.astimezone(UTC),
         )
-        for run_id, key, event_id, endpoint_id, attempts, due_at, url, secret, previous, previous_until, body in rows
+        for run_id, key, event_id, endpoint_id, tries, due_at, open_until, url, *secrets, body, form, failures in rows
     ]
 
 
@@ -173,8 +239,11 @@ def _claim_sqlite(
             url,
             endpoints.valid_secrets(secret, previous, until and datetime.fromisoformat(until + "+00:00"), now),
             body,
+            form,
+            failures,
+            one.open_until,
         )
-        for one, (event_id, url, secret, previous, until, body) in zip(found, contents, strict=True)
+        for one, (event_id, url, secret, previous, until, body, form, failures) in zip(found, contents, strict=True)
     ]
 
 
@@ -225,6 +294,8 @@ def _row(ended: Ended) -> dict[str, Any]:
         "took_ms": ended.duration_ms,
         "code": ended.status_code,
         "tried": not isinstance(result, GivenBack),
+        "sent_to": claimed.url,
+        "answer": ended.answer,
     }
 
 
@@ -234,7 +305,7 @@ UPDATE deliveries SET state = {new_state}, due_at = {new_due_at},
     settled_at = CASE WHEN {new_state} <> 'waiting' THEN {ended_at} END
 """
 
-_LOG = "INSERT INTO delivery_attempts (run_id, delivery_id, number, at, duration_ms, status_code, error)"
+_LOG = "INSERT INTO delivery_attempts (run_id, delivery_id, number, at, duration_ms, status_code, error, url, answer)"
 
 _ROW = ("of_run", "of_id", "number", "new_state", "new_due_at", "error", "ended_at", "took_ms", "code", "tried")
 _OF_PARAMETERS = {name: f":{name}" for name in _ROW}
@@ -243,7 +314,7 @@ _OF_COLUMNS = {name: name for name in _ROW}
 _TAKE_SQLITE = "UPDATE deliveries SET due_at = ?, attempts = attempts + 1 WHERE run_id = ? AND id = ?"
 
 _CONTENTS_SQLITE = """
-SELECT event_id, url, secret, previous_secret, previous_secret_until, body FROM deliveries
+SELECT event_id, url, secret, previous_secret, previous_secret_until, body, format, failures FROM deliveries
 JOIN endpoints ON endpoints.id = deliveries.endpoint_id
 JOIN events ON events.run_id = deliveries.run_id AND events.id = deliveries.event_id
 WHERE deliveries.run_id = ? AND deliveries.id = ?
@@ -253,7 +324,7 @@ _PRESENT_SQLITE = "SELECT state, attempts FROM deliveries WHERE run_id = ? AND i
 
 _CHANGE_SQLITE = _CHANGE.format_map(_OF_PARAMETERS) + "WHERE run_id = :of_run AND id = :of_id"
 
-_LOG_SQLITE = _LOG + " VALUES (:of_run, :of_id, :number, :ended_at, :took_ms, :code, :error)"
+_LOG_SQLITE = _LOG + " VALUES (:of_run, :of_id, :number, :ended_at, :took_ms, :code, :error, :sent_to, :answer)"
 
 # On PostgreSQL one statement each, since every further one is a trip there and back.
 _CLAIM_POSTGRESQL = (
@@ -264,10 +335,12 @@ _CLAIM_POSTGRESQL = (
 ), taken AS (
     UPDATE deliveries SET due_at = %(lease_until)s, attempts = deliveries.attempts + 1 FROM head
     WHERE deliveries.run_id = head.run_id AND deliveries.id = head.id
-    RETURNING deliveries.run_id, deliveries.id, deliveries.event_id, deliveries.endpoint_id, head.attempts, head.due_at
+    RETURNING deliveries.run_id, deliveries.id, deliveries.event_id, deliveries.endpoint_id, head.attempts, head.due_at,
+        head.open_until
 )
-SELECT taken.run_id, taken.id, taken.event_id, taken.endpoint_id, taken.attempts, taken.due_at,
-    endpoints.url, endpoints.secret, endpoints.previous_secret, endpoints.previous_secret_until, events.body
+SELECT taken.run_id, taken.id, taken.event_id, taken.endpoint_id, taken.attempts, taken.due_at, taken.open_until,
+    endpoints.url, endpoints.secret, endpoints.previous_secret, endpoints.previous_secret_until,
+    events.body, endpoints.format, endpoints.failures
 FROM taken
 JOIN endpoints ON endpoints.id = taken.endpoint_id
 JOIN events ON events.run_id = taken.run_id AND events.id = taken.event_id
@@ -281,7 +354,7 @@ _SETTLE_POSTGRESQL = (
     """ ended AS MATERIALIZED (
     SELECT * FROM json_to_recordset(%s) AS ended (
         of_run uuid, of_id uuid, number integer, new_state text, new_due_at timestamptz, error text,
-        ended_at timestamptz, took_ms double precision, code integer, tried boolean
+        ended_at timestamptz, took_ms double precision, code integer, tried boolean, sent_to text, answer text
     )
 ), present AS MATERIALIZED (
     SELECT deliveries.run_id, deliveries.id, deliveries.state, deliveries.attempts FROM deliveries
@@ -296,7 +369,7 @@ _SETTLE_POSTGRESQL = (
 ), logged AS ("""
     + _LOG
     + """
-    SELECT of_run, of_id, number, ended_at, took_ms, code, error
+    SELECT of_run, of_id, number, ended_at, took_ms, code, error, sent_to, answer
     FROM ended JOIN settled USING (of_id, number) WHERE tried
 )
 SELECT id, state, attempts FROM present

@@ -36,6 +36,9 @@ EVAL_REQUESTED = "run.eval_requested"
 STOPS = (STOP_REQUESTED, STOP_ESCALATED)
 """What asks a receiver to end a job."""
 
+URGENT = frozenset({*STOPS, RESUME_REQUESTED})
+"""What receivers act upon: it does not wait behind other news of its run."""
+
 EVENT_TYPES = (
     SUSPECTED,
     EVAL_REQUESTED,
@@ -105,6 +108,7 @@ def announce(
                 "state": "waiting",
                 "attempts": 0,
                 "due_at": now if at_once else due_at,
+                "urgent": type in URGENT,
                 "created_at": now,
             }
             for endpoint in targets

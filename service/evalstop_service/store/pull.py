@@ -12,18 +12,27 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store import endpoints, leases
+from evalstop_service.store import endpoints, leases, queues
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.leases import Claimed, Ended, Result
-from evalstop_service.store.tables import deliveries, events
+from evalstop_service.store.tables import UtcTime, deliveries, events
+from evalstop_service.vault import Vault
 
 PREFIX = "pull:"
 
 
-def add(tx: Transaction, project_id: UUID, *, name: str, event_types: Iterable[str], now: datetime) -> Endpoint:
+def add(
+    tx: Transaction,
+    project_id: UUID,
+    *,
+    name: str,
+    event_types: Iterable[str],
+    now: datetime,
+    vault: Vault = endpoints.OPEN,
+) -> Endpoint:
     """A new pull endpoint, with a secret of its own."""
-    return endpoints.add(tx, project_id, url=PREFIX + name, event_types=event_types, now=now)
+    return endpoints.add(tx, project_id, url=PREFIX + name, event_types=event_types, now=now, vault=vault)
 
 
 def find(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
@@ -37,8 +46,18 @@ def any_due(tx: Transaction, endpoint_id: UUID, now: datetime) -> bool:
     return tx.execute(sa.select(sa.exists().where(_is_due(endpoint_id, now)))).scalar_one()
 
 
-def claim(tx: Transaction, endpoint: Endpoint, now: datetime, lease_seconds: float, limit: int) -> list[Claimed]:
-    """Take up to `limit` deliveries, longest due first, for `lease_seconds`; claims at one time get different ones."""
+def claim(
+    tx: Transaction,
+    endpoint: Endpoint,
+    now: datetime,
+    lease_seconds: float,
+    limit: int,
+    vault: Vault = endpoints.OPEN,
+) -> list[Claimed]:
+    """Take up to `limit` deliveries, longest due first, for `lease_seconds`; claims at one time get different ones.
+
+    Raises Unreadable when no key at hand opens the endpoint's secrets.
+    """
     table = deliveries.c
     query = (
         sa.select(table.run_id, table.id, table.event_id, table.attempts, table.due_at, events.c.body)
@@ -49,7 +68,8 @@ def claim(tx: Transaction, endpoint: Endpoint, now: datetime, lease_seconds: flo
         .with_for_update(skip_locked=True, of=deliveries)
     )
     lease_until = now + timedelta(seconds=lease_seconds)
-    secrets = endpoints.valid_secrets(endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now)
+    valid = endpoints.valid_secrets(endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now)
+    secrets = tuple(vault.open(kept, endpoint.id) for kept in valid)
     claimed = [
         Claimed(
             run_id=row.run_id,
@@ -97,4 +117,5 @@ def settle(
 def _is_due(endpoint_id: UUID, now: datetime) -> sa.ColumnElement[bool]:
     # The state is spelled out, not bound, so that the partial index answers.
     waiting = deliveries.c.state == sa.literal_column("'waiting'")
-    return sa.and_(waiting, deliveries.c.endpoint_id == endpoint_id, deliveries.c.due_at <= now)
+    turn = sa.text(queues.HAS_ITS_TURN.format(now=":now")).bindparams(sa.bindparam("now", now, UtcTime))
+    return sa.and_(waiting, deliveries.c.endpoint_id == endpoint_id, deliveries.c.due_at <= now, turn)

@@ -2,6 +2,10 @@
 
 What is due is looked for endpoint by endpoint, each from the head of its own queue in the index, so that a look costs
 as much with ten as with a hundred thousand deliveries waiting.
+
+The events of one run reach one endpoint in the order in which they were made: a delivery has its turn when nothing
+earlier of its run still waits for the same endpoint, be it in a worker's hands or between two attempts. What is urgent
+has its turn before what is not. What was never due, a stop within its grace period, holds up nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +25,14 @@ from evalstop_service.store.tables import UtcTime, deliveries
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The key of a delivery that may be claimed."""
+    """The key of a delivery that may be claimed; `open_until`: it is the one attempt at an endpoint that failed."""
 
     run_id: UUID
     id: UUID
     endpoint_id: UUID
     attempts: int
     due_at: datetime
+    open_until: datetime | None = None
 
 
 def due(
@@ -48,8 +53,10 @@ def due(
     for row in tx.execute(_DUE_SQLITE, {"now": now, "most": most}):
         one = Due(*row)
         left.setdefault(one.endpoint_id, per_endpoint)
+        if one.open_until is not None:
+            left[one.endpoint_id] = min(left[one.endpoint_id], 1)
         if left[one.endpoint_id] > 0 and len(found) < limit:
-            left[one.endpoint_id] -= 1
+            left[one.endpoint_id] = 0 if one.open_until is not None else left[one.endpoint_id] - 1
             found.append(one)
     return found
 
@@ -130,7 +137,8 @@ WITH RECURSIVE queue (endpoint_id) AS (
 )
 """
 
-_HEAD = "SELECT head.run_id, head.id, head.endpoint_id, head.attempts, head.due_at FROM queue"
+_HEAD = """SELECT head.run_id, head.id, head.endpoint_id, head.attempts, head.due_at, endpoints.open_until
+FROM queue"""
 
 # What waits for a pull endpoint is fetched by its receiver: see `pull`.
 _SERVED = """
@@ -138,24 +146,41 @@ JOIN endpoints ON endpoints.id = queue.endpoint_id AND endpoints.enabled AND end
     AND substr(endpoints.url, 1, 5) <> 'pull:'
 """
 
+_NOT_OPEN = " AND (endpoints.open_until IS NULL OR endpoints.open_until <= {now})"
+
+HAS_ITS_TURN = """(
+    SELECT 1 FROM deliveries AS earlier
+    WHERE earlier.endpoint_id = deliveries.endpoint_id AND earlier.run_id = deliveries.run_id
+        AND earlier.state = 'waiting' AND earlier.id < deliveries.id
+        AND (earlier.urgent OR NOT deliveries.urgent) AND (earlier.attempts > 0 OR earlier.due_at <= {now})
+    LIMIT 1
+) IS NULL"""
+"""A condition on `deliveries`. No NOT EXISTS, which PostgreSQL may join with all that waits."""
+
 _DUE_TYPES: dict[str, Any] = {
     "run_id": sa.Uuid,
     "id": sa.Uuid,
     "endpoint_id": sa.Uuid,
     "attempts": sa.Integer,
     "due_at": UtcTime,
+    "open_until": UtcTime,
 }
 
 HEAD_POSTGRESQL = (
     _HEAD  # noqa: S608 - of constants alone
     + _SERVED
+    + _NOT_OPEN.format(now="%(now)s")
     + """
 LEFT JOIN unnest(%(known)s::uuid[], %(room)s::integer[]) AS known (endpoint_id, room)
     ON known.endpoint_id = queue.endpoint_id
 CROSS JOIN LATERAL (
     SELECT run_id, id, endpoint_id, attempts, due_at FROM deliveries
     WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at <= %(now)s
-    ORDER BY due_at, id LIMIT coalesce(known.room, %(per_endpoint)s)
+        AND """
+    + HAS_ITS_TURN.format(now="%(now)s")
+    + """
+    ORDER BY due_at, id
+    LIMIT least(coalesce(known.room, %(per_endpoint)s), CASE WHEN endpoints.open_until IS NOT NULL THEN 1 END)
     FOR UPDATE SKIP LOCKED
 ) AS head
 ORDER BY head.due_at, head.id LIMIT %(limit)s
@@ -168,10 +193,14 @@ _DUE_SQLITE = (
         QUEUES  # noqa: S608 - of constants alone
         + _HEAD
         + _SERVED
+        + _NOT_OPEN.format(now=":now")
         + """
 JOIN deliveries AS head ON head.id IN (
     SELECT id FROM deliveries
     WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at <= :now
+        AND """
+        + HAS_ITS_TURN.format(now=":now")
+        + """
     ORDER BY due_at, id LIMIT :most
 )
 ORDER BY head.due_at, head.id
@@ -185,11 +214,12 @@ _NEXT = (
     sa.text(
         QUEUES  # noqa: S608 - of constants alone
         + """
-SELECT min((
+SELECT min(CASE WHEN endpoints.open_until > :now THEN endpoints.open_until ELSE (
     SELECT due_at FROM deliveries
     WHERE deliveries.endpoint_id = queue.endpoint_id AND state = 'waiting' AND due_at > :now
     ORDER BY due_at LIMIT 1
-)) AS delivery, (SELECT min(due_at) FROM decisions WHERE state = 'pending' AND due_at > :now) AS decision FROM queue"""
+) END) AS delivery, (SELECT min(due_at) FROM decisions WHERE state = 'pending' AND due_at > :now) AS decision
+FROM queue"""
         + _SERVED
     )
     .bindparams(sa.bindparam("now", type_=UtcTime))

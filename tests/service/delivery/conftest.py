@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from evalstop_service.store.database import Database
 
@@ -12,3 +16,13 @@ from tests.service.delivery.fakes import Scene, a_scene
 def scene(database: Database) -> Scene:
     """A project with a run."""
     return a_scene(database)
+
+
+@pytest.fixture(scope="module")
+def migrated(migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """An embedded database that the examples of one law share."""
+    file = tmp_path_factory.mktemp("law") / "evalstop.db"
+    shutil.copyfile(migrated_file, file)
+    database = Database(f"sqlite:///{file}")
+    yield database
+    database.close()

@@ -23,6 +23,7 @@ from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.lifecycle import State
 from evalstop_service.store import deliveries, endpoints, leases, outbox
+from evalstop_service.store.breakers import Breaker
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.deliveries import Delivery
@@ -32,6 +33,7 @@ from evalstop_service.store.leases import Claimed, Ended, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
 from evalstop_service.targets import parse
 from evalstop_service.telemetry import Telemetry
+from evalstop_service.vault import Vault
 
 DEADLINE_SECONDS = 60.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -158,9 +160,28 @@ class Scene:
             return endpoints.add(tx, self.project_id, url=url, event_types=event_types, now=EPOCH)
 
     def announce(self, tx: Transaction, number: int = 0, now: datetime = EPOCH, **options: Any) -> UUID:
-        """An event that tells its number."""
-        terms: dict[str, Any] = {"type": "run.suspected", "data": {"number": number}} | options
-        return outbox.announce(tx, project_id=self.project_id, run_id=self.run_id, now=now, **terms)
+        """An event of the scene's run, or of `run_id`, that tells its number."""
+        about = {"type": "run.suspected", "data": {"number": number}, "run_id": self.run_id}
+        terms: dict[str, Any] = about | options
+        return outbox.announce(tx, project_id=self.project_id, now=now, **terms)
+
+    def apart(self, tx: Transaction, number: int = 0, **options: Any) -> UUID:
+        """An event of a run of its own, which has to wait for no other."""
+        return self.announce(tx, number, run_id=self.another_run(tx), **options)
+
+    def another_run(self, tx: Transaction) -> UUID:
+        """One more run of the project."""
+        row = self.run_row()
+        tx.execute(sa.insert(runs).values(row))
+        key: UUID = row["id"]
+        return key
+
+    def run_row(self, key: UUID | None = None) -> dict[str, Any]:
+        """What a run of the project is made of."""
+        key = key or new_id()
+        named = {"id": key, "name": str(key), "project_id": self.project_id, "policy_id": self.policy_id}
+        told = {"status": "running", "attempt": 1, "metrics": {}, "labels": {}, "mode": "enforce", "verdict": {}}
+        return named | told | {"version": 0, "created_at": EPOCH, "updated_at": EPOCH}
 
     def decision(
         self, tx: Transaction, due_at: datetime = EPOCH, attempt: int | None = 1, now: datetime = EPOCH
@@ -211,23 +232,7 @@ def a_scene(database: Database) -> Scene:
                 created_at=EPOCH,
             )
         )
-        tx.execute(
-            sa.insert(runs).values(
-                id=scene.run_id,
-                project_id=scene.project_id,
-                name="ppo",
-                status="running",
-                attempt=1,
-                metrics={},
-                labels={},
-                policy_id=scene.policy_id,
-                mode="enforce",
-                version=0,
-                verdict={},
-                created_at=EPOCH,
-                updated_at=EPOCH,
-            )
-        )
+        tx.execute(sa.insert(runs).values(scene.run_row(scene.run_id)))
     return scene
 
 
@@ -249,10 +254,10 @@ def settle(tx: Transaction, claimed: Claimed, result: Result, at: datetime = EPO
 
 
 def announce(database: Database, scene: Scene, count: int = 1) -> None:
-    """So many events, in one transaction."""
+    """So many events, each of a run of its own, in one transaction."""
     with database.transaction() as tx:
         for number in range(count):
-            scene.announce(tx, number)
+            scene.apart(tx, number)
 
 
 def states(database: Database, scene: Scene) -> Counter[str]:
@@ -279,6 +284,8 @@ async def deliver_until(
     pace: Pace | None = None,
     timeout_seconds: float = 5.0,
     telemetry: Telemetry | None = None,
+    breaker: Breaker | None = None,
+    vault: Vault | None = None,
 ) -> None:
     """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
     stop = asyncio.Event()
@@ -291,6 +298,8 @@ async def deliver_until(
             backoff=backoff or Backoff(first_seconds=0.02),
             pace=pace or Pace(poll_seconds=0.02, lease_seconds=20),
             telemetry=telemetry,
+            breaker=breaker or Breaker(failures=1000),  # the tests of what fails are of something else
+            vault=vault,
         )
         running = asyncio.create_task(worker.run(stop))
         try:

@@ -152,11 +152,11 @@ def test_an_endpoint_that_takes_for_ever_costs_its_time_alone(database: Database
         scene.endpoint(database, url)
         with database.transaction() as tx:
             for _ in range(8):
-                scene.announce(tx, data={"much": "x" * 1_000_000})
+                scene.apart(tx, data={"much": "x" * 1_000_000})
         scene.endpoint(database, fine.url, ("run.stopped",))
         with database.transaction() as tx:
             for number in range(20):
-                scene.announce(tx, number, type="run.stopped")
+                scene.apart(tx, number, type="run.stopped")
 
         def over() -> bool:
             with database.reading() as tx:

@@ -58,9 +58,9 @@ def test_waits_for_leases_before_it_mends(database: Database, scene: Scene) -> N
     scene.endpoint(database, "http://x.example")
     later = EPOCH + HOUR
     with database.transaction() as tx:
-        scene.announce(tx, now=later)
+        scene.apart(tx, now=later)
         (held,) = take(tx, later, 60, 1)
-        scene.announce(tx, now=later)
+        scene.apart(tx, now=later)
     setback = Setback(longest_seconds=900, lease_seconds=60)
     assert setback.is_due(False, 10.0)
     assert setback.mend(database, EPOCH, 10.0)
@@ -105,7 +105,7 @@ def test_a_clock_set_back_stalls_and_repeats_nothing(database: Database, scene: 
 
         def announce() -> None:
             with database.transaction() as tx:
-                scene.announce(tx, now=clock())
+                scene.apart(tx, now=clock())
 
         async def run() -> None:
             stop = asyncio.Event()
@@ -145,9 +145,9 @@ def test_clocks_of_machines_do_not_matter(postgres_database: Database) -> None:
         scene.endpoint(database, fake.url)
         for off in (HOUR, -HOUR):
             with database.transaction() as tx:
-                scene.announce(tx, now=utc_now())
+                scene.apart(tx, now=utc_now())
                 (held,) = take(tx, utc_now(), 600, 1)
-                scene.announce(tx, now=utc_now())
+                scene.apart(tx, now=utc_now())
             asyncio.run(deliver_one(database, partial(told_off_by, off), fake))
             found = {one.id: one for one in all_of(database, scene)}
             assert (found[held.id].state, found[held.id].attempts) == ("waiting", 1)

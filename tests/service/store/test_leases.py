@@ -43,7 +43,7 @@ def test_settles_many_at_once(database: Database, scene: Scene) -> None:
     endpoint = scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
         for number in range(6):
-            scene.announce(tx, number)
+            scene.apart(tx, number)
         fine, again, dead, back, lost, cancelled = take(tx, EPOCH, 10, 6)
         tx.execute(sa.update(rows).where(rows.c.id == lost.id).values(attempts=2))
         tx.execute(sa.update(rows).where(rows.c.id == cancelled.id).values(state="cancelled"))

@@ -1,4 +1,4 @@
-"""The outbox against a model, on both databases: nothing is lost, nothing settled is sent again."""
+"""The outbox against a model, on both databases: nothing is lost, nothing settled is sent again, all in order."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ class Expected:
     """What the model knows of one delivery."""
 
     id: UUID
+    run_id: UUID
     endpoint_id: UUID
     decision_id: UUID
     due_at: datetime
+    urgent: bool = False
     state: str = "waiting"
     attempts: int = 0
     settled_attempts: int = 0
@@ -51,39 +53,47 @@ class OutboxMachine(RuleBasedStateMachine):
         self.database = database
         self.now = EPOCH
         self.scene = a_scene(database)
+        with database.transaction() as tx:
+            self.runs = [self.scene.run_id, self.scene.another_run(tx)]
         self.endpoints = [self.scene.endpoint(database, f"http://{number}.example") for number in range(2)]
         self.scene.endpoint(database, "http://deaf.example", ("run.stopped",))
         self.enabled = {endpoint.id: True for endpoint in self.endpoints}
         self.model: dict[UUID, Expected] = {}
         self.held: list[Claimed] = []
-        self.decisions: list[UUID] = []
+        self.decisions: list[tuple[UUID, UUID]] = []
 
     def due(self) -> list[Expected]:
         due = [
             one
             for one in self.model.values()
             if one.state == "waiting" and one.due_at <= self.now and self.enabled[one.endpoint_id]
+            if not any(self.goes_first(other, one) for other in self.model.values())
         ]
         return sorted(due, key=lambda one: (one.due_at, one.id))
 
+    def goes_first(self, other: Expected, one: Expected) -> bool:
+        same_line = (other.run_id, other.endpoint_id) == (one.run_id, one.endpoint_id)
+        under_way = other.state == "waiting" and (other.attempts > 0 or other.due_at <= self.now)
+        return same_line and under_way and other.id < one.id and (other.urgent or not one.urgent)
+
     @initialize()
     def begin(self) -> None:
-        self.announce(None)
+        self.announce(None, 0, False)
         self.claim(1, 5)
 
-    @rule(wait=st.sampled_from([None, 0, 5, 40]))
-    def announce(self, wait: int | None) -> None:
+    @rule(wait=st.sampled_from([None, None, 0, 5, 40]), run=st.sampled_from([0, 0, 1]), urgent=st.booleans())
+    def announce(self, wait: int | None, run: int, urgent: bool) -> None:
         due_at = None if wait is None else self.now + timedelta(seconds=wait)
         decision = new_id()
         with self.database.transaction() as tx:
-            event = self.scene.announce(
-                tx, now=self.now, type="run.stop_requested", due_at=due_at, decision_id=decision
-            )
+            kind = "run.stop_requested" if urgent else "run.suspected"
+            about = {"run_id": self.runs[run], "decision_id": decision, "type": kind}
+            event = self.scene.announce(tx, now=self.now, due_at=due_at, **about)
             made = [one for one in self.scene.all(tx) if one.event_id == event]
         assert {one.endpoint_id for one in made} == {key for key, enabled in self.enabled.items() if enabled}
-        self.decisions.append(decision)
+        self.decisions.append((self.runs[run], decision))
         for one in made:
-            self.model[one.id] = Expected(one.id, one.endpoint_id, decision, due_at or self.now)
+            self.model[one.id] = Expected(one.id, one.run_id, one.endpoint_id, decision, due_at or self.now, urgent)
 
     @rule(seconds=st.sampled_from([1, 5, 30, 100]))
     def time_passes(self, seconds: int) -> None:
@@ -165,10 +175,11 @@ class OutboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.decisions)
     @rule(data=st.data())
     def veto(self, data: st.DataObject) -> None:
-        decision = data.draw(st.sampled_from(self.decisions))
-        waiting = [one for one in self.model.values() if one.decision_id == decision and one.state == "waiting"]
+        run, decision = data.draw(st.sampled_from(self.decisions))
+        stops = [one for one in self.model.values() if one.decision_id == decision and one.urgent]
+        waiting = [one for one in stops if one.state == "waiting"]
         with self.database.transaction() as tx:
-            assert outbox.cancel(tx, self.scene.run_id, decision, self.now, "vetoed") == len(waiting)
+            assert outbox.cancel(tx, run, decision, self.now, "vetoed") == len(waiting)
         for one in waiting:
             one.state = "cancelled"
 

@@ -10,7 +10,7 @@ from evalstop_service.store import endpoints, queues
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.leases import Delivered, Retry
-from evalstop_service.store.tables import deliveries
+from evalstop_service.store.tables import deliveries, events, runs
 
 from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
 
@@ -20,7 +20,7 @@ def test_one_endpoint_leaves_room(database: Database, scene: Scene) -> None:
     busy = scene.endpoint(database, "http://busy.example", ("run.suspected",))
     with database.transaction() as tx:
         for number in range(10):
-            scene.announce(tx, number)
+            scene.apart(tx, number)
     quiet = scene.endpoint(database, "http://quiet.example")
     with database.transaction() as tx:
         scene.announce(tx, 10, now=EPOCH + timedelta(seconds=1))
@@ -49,11 +49,19 @@ def fill(database: Database, scene: Scene, count: int, endpoints: int) -> None:
     with database.transaction() as tx:
         event = scene.announce(tx)
         template = tx.execute(sa.select(deliveries).where(deliveries.c.event_id == event)).mappings().all()
+        made = [scene.run_row() for _ in range(count)]
+        event_rows = [
+            {"run_id": run["id"], "id": new_id(), "project_id": scene.project_id, "type": "x", "body": ""}
+            for run in made
+        ]
         rows = []
-        for number in range(count):
+        for number, row_of_event in enumerate(event_rows):
             due_at = EPOCH + timedelta(days=2 if number // 3 % 3 == 0 else 0, seconds=number)
-            row = dict(template[number % 3]) | {"id": new_id(), "due_at": due_at}
+            of_event = {"run_id": row_of_event["run_id"], "event_id": row_of_event["id"]}
+            row = dict(template[number % 3]) | of_event | {"id": new_id(), "due_at": due_at}
             rows += [row, row | {"id": new_id(), "state": "delivered"}]
+        tx.execute(sa.insert(runs), made)
+        tx.execute(sa.insert(events).values(created_at=EPOCH), event_rows)
         tx.execute(sa.insert(deliveries), rows)
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("ANALYZE deliveries")
@@ -113,13 +121,13 @@ def test_finds_what_the_clock_left_behind(database: Database, scene: Scene) -> N
     scene.endpoint(database, "http://x.example")
     later = EPOCH + timedelta(hours=1)
     with database.transaction() as tx:
-        scene.announce(tx, now=later)
+        scene.apart(tx, now=later)
         (leased,) = take(tx, later, 60, 1)
-        scene.announce(tx, now=later)
+        scene.apart(tx, now=later)
         (retried,) = take(tx, later, 60, 1)
         assert settle(tx, retried, Retry(later + timedelta(seconds=2), "HTTP 500"))
-        scene.announce(tx, now=later)
-        scene.announce(tx, now=EPOCH, due_at=later + timedelta(minutes=5))  # in grace: a promise to people
+        scene.apart(tx, now=later)
+        scene.apart(tx, now=EPOCH, due_at=later + timedelta(minutes=5))  # in grace: a promise to people
         (untried,) = (one for one in scene.all(tx) if not one.attempts and one.due_at == later)
         assert queues.left_behind(tx, later, 900) == set()
         found = queues.left_behind(tx, EPOCH, 900)
@@ -151,7 +159,7 @@ def test_passes_over_what_another_holds(postgres_database: Database) -> None:
     scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
         for number in range(6):
-            scene.announce(tx, number)
+            scene.apart(tx, number)
     with database.transaction() as one, database.transaction() as other:
         other.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
         first, second = queues.due(one, EPOCH, 4, 4), queues.due(other, EPOCH, 4, 4)
