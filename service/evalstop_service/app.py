@@ -15,7 +15,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import chores, deadlines, pages, retention, targets, traces, vigil
+from evalstop_service import chores, deadlines, pages, retention, targets, traces, vault, vigil
 from evalstop_service.api import (
     bulk,
     checkpoints,
@@ -48,9 +48,11 @@ from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.ingest import Committer, Limits, LiveRuns
 from evalstop_service.settings import Settings
+from evalstop_service.store.breakers import Breaker
 from evalstop_service.store.database import Database
 from evalstop_service.telemetry import Telemetry
 from evalstop_service.traces import Tracer
+from evalstop_service.vault import Vault
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +70,12 @@ def create_database(settings: Settings) -> Database:
     if settings.database_url is None:
         settings.data_folder.mkdir(parents=True, exist_ok=True)
     return Database(settings.url, settings.sqlite_synchronous, settings.database_connections)
+
+
+def create_vault(settings: Settings) -> Vault:
+    """What seals the secrets of endpoints."""
+    keys = settings.secret_keys
+    return Vault(vault.parse(None if keys is None else keys.get_secret_value()))
 
 
 def create_app(
@@ -99,7 +107,8 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.context = Context(database, clock, committer, keyring, targets.parse(settings.webhook_networks))
+    may_reach = targets.parse(settings.webhook_networks)
+    app.state.context = Context(database, clock, committer, keyring, may_reach, create_vault(settings))
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED)
     problems.install(app)
     reference.install(app)
@@ -178,6 +187,8 @@ async def _deliver(
                 poll_seconds=settings.delivery_poll_seconds,
                 lease_seconds=settings.delivery_lease_seconds,
             ),
+            breaker=Breaker(settings.delivery_breaker_failures, settings.delivery_breaker_seconds),
+            vault=create_vault(settings),
             telemetry=telemetry,
             tracer=tracer,
         )

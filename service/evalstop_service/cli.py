@@ -7,6 +7,7 @@ import asyncio
 import gc
 import getpass
 import json
+import logging
 import os
 import secrets
 import signal
@@ -28,11 +29,13 @@ from evalstop_service.clock import utc_now
 from evalstop_service.connections import Patience, allowed, look_over, protocol
 from evalstop_service.errors import ServiceError
 from evalstop_service.settings import Settings
-from evalstop_service.store import schema
+from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 OK, FAILED, USAGE = 0, 1, 2
+
+_log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,6 +65,7 @@ def up(settings: Settings, options: argparse.Namespace) -> int:
     """Everything in one process: schema, HTTP and deliveries."""
     database = app.create_database(settings)
     schema.upgrade(database)
+    _tell_of_secrets(settings)
     first = installation.first_key(database, utc_now())
     secret = _session_secret(settings)
 
@@ -84,6 +88,7 @@ def serve(settings: Settings, options: argparse.Namespace) -> int:
     """HTTP alone, on a schema that is at head."""
     database = app.create_database(settings)
     _require_schema(database)
+    _tell_of_secrets(settings)
 
     def ready(address: str) -> None:
         print(json.dumps({"url": address}) if options.json else f"EvalStop serves at {address}", flush=True)
@@ -95,6 +100,7 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
     """Deliveries alone."""
     database = app.create_database(settings)
     _require_schema(database)
+    _tell_of_secrets(settings)
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -162,6 +168,18 @@ def key_create(settings: Settings, options: argparse.Namespace) -> int:
     project = None if options.installation else options.project
     key, secret = installation.add_key(database, project, options.name, tuple(options.scopes), utc_now())
     _print(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
+    return OK
+
+
+def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
+    """Seal all webhook secrets with the first of EVALSTOP_SECRET_KEYS, those that stand in plain text too."""
+    database = app.create_database(settings)
+    _require_schema(database)
+    with database.transaction() as tx:
+        done = endpoints.reseal(tx, app.create_vault(settings))
+    database.close()
+    text = f"{done.secrets} secrets are sealed with the first key; {done.were_plain} of them stood in plain text"
+    _print(options, {"secrets": done.secrets, "were_plain": done.were_plain}, text)
     return OK
 
 
@@ -256,6 +274,11 @@ def _require_schema(database: Database) -> None:
         )
 
 
+def _tell_of_secrets(settings: Settings) -> None:
+    if settings.secret_keys is None:
+        _log.warning("EVALSTOP_SECRET_KEYS is not set: webhook secrets stand in the database in plain text")
+
+
 def _session_secret(settings: Settings) -> str:
     if settings.session_secret is not None:
         return settings.session_secret.get_secret_value()
@@ -340,6 +363,8 @@ def parser() -> argparse.ArgumentParser:
         "--older-than-days", type=float, metavar="N", help="instead of the project's own time; wants --project"
     )
     pruning.add_argument("--dry-run", action="store_true", help="count what would go, and leave it")
+    sealing = commands.add_parser("secrets", help="Seal webhook secrets.").add_subparsers(required=True, metavar="VERB")
+    add(sealing, "rotate", secrets_rotate)
     _add_project(commands, add)
     _add_key(commands, add)
     return root

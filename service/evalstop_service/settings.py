@@ -88,8 +88,7 @@ class Settings(BaseSettings):
     )
 
     secret_keys: Annotated[SecretStr, AfterValidator(_keys)] | None = Field(
-        None,
-        description="seal webhook secrets in the database: 32 bytes in base64; of several the first seals, all open",
+        None, description="seal webhook secrets at rest; each 32 bytes in base64, the first seals, all open"
     )
 
     webhook_networks: Annotated[str, AfterValidator(_networks)] | None = Field(
@@ -103,6 +102,10 @@ class Settings(BaseSettings):
     delivery_max_attempts: Annotated[int, Field(ge=1)] = Field(100, description="after so many a delivery is dead")
     delivery_first_pause_seconds: Positive = Field(1.0, description="the pause after the first failure; it doubles")
     delivery_longest_pause_seconds: Positive = Field(900.0, description="where the doubling ends")
+    delivery_breaker_failures: Annotated[int, Field(ge=1)] = Field(
+        10, description="after so many failures one after the other an endpoint is left alone for a while"
+    )
+    delivery_breaker_seconds: Positive = Field(30.0, description="for so long; then one attempt is made")
 
     metrics_public: bool = Field(
         True, description="/metrics needs no key; it tells of the installation as a whole and of nobody's runs"

@@ -113,8 +113,11 @@ ENDPOINT = {
     "id": ENDPOINT_ID,
     "url": "https://receiver.example:8788/",
     "event_types": ["run.stop_requested"],
+    "format": "standard",
     "enabled": True,
     "created_at": BEGAN,
+    "failures": 0,
+    "open_until": None,
     "previous_secret_until": None,
 }
 OBSERVATION = {"metric": "reward/gold", "step": 150, "value": 0.52, "stderr": 0.02, "time": STOPPED}

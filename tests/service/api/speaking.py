@@ -10,7 +10,7 @@ import httpx
 FALLING = [{"metric": "eval", "step": step, "value": value} for step, value in enumerate([0.5, 0.9, 0.8, 0.7, 0.6])]
 """Three declines: the paper's rule stops at step 4."""
 
-ENDPOINT = {"url": "http://127.0.0.1:9/", "event_types": ["*"]}
+ENDPOINT = {"url": "http://127.0.0.1:9/", "event_types": ["*"], "format": "standard"}
 
 BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/projects"): {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -87,7 +88,7 @@ class OutboxMachine(RuleBasedStateMachine):
         decision = new_id()
         with self.database.transaction() as tx:
             kind = "run.stop_requested" if urgent else "run.suspected"
-            about = {"run_id": self.runs[run], "decision_id": decision, "type": kind}
+            about: dict[str, Any] = {"run_id": self.runs[run], "decision_id": decision, "type": kind}
             event = self.scene.announce(tx, now=self.now, due_at=due_at, **about)
             made = [one for one in self.scene.all(tx) if one.event_id == event]
         assert {one.endpoint_id for one in made} == {key for key, enabled in self.enabled.items() if enabled}
