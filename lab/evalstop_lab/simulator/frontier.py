@@ -33,7 +33,7 @@ from evalstop_lab.sweep import sweep
 
 SEEDS = 6
 CALIBRATION_SEEDS = 3
-JOBS = 800
+JOBS = 600
 RATE = 0.02
 BASELINE = "SRTF-Est"
 SHIPPED = ("paper", "default", "early")

@@ -44,7 +44,7 @@ class Setting:
 
     jobs: int = 1500
     gpus: int = 64
-    load: float = 0.84
+    load: float = 0.86
     tenants: int = 8
     offered: Mapping[Kind, Offered] = field(default_factory=lambda: OFFERED)
     duration_sd: float = 0.8

@@ -24,7 +24,7 @@ from evalstop_lab.simulator.stopping import decide, nobody
 NONE, ORACLE = "none", "oracle"
 
 CALIBRATION_SEED = 0
-REPORTING_SEED = 20_000
+REPORTING_SEED = 30_000
 
 
 @dataclass(frozen=True)

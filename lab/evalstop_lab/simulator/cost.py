@@ -1,0 +1,234 @@
+"""`evalstop-lab cluster cost`: what stopping brings back a month, in GPU-hours, GPUs and dollars."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from evalstop_detectors import Policy
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.errors import UnusableArguments
+from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.scoring import Figure
+from evalstop_lab.simulator import options
+from evalstop_lab.simulator.drawing import draw
+from evalstop_lab.simulator.engine import Cluster, simulate
+from evalstop_lab.simulator.execution import PUBLISHED, Iteration, mechanism
+from evalstop_lab.simulator.hidden import Hidden
+from evalstop_lab.simulator.jobs import Floats, Workload
+from evalstop_lab.simulator.metrics import Figures, measure
+from evalstop_lab.simulator.paired import interval
+from evalstop_lab.simulator.prices import HOURS_A_MONTH, Prices, billed_gpu_hours, dollars_a_month
+from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
+from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.stopping import Stops, decide, nobody
+from evalstop_lab.simulator.study import REPORTING_SEED
+from evalstop_lab.sweep import sweep
+
+SEEDS = 6
+POLICIES = ("paper", "default", "early")
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What one seed's cluster gets back under one policy; shares of what it took without stops.
+
+    `gpu_hours` is what jobs hold less, `billed` what whole nodes are up less, both after running again what was stopped
+    wrongly. `time` is the change of the mean time to completion at equal offered work, `time_at_equal_load` when as
+    much more is submitted as brings the load back. `given_up` GPUs are those without which the mean time is no longer
+    than before.
+    """
+
+    policy: str
+    gpu_hours: float
+    billed: float
+    time: float
+    time_at_equal_load: float
+    given_up: int
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `cost` to `evalstop-lab cluster`."""
+    parser = subparsers.add_parser("cost", help="what comes back a month, in GPU-hours, GPUs and dollars")
+    options.add(parser, seeds=SEEDS, plots=False)
+    prices = Prices()
+    parser.add_argument("--world", choices=WORLDS, default="paper")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    parser.add_argument("--scheduler", choices=SCHEDULERS, default="SRTF-Est", help="default: %(default)s")
+    for name in ("on_demand", "spot", "reserved"):
+        default = getattr(prices, name)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=float,
+            default=default,
+            metavar="DOLLARS",
+            help=f"a GPU-hour ({default})",
+        )
+    parser.add_argument("--node-gpus", type=positive_number, default=prices.node_gpus, help="default: %(default)s")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab cluster cost`; return its exit code."""
+    prices = Prices(args.on_demand, args.spot, args.reserved, args.node_gpus)
+    if min(prices.on_demand, prices.spot, prices.reserved) < 0:
+        raise UnusableArguments("A price is a number of dollars per GPU-hour, of at least 0.")
+    setting = WORLDS[args.world]
+    setting = replace(setting, jobs=args.cluster_jobs or setting.jobs)
+    policies = [load_policy(name) for name in args.policies]
+    seeds = options.seeds(args, REPORTING_SEED)
+    work = partial(_over, setting, policies, args.scheduler, prices)
+    found = [
+        item
+        for of_seed in sweep(work, seeds, "counting what comes back", args.jobs, chunk=1, backend=args.backend)
+        for item in of_seed
+    ]
+    offered = setting.load * setting.gpus * HOURS_A_MONTH
+    report = {
+        "policies": {
+            policy.name: _summary([item for item in found if item.policy == policy.name], offered, prices)
+            for policy in policies
+        },
+        "executions": {
+            kind: {name: asdict(factor) for name, factor in factors.items()}
+            for kind, factors in (("mechanism", mechanism(Iteration())), ("published", PUBLISHED))
+        },
+        "prices": asdict(prices),
+        "scheduler": args.scheduler,
+        "setting": options.setting_document(setting, seeds),
+    }
+    return options.give(args, report, lambda console: _print(console, report))
+
+
+def _over(
+    setting: Setting, policies: Sequence[Policy], scheduler: str, prices: Prices, seeds: Sequence[int]
+) -> list[list[Returned]]:
+    return [_of_seed(setting, seed, policies, SCHEDULERS[scheduler], prices) for seed in seeds]
+
+
+def _of_seed(
+    setting: Setting, seed: int, policies: Sequence[Policy], scheduler: Scheduler, prices: Prices
+) -> list[Returned]:
+    jobs = draw(setting, seed)
+    before, billed = _lived(setting, jobs, nobody(jobs[0]), scheduler, setting.gpus, prices)
+    found = []
+    for policy in policies:
+        stops = decide(policy, jobs[0])
+        after, billed_after = _lived(setting, jobs, stops, scheduler, setting.gpus, prices)
+        held = (after.gpu_hours + after.again) / before.gpu_hours
+        fuller = draw(replace(setting, load=setting.load / held), seed)
+        at_load, _ = _lived(setting, fuller, stops, scheduler, setting.gpus, prices)
+        found.append(
+            Returned(
+                policy.name,
+                gpu_hours=1 - held,
+                billed=1 - billed_after / billed - after.again / before.gpu_hours,
+                time=after.jct / before.jct - 1,
+                time_at_equal_load=at_load.jct / before.jct - 1,
+                given_up=_given_up(setting, jobs, stops, scheduler, before.jct, prices),
+            )
+        )
+    return found
+
+
+def _lived(
+    setting: Setting, jobs: tuple[Workload, Hidden], stops: Stops, scheduler: Scheduler, gpus: int, prices: Prices
+) -> tuple[Figures, float]:
+    """The figures, and the GPU-hours of the nodes that were up."""
+    workload, hidden = jobs
+    cluster = Cluster(gpus, setting.restore_hours, setting.stop_hours)
+    ends: Floats = stops.ends(workload, cluster)
+    schedule = simulate(workload, scheduler, cluster, ends, evals=False)
+    figures = measure(workload, hidden, stops, schedule, setting.measured)
+    return figures, billed_gpu_hours(workload, schedule, prices.node_gpus)
+
+
+def _given_up(
+    setting: Setting,
+    jobs: tuple[Workload, Hidden],
+    stops: Stops,
+    scheduler: Scheduler,
+    jct: float,
+    prices: Prices,
+) -> int:
+    """How many GPUs the cluster can lose before the mean time is longer than `jct`, to the last by halving."""
+    least, most = int(jobs[0].gpus.max()), setting.gpus
+    while least < most:
+        middle = (least + most) // 2
+        figures, _ = _lived(setting, jobs, stops, scheduler, middle, prices)
+        least, most = (least, middle) if figures.jct <= jct else (middle + 1, most)
+    return setting.gpus - most
+
+
+def _summary(found: Sequence[Returned], offered: float, prices: Prices) -> dict[str, Any]:
+    shares = {
+        name: interval(np.array([getattr(item, name) for item in found]))
+        for name in ("gpu_hours", "billed", "time", "time_at_equal_load", "given_up")
+    }
+    held: Figure = shares["gpu_hours"]
+    return {name: asdict(share) for name, share in shares.items()} | {
+        "gpu_hours_a_month": held.value * offered,
+        "more_jobs_at_equal_load": 1 / (1 - held.value) - 1,
+        "dollars_a_month": dollars_a_month(prices, shares["billed"].value * offered, int(shares["given_up"].value)),
+    }
+
+
+def _print(console: Console, report: dict[str, Any]) -> None:
+    console.print(_work_table(report))
+    console.print(_dollar_table(report))
+    console.print(
+        "The mechanism model counts what the mechanism saves in one iteration, and does not reach the papers' figures,"
+        " which compare whole systems; the published model is their best ratio as it stands. Prices are parameters."
+    )
+
+
+def _work_table(report: dict[str, Any]) -> Table:
+    table = Table(title=f"what comes back, {report['scheduler']}")
+    headings = ("policy", "GPU-hours, of all", "a month", "mean time", "more jobs at equal load", "their mean time")
+    for heading in (*headings, "GPUs to give up"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for name, found in report["policies"].items():
+        gone = found["given_up"]
+        table.add_row(
+            name,
+            _percent(found["gpu_hours"]),
+            f"{found['gpu_hours_a_month']:,.0f}",
+            _percent(found["time"]),
+            f"{found['more_jobs_at_equal_load']:+.1%}",
+            _percent(found["time_at_equal_load"]),
+            f"{gone['value']:.1f} [{gone['low']:.1f}, {gone['high']:.1f}]",
+        )
+    return table
+
+
+def _dollar_table(report: dict[str, Any]) -> Table:
+    table = Table(title="dollars a month; on owned GPUs none, there only the waiting gets shorter")
+    for heading in (
+        "policy",
+        "model",
+        "execution",
+        "iteration",
+        "its GPU time",
+        "on demand",
+        "spot",
+        "reserved",
+        "owned",
+    ):
+        table.add_column(heading, justify="left" if heading in ("policy", "model", "execution") else "right")
+    for name, found in report["policies"].items():
+        for kind, factors in report["executions"].items():
+            for execution, factor in factors.items():
+                dollars = [f"{amount * factor['gpu_time']:,.0f}" for amount in found["dollars_a_month"].values()]
+                table.add_row(name, kind, execution, f"{factor['time']:.2f}", f"{factor['gpu_time']:.2f}", *dollars)
+    return table
+
+
+def _percent(share: dict[str, float]) -> str:
+    return f"{share['value']:+.1%} [{share['low']:+.1%}, {share['high']:+.1%}]"
