@@ -1,10 +1,13 @@
 """The life of a decision: a state machine without I/O, events in, instructions out.
 
-           ┌─────────────────┐
-           v                 │            ┌───────────────────────────────> confirmed
-shadow  withheld ──> pending ┴─> requested ┼─> acknowledged ──> escalated ──> failed
-           │            │            │     └──────────────────────^
-           └────────────┴────────────┴──> vetoed, moot              undone: from whatever was handed out
+withheld <──> pending ──> requested ──> acknowledged      acknowledged and escalated may follow each other:
+   │             │           │   └──> escalated <──┘      asked for again, then harder, then it has failed
+   ├─> vetoed <──┤           │            └──> failed
+   └─> moot   <──┴───────────┘                            from requested only when nobody was told
+
+requested, acknowledged, escalated, failed ──> confirmed  the scheduler says that the job is gone
+whatever was handed out ─────────────────────> undone     a person takes it back
+shadow                                                    recorded, nobody is told
 
 The time that passes is an event like any other: `Passed`. What comes after the grace period finds a pending decision
 requested, whether or not anybody has noticed before.

@@ -198,7 +198,10 @@ EXAMPLES: dict[str, Any] = {
     "ProjectIn": {"name": "alignment", "default_mode": "enforce", "grace_seconds": 300},
     "ProjectList": {"items": [PROJECT]},
     "ProjectOut": PROJECT,
-    "PullEndpointIn": {"name": "login-node", "event_types": ["run.stop_requested"]},
+    "PullEndpointIn": {
+        "name": "login-node",
+        "event_types": ["run.stop_requested", "run.stop_escalated", "run.resume_requested"],
+    },
     "PulledEvents": {
         "events": [
             {

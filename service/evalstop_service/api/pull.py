@@ -21,9 +21,11 @@ from evalstop_service.api.endpoints import EndpointWithSecret, EventTypes, with_
 from evalstop_service.api.problems import Problem
 from evalstop_service.api.schemas import Answer, Body, Line, Plain, Time
 from evalstop_service.errors import NotFound
+from evalstop_service.lifecycle import RESUME_REQUESTED
 from evalstop_service.store import decisions, pull, queues
 from evalstop_service.store.database import Database
 from evalstop_service.store.leases import Claimed, Dead, Delivered, Result, Retry
+from evalstop_service.store.outbox import STOPS
 
 Sign = Callable[[Sequence[str], str, int, bytes], dict[str, str]]
 """Gives the headers of a webhook: secrets, id, time in Unix seconds, body."""
@@ -43,7 +45,7 @@ class PullEndpointIn(Body):
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"), Plain] = Field(
         examples=["login-node"]
     )
-    event_types: EventTypes = Field(["run.stop_requested"], examples=[["run.stop_requested"]])
+    event_types: EventTypes = Field(list(STOPS), examples=[[*STOPS, RESUME_REQUESTED]])
 
 
 class ClaimIn(Body):

@@ -56,6 +56,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         histories=histories,
         outcomes=outcomes,
         states=words.STATES,
+        told=words.told,
         changes=changes,
         metrics=metrics[:MOST_METRICS],
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),

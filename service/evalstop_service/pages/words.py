@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from typing import Any
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.lifecycle import State
-from evalstop_service.store.decisions import Decision
+from evalstop_service.store.decisions import Change, Decision
 from evalstop_service.store.runs import Run
 
 STATES: dict[str, str] = {
@@ -50,6 +51,13 @@ def moment(at: datetime) -> str:
 def iso(at: datetime) -> str:
     """A moment for machines."""
     return rfc3339(at.replace(microsecond=0))
+
+
+def told(change: Change) -> dict[str, Any]:
+    """The details of a change as the page shows them: each brake by its kind and reason."""
+    if change.state not in (State.WITHHELD, State.PENDING, State.REQUESTED):
+        return change.details  # what a receiver said, in whatever words
+    return {brake["kind"]: brake["reason"] for brake in change.details.get("brakes", ())}
 
 
 def standing(run: Run, decision: Decision | None, now: datetime) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx
@@ -127,6 +128,27 @@ def test_a_person_vetoes(service: Service) -> None:
     assert vetoed["history"][-1]["actor"] == "key test"
     stops = [item for item in said(client.get("/deliveries"), 200)["items"] if item["decision_id"]]
     assert [item["state"] for item in stops] == ["cancelled"]
+
+
+def test_a_stop_under_way_is_undone(admin: httpx.Client) -> None:
+    """A receiver says that it has begun and how long it will take; a person takes the stop back."""
+    world = populate(admin)
+    path = world.path("/decisions/{decision_id}")
+    requested = said(admin.get(path), 200)
+    assert requested["escalations"] == 0
+    body = {"state": "acknowledged", "reason": "found", "expected_seconds": 3600}
+    acknowledged = said(admin.post(f"{path}/report", json=body), 200)
+    assert acknowledged["state"] == "acknowledged"
+    later = [datetime.fromisoformat(one["deadline_at"]) for one in (requested, acknowledged)]
+    assert later[1] - later[0] >= timedelta(hours=1)
+    assert said(admin.get("/decisions", params={"state": "acknowledged"}), 200)["items"] == [acknowledged]
+    error = problem(admin.post(f"{path}/report", json=body | {"state": "confirmed"}), 422)["errors"][0]
+    assert "expected_seconds goes with acknowledged" in error["detail"]
+    undone = said(admin.post(f"{path}/undo", json={"reason": "broken eval", "actor": "dana"}), 200)
+    assert (undone["state"], undone["deadline_at"]) == ("undone", None)
+    assert not said(admin.get(world.path("/runs/{run_id}")), 200)["should_stop"]
+    refused = problem(admin.post(f"{path}/release", json={"reason": "after all"}), 409)
+    assert "undone" in refused["detail"]
 
 
 def test_what_is_not_finite_comes_back(admin: httpx.Client) -> None:

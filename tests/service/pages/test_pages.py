@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import datetime, timedelta
 from html import escape
 from uuid import UUID
 
 import httpx
 import pytest
-from evalstop_service import opening, pages, responses
+from evalstop_service import deadlines, opening, pages, responses
 from evalstop_service.ingest import Points, Receipt, Resumed, Saved
+from evalstop_service.lifecycle import State
 from evalstop_service.pages.run import MOST_POINTS
 from evalstop_service.pages.runs import PAGE
+from evalstop_service.store import decisions, projects
 from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
 
 from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
@@ -71,7 +75,7 @@ def test_a_run_that_was_stopped(visitor: httpx.Client, database: Database, tenan
 
 @EMBEDDED
 def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, database: Database, now: datetime) -> None:
-    """Shadow, pending, vetoed, requested: each is put into words of its own."""
+    """From shadow to undone each is put into words of its own."""
     patient = add_tenant(database, now, "patient", grace_seconds=3600)
     visitor.get("/login", params={"token": pages.sign_in_token(SECRET, patient.key.id)})
     shadow = open_run(database, patient, now, "shadow", mode="shadow")
@@ -85,9 +89,37 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     html = seen(visitor, f"/runs/{run.id}")
     assert "A stop at step 280 was vetoed" in html
     assert "a known dip" in html
+    with database.transaction() as tx:
+        projects.change(tx, replace(patient.project, paused_at=now, paused_by="<ada>"))
+    held = open_run(database, patient, now, "held", mode="enforce")
+    receipt = report(database, patient, held.id, HACKING[:29], now)
+    html = seen(visitor, f"/runs/{held.id}")
+    assert "A stop at step 280 is withheld" in html
+    assert "the project was paused by &lt;ada&gt;" in html
+    with database.transaction() as tx:
+        projects.change(tx, patient.project)
     late = open_run(database, patient, now, "late", mode="enforce")
     report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
     assert "no scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
+    (decision,) = decided(database, patient, late.id)
+    said = responses.Report(State.ACKNOWLEDGED, "receiver", "found", {"brakes": "worn", "job": "4711"}, 60.0)
+    responses.report(database, patient.project.id, decision.id, said, now)
+    html = seen(visitor, f"/runs/{late.id}")
+    assert "A receiver is carrying out the stop" in html
+    assert "worn" in html
+    deadlines.look_after(database, now + timedelta(hours=1))
+    assert "was asked for again" in seen(visitor, f"/runs/{late.id}")
+    responses.undo(database, patient.project.id, decision.id, "ada", "broken eval", now)
+    assert "was undone" in seen(visitor, f"/runs/{late.id}")
+    ended = open_run(database, patient, now, "ended", mode="enforce")
+    report(database, patient, ended.id, HACKING[:29], now)
+    responses.finish(database, patient.project.id, ended.id, "completed", now)
+    assert "is moot" in seen(visitor, f"/runs/{ended.id}")
+
+
+def decided(database: Database, tenant: Tenant, run_id: UUID) -> list[Decision]:
+    with database.reading() as tx:
+        return decisions.listing(tx, tenant.project.id, run_id=run_id)
 
 
 def test_search_filter_and_pages(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
