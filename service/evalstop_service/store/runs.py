@@ -159,8 +159,10 @@ def listing(
 
     One or two letters are looked for in the newest 20,000 runs from there on.
     """
-    query = _page(_SELECT, project_id, name, status, before, limit)
-    return [Run(**row) for row in tx.execute(query).mappings()]
+    # The page first, from an index that is in its order: joined before, a planner without statistics sorts all runs.
+    page = _page(sa.select(*_OWN), project_id, name, status, before, limit).subquery()
+    query = sa.select(page, *_OF_POLICY).join(policies, policies.c.id == page.c.policy_id)
+    return [Run(**row) for row in tx.execute(query.order_by(page.c.id.desc())).mappings()]
 
 
 def count_running(tx: Transaction, project_id: UUID, most: int) -> int:
@@ -187,11 +189,10 @@ def listing_revision(
     return _digest(tx, _page(_REVISION, project_id, name, status, before, limit))
 
 
-_SELECT = sa.select(
-    *(column for column in runs.c if column.name != "monitor_state"),
-    policies.c.name.label("policy_name"),
-    policies.c.version.label("policy_version"),
-).join(policies, policies.c.id == runs.c.policy_id)
+_OWN = [column for column in runs.c if column.name != "monitor_state"]
+_OF_POLICY = (policies.c.name.label("policy_name"), policies.c.version.label("policy_version"))
+
+_SELECT = sa.select(*_OWN, *_OF_POLICY).join(policies, policies.c.id == runs.c.policy_id)
 
 _TRIGRAM = 3
 _SEARCHED = 20_000
