@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     sqlite_synchronous: Literal["FULL", "NORMAL", "EXTRA"] = Field(
         "FULL", description="NORMAL is faster and may lose the last second when the power fails"
     )
-    database_connections: Annotated[int, Field(ge=1)] = Field(20, description="the most a process opens")
+    database_connections: Annotated[int, Field(ge=2)] = Field(20, description="the most a process opens")
 
     host: str = Field("127.0.0.1", description="the address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8787, description="0 takes any free one")

@@ -25,7 +25,7 @@ class Database:
 
     `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
     `synchronous`: SQLite's pragma of that name; FULL keeps every acknowledged row through a loss of power.
-    `pool_size`: the most connections held at one time.
+    `pool_size`: the most connections held at one time, of which a quarter is for single statements; at least 2 there.
     """
 
     def __init__(self, url: str, synchronous: str = "FULL", pool_size: int = 20) -> None:
@@ -33,13 +33,14 @@ class Database:
         if self.url.drivername in ("postgresql", "postgres"):
             self.url = self.url.set(drivername="postgresql+psycopg")
         self.embedded = self.url.get_backend_name() == "sqlite"
-        self.engine = self._engine(pool_size)
+        of_statements = 0 if self.embedded else max(1, pool_size // 4)
+        self.engine = self._engine(max(1, pool_size - of_statements))
         # SQLite has one writer at a time and lets the others poll for the lock; waiting in line is fairer and faster.
         self._writer = threading.Lock() if self.embedded else nullcontext()
         if self.embedded:
             _prepare_sqlite(self.engine, synchronous)
         else:
-            self._statements = self._engine(pool_size, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
+            self._statements = self._engine(of_statements, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
             for engine in (self.engine, self._statements):
                 _prepare_postgres(engine)
                 _ask_after_a_rest(engine)
