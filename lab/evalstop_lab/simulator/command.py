@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_lab.simulator import cadence, cost, frontier, reproduce, trace
+from evalstop_lab.simulator import cadence, cost, frontier, reproduce, rollback, trace
 
 EXAMPLES = """examples:
   evalstop-lab cluster reproduce
@@ -12,6 +12,7 @@ EXAMPLES = """examples:
   evalstop-lab cluster frontier --worlds paper hard
   evalstop-lab cluster cadence --policies paper my-policy.yaml --evals 10 20 40
   evalstop-lab cluster cost --on-demand 3.5 --policies paper early
+  evalstop-lab cluster rollback --frontier-gain 0.1
   evalstop-lab cluster trace jobs.csv --gpus 256
 """
 
@@ -25,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     questions = parser.add_subparsers(required=True, metavar="QUESTION")
-    for question in (reproduce, frontier, cadence, cost, trace):
+    for question in (reproduce, frontier, cadence, cost, rollback, trace):
         question.add_parser(questions)
     parser.set_defaults(run=run)
 

@@ -1,0 +1,141 @@
+"""`evalstop-lab cluster rollback`: rather than stop a job, take it back to its best checkpoint and let it go on.
+
+The job goes on from there with another setting (a stronger KL penalty, say), for what is left of its plan, and is
+watched no more. Gao et al. (arXiv 2210.10760) found that a KL penalty moves a run along the same frontier of gold and
+KL: what a second attempt adds to gold, `frontier_gain`, is 0 by their finding, and a parameter here. What a rollback
+surely buys is cheap mistakes: a healthy job that was flagged loses the evals since its best one, not all of its work.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import numpy as np
+from evalstop_detectors import Policy
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.scoring import Figure
+from evalstop_lab.simulator import options
+from evalstop_lab.simulator.drawing import draw
+from evalstop_lab.simulator.engine import Cluster, simulate
+from evalstop_lab.simulator.hidden import Hidden
+from evalstop_lab.simulator.jobs import Floats, Workload
+from evalstop_lab.simulator.metrics import measure
+from evalstop_lab.simulator.paired import interval
+from evalstop_lab.simulator.schedulers import SRTF_EST
+from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.stopping import Stops, decide, nobody
+from evalstop_lab.simulator.study import REPORTING_SEED
+from evalstop_lab.sweep import sweep
+
+SEEDS = 6
+POLICIES = ("paper", "default", "early")
+ACTIONS = ("stop", "roll back")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one action under one policy. `gpu_hours` and `time` are changes beside no stops; after stops, what was stopped
+    wrongly is run again. `gold` is that of the kept checkpoint of hacking jobs, as a share of what they could gain."""
+
+    policy: str
+    action: str
+    gpu_hours: Figure
+    time: Figure
+    gold: Figure
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rollback` to `evalstop-lab cluster`."""
+    parser = subparsers.add_parser("rollback", help="rather than stop, go back to the best checkpoint and go on")
+    options.add(parser, seeds=SEEDS, plots=False)
+    parser.add_argument("--world", choices=WORLDS, default="paper")
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    parser.add_argument(
+        "--frontier-gain", type=float, default=0.0, metavar="SHARE", help="what going on adds to gold (default: 0)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab cluster rollback`; return its exit code."""
+    setting = WORLDS[args.world]
+    setting = replace(setting, jobs=args.cluster_jobs or setting.jobs)
+    policies = [load_policy(name) for name in args.policies]
+    seeds = options.seeds(args, REPORTING_SEED)
+    work = partial(_over, setting, policies, args.frontier_gain)
+    found = sweep(work, seeds, "rolling back", args.jobs, chunk=1, backend=args.backend)
+    outcomes = [
+        Outcome(policy.name, action, *(interval(column) for column in np.array(of_seeds).T))
+        for policy in policies
+        for action in ACTIONS
+        for of_seeds in [[of_seed[policy.name, action] for of_seed in found]]
+    ]
+    report = {
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+        "frontier_gain": args.frontier_gain,
+        "setting": options.setting_document(setting, seeds),
+    }
+    return options.give(args, report, lambda console: _print(console, outcomes, args.frontier_gain))
+
+
+def rolled_back(workload: Workload, stops: Stops, cluster: Cluster) -> Floats:
+    """After how many hours of running each job ends when flags take it back to its kept checkpoint, once."""
+    ends = workload.hours
+    for job, after, kept in zip(workload.jobs, stops.after.tolist(), stops.kept.tolist(), strict=True):
+        if 0 < after < job.evals:
+            ends[job.number] = job.eval_at(after) + cluster.restore_hours + job.hours - job.eval_at(kept)
+    return ends
+
+
+_Found = dict[tuple[str, str], tuple[float, float, float]]
+
+
+def _over(setting: Setting, policies: Sequence[Policy], frontier_gain: float, seeds: Sequence[int]) -> list[_Found]:
+    return [_of_seed(setting, policies, frontier_gain, seed) for seed in seeds]
+
+
+def _of_seed(setting: Setting, policies: Sequence[Policy], frontier_gain: float, seed: int) -> _Found:
+    """By policy and action: the changes of GPU-hours and mean time, and gold."""
+    workload, hidden = draw(setting, seed)
+    cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
+
+    def live(stops: Stops, ends: Floats) -> tuple[float, float, float]:
+        schedule = simulate(workload, SRTF_EST, cluster, ends, evals=False)
+        figures = measure(workload, hidden, stops, schedule, setting.measured)
+        return figures.gpu_hours + figures.again, figures.jct, 1 - figures.gold_lost
+
+    hours, time, _ = live(nobody(workload), workload.hours)
+    found: _Found = {}
+    for policy in policies:
+        stops = decide(policy, workload)
+        for action, ends in zip(
+            ACTIONS, (stops.ends(workload, cluster), rolled_back(workload, stops, cluster)), strict=True
+        ):
+            held, jct, gold = live(stops, ends)
+            added = frontier_gain * _taken_back(stops, hidden) if action == "roll back" else 0.0
+            found[policy.name, action] = held / hours - 1, jct / time - 1, gold + added
+    return found
+
+
+def _taken_back(stops: Stops, hidden: Hidden) -> float:
+    """The share of hacking jobs that get a second attempt."""
+    early = (stops.after > 0) & (stops.after < hidden.gold.shape[1])
+    return float(early[hidden.hacking].mean())
+
+
+def _print(console: Console, outcomes: Sequence[Outcome], frontier_gain: float) -> None:
+    table = Table(title=f"beside no stops, SRTF-Est; going on adds {frontier_gain:.0%} to gold")
+    for heading in ("policy", "action", "GPU-hours", "mean time", "gold kept by hacking jobs"):
+        table.add_column(heading, justify="left" if heading in ("policy", "action") else "right")
+    for outcome in outcomes:
+        changes = (
+            f"{item.value:+.1%} [{item.low:+.1%}, {item.high:+.1%}]" for item in (outcome.gpu_hours, outcome.time)
+        )
+        table.add_row(outcome.policy, outcome.action, *changes, f"{outcome.gold.value:.1%}")
+    console.print(table)
