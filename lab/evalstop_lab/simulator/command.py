@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_lab.simulator import cadence, cost, frontier, reproduce, rollback, trace
+from evalstop_lab.simulator import cadence, cost, frontier, population, reproduce, rollback, trace
 
 EXAMPLES = """examples:
   evalstop-lab cluster reproduce
@@ -26,7 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     questions = parser.add_subparsers(required=True, metavar="QUESTION")
-    for question in (reproduce, frontier, cadence, cost, rollback, trace):
+    for question in (reproduce, frontier, cadence, cost, rollback, population, trace):
         question.add_parser(questions)
     parser.set_defaults(run=run)
 
