@@ -41,8 +41,8 @@ PERTURBED = (0.8, 1.2)
 class Sweep:
     """A sweep of members that are trained in step.
 
-    `speed_sd` is of the logarithm; at speed 1 a member has its peak at `peak` of its plan. `noise_sd` is of one eval, as
-    a share of the height of the frontier.
+    `speed_sd` is of the logarithm; at speed 1 a member has its peak at `peak` of its plan. `noise_sd` is of one eval,
+    as a share of the height of the frontier.
     """
 
     members: int = 20
