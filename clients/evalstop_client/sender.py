@@ -39,6 +39,7 @@ class Sender:
         self._refusal: tuple[Mapping[str, Any], Refused] | None = None
         self._run_id = ""
         self._reopened = False  # because the service did not know the run any more
+        self._beats = True  # until the service turns out to know no heartbeats, as release 0.1.0
         self._failures = 0
         self._is_stuck = False
         self._hurry = threading.Event()
@@ -98,7 +99,7 @@ class Sender:
         if self._opened != opening and not self._is_refused(opening):
             return self._open(opening)
         if batch is None:
-            return self._wait_or_poll()
+            return self._wait_or_beat()
         if not batch.entries:  # damaged lines only
             self._spool.advance(batch)
             return None
@@ -117,7 +118,7 @@ class Sender:
             if not isinstance(answer.body.get("id"), str):
                 return Away(f"POST /runs answered without a run: {answer.body!r:.200}")
             self._run_id = answer.body["id"]
-            self._opened = opening
+            self._opened, self._beats = opening, True
             self._learn(answer.body)
         elif isinstance(answer, Refused):
             self._refusal = (opening, answer)
@@ -153,16 +154,24 @@ class Sender:
         path = self._spool.reject(entries, refused.reason)
         self._notices.say("refused", "the service refused something, kept in %s: %s", path, refused.reason)
 
-    def _wait_or_poll(self) -> Answer | None:
+    def _wait_or_beat(self) -> Answer | None:
         def something_to_do() -> bool:
             return self._closed.is_set() or not self._spool.is_empty
 
         self._spool.wake()  # who flushes learns here that all is done
         if self._spool.wait(something_to_do, self._limits.poll_seconds) or self._opened is None:
             return None
-        answer = self._service.get(f"/runs/{self._run_id}")
+        answer = self._beat() if self._beats else self._service.get(f"/runs/{self._run_id}")
         if isinstance(answer, Accepted):
             self._learn(answer.body)
+        return answer
+
+    def _beat(self) -> Answer:
+        """Say that the run is there though it has nothing to tell, which also asks whether it should stop."""
+        answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})
+        if isinstance(answer, Refused) and answer.status in (404, 405):
+            self._beats = False
+            return self._service.get(f"/runs/{self._run_id}")
         return answer
 
     def _learn(self, body: Json) -> None:

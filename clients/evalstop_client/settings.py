@@ -28,7 +28,7 @@ class Limits:
     """Every bound of the reporter, with its unit and its default."""
 
     flush_seconds: float = 10.0  # how long finish(), the end of the `with` block and exit may wait for the service
-    poll_seconds: float = 30.0  # how often an idle run asks whether it should stop
+    poll_seconds: float = 30.0  # how often an idle run says that it is there, and asks whether it should stop
     timeout_seconds: float = 10.0  # of each step of one request
     queue_entries: int = 10_000  # calls held in memory until they are on disk
     spool_bytes: int = 256 * 2**20  # on disk, for one run name; beyond it observations are dropped

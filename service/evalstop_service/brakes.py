@@ -36,6 +36,8 @@ from evalstop_service.store.runs import Run
 WINDOW = timedelta(hours=1)
 """Within which stops are counted."""
 
+KINDS = (PAUSED, "stops_per_hour", "stops_share", *Reservation)
+
 
 def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Brake, ...]:
     """What holds a stop of this run back; nothing when it may be stopped.

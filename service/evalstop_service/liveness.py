@@ -70,9 +70,10 @@ def look_in(
 ) -> float:
     """In how many seconds a run that is not lost is to be looked at again: when it would turn stale, or be lost.
 
-    One that is stale may post meanwhile and fall silent again, so it is looked at as often as one that is alive.
+    One that is stale may post meanwhile and fall silent again, so it is looked at as often as one that is alive. What
+    is closer than a second is not worth being exact about.
     """
     limit = stale_after(stale_seconds, cadence_seconds)
     if silence_seconds < limit:
-        return limit - silence_seconds
-    return min(limit, max(0.0, LOST_TIMES * limit - (stale_for_seconds or 0.0)))
+        return max(1.0, limit - silence_seconds)
+    return max(1.0, min(limit, LOST_TIMES * limit - (stale_for_seconds or 0.0)))

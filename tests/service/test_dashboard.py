@@ -12,6 +12,7 @@ from typing import Any, cast
 import promql_parser
 import pytest
 import yaml
+from evalstop_service import brakes
 from evalstop_service.api.metrics import Installation
 from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
@@ -36,8 +37,16 @@ def shown() -> dict[str, dict[str, set[str]]]:
             labels = found.setdefault(sample.name, {})
             for label, value in sample.labels.items():
                 labels.setdefault(label, set()).add(value)
-    for name in ("running_runs", "outbox_oldest_due_seconds", "outbox_oldest_waiting_seconds"):
+    for name in (
+        "running_runs",
+        "stale_runs",
+        "blind_runs",
+        "paused_projects",
+        "outbox_oldest_due_seconds",
+        "outbox_oldest_waiting_seconds",
+    ):
         found[f"evalstop_{name}"] = {}
+    found["evalstop_withheld_stops"] = {"brake": set(brakes.KINDS)}
     found["evalstop_outbox_deliveries"] = {"waiting": {"due", "later", "held"}}
     return found
 

@@ -12,11 +12,11 @@ from typing import Any, cast
 import httpx
 import pytest
 import sqlalchemy as sa
-from evalstop_service import installation
+from evalstop_service import installation, pausing, vigil
 from evalstop_service.api import metrics, watch
 from evalstop_service.api.metrics import Installation
 from evalstop_service.clock import utc_now
-from evalstop_service.store import endpoints, outbox, projects, tables
+from evalstop_service.store import endpoints, outbox, policies, projects, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.telemetry import Telemetry
 from prometheus_client import CollectorRegistry
@@ -28,7 +28,7 @@ from tests.service import scenes
 from tests.service.watched import Watched, watched
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
-UNITS = ("seconds", "observations", "requests", "runs", "rows", "deliveries", "build", "up")
+UNITS = ("seconds", "observations", "requests", "runs", "rows", "deliveries", "build", "up", "projects", "stops")
 
 
 @pytest.fixture
@@ -213,6 +213,26 @@ def test_tells_where_the_installation_stands(database: Database) -> None:
     assert waiting == {"due": 2, "later": 1, "held": 3}
     assert found["evalstop_outbox_oldest_due_seconds"] == {(): 300}
     assert found["evalstop_outbox_oldest_waiting_seconds"] == {(): 500}
+
+
+def test_the_database_tells_what_is_held_back(database: Database) -> None:
+    """Silent and blind runs, paused projects, and withheld stops by every kind of brake that holds them."""
+    scene, paused = scenes.set_up(database), scenes.set_up(database)
+    silent, blind, still = scene.open("silent"), scene.open("blind"), scene.open("still", policy="default")
+    scene.post(blind, scenes.evals(0.5, *[0.25] * 8), NOW + timedelta(seconds=299))
+    scene.post(still, scenes.evals(0.5), NOW + timedelta(seconds=299))
+    vigil.look(database, NOW + timedelta(seconds=300))
+    pausing.pause(database, paused.project_id, "dana", "", NOW)
+    document = {"name": "strict", "members": [{"detector": "k_decline"}]}
+    with database.transaction() as tx:
+        policies.add(tx, projects.get(tx, paused.project_id), "strict", document, NOW)
+    for name, policy in (("a", "paper"), ("b", "strict")):
+        paused.post(paused.open(name, policy=policy), scenes.FALLING)
+    found = samples(generate_latest(figures_of(database)[1]).decode())
+    assert (silent.status, found["evalstop_stale_runs"], found["evalstop_blind_runs"]) == ("running", {(): 1}, {(): 1})
+    assert found["evalstop_paused_projects"] == {(): 1}
+    withheld = {labels[0][1]: value for labels, value in found["evalstop_withheld_stops"].items() if value}
+    assert withheld == {"paused": 2, "no_checkpoint": 1}
 
 
 def announce(tx: Transaction, scene: scenes.Scene, run_id: uuid.UUID, now: datetime, due_at: datetime) -> None:

@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from evalstop_service import brakes
 from evalstop_service.api.context import AnyKey
 from evalstop_service.api.problems import Problem
 from evalstop_service.clock import Clock
@@ -111,6 +112,12 @@ def _families(found: Figures | None) -> Iterator[Metric]:
     up = GaugeMetricFamily("evalstop_database_up", "1 if the database answered the last time it was asked, else 0.")
     up.add_metric([], 0 if found is None else 1)
     running = GaugeMetricFamily("evalstop_running_runs", "Runs that have not ended.")
+    stale = GaugeMetricFamily("evalstop_stale_runs", "Runs that have not ended and have been silent for too long.")
+    blind = GaugeMetricFamily("evalstop_blind_runs", "Runs that have not ended and a metric of which is dead.")
+    paused = GaugeMetricFamily("evalstop_paused_projects", "Projects in which nothing is stopped.")
+    withheld = GaugeMetricFamily(
+        "evalstop_withheld_stops", "Stops that are held back, by each kind of brake that does.", labels=["brake"]
+    )
     waiting = GaugeMetricFamily(
         "evalstop_outbox_deliveries",
         "Deliveries that wait: due, later (a pause, a lease or a grace period), held (their endpoint is disabled).",
@@ -124,8 +131,13 @@ def _families(found: Figures | None) -> Iterator[Metric]:
     )
     if found is not None:
         running.add_metric([], found.running_runs)
+        stale.add_metric([], found.stale_runs)
+        blind.add_metric([], found.blind_runs)
+        paused.add_metric([], found.paused_projects)
+        for kind in brakes.KINDS:
+            withheld.add_metric([kind], found.withheld.get(kind, 0))
         for name in ("due", "later", "held"):
             waiting.add_metric([name], getattr(found, name))
         due.add_metric([], found.oldest_due_seconds)
         oldest.add_metric([], found.oldest_waiting_seconds)
-    yield from (up, running, waiting, due, oldest)
+    yield from (up, running, stale, blind, paused, withheld, waiting, due, oldest)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
 import sqlalchemy as sa
 
+from evalstop_service.lifecycle import State
+from evalstop_service.liveness import Pulse
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import deliveries, endpoints, projects, runs
+from evalstop_service.store.tables import decision_changes, decisions, deliveries, endpoints, projects, pulses, runs
 
 
 @dataclass(frozen=True)
 class Figures:
     """Where an installation stands.
 
-    `running_runs`: those that have not ended. Waiting deliveries: `due`, `later` (between two attempts, in the hands of
-    a worker, or in a grace period), `held` (their endpoint is disabled or gone). `oldest_due_seconds`: for how long the
-    longest due has been due; `oldest_waiting_seconds`: how long ago the oldest that is not held was made; 0 for none.
+    `running_runs`: those that have not ended; `stale_runs` of these nothing was heard for long, and of `blind_runs` a
+    metric that may stop them is dead, as of the last look at each. `paused_projects`: nothing of theirs is stopped.
+    `withheld`: stops that are held back, by the kind of brake; one that several hold back counts for each. Waiting
+    deliveries: `due`, `later` (between two attempts, in the hands of a worker, or in a grace period), `held` (their
+    endpoint is disabled or gone). `oldest_due_seconds`: for how long the longest due has been due;
+    `oldest_waiting_seconds`: how long ago the oldest that is not held was made; 0 for none.
     """
 
     running_runs: int
+    stale_runs: int
+    blind_runs: int
+    paused_projects: int
+    withheld: dict[str, int]
     due: int
     later: int
     held: int
@@ -34,6 +44,10 @@ def read(tx: Transaction, now: datetime) -> Figures:
     unended = runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)
     running = sa.select(sa.func.count()).where(runs.c.project_id == projects.c.id, unended)
     running_runs = sum(tx.execute(sa.select(running.scalar_subquery()).select_from(projects)).scalars())
+    blind = sa.cast(pulses.c.dead, sa.Text) != "[]"
+    silent = sa.select(sa.func.count().filter(pulses.c.state == Pulse.STALE), sa.func.count().filter(blind))
+    stale_runs, blind_runs = tx.execute(silent.where(pulses.c.look_at.is_not(None))).one()
+    paused = sa.select(sa.func.count()).select_from(projects).where(projects.c.paused_at.is_not(None))
     waiting = deliveries.c.state == sa.literal_column("'waiting'")  # spelled out, so that the partial index answers
     served = sa.and_(endpoints.c.enabled, endpoints.c.deleted_at.is_(None))
     kind = sa.case((~served, "held"), (deliveries.c.due_at <= now, "due"), else_="later")
@@ -48,10 +62,27 @@ def read(tx: Transaction, now: datetime) -> Figures:
     made = [found[name][3] for name in ("due", "later") if name in found]
     return Figures(
         running_runs=running_runs,
+        stale_runs=stale_runs,
+        blind_runs=blind_runs,
+        paused_projects=tx.execute(paused).scalar_one(),
+        withheld=_withheld(tx),
         **counts,
         oldest_due_seconds=_age(found["due"][2] if "due" in found else None, now),
         oldest_waiting_seconds=_age(min(made, default=None), now),
     )
+
+
+def _withheld(tx: Transaction) -> dict[str, int]:
+    """How many stops each kind of brake holds back, as the last change of each decision says."""
+    of_decision = (decision_changes.c.run_id == decisions.c.run_id) & (decision_changes.c.decision_id == decisions.c.id)
+    last = sa.select(sa.func.max(decision_changes.c.sequence)).where(of_decision).correlate(decisions).scalar_subquery()
+    query = (
+        sa.select(decision_changes.c.details)
+        .join(decisions, of_decision)
+        .where(decisions.c.state == State.WITHHELD, decisions.c.deadline_at.is_not(None))
+        .where(decision_changes.c.sequence == last)
+    )
+    return Counter(brake["kind"] for details in tx.execute(query).scalars() for brake in details.get("brakes", ()))
 
 
 def _age(moment: datetime | None, now: datetime) -> float:
