@@ -177,7 +177,7 @@ def test_constraints_name_versions_and_nothing_else() -> None:
     pinned = {normal(line.split("==")[0]) for line in lines}
     assert not {name for name in pinned if name.startswith("evalstop")}
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
-    needed = set(map(normal, tools))
+    needed = {normal(Requirement(tool).name) for tool in tools}
     for distribution in DISTRIBUTIONS:
         project = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
         needed |= {normal(re.split(r"[<>=\[ ]", item)[0]) for item in project["dependencies"]}
