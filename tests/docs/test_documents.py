@@ -22,7 +22,7 @@ from tests.docs.documents import ROOT, Block, anchors, blocks, commands, documen
 
 SHELL = blocks("sh")
 PYTHON = blocks("python")
-ELSEWHERE = {"cd", "curl", "docker", "echo", "export", "pg_dump", "pip", "python", "source"}
+ELSEWHERE = {"cd", "curl", "docker", "echo", "export", "helm", "kubectl", "pg_dump", "pip", "python", "source"}
 """Programs that an example may call and that are not ours to check."""
 
 LEFT_TO_THE_READER = """
