@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from evalstop_service.api.context import insist_on_key
 from evalstop_service.api.problems import Problem
 
 MOST_NAMES, MOST_NAMES_IN_ALL = 1000, 100_000
@@ -16,7 +17,7 @@ MOST_NAMES, MOST_NAMES_IN_ALL = 1000, 100_000
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, if it takes one, is JSON: 415 for another type, 400 for what is not JSON."""
+    """A route whose body, if it takes one, is JSON: 401 without a key, 415 for another type, 400 for what is no JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -24,6 +25,7 @@ class JsonRoute(APIRoute):
             return handle
 
         async def strict(request: Request) -> Response:
+            await insist_on_key(request)
             content_type = request.headers.get("content-type", "")
             if content_type.partition(";")[0].strip().lower() != "application/json":
                 raise Problem(415, "The body is not JSON", "send it with the header `Content-Type: application/json`")

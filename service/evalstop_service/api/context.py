@@ -9,6 +9,7 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from evalstop_service import logs
@@ -100,6 +101,16 @@ def _key(bearer: Bearer, keyring: Keys) -> Key:
     if key is None:
         raise _UNAUTHORIZED
     return key
+
+
+async def insist_on_key(request: Request) -> None:
+    """Raise Problem unless a valid key speaks: before a body is read and unfolded for nobody."""
+    keyring = _context(request).keyring
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not (
+        keyring.known(secret) or await run_in_threadpool(keyring.authenticate, secret)
+    ):
+        raise _UNAUTHORIZED
 
 
 AnyKey = Annotated[Key, Depends(_key)]

@@ -154,6 +154,14 @@ def test_installation_keys(service: Service, tenant: tuple[str, World]) -> None:
         problem(ask(guest, route, tenant[1]), 403)
 
 
+@pytest.mark.parametrize("body", [b"{", b"\xff", b'{"a": 1, "a": 2}'])
+def test_nothing_is_read_for_nobody(service: Service, body: bytes) -> None:
+    """What cannot be read is not looked at before there is a key: a body unfolds to many times its size."""
+    headers = {"Content-Type": "application/json"}
+    problem(service.client(None).post("/runs", content=body, headers=headers), 401)
+    problem(service.client(service.key(service.project())).post("/runs", content=body, headers=headers), 400)
+
+
 def test_a_revoked_key(service: Service, tenant: tuple[str, World]) -> None:
     """A key that was revoked opens no route any more."""
     project, world = tenant
