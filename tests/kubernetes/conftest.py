@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.fake_api_server import ADMIN, ApiServer, Cluster
+from tests.kubernetes.fake_api_server import FakeApiServer
+from tests.kubernetes.fake_cluster import ADMIN, FakeCluster
 from tests.kubernetes.world import RECEIVER, Server, World, world
 
 TOKEN = "receiver-token"
@@ -21,19 +22,19 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def cluster() -> Cluster:
+def cluster() -> FakeCluster:
     """What the fake server keeps."""
-    return Cluster(tokens={ADMIN: "admin", TOKEN: RECEIVER})
+    return FakeCluster(tokens={ADMIN: "admin", TOKEN: RECEIVER})
 
 
 @pytest.fixture
-def api_server(cluster: Cluster) -> Iterator[ApiServer]:
-    with ApiServer(cluster) as server:
+def api_server(cluster: FakeCluster) -> Iterator[FakeApiServer]:
+    with FakeApiServer(cluster) as server:
         yield server
 
 
 @pytest.fixture
-def kubernetes(api_server: ApiServer, tmp_path: Path) -> Iterator[World]:
+def kubernetes(api_server: FakeApiServer, tmp_path: Path) -> Iterator[World]:
     """A cluster in which things run."""
     with world(Server(api_server.url, ADMIN, TOKEN), tmp_path) as made:
         yield made

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
+import yaml
 from evalstop_client.errors import RequestRefused
 from evalstop_client.receivers import Gone, Job, NotMine, Present
 from evalstop_client.receivers.kubernetes.kinds import (
@@ -24,16 +26,17 @@ from evalstop_client.receivers.kubernetes.kinds import (
 
 from tests.clients.conformance import Started, found, gone, request
 from tests.clients.programs import eventually
-from tests.kubernetes.fake_api_server import Cluster
-from tests.kubernetes.world import NAMESPACE, World
+from tests.kubernetes.admin import Json
+from tests.kubernetes.fake_cluster import FakeCluster
+from tests.kubernetes.world import NAMESPACE, ROOT, World, pod_environment
 
 OLD = pytest.mark.parametrize("cluster", [False], indirect=True, ids=["old"])
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest, cluster: Cluster) -> Cluster:
+def cluster(request: pytest.FixtureRequest, cluster: FakeCluster) -> FakeCluster:
     """A server as old as the test wants it."""
-    return Cluster(tokens=cluster.tokens, knows_suspend=getattr(request, "param", True))
+    return FakeCluster(tokens=cluster.tokens, knows_suspend=getattr(request, "param", True))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -201,7 +204,7 @@ def test_field_that_the_server_drops_is_no_success(kubernetes: World) -> None:
     assert gone(action, job).state == "Deleted"
 
 
-def test_kind_whose_definition_lacks_the_field_is_refused(kubernetes: World, cluster: Cluster) -> None:
+def test_kind_whose_definition_lacks_the_field_is_refused(kubernetes: World, cluster: FakeCluster) -> None:
     """An operator too old to know spec.suspend: it is said, not believed."""
     item = kubernetes.start(JOBSET)
     (resource,) = [one for one in cluster.resources if one.kind == "JobSet"]
@@ -272,3 +275,14 @@ def test_workload_that_is_resumed_by_somebody_else_is_there_again(kubernetes: Wo
     assert isinstance(gone(action, job), Gone)
     kubernetes.admin.patch(PYTORCH_JOB, item, change_at(PYTORCH_JOB.lever, False))
     assert isinstance(action.look(job), Present)
+
+
+def test_the_page_shows_what_the_pods_here_have() -> None:
+    """The two pieces of a template in docs/kubernetes.md are those by which every workload of these tests is found."""
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    shown = [yaml.safe_load(block)["env"] for block in re.findall(r"^```yaml\n(env:.*?)^```$", page, re.M | re.S)]
+
+    def by_name(variables: list[Json]) -> dict[str, Json]:
+        return {one["name"]: one for one in variables}
+
+    assert [by_name(one) for one in shown] == [by_name(pod_environment(kind)) for kind in (JOB, JOBSET)]

@@ -8,14 +8,14 @@ import pytest
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET
 
 from tests.clients.conformance import Conformance
-from tests.kubernetes.fake_api_server import Cluster
+from tests.kubernetes.fake_cluster import FakeCluster
 from tests.kubernetes.world import KubernetesBench, World
 
 
 @pytest.fixture
-def cluster(request: pytest.FixtureRequest, cluster: Cluster) -> Cluster:
+def cluster(request: pytest.FixtureRequest, cluster: FakeCluster) -> FakeCluster:
     """A server as old as the class of tests wants it."""
-    return Cluster(tokens=cluster.tokens, knows_suspend=getattr(request.cls, "knows_suspend", True))
+    return FakeCluster(tokens=cluster.tokens, knows_suspend=getattr(request.cls, "knows_suspend", True))
 
 
 @pytest.fixture

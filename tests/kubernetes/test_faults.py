@@ -15,7 +15,8 @@ from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET
 from tests.clients.conformance import Started, found, gone, request
 from tests.clients.programs import eventually
 from tests.kubernetes.admin import Json
-from tests.kubernetes.fake_api_server import Answered, ApiServer, Cluster, Request
+from tests.kubernetes.fake_api_server import FakeApiServer
+from tests.kubernetes.fake_cluster import Answered, FakeCluster, Request
 from tests.kubernetes.world import NAMESPACE, RECEIVER, World
 
 Fault = Callable[[Request], None]
@@ -57,7 +58,7 @@ def answering(code: int, reason: str = "Trouble", *, method: str = "", times: in
 
 
 @pytest.mark.parametrize("code", [401, 408, 429, 500, 502, 503, 504])
-def test_server_that_cannot_answer_now_is_away(scene: Scene, cluster: Cluster, code: int) -> None:
+def test_server_that_cannot_answer_now_is_away(scene: Scene, cluster: FakeCluster, code: int) -> None:
     """It is asked again, whatever was asked, and nothing is taken for gone; when it is well again all goes on."""
     cluster.faults.append(answering(code))
     for ask in (
@@ -76,7 +77,7 @@ def test_server_that_cannot_answer_now_is_away(scene: Scene, cluster: Cluster, c
 
 
 @pytest.mark.parametrize("code", [429, 503])
-def test_patience_that_is_asked_for_is_kept(scene: Scene, cluster: Cluster, code: int) -> None:
+def test_patience_that_is_asked_for_is_kept(scene: Scene, cluster: FakeCluster, code: int) -> None:
     """With Retry-After nothing at all is sent until it is over."""
     cluster.faults.append(answering(code, times=1, retry_after="1"))
     with pytest.raises(SchedulerAway):
@@ -89,14 +90,14 @@ def test_patience_that_is_asked_for_is_kept(scene: Scene, cluster: Cluster, code
 
 
 @pytest.mark.parametrize("code", [400, 405, 422])
-def test_what_will_never_be_taken_is_refused_in_the_servers_words(scene: Scene, cluster: Cluster, code: int) -> None:
+def test_what_will_never_be_taken_is_refused(scene: Scene, cluster: FakeCluster, code: int) -> None:
     """It ends the stop as failed: asking again would change nothing."""
     cluster.faults.append(answering(code, "Invalid", method="PATCH"))
     with pytest.raises(RequestRefused, match="Invalid for the test"):
         scene.cancel()
 
 
-def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: Cluster) -> None:
+def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: FakeCluster) -> None:
     """Somebody else changes the job between reading and writing, twice; and somebody else without end."""
     number = iter(range(100))
 
@@ -132,7 +133,7 @@ def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: Cluster) -
     ],
 )
 def test_missing_permission_is_named(
-    scene: Scene, cluster: Cluster, verb: str, plural: str, do: Callable[[Scene], None]
+    scene: Scene, cluster: FakeCluster, verb: str, plural: str, do: Callable[[Scene], None]
 ) -> None:
     """By verb, resource and namespace, as a Role has to grant it."""
     _revoke(cluster, verb, plural)
@@ -143,7 +144,7 @@ def test_missing_permission_is_named(
         do(scene)
 
 
-def test_permission_that_is_lost_while_it_looks_can_come_back(scene: Scene, cluster: Cluster) -> None:
+def test_permission_that_is_lost_while_it_looks_can_come_back(scene: Scene, cluster: FakeCluster) -> None:
     """The stop goes on then: a job that may not be looked at is not gone, and not given up."""
     scene.action.look(scene.job)
     _revoke(cluster, "watch", "pods")
@@ -154,7 +155,7 @@ def test_permission_that_is_lost_while_it_looks_can_come_back(scene: Scene, clus
     gone(scene.action, scene.job)
 
 
-def test_watch_that_is_cut_in_the_middle_is_gone_on_with(scene: Scene, cluster: Cluster) -> None:
+def test_watch_that_is_cut_in_the_middle_is_gone_on_with(scene: Scene, cluster: FakeCluster) -> None:
     """Half a line is no event; the next watch begins where the last whole one ended, and how the pod ended is known."""
     scene.action.look(scene.job)
     cluster.watch_cuts_after = 1
@@ -164,7 +165,7 @@ def test_watch_that_is_cut_in_the_middle_is_gone_on_with(scene: Scene, cluster: 
     assert end.details["exit_code"] == 7
 
 
-def test_watch_that_begins_too_late_begins_with_a_list(scene: Scene, cluster: Cluster) -> None:
+def test_watch_that_begins_too_late_begins_with_a_list(scene: Scene, cluster: FakeCluster) -> None:
     """What happened meanwhile is forgotten by the server: 410, and all is listed anew."""
     scene.action.look(scene.job)
     scene.cancel()
@@ -173,7 +174,7 @@ def test_watch_that_begins_too_late_begins_with_a_list(scene: Scene, cluster: Cl
     assert gone(scene.action, scene.job).state == "Suspended"
 
 
-def test_server_that_is_restarted_in_the_middle(scene: Scene, api_server: ApiServer, cluster: Cluster) -> None:
+def test_server_that_is_restarted_in_the_middle(scene: Scene, api_server: FakeApiServer, cluster: FakeCluster) -> None:
     """While it is down it is away; when it is back the stop goes on from where it was."""
     scene.action.look(scene.job)
     port = api_server.server_address[1]
@@ -182,12 +183,12 @@ def test_server_that_is_restarted_in_the_middle(scene: Scene, api_server: ApiSer
         with pytest.raises(SchedulerAway):
             ask()
     with ExitStack() as stack:
-        stack.enter_context(ApiServer(cluster, port))
+        stack.enter_context(FakeApiServer(cluster, port))
         eventually(lambda: _works(scene.cancel))
         assert gone(scene.action, scene.job).details["exit_code"] == 7
 
 
-def test_answer_that_is_no_object_is_no_answer(scene: Scene, cluster: Cluster) -> None:
+def test_answer_that_is_no_object_is_no_answer(scene: Scene, cluster: FakeCluster) -> None:
     """What a proxy in between says with status 200 says nothing about a job."""
 
     def page(asked: Request) -> None:
@@ -203,14 +204,14 @@ def test_answer_that_is_no_object_is_no_answer(scene: Scene, cluster: Cluster) -
     cluster.faults.clear()
 
 
-def test_kind_that_the_cluster_does_not_know_is_refused(scene: Scene, cluster: Cluster) -> None:
+def test_kind_that_the_cluster_does_not_know_is_refused(scene: Scene, cluster: FakeCluster) -> None:
     """Without the definition there is nothing to stop, and it is said which one is missing."""
     cluster.resources = [one for one in cluster.resources if one.kind != "JobSet"]
     with pytest.raises(RequestRefused, match=r"knows no jobsets\.jobset\.x-k8s\.io"):
         scene.action.find(request({**scene.labels, "kubernetes_kind": "JobSet"}))
 
 
-def test_definition_that_is_served_otherwise_is_found_again(kubernetes: World, cluster: Cluster) -> None:
+def test_definition_that_is_served_otherwise_is_found_again(kubernetes: World, cluster: FakeCluster) -> None:
     """An operator is upgraded in the middle of a stop: the version of its API is discovered anew."""
     item = kubernetes.start(JOBSET)
     action, labels = kubernetes.action(), kubernetes.labels(item)
@@ -224,7 +225,7 @@ def test_definition_that_is_served_otherwise_is_found_again(kubernetes: World, c
     eventually(lambda: kubernetes.pods("train-1") == [])
 
 
-def _revoke(cluster: Cluster, verb: str, plural: str, grant: bool = False) -> None:
+def _revoke(cluster: FakeCluster, verb: str, plural: str, grant: bool = False) -> None:
     """Take a verb away from the receiver, or give it back."""
     for (key, _, _), role in cluster.objects.items():
         if key.endswith("/roles"):

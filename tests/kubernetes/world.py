@@ -107,7 +107,7 @@ class World:
         name = f"train-{number}"
         trains = command is None
         command = command or [sys.executable, "-c", TRAINER, "deaf" if deaf else "", str(self.saves_file(number))]
-        container: Json = {"name": "trainer", "image": "none", "command": command, "env": self.environment(kind)}
+        container: Json = {"name": "trainer", "image": "none", "command": command, "env": pod_environment(kind)}
         container["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
         pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}
         own: Json = {"backoffLimit": 0} if kind is JOB else {}
@@ -120,14 +120,6 @@ class World:
         if kind is RAY_JOB:
             eventually(lambda: at(self.now(kind, item), "status", "rayClusterName"))
         return item
-
-    def environment(self, kind: Kind) -> list[Json]:
-        """What a pod's template has so that the trainer's client can name the workload, as the docs have it."""
-        variables: list[Json] = [{"name": "EVALSTOP_KUBERNETES_KIND", "value": "Job" if kind is JOB else "Pod"}]
-        for name, path in (JOBS_OWN if kind is JOB else PODS_OWN).items():
-            source: Json = {"fieldRef": {"fieldPath": path}}
-            variables.append({"name": f"EVALSTOP_KUBERNETES_{name.upper()}", "valueFrom": source})
-        return variables
 
     def labels(self, item: Json) -> dict[str, str]:
         """The labels that the client of the run in a workload's first pod sends."""
@@ -194,6 +186,15 @@ class World:
         for pod in self.admin.list(POD, NAMESPACE):
             self.admin.delete(POD, pod, gracePeriodSeconds=0)
         eventually(lambda: self.admin.list(POD, NAMESPACE) == [])
+
+
+def pod_environment(kind: Kind) -> list[Json]:
+    """What a pod's template has so that the trainer's client can name the workload, as the docs have it."""
+    variables: list[Json] = [{"name": "EVALSTOP_KUBERNETES_KIND", "value": "Job" if kind is JOB else "Pod"}]
+    for name, path in (JOBS_OWN if kind is JOB else PODS_OWN).items():
+        source: Json = {"fieldRef": {"fieldPath": path}}
+        variables.append({"name": f"EVALSTOP_KUBERNETES_{name.upper()}", "valueFrom": source})
+    return variables
 
 
 @dataclass

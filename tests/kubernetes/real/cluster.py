@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.kubernetes.fake_api_server import ADMIN
+from tests.kubernetes.fake_cluster import ADMIN
 from tests.kubernetes.world import RECEIVER, Server
 
 TOKEN = "receiver-token"

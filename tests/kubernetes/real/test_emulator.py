@@ -13,7 +13,8 @@ import pytest
 
 from tests.clients.programs import eventually
 from tests.kubernetes.admin import MERGE, definitions
-from tests.kubernetes.fake_api_server import ADMIN, ApiServer, Cluster
+from tests.kubernetes.fake_api_server import FakeApiServer
+from tests.kubernetes.fake_cluster import ADMIN, FakeCluster
 from tests.kubernetes.real.cluster import TOKEN
 from tests.kubernetes.world import RECEIVER, Server, manifests
 
@@ -86,8 +87,8 @@ def _stripped(found: Any) -> Any:
 @pytest.fixture(scope="module")
 def speakers(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Speaker]]:
     """The fake one as old as the real one, and the real one."""
-    fake = Cluster(tokens={ADMIN: "admin", TOKEN: RECEIVER}, knows_suspend=False)
-    with ApiServer(fake) as running:
+    fake = FakeCluster(tokens={ADMIN: "admin", TOKEN: RECEIVER}, knows_suspend=False)
+    with FakeApiServer(fake) as running:
         both = [Speaker(running.url, True), Speaker(server.url, server.tls)]
         for one in both:
             one(

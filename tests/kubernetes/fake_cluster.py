@@ -1,0 +1,535 @@
+"""What a fake Kubernetes API server keeps and answers, strict where the real one is, all in memory.
+
+It has storage, versions, watches with a memory of bounded length, merge patches, preconditions, grace periods,
+finalizers, garbage collection and RBAC, and nothing else: controllers and nodes are programs of their own here, as they
+are in a cluster. tests/kubernetes/real/test_emulator.py compares its answers with those of a real server.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+Json = dict[str, Any]
+ADMIN = "admin-token"
+MERGE_PATCH = "application/merge-patch+json"
+FOREGROUND = "foregroundDeletion"
+JOB_FIELDS = frozenset(
+    {"parallelism", "completions", "backoffLimit", "selector", "template", "ttlSecondsAfterFinished"}
+)
+SINCE_1_21 = frozenset({"suspend", "completionMode"})
+
+
+@dataclass
+class Resource:
+    """What is served under a path. `fields`: those of spec that are known, None for any; others are dropped."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    has_status: bool = True
+    is_custom: bool = False
+    fields: frozenset[str] | None = None
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+class Answered(Exception):
+    """An answer that is no success, in the shape of a Status."""
+
+    def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.headers: dict[str, str] = {}
+        self.body = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            "reason": reason,
+            "details": details,
+            "code": code,
+        }
+
+
+@dataclass
+class Request:
+    """One request, taken apart."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    raw: bytes
+    user: str = ""
+    resource: Resource | None = None
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+    def body(self) -> Json:
+        try:
+            body = json.loads(self.raw or b"{}")
+        except ValueError as error:
+            raise Answered(400, "BadRequest", f"the object provided is unrecognized: {error}") from None
+        if not isinstance(body, dict):
+            raise Answered(400, "BadRequest", "the object provided is no object")
+        return body
+
+
+@dataclass
+class FakeCluster:
+    """All that the server keeps; `faults` are asked first, and what one of them raises or answers is the answer."""
+
+    tokens: dict[str, str] = field(default_factory=lambda: {ADMIN: "admin"})
+    knows_suspend: bool = True
+    remembers: int = 1_000  # events of the past that a watch can begin with
+    faults: list[Callable[[Request], None]] = field(default_factory=list)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)  # verb, path, user
+    watch_cuts_after: int | None = None  # events after which a watch is cut in the middle of a line
+
+    def __post_init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.version = 100
+        self.forgotten = 0
+        self.objects: dict[tuple[str, str, str], Json] = {}  # group/plural, namespace, name
+        self.past: list[tuple[int, str, str, Json]] = []  # version, group/plural, type, object
+        self.closing = False
+        fields = JOB_FIELDS | (SINCE_1_21 if self.knows_suspend else frozenset())
+        self.resources = [
+            Resource("", "v1", "namespaces", "Namespace", namespaced=False),
+            Resource("", "v1", "pods", "Pod"),
+            Resource("", "v1", "serviceaccounts", "ServiceAccount", has_status=False),
+            Resource("batch", "v1", "jobs", "Job", fields=fields),
+            Resource("rbac.authorization.k8s.io", "v1", "roles", "Role", has_status=False),
+            Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding", has_status=False),
+            Resource(
+                "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+            ),
+        ]
+
+    # --- requests
+
+    def answer(self, request: Request) -> tuple[int, Json]:
+        with self.changed:
+            self._recognize(request)
+            for fault in list(self.faults):
+                fault(request)
+            if request.resource is None:
+                return 200, self._described(request.path)
+            verb = self.verb(request)
+            self.requests.append((verb, request.path, request.user))
+            self._authorize(request, verb)
+            if request.resource.namespaced and request.method == "POST" and not request.subresource:
+                self._read("/namespaces", "", request.namespace, "namespaces", "")
+            code, body = getattr(self, f"_{verb}")(request)
+            self._collect_garbage()
+            self.changed.notify_all()
+            return code, copy.deepcopy(body)
+
+    def verb(self, request: Request) -> str:
+        if request.method == "GET" and not request.name:
+            return "watch" if request.query.get("watch") in ("1", "true") else "list"
+        named = {"GET": "get", "PATCH": "patch", "DELETE": "delete"}
+        found = named.get(request.method) if request.name else None
+        if request.method == "POST" and (not request.name or request.subresource == "binding"):
+            found = "create"
+        if found is None:
+            raise Answered(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        return found
+
+    def watch(self, request: Request) -> Iterator[bytes | None]:
+        """Lines of a watch; None where the connection is to be cut."""
+        key, seconds = self._key(request), int(request.query.get("timeoutSeconds", "60"))
+        until, sent = time.monotonic() + seconds, 0
+        seen = int(request.query["resourceVersion"])
+        known = {uid for uid, item in self._selected_before(request, seen).items()}
+        while True:
+            with self.changed:
+                if seen < self.forgotten:
+                    yield _line("ERROR", Answered(410, "Expired", f"too old resource version: {seen}").body)
+                    return
+                news = [one for one in self.past if one[0] > seen and one[1] == key]
+                ended = self.closing or time.monotonic() >= until
+                if not news and not ended:
+                    self.changed.wait(min(0.2, max(0.0, until - time.monotonic())))
+                    continue
+            for version, _, kind, item in news:
+                seen = version
+                if request.namespace and item["metadata"].get("namespace") != request.namespace:
+                    continue
+                uid = item["metadata"]["uid"]
+                matches = _matches(item, request.query.get("labelSelector", "")) and kind != "DELETED"
+                if not matches and uid not in known:
+                    continue
+                told = ("MODIFIED" if uid in known else "ADDED") if matches else "DELETED"
+                known = known | {uid} if matches else known - {uid}
+                line = _line(told, item)
+                if self.watch_cuts_after is not None and sent >= self.watch_cuts_after:
+                    self.watch_cuts_after = None
+                    yield line[: len(line) // 2]
+                    yield None
+                    return
+                sent += 1
+                yield line
+            if ended and not news:
+                if request.query.get("allowWatchBookmarks") and not self.closing:
+                    marked = {"metadata": {"resourceVersion": str(max(seen, 1))}}
+                    yield _line("BOOKMARK", marked)
+                return
+
+    # --- verbs
+
+    def _get(self, request: Request) -> tuple[int, Json]:
+        return 200, self._read(self._key(request), request.namespace, request.name, *self._what(request))
+
+    def _list(self, request: Request) -> tuple[int, Json]:
+        assert request.resource is not None
+        selector = request.query.get("labelSelector", "")
+        items = [item for item in self._all(request) if _matches(item, selector)]
+        kind = f"{request.resource.kind}List"
+        metadata = {"resourceVersion": str(self.version)}
+        return 200, {"kind": kind, "apiVersion": request.resource.api_version, "metadata": metadata, "items": items}
+
+    def _create(self, request: Request) -> tuple[int, Json]:
+        assert request.resource is not None
+        self._must_be(request, "application/json")
+        body, resource = request.body(), request.resource
+        if request.subresource == "binding":
+            pod = self._read("/pods", request.namespace, request.name, "pods", "")
+            if pod["spec"].get("nodeName"):
+                raise Answered(409, "Conflict", f"pod {request.name} is already assigned to a node")
+            pod["spec"]["nodeName"] = body["target"]["name"]
+            self._write("/pods", pod, "MODIFIED")
+            return 201, {"kind": "Status", "status": "Success", "code": 201}
+        if (body.get("apiVersion"), body.get("kind")) != (resource.api_version, resource.kind):
+            raise Answered(400, "BadRequest", f"{body.get('kind')} does not match what is expected: {resource.kind}")
+        metadata = body.setdefault("metadata", {})
+        if metadata.setdefault("namespace", request.namespace) != request.namespace:
+            raise Answered(400, "BadRequest", "the namespace of the provided object does not match the request")
+        name = metadata.get("name") or (metadata.get("generateName", "") + uuid.uuid4().hex[:5])
+        if name == metadata.get("generateName", "") or not name:
+            raise Answered(422, "Invalid", f"{resource.kind} is invalid: name or generateName is required")
+        if (self._key(request), request.namespace, name) in self.objects:
+            what, group = self._what(request)
+            words = f'{what}{group and "."}{group} "{name}" already exists'
+            raise Answered(409, "AlreadyExists", words, name=name, group=group, kind=what)
+        if not request.namespace:
+            del metadata["namespace"]
+        metadata |= {
+            "name": name,
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": _text(datetime.now(UTC)),
+        }
+        if resource.is_custom:
+            metadata["generation"] = 1
+        if resource.has_status:
+            body.pop("status", None)
+        self._default(resource, body)
+        self._write(self._key(request), body, "ADDED")
+        if resource.kind == "CustomResourceDefinition":
+            self._define(body)
+        return 201, body
+
+    def _patch(self, request: Request) -> tuple[int, Json]:
+        assert request.resource is not None
+        self._must_be(request, MERGE_PATCH)
+        change = request.body()
+        key = self._key(request)
+        before = self._read(key, request.namespace, request.name, *self._what(request))
+        after = _merged(before, change)
+        asked = change.get("metadata") or {}
+        if asked.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
+            words = f'{request.resource.kind} "{request.name}" is invalid: metadata.uid: field is immutable'
+            raise Answered(422, "Invalid", words, name=request.name, kind=request.resource.kind)
+        if asked.get("resourceVersion", before["metadata"]["resourceVersion"]) != before["metadata"]["resourceVersion"]:
+            words = "the object has been modified; please apply your changes to the latest version and try again"
+            raise self._conflict(request, words)
+        for name in ("name", "namespace", "creationTimestamp", "deletionTimestamp", "generation"):
+            if name in before["metadata"]:
+                after["metadata"][name] = before["metadata"][name]
+        if request.subresource == "status":
+            after = {**before, "status": after.get("status", {})}
+        elif request.resource.has_status:
+            after = {**after, "status": before.get("status", {})}
+        self._default(request.resource, after)
+        if request.resource.kind == "Pod" and after["spec"] != before["spec"]:
+            raise Answered(422, "Invalid", f'Pod "{request.name}" is invalid: spec: Forbidden: it may not be changed')
+        parallelism = after.get("spec", {}).get("parallelism", 0) if request.resource.kind == "Job" else 0
+        if not isinstance(parallelism, int) or parallelism < 0:
+            words = f'Job.batch "{request.name}" is invalid: spec.parallelism: Invalid value: {parallelism}'
+            raise Answered(422, "Invalid", words, name=request.name, kind="Job", group="batch")
+        if request.resource.is_custom and after.get("spec") != before.get("spec"):
+            after["metadata"]["generation"] = before["metadata"]["generation"] + 1
+        if after != before:
+            self._write(key, after, "MODIFIED")
+        self._finalize(key, after)
+        return 200, after
+
+    def _delete(self, request: Request) -> tuple[int, Json]:
+        self._must_be(request, "application/json")
+        options = request.body()
+        key = self._key(request)
+        item = self._read(key, request.namespace, request.name, *self._what(request))
+        uid = (options.get("preconditions") or {}).get("uid")
+        if uid is not None and uid != item["metadata"]["uid"]:
+            words = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {item['metadata']['uid']}"
+            raise self._conflict(request, words, request.resource.kind if request.resource else "")
+        self._remove(key, item, options.get("propagationPolicy", "Background"), options.get("gracePeriodSeconds"))
+        return 200, item
+
+    # --- storage
+
+    def _remove(self, key: str, item: Json, policy: str, grace: int | None) -> None:
+        metadata = item["metadata"]
+        if key == "/pods":
+            given = grace if grace is not None else item["spec"].get("terminationGracePeriodSeconds", 30)
+            bound = item["spec"].get("nodeName") and item.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+            left = given if bound else 0
+            if left > 0:
+                if left < metadata.get("deletionGracePeriodSeconds", left + 1):
+                    metadata["deletionTimestamp"] = _text(datetime.now(UTC) + timedelta(seconds=left))
+                    metadata["deletionGracePeriodSeconds"] = left
+                    self._write(key, item, "MODIFIED")
+                return
+            if bound and "deletionTimestamp" not in metadata:
+                metadata |= {"deletionTimestamp": _text(datetime.now(UTC)), "deletionGracePeriodSeconds": 0}
+                self._write(key, item, "MODIFIED")
+        elif policy == "Foreground" and FOREGROUND not in metadata.get("finalizers", []):
+            metadata["finalizers"] = [*metadata.get("finalizers", []), FOREGROUND]
+            metadata.setdefault("deletionTimestamp", _text(datetime.now(UTC)))
+            metadata["deletionGracePeriodSeconds"] = 0
+            self._write(key, item, "MODIFIED")
+            return
+        if metadata.get("finalizers"):
+            if "deletionTimestamp" not in metadata:
+                metadata |= {"deletionTimestamp": _text(datetime.now(UTC)), "deletionGracePeriodSeconds": 0}
+                self._write(key, item, "MODIFIED")
+            return
+        del self.objects[key, metadata.get("namespace", ""), metadata["name"]]
+        self._record(key, item, "DELETED")
+
+    def _finalize(self, key: str, item: Json) -> None:
+        """What was being deleted, and was waited for by nobody but a finalizer that is gone now, goes."""
+        metadata = item["metadata"]
+        if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and key != "/pods":
+            self._remove(key, item, "Background", None)
+
+    def _collect_garbage(self) -> None:
+        while True:
+            uids = {item["metadata"]["uid"] for item in self.objects.values()}
+            deleting = {
+                item["metadata"]["uid"]
+                for item in self.objects.values()
+                if FOREGROUND in item["metadata"].get("finalizers", [])
+            }
+            owned: set[str] = set()
+            before = self.version
+            for (key, _, _), item in list(self.objects.items()):
+                owners = [one["uid"] for one in item["metadata"].get("ownerReferences", [])]
+                owned |= set(owners)
+                if owners and not any(one in uids and one not in deleting for one in owners):
+                    policy = "Foreground" if set(owners) & deleting else "Background"
+                    self._remove(key, item, policy, None)
+            for (key, _, _), item in list(self.objects.items()):
+                finalizers = item["metadata"].get("finalizers", [])
+                if FOREGROUND in finalizers and item["metadata"]["uid"] not in owned:
+                    item["metadata"]["finalizers"] = [one for one in finalizers if one != FOREGROUND]
+                    self._write(key, item, "MODIFIED")
+                    self._finalize(key, item)
+            if self.version == before:
+                return
+
+    def _write(self, key: str, item: Json, kind: str) -> None:
+        self._record(key, item, kind)
+        metadata = item["metadata"]
+        self.objects[key, metadata.get("namespace", ""), metadata["name"]] = item
+
+    def _record(self, key: str, item: Json, kind: str) -> None:
+        self.version += 1
+        item["metadata"]["resourceVersion"] = str(self.version)
+        self.past.append((self.version, key, kind, copy.deepcopy(item)))
+        while len(self.past) > self.remembers:
+            self.forgotten = self.past.pop(0)[0]
+
+    def forget_the_past(self) -> None:
+        """What happened until now can no longer be watched, as after a compaction."""
+        with self.changed:
+            self.version += 1
+            self.forgotten = self.version
+            self.past.clear()
+
+    def _all(self, request: Request) -> list[Json]:
+        key = self._key(request)
+        return [
+            item
+            for (one, namespace, _), item in sorted(self.objects.items())
+            if one == key and request.namespace in ("", namespace)
+        ]
+
+    def _selected_before(self, request: Request, version: int) -> dict[str, Json]:
+        with self.changed:
+            known: dict[str, Json] = {item["metadata"]["uid"]: item for item in self._all(request)}
+            for at, key, kind, item in reversed(self.past):
+                if at > version and key == self._key(request):
+                    known.pop(item["metadata"]["uid"], None)
+                    if kind != "ADDED":
+                        known[item["metadata"]["uid"]] = item
+            return {uid: item for uid, item in known.items() if _matches(item, request.query.get("labelSelector", ""))}
+
+    def _read(self, key: str, namespace: str, name: str, what: str, group: str) -> Json:
+        found = self.objects.get((key, namespace, name))
+        if found is None:
+            words = f'{what}{group and "."}{group} "{name}" not found'
+            raise Answered(404, "NotFound", words, name=name, group=group, kind=what)
+        return copy.deepcopy(found)
+
+    def _default(self, resource: Resource, item: Json) -> None:
+        """Drop what is not known, as the server does unless it is told to validate, and fill in what is left out."""
+        if resource.fields is not None:
+            item["spec"] = {name: value for name, value in item.get("spec", {}).items() if name in resource.fields}
+        if resource.kind == "Job":
+            labels = {"controller-uid": item["metadata"]["uid"], "job-name": item["metadata"]["name"]}
+            template = item["spec"]["template"].setdefault("metadata", {})
+            template["labels"] = {**template.get("labels", {}), **labels}
+            item["spec"].setdefault("parallelism", 1)
+            item["spec"].setdefault("selector", {"matchLabels": {"controller-uid": item["metadata"]["uid"]}})
+            if self.knows_suspend:
+                item["spec"].setdefault("suspend", False)
+        if resource.kind == "Pod":
+            item["spec"].setdefault("terminationGracePeriodSeconds", 30)
+            item.setdefault("status", {}).setdefault("phase", "Pending")
+
+    # --- who may do what, and where it is
+
+    def _recognize(self, request: Request) -> None:
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token not in self.tokens:
+            raise Answered(401, "Unauthorized", "Unauthorized")
+        request.user = self.tokens[token]
+        parts = request.path.strip("/").split("/")
+        group, rest = ("", parts[1:]) if parts[0] == "api" else ("/".join(parts[1:2]), parts[2:])
+        if parts[0] not in ("api", "apis") or len(rest) < 2:
+            return
+        version, *rest = rest
+        if rest[0] == "namespaces" and len(rest) > 2:
+            request.namespace, rest = rest[1], rest[2:]
+        request.name, request.subresource = ([*rest[1:], "", ""])[:2]
+        for one in self.resources:
+            if (one.group, one.version, one.plural) == (group, version, rest[0]):
+                request.resource = one
+                return
+        raise Answered(404, "NotFound", "the server could not find the requested resource")
+
+    def _authorize(self, request: Request, verb: str) -> None:
+        if request.user == "admin":
+            return
+        resource = request.resource
+        assert resource is not None
+        plural = f"{resource.plural}/{request.subresource}" if request.subresource else resource.plural
+        _, _, namespace, account = [*request.user.split(":"), "", "", "", ""][:4]
+        for (key, where, _), binding in self.objects.items():
+            if key != "rbac.authorization.k8s.io/rolebindings" or where != request.namespace:
+                continue
+            if not any(
+                (one["kind"], one.get("namespace"), one["name"]) == ("ServiceAccount", namespace, account)
+                for one in binding["subjects"]
+            ):
+                continue
+            role = self.objects.get(("rbac.authorization.k8s.io/roles", where, binding["roleRef"]["name"]))
+            for rule in role["rules"] if role else []:
+                if resource.group in rule["apiGroups"] and plural in rule["resources"] and verb in rule["verbs"]:
+                    return
+        what = f"{resource.plural}{resource.group and '.'}{resource.group}"
+        named = f' "{request.name}"' if request.name else ""
+        raise Answered(
+            403,
+            "Forbidden",
+            f'{what}{named} is forbidden: User "{request.user}" cannot {verb} resource "{plural}" in API group '
+            f'"{resource.group}" in the namespace "{request.namespace}"',
+            **({"name": request.name} if request.name else {}),
+            group=resource.group,
+            kind=resource.plural,
+        )
+
+    def _described(self, path: str) -> Json:
+        parts = path.strip("/").split("/")
+        if parts == ["version"]:
+            return {"major": "1", "minor": "20", "gitVersion": "v1.20.2"}
+        served = [one for one in self.resources if one.group == parts[1]] if len(parts) in (2, 3) else []
+        if parts[0] != "apis" or not served:
+            raise Answered(404, "NotFound", "the server could not find the requested resource")
+        versions = sorted({one.version for one in served})
+        if len(parts) == 2:
+            offered = [{"groupVersion": f"{parts[1]}/{one}", "version": one} for one in versions]
+            return {"kind": "APIGroup", "name": parts[1], "versions": offered, "preferredVersion": offered[-1]}
+        listed = [{"name": one.plural, "kind": one.kind, "namespaced": one.namespaced} for one in served]
+        return {"kind": "APIResourceList", "groupVersion": "/".join(parts[1:]), "resources": listed}
+
+    def _define(self, definition: Json) -> None:
+        spec = definition["spec"]
+        for version in spec["versions"]:
+            names = spec["names"]
+            has_status = "status" in version.get("subresources", {})
+            one = Resource(
+                spec["group"], version["name"], names["plural"], names["kind"], has_status=has_status, is_custom=True
+            )
+            self.resources.append(one)
+
+    def _key(self, request: Request) -> str:
+        assert request.resource is not None
+        return f"{request.resource.group}/{request.resource.plural}"
+
+    def _what(self, request: Request) -> tuple[str, str]:
+        assert request.resource is not None
+        return request.resource.plural, request.resource.group
+
+    def _conflict(self, request: Request, why: str, kind: str = "") -> Answered:
+        what, group = self._what(request)
+        words = f'Operation cannot be fulfilled on {what}{group and "."}{group} "{request.name}": {why}'
+        return Answered(409, "Conflict", words, name=request.name, group=group, kind=kind or what)
+
+    def _must_be(self, request: Request, media_type: str) -> None:
+        given = request.headers.get("content-type", "").partition(";")[0]
+        if request.raw and given != media_type:
+            words = f"the body of the request was in an unknown format - accepted media types include: {media_type}"
+            raise Answered(415, "UnsupportedMediaType", words)
+
+
+def _merged(before: Any, change: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(change, dict):
+        return copy.deepcopy(change)
+    after = dict(before) if isinstance(before, dict) else {}
+    for name, value in change.items():
+        if value is None:
+            after.pop(name, None)
+        else:
+            after[name] = _merged(after.get(name), value)
+    return after
+
+
+def _matches(item: Json, selector: str) -> bool:
+    labels = item["metadata"].get("labels", {})
+    wanted = [part.partition("=") for part in selector.split(",") if part]
+    return all(labels.get(name) == value for name, _, value in wanted)
+
+
+def _line(kind: str, item: Json) -> bytes:
+    return json.dumps({"type": kind, "object": item}).encode() + b"\n"
+
+
+def _text(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
