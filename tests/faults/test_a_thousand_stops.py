@@ -40,7 +40,7 @@ WINDOW_SECONDS = 4.0
 WRITTEN_SECONDS = 1.0
 """The trainer tells the service before it writes to the cluster's folder that it has saved."""
 CONFIRM_SECONDS = 20.0
-HAVOC_SECONDS = 3.0
+HAVOC_SECONDS = 5.0
 ENDED = {State.CONFIRMED, State.VETOED, State.MOOT}
 SCOPES = ("ingest", "read", "operate", "admin")
 FAST = {
