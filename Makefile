@@ -103,6 +103,10 @@ bench-ingest: $(READY)  ## Measure ingestion beside MLflow, Optuna, bare COPY an
 bench-webhooks: $(READY)  ## Measure deliveries beside a bare client, and how soon one leaves
 	@$(BIN)/python -m evalstop_lab.bench.webhooks $(BENCH)
 
+.PHONY: bench-stop
+bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the eval that decides
+	@$(BIN)/python -m evalstop_lab.bench.stop $(BENCH)
+
 .PHONY: bench-first
 bench-first: $(READY)  ## Measure latency from eval to webhook and observations per second
 	$(BIN)/python -m evalstop_lab.bench.first

@@ -1,0 +1,126 @@
+"""`make bench-stop`: how soon SIGTERM reaches a trainer after the eval that decides was posted, with no grace period.
+
+Service, worker and `evalstop-receiver process` are real processes; the trainer takes the time on its own clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.errors import ServiceUnavailable
+from evalstop_lab.postgres_server import postgres
+from evalstop_lab.service import Service, end, running_service
+
+TARGET_MS = 250.0
+VERSIONS = ("evalstop-service", "evalstop-client", "aiohttp", "sqlalchemy", "psycopg")
+START_SECONDS = 30.0
+
+
+def main() -> int:
+    """Run the benchmark and print its table."""
+    parser = argparse.ArgumentParser(prog="make bench-stop", description=__doc__)
+    parser.add_argument("--stops", type=positive_number, default=20, help="trainers stopped on each database")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    console = Console(stderr=options.json)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evalstop-bench-")))
+        url = stack.enter_context(postgres())
+        services = {
+            "SQLite": stack.enter_context(running_service(folder / "sqlite")),
+            "PostgreSQL": stack.enter_context(running_service(folder / "postgres", {"EVALSTOP_DATABASE_URL": url})),
+        }
+        for service in services.values():
+            with _api(service) as api:
+                bounds = {"stops_per_hour": None, "stops_share": None}  # it is all stops here
+                api.patch("/project", json=bounds).raise_for_status()
+        taken: dict[str, list[float]] = {name: [] for name in services}
+        with Progress(console=console, transient=True) as progress:
+            for _ in progress.track(range(options.stops), description="trainers stopped"):
+                for name, service in services.items():
+                    taken[name].append(_stop_one(service, folder))
+    report = {
+        name: {"median_ms": statistics.median(found), "p90_ms": sorted(found)[int(0.9 * len(found))]}
+        for name, found in taken.items()
+    }
+    if options.json:
+        versions = {name: importlib.metadata.version(name) for name in VERSIONS}
+        sys.stdout.write(json.dumps({"from_eval_to_sigterm": report, "python": platform.python_version()} | versions))
+        sys.stdout.write("\n")
+        return 0
+    table = Table(title="from an eval posted to SIGTERM at the trainer, milliseconds")
+    for heading in ("database", "median", "90th percentile", "wanted", ""):
+        table.add_column(heading, justify="left" if heading == "database" else "right")
+    for name, row in report.items():
+        met = "met" if row["median_ms"] < TARGET_MS else "missed"
+        table.add_row(name, f"{row['median_ms']:.0f}", f"{row['p90_ms']:.0f}", f"< {TARGET_MS:.0f}", met)
+    console.print(table)
+    console.print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in VERSIONS))
+    return 0
+
+
+def _stop_one(service: Service, folder: Path) -> float:
+    """Milliseconds from the eval to SIGTERM."""
+    ready, secret = folder / "ready.json", folder / "secret"
+    for file in (ready, secret):
+        file.unlink(missing_ok=True)
+    receiver = [sys.executable, "-m", "evalstop_client.receivers.cli", "process"]
+    receiver += ["--secret-file", str(secret), "--ready-file", str(ready)]
+    trainer = [sys.executable, "-m", "evalstop_lab.bench.stopped_trainer"]
+    environment = os.environ | {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key}
+    environment |= {"EVALSTOP_SPOOL": str(folder / "spool"), "EVALSTOP_RUN_NAME": f"stopped-{time.time_ns()}"}
+    log = folder / "receiver.log"
+    with log.open("w") as written, _api(service) as api:
+        process = subprocess.Popen(
+            [*receiver, "--", *trainer], stdout=subprocess.PIPE, stderr=written, text=True, env=environment
+        )
+        try:
+            _wait_for(ready, process, log)
+            endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": ["run.stop_requested"]}
+            made = api.post("/endpoints", json=endpoint).raise_for_status().json()
+            secret.touch(mode=0o600)
+            secret.write_text(made["secret"])
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise ServiceUnavailable(f"The trainer was not stopped; its log ends: {log.read_text()[-500:]}")
+            milliseconds: float = json.loads(line)["milliseconds"]
+            process.wait(START_SECONDS)
+            api.delete(f"/endpoints/{made['id']}").raise_for_status()
+            return milliseconds
+        finally:
+            end(process)
+
+
+def _wait_for(ready: Path, process: subprocess.Popen[str], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not ready.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise ServiceUnavailable(f"The receiver does not start; its log ends: {log.read_text()[-500:]}")
+        time.sleep(0.01)
+
+
+def _api(service: Service) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {service.key}"}
+    return httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=30, trust_env=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

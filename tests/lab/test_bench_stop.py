@@ -1,0 +1,18 @@
+"""`make bench-stop` stops real trainers and takes the time on their own clocks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from evalstop_lab.bench import stop
+
+
+def test_times_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One trainer on each database is sent SIGTERM after its eval was posted, and says after how long."""
+    monkeypatch.setattr("sys.argv", ["bench-stop", "--stops", "1", "--json"])
+    assert stop.main() == 0
+    report = json.loads(capsys.readouterr().out)["from_eval_to_sigterm"]
+    assert set(report) == {"SQLite", "PostgreSQL"}
+    for row in report.values():
+        assert 0 < row["median_ms"] == row["p90_ms"]
