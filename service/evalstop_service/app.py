@@ -7,8 +7,9 @@ import logging
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -23,6 +24,7 @@ from evalstop_service.api import (
     deliveries,
     description,
     endpoints,
+    events,
     health,
     keys,
     metrics,
@@ -32,6 +34,7 @@ from evalstop_service.api import (
     projects,
     pull,
     reference,
+    replays,
     runs,
     series,
 )
@@ -43,7 +46,7 @@ from evalstop_service.api.limits import BodyLimit
 from evalstop_service.api.watch import Watch
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.delivery import signature
-from evalstop_service.delivery.backoff import Backoff
+from evalstop_service.delivery.backoff import Answer, Backoff
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.ingest import Committer, Limits, LiveRuns
@@ -57,7 +60,7 @@ from evalstop_service.vault import Vault
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
-    *(projects, keys, policies, runs, observations, series, checkpoints, decisions, endpoints, deliveries),
+    *(projects, keys, policies, runs, observations, series, checkpoints, decisions, endpoints, deliveries, events),
     pull.signed_by(signature.headers),
 )
 
@@ -116,6 +119,7 @@ def create_app(
     for resource in RESOURCES:
         api.include_router(resource.router)
     api.include_router(bulk.routes(StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)))
+    api.include_router(replays.routes(_send_once(settings)))
     app.include_router(api)
     app.include_router(health.router)
     app.include_router(metrics.routes(telemetry, settings.metrics_public))
@@ -129,6 +133,22 @@ def create_app(
     )
     app.front = Watch(lane, telemetry, tracer, settings.access_log)
     return app
+
+
+def _send_once(settings: Settings) -> replays.Send:
+    """What sends one webhook from a thread of its own, as a worker would."""
+
+    def send(url: str, secrets: Sequence[str], webhook_id: str, now: datetime, body: bytes) -> replays.Came:
+        async def attempt() -> Answer:
+            may_reach = targets.parse(settings.webhook_networks)
+            async with Sender(settings.delivery_timeout_seconds, targets=may_reach) as sender:
+                headers = signature.headers(secrets, webhook_id, int(now.timestamp()), body)
+                return await sender.send(url, headers, body)
+
+        answer = asyncio.run(attempt())
+        return replays.Came(answer.status_code, answer.error, answer.excerpt, answer.duration_ms)
+
+    return send
 
 
 def create_telemetry(database: Database, clock: Clock = utc_now) -> Telemetry:

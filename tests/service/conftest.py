@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 
+from tests.service.event_check import check_events
 from tests.service.scenes import NOW, Scene, set_up
 
 
 @pytest.fixture
-def scene(database: Database) -> Scene:
-    return set_up(database)
+def scene(database: Database) -> Iterator[Scene]:
+    """A project; the events that the test has led to are held to their schemas."""
+    yield set_up(database)
+    check_events(database)
 
 
 @pytest.fixture
-def graceful(database: Database) -> Scene:
+def graceful(database: Database) -> Iterator[Scene]:
     """A project whose stops wait a minute for a veto, with a subscribed endpoint."""
     scene = set_up(database, grace_seconds=60.0)
     with database.transaction() as tx:
         endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
-    return scene
+    yield scene
+    check_events(database)

@@ -28,7 +28,19 @@ from tests.service import scenes
 from tests.service.watched import Watched, watched
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
-UNITS = ("seconds", "observations", "requests", "runs", "rows", "deliveries", "build", "up", "projects", "stops")
+UNITS = (
+    "seconds",
+    "observations",
+    "requests",
+    "runs",
+    "rows",
+    "deliveries",
+    "endpoints",
+    "build",
+    "up",
+    "projects",
+    "stops",
+)
 
 
 @pytest.fixture

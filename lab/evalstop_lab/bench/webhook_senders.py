@@ -22,7 +22,7 @@ from evalstop_service.store import endpoints, outbox
 from evalstop_service.store.database import Database
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables import deliveries, events
+from evalstop_service.store.tables import deliveries, events, runs
 from evalstop_service.telemetry import Telemetry
 
 AT_A_TIME = 16
@@ -89,26 +89,31 @@ def an_outbox(database: Database, url: str) -> Outbox:
 
 
 def fill(box: Outbox, count: int) -> None:
-    """Leave so many deliveries waiting, as `outbox.announce` does one by one."""
+    """Leave so many deliveries waiting, as `outbox.announce` does one by one: each of a run of its own."""
     now = utc_now()
+    with box.database.reading() as tx:
+        run = dict(tx.execute(sa.select(runs).where(runs.c.id == box.run_id)).mappings().one())
+    copies = [run | {"id": key, "name": str(key)} for key in (new_id() for _ in range(count))]
     made: list[dict[str, Any]] = []
-    for _ in range(count):
-        event = {"run_id": box.run_id, "id": new_id(), "project_id": box.project_id, "type": "run.stop_requested"}
+    for copy in copies:
+        event = {"run_id": copy["id"], "id": new_id(), "project_id": box.project_id, "type": "run.stop_requested"}
         made.append(event | {"body": BODY, "created_at": now})
     rows = [
         {
-            "run_id": box.run_id,
+            "run_id": event["run_id"],
             "id": new_id(),
             "event_id": event["id"],
             "endpoint_id": box.endpoint.id,
             "state": "waiting",
             "attempts": 0,
             "due_at": now,
+            "urgent": True,
             "created_at": now,
         }
         for event in made
     ]
     with box.database.transaction() as tx:
+        tx.execute(sa.insert(runs), copies)
         tx.execute(sa.insert(events), made)
         tx.execute(sa.insert(deliveries), rows)
 

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 
+from evalstop_service import slack
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Now, Operate, Read
 from evalstop_service.api.schemas import Answer, Page, Time
@@ -28,6 +30,8 @@ class AttemptOut(Answer):
     duration_ms: float
     status_code: int | None
     error: str | None
+    url: str | None = Field(description="where it was sent; null before this was kept")
+    answer: str | None = Field(description="the start of what came back")
 
 
 class DeliveryOut(Answer):
@@ -47,6 +51,21 @@ class DeliveryOut(Answer):
     created_at: Time
     settled_at: Time | None
     log: list[AttemptOut]
+
+
+class RequestOut(Answer):
+    """What is sent; each attempt adds `webhook-timestamp`, and `webhook-signature`, which is not kept."""
+
+    method: Literal["POST"] = "POST"
+    url: str
+    headers: dict[str, str]
+    body: str
+
+
+class DeliveryDetail(DeliveryOut):
+    """One event on its way to one endpoint, with what is sent."""
+
+    request: RequestOut
 
 
 class DeliveryPage(Page):
@@ -76,8 +95,25 @@ def list_deliveries(
             before=cursor,
             limit=limit,
         )
-        items = [_out(tx, delivery) for delivery in found]
+        items = [delivery_out(tx, delivery) for delivery in found]
     return DeliveryPage(items=items, next_cursor=str(found[-1].id) if len(found) == limit else None)
+
+
+@router.get("/{delivery_id}")
+def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetail:
+    """A delivery with its request and every attempt at it."""
+    with database.reading() as tx:
+        delivery = deliveries.find(tx, caller.project_id, delivery_id)
+        if delivery is None:
+            raise NotFound(f"there is no delivery {delivery_id} in this project")
+        content = deliveries.content(tx, delivery)
+        shown = delivery_out(tx, delivery)
+    request = RequestOut(
+        url=delivery.url,
+        headers={"content-type": "application/json", "webhook-id": str(delivery.event_id)},
+        body=slack.rendered(content.format, content.body),
+    )
+    return DeliveryDetail.model_validate(vars(shown) | {"request": request})
 
 
 @router.post("/{delivery_id}/retry")
@@ -92,8 +128,9 @@ def retry(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> Deliver
             raise Conflict(
                 f"the delivery is {delivery.state}; only a dead one to an endpoint that exists is sent again"
             )
-        return _out(tx, delivery)
+        return delivery_out(tx, delivery)
 
 
-def _out(tx: Transaction, delivery: Delivery) -> DeliveryOut:
+def delivery_out(tx: Transaction, delivery: Delivery) -> DeliveryOut:
+    """A delivery with all attempts at it."""
     return DeliveryOut.model_validate(vars(delivery) | {"log": deliveries.attempts(tx, delivery)})

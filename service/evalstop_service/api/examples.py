@@ -153,7 +153,10 @@ DELIVERY = {
     "last_error": None,
     "created_at": STOPPED,
     "settled_at": "2026-01-01T14:31:07.300000Z",
-    "log": [{"number": 1, "at": "2026-01-01T14:31:07.300000Z", "duration_ms": 12.5, "status_code": 200, "error": None}],
+    "log": [
+        {"number": 1, "at": "2026-01-01T14:31:07.300000Z", "duration_ms": 12.5, "status_code": 200, "error": None}
+        | {"url": ENDPOINT["url"], "answer": "ok"}
+    ],
 }
 
 
@@ -169,6 +172,15 @@ EXAMPLES: dict[str, Any] = {
     "DecisionOut": DECISION,
     "DecisionPage": _page(DECISION),
     "DeliveryOut": DELIVERY,
+    "DeliveryDetail": DELIVERY
+    | {
+        "request": {
+            "method": "POST",
+            "url": ENDPOINT["url"],
+            "headers": {"content-type": "application/json", "webhook-id": DELIVERY["event_id"]},
+            "body": '{"type":"run.stop_requested","timestamp":"2026-01-01T14:31:07.250000Z","data":{}}',
+        }
+    },
     "DeliveryPage": _page(DELIVERY),
     "EndpointChange": {"enabled": False},
     "EndpointIn": {"url": ENDPOINT["url"], "event_types": ENDPOINT["event_types"]},
@@ -225,6 +237,17 @@ EXAMPLES: dict[str, Any] = {
         "verdict": VERDICT,
         "should_stop": True,
         "best_checkpoint": BEST,
+    },
+    "ReplayIn": {"since": BEGAN, "types": ["run.stopped"]},
+    "ReplayOut": {"replayed": 12, "passed_over": 0, "next_after": None},
+    "TrialOut": {
+        "event_id": DELIVERY["event_id"],
+        "url": ENDPOINT["url"],
+        "delivered": True,
+        "status_code": 200,
+        "error": None,
+        "answer": "ok",
+        "duration_ms": 12.5,
     },
     "ReportIn": {
         "state": "confirmed",

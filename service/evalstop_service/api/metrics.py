@@ -118,6 +118,9 @@ def _families(found: Figures | None) -> Iterator[Metric]:
     withheld = GaugeMetricFamily(
         "evalstop_withheld_stops", "Stops that are held back, by each kind of brake that does.", labels=["brake"]
     )
+    left_alone = GaugeMetricFamily(
+        "evalstop_open_endpoints", "Endpoints that are left alone for a while, since they failed time after time."
+    )
     waiting = GaugeMetricFamily(
         "evalstop_outbox_deliveries",
         "Deliveries that wait: due, later (a pause, a lease or a grace period), held (their endpoint is disabled).",
@@ -136,8 +139,9 @@ def _families(found: Figures | None) -> Iterator[Metric]:
         paused.add_metric([], found.paused_projects)
         for kind in brakes.KINDS:
             withheld.add_metric([kind], found.withheld.get(kind, 0))
+        left_alone.add_metric([], found.open_endpoints)
         for name in ("due", "later", "held"):
             waiting.add_metric([name], getattr(found, name))
         due.add_metric([], found.oldest_due_seconds)
         oldest.add_metric([], found.oldest_waiting_seconds)
-    yield from (up, running, stale, blind, paused, withheld, waiting, due, oldest)
+    yield from (up, running, stale, blind, paused, withheld, left_alone, waiting, due, oldest)

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from evalstop_service import logs
+from evalstop_service import logs, slack
 from evalstop_service.clock import Clock
 from evalstop_service.delivery import signature
 from evalstop_service.delivery.backlog import Backlog
@@ -275,7 +275,7 @@ class Worker:
         return Ended(claimed, result, at, answer.duration_ms, answer.status_code, answer.excerpt)
 
     async def _send(self, claimed: Claimed, now: datetime) -> Answer:
-        body = claimed.body.encode()
+        body = slack.rendered(claimed.format, claimed.body).encode()
         try:
             headers = signature.headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
         except ValueError as error:

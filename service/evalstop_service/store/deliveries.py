@@ -44,6 +44,16 @@ class Attempt:
     duration_ms: float
     status_code: int | None
     error: str | None
+    url: str | None
+    answer: str | None
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a delivery carries, and the format in which its endpoint gets it."""
+
+    body: str
+    format: str
 
 
 def find(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery | None:
@@ -78,9 +88,19 @@ def listing(
 def attempts(tx: Transaction, delivery: Delivery) -> list[Attempt]:
     """All settled attempts of a delivery, oldest first."""
     table = delivery_attempts.c
-    query = sa.select(table.number, table.at, table.duration_ms, table.status_code, table.error)
+    query = sa.select(
+        table.number, table.at, table.duration_ms, table.status_code, table.error, table.url, table.answer
+    )
     query = query.where(table.run_id == delivery.run_id, table.delivery_id == delivery.id)
     return [Attempt(*row) for row in tx.execute(query.order_by(table.number))]
+
+
+def content(tx: Transaction, delivery: Delivery) -> Content:
+    """What a delivery carries."""
+    query = _of_delivery(sa.select(events.c.body, endpoints.c.format)).where(
+        deliveries.c.run_id == delivery.run_id, deliveries.c.id == delivery.id
+    )
+    return Content(*tx.execute(query).one())
 
 
 def retry(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -> bool:
@@ -105,11 +125,15 @@ def retry(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -
 
 
 def _of(project_id: UUID) -> sa.Select[Any]:
+    columns = (*_SHOWN, events.c.type.label("event_type"), events.c.decision_id, endpoints.c.url)
+    return _of_delivery(sa.select(*columns)).where(endpoints.c.project_id == project_id)
+
+
+def _of_delivery(query: sa.Select[Any]) -> sa.Select[Any]:
+    """With the event that a delivery carries, and the endpoint that it is for."""
+    of_event = (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id)
     return (
-        sa.select(*_SHOWN, events.c.type.label("event_type"), events.c.decision_id, endpoints.c.url)
-        .join(events, (events.c.run_id == deliveries.c.run_id) & (events.c.id == deliveries.c.event_id))
-        .join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)
-        .where(endpoints.c.project_id == project_id)
+        query.select_from(deliveries).join(events, of_event).join(endpoints, endpoints.c.id == deliveries.c.endpoint_id)
     )
 
 

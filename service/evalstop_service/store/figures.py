@@ -20,10 +20,11 @@ class Figures:
 
     `running_runs`: those that have not ended; `stale_runs` of these nothing was heard for long, and of `blind_runs` a
     metric that may stop them is dead, as of the last look at each. `paused_projects`: nothing of theirs is stopped.
-    `withheld`: stops that are held back, by the kind of brake; one that several hold back counts for each. Waiting
-    deliveries: `due`, `later` (between two attempts, in the hands of a worker, or in a grace period), `held` (their
-    endpoint is disabled or gone). `oldest_due_seconds`: for how long the longest due has been due;
-    `oldest_waiting_seconds`: how long ago the oldest that is not held was made; 0 for none.
+    `withheld`: stops that are held back, by the kind of brake; one that several hold back counts for each.
+    `open_endpoints`: left alone for a while, since they fail. Waiting deliveries: `due`, `later` (between two
+    attempts, in the hands of a worker, or in a grace period), `held` (their endpoint is disabled or gone).
+    `oldest_due_seconds`: for how long the longest due has been due; `oldest_waiting_seconds`: how long ago the oldest
+    that is not held was made; 0 for none.
     """
 
     running_runs: int
@@ -31,6 +32,7 @@ class Figures:
     blind_runs: int
     paused_projects: int
     withheld: dict[str, int]
+    open_endpoints: int
     due: int
     later: int
     held: int
@@ -66,6 +68,7 @@ def read(tx: Transaction, now: datetime) -> Figures:
         blind_runs=blind_runs,
         paused_projects=tx.execute(paused).scalar_one(),
         withheld=_withheld(tx),
+        open_endpoints=tx.execute(_OPEN).scalar_one(),
         **counts,
         oldest_due_seconds=_age(found["due"][2] if "due" in found else None, now),
         oldest_waiting_seconds=_age(min(made, default=None), now),
@@ -83,6 +86,13 @@ def _withheld(tx: Transaction) -> dict[str, int]:
         .where(decision_changes.c.sequence == last)
     )
     return Counter(brake["kind"] for details in tx.execute(query).scalars() for brake in details.get("brakes", ()))
+
+
+_OPEN = (
+    sa.select(sa.func.count())
+    .select_from(endpoints)
+    .where(endpoints.c.open_until.is_not(None), endpoints.c.enabled, endpoints.c.deleted_at.is_(None))
+)
 
 
 def _age(moment: datetime | None, now: datetime) -> float:

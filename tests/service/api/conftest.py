@@ -17,6 +17,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.conftest import BACKENDS, ClonePostgres
+from tests.service.event_check import check_events
 from tests.serving import serving
 
 
@@ -63,6 +64,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield service
         for client in service.clients:
             client.close()
+    check_events(database)
     database.close()
 
 

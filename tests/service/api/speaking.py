@@ -73,6 +73,12 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/decisions/{decision_id}/outcome"): {"outcome": "right", "note": "n", "turn_step": 1, "actor": "dana"},
     ("POST", "/endpoints"): ENDPOINT,
     ("PATCH", "/endpoints/{endpoint_id}"): ENDPOINT | {"enabled": True},
+    ("POST", "/endpoints/{endpoint_id}/replay"): {
+        "since": "2026-01-01T00:00:00Z",
+        "until": "2026-01-02T00:00:00Z",
+        "types": ["run.stopped"],
+        "after": "01900000-0000-7000-8000-000000000000",
+    },
     ("POST", "/pull/endpoints"): {"name": "login-node", "event_types": ["run.stop_failed"]},
     ("POST", "/pull/endpoints/{endpoint_id}/claim"): {"wait_seconds": 0.0, "limit": 1, "lease_seconds": 5.0},
     ("POST", "/pull/endpoints/{endpoint_id}/settle"): {
@@ -103,7 +109,12 @@ PLAIN = {
     ("GET", "/endpoints"),
     ("DELETE", "/endpoints/{endpoint_id}"),
     ("POST", "/endpoints/{endpoint_id}/rotate-secret"),
+    ("POST", "/endpoints/{endpoint_id}/test"),
     ("GET", "/deliveries"),
+    ("GET", "/deliveries/{delivery_id}"),
+    ("POST", "/deliveries/{delivery_id}/replay"),
+    ("GET", "/events/schemas"),
+    ("GET", "/events/schemas/{event_type}"),
     ("POST", "/deliveries/{delivery_id}/retry"),
 }
 """Every route that takes none."""
@@ -130,7 +141,7 @@ class World:
 
 def populate(admin: httpx.Client) -> World:
     """Make one of everything by posting it."""
-    ids = {"name": "paper"}
+    ids = {"name": "paper", "event_type": "run.stopped"}
     ids["endpoint_id"] = said(admin.post("/endpoints", json=ENDPOINT), 201)["id"]
     pulled = BODIES["POST", "/pull/endpoints"]
     ids["pull_endpoint_id"] = said(admin.post("/pull/endpoints", json=pulled), 201)["id"]

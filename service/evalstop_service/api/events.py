@@ -1,0 +1,28 @@
+"""What events look like: their JSON Schemas, for those who write receivers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from evalstop_service import event_schemas
+from evalstop_service.api.bodies import JsonRoute
+from evalstop_service.api.context import AnyKey
+from evalstop_service.errors import NotFound
+
+router = APIRouter(prefix="/events", tags=["webhooks"], route_class=JsonRoute)
+
+
+@router.get("/schemas")
+def list_event_schemas(key: AnyKey) -> dict[str, dict[str, Any]]:
+    """The JSON Schema (2020-12) of every type of event, by its type, each with an example."""
+    return {event_type: event_schemas.schema(event_type) for event_type in event_schemas.EVENTS}
+
+
+@router.get("/schemas/{event_type}")
+def get_event_schema(event_type: str, key: AnyKey) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of one type of event, with an example."""
+    if event_type not in event_schemas.EVENTS:
+        raise NotFound(f"there is no event {event_type!r}; there are {', '.join(event_schemas.EVENTS)}")
+    return event_schemas.schema(event_type)

@@ -1,0 +1,113 @@
+"""Events sent once more: new deliveries of what was announced, under the ids under which it was.
+
+A stop is replayed only while it still holds: its decision is to end the job, and the run has not gone on in a new
+attempt. `run.resume_requested` is replayed only while the stop is taken back. Else a replay could end a job that a
+person let go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.lifecycle import RESUME_REQUESTED, STOPPING, State
+from evalstop_service.store import wake
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.outbox import URGENT
+from evalstop_service.store.tables import decisions, deliveries, events, runs
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The new deliveries, how many events were `passed_over`, and the last event looked at if there may be more."""
+
+    deliveries: Sequence[UUID]
+    passed_over: int
+    last: UUID | None
+
+
+def of_range(
+    tx: Transaction,
+    project_id: UUID,
+    endpoint_id: UUID,
+    *,
+    since: datetime,
+    until: datetime,
+    types: Iterable[str] | None,
+    after: UUID | None,
+    limit: int,
+    now: datetime,
+) -> Replayed:
+    """Send the events of a project from `since` to before `until` once more, oldest first, at most `limit` of them.
+
+    `types`: these alone. `after`: those made after this one, to go on where an earlier replay had to end.
+    """
+    query = _events(project_id).where(events.c.created_at >= since, events.c.created_at < until)
+    if types is not None:
+        query = query.where(events.c.type.in_(list(types)))
+    if after is not None:
+        query = query.where(events.c.id > after)
+    found = tx.execute(query.order_by(events.c.id).limit(limit)).all()
+    made = _send(tx, endpoint_id, found, now)
+    return Replayed(made, len(found) - len(made), found[-1].id if len(found) == limit else None)
+
+
+def of_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id: UUID, now: datetime) -> UUID | None:
+    """Send one event of a project once more; the new delivery. None: there is none, or it holds no longer."""
+    made = _send(tx, endpoint_id, tx.execute(_events(project_id).where(events.c.id == event_id)).all(), now)
+    return made[0] if made else None
+
+
+def _events(project_id: UUID) -> sa.Select[Any]:
+    columns = (events.c.run_id, events.c.id, events.c.type, events.c.decision_id)
+    return sa.select(*columns).where(events.c.project_id == project_id)
+
+
+def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetime) -> list[UUID]:
+    states = _states(tx, [event for event in found if event.type in URGENT])
+    rows = [
+        {
+            "run_id": event.run_id,
+            "id": new_id(),
+            "event_id": event.id,
+            "endpoint_id": endpoint_id,
+            "state": "waiting",
+            "attempts": 0,
+            "due_at": now,
+            "urgent": event.type in URGENT,
+            "created_at": now,
+        }
+        for event in found
+        if event.type not in URGENT or states.get(event.decision_id) in _holding(event.type)
+    ]
+    if rows:
+        statement = sa.insert(deliveries)
+        if tx.dialect.name == "postgresql":  # as `outbox.announce` does
+            statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
+        tx.execute(statement, rows)
+        wake.workers(tx)
+    return [row["id"] for row in rows]
+
+
+def _holding(event_type: str) -> frozenset[str]:
+    return frozenset({State.UNDONE}) if event_type == RESUME_REQUESTED else frozenset(STOPPING)
+
+
+def _states(tx: Transaction, stops: Sequence[Any]) -> dict[UUID, str]:
+    """The states of decisions on the present attempts of their runs; both stay as they are until this is committed."""
+    if not stops:
+        return {}
+    of_runs = sa.select(runs.c.id, runs.c.attempt).where(runs.c.id.in_({event.run_id for event in stops}))
+    locked = tx.execute(of_runs.order_by(runs.c.id).with_for_update(read=True))
+    attempts = {row.id: row.attempt for row in locked}
+    table = decisions.c
+    query = sa.select(table.run_id, table.id, table.attempt, table.state)
+    query = query.where(table.id.in_({event.decision_id for event in stops if event.decision_id is not None}))
+    held = tx.execute(query.order_by(table.run_id, table.id).with_for_update(read=True))
+    return {row.id: row.state for row in held if attempts.get(row.run_id) == row.attempt}

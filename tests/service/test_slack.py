@@ -1,0 +1,37 @@
+"""Events as messages for Slack: every type says something short, and nobody's name means anything to Slack."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from evalstop_service import event_schemas
+from evalstop_service.slack import render
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize("event_type", event_schemas.EVENTS)
+def test_every_event_is_a_message(event_type: str) -> None:
+    """A message has a text and blocks that Slack takes, and names its run, or what else it is about."""
+    message = json.loads(render(json.dumps(event_schemas.example(event_type))))
+    assert set(message) == {"text", "blocks"}
+    assert event_type == event_schemas.TEST or message["text"].startswith("*ppo-7b-seed3* ")
+    assert message["blocks"][0]["text"]["text"] == message["text"]
+    assert event_type in message["blocks"][-1]["elements"][0]["text"]
+    assert all(len(json.dumps(block)) < 3000 for block in message["blocks"])
+
+
+@given(name=st.text(max_size=2000), reason=st.text(max_size=5000))
+def test_other_people_s_words_are_only_words(name: str, reason: str) -> None:
+    """Whatever a run is called, a message mentions nobody, links nowhere, and stays within Slack's bounds."""
+    event: dict[str, Any] = event_schemas.example("run.stop_requested")
+    data = event["data"] | {"run": event["data"]["run"] | {"name": name}}
+    data["verdict"] = data["verdict"] | {"reason": reason}
+    message = json.loads(render(json.dumps(event | {"data": data})))
+    for block in message["blocks"]:
+        text = block["text"]["text"] if block["type"] == "section" else block["elements"][0]["text"]
+        assert "<" not in text
+        assert ">" not in text
+        assert len(text) <= 3000
