@@ -70,9 +70,7 @@ def _look_after(database: Database, overdue: Overdue, now: datetime) -> None:
         decision = decisions.find(tx, overdue.project_id, overdue.id)
         if run is None or decision is None:
             return
-        decision = decisions.lock(tx, decision)
-        if decision.deadline_at is None or decision.deadline_at > now:  # another process was faster
-            return
+        decision = decisions.lock(tx, decision)  # which shows whether another process was faster
         if decision.state == State.WITHHELD:
             moved = progress.look_again(tx, run, decision, now)
         else:
