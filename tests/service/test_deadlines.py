@@ -14,7 +14,7 @@ from evalstop_service import chores, deadlines, responses
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Resumed
 from evalstop_service.lifecycle import State
-from evalstop_service.store import endpoints, leases, tables
+from evalstop_service.store import decisions, endpoints, leases, tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.leases import Delivered, Ended
 from evalstop_service.store.runs import Run
@@ -80,6 +80,19 @@ def test_what_nobody_confirms_is_escalated_and_told_to_a_person(scene: Scene) ->
     assert [one["decision"]["state"] for one in data] == ["requested", "escalated", "escalated", "failed"]
     assert decided(scene, run).deadline_at is None
     assert report(scene, run, State.CONFIRMED, NOW + 10 * CONFIRM) == State.CONFIRMED
+
+
+def test_a_stop_that_comes_due_has_a_deadline(graceful: Scene) -> None:
+    """What a worker hands out at the end of its grace period is looked after from then on."""
+    run = stopped(graceful)
+    (event,) = graceful.events(run, "run.stop_requested")
+    assert json.loads(event["body"])["data"]["decision"]["state"] == "requested", "as it is when it is sent"
+    due_at = NOW + timedelta(seconds=60)
+    with graceful.database.transaction() as tx:
+        assert decisions.request_due(tx, due_at) == 1
+    assert decided(graceful, run).deadline_at == due_at + CONFIRM
+    deadlines.look_after(graceful.database, due_at + CONFIRM)
+    assert states(graceful, run) == ["pending", "requested", "escalated"]
 
 
 def test_an_endpoint_that_was_away_hears_of_the_last_alone(scene: Scene) -> None:

@@ -70,7 +70,7 @@ class Stage:
 
     def subscribe(self, url: str) -> str:
         """An endpoint for a receiver that listens; its secret."""
-        body = {"url": url, "event_types": ["run.stop_requested"]}
+        body = {"url": url, "event_types": ["run.stop_requested", "run.stop_escalated"]}
         return str(self.api.post("/endpoints", json=body).raise_for_status().json()["secret"])
 
     def start_receiver(self, name: str, *options: str) -> subprocess.Popen[bytes]:
@@ -101,7 +101,7 @@ class Stage:
 
     def pulling_receiver(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """A receiver that fetches its events."""
-        body = {"name": name, "event_types": ["run.stop_requested"]}
+        body = {"name": name, "event_types": ["run.stop_requested", "run.stop_escalated"]}
         endpoint = self.api.post("/pull/endpoints", json=body).raise_for_status().json()
         folder = self.folder / name
         folder.mkdir()
@@ -149,6 +149,8 @@ def staged(cluster: SlurmCluster, service: Service, folder: Path) -> Iterator[St
     """A stage without endpoints; its receivers and jobs end with it."""
     headers = {"Authorization": f"Bearer {service.key}"}
     with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, timeout=30, trust_env=False) as api:
+        # Each test here has some of its few jobs stopped.
+        api.patch("/project", json={"stops_per_hour": None, "stops_share": None}).raise_for_status()
         stage = Stage(cluster, service, api, folder)
         try:
             yield stage

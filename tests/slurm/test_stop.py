@@ -121,7 +121,7 @@ def test_controller_is_restarted_in_the_middle(stage: Stage) -> None:
         eventually(lambda: "trying on" in stage.log("restart"), PATIENCE_SECONDS)
         decision = stage.decision(job)
         assert decision is not None
-        assert decision["state"] == "requested"
+        assert decision["state"] in ("requested", "acknowledged")
     finally:
         stage.cluster.start_controller()
     details = stage.confirmed(job)

@@ -132,6 +132,7 @@ async def _latencies(service: Service, stops: int) -> list[float]:
     async with aiohttp.ClientSession(f"{service.url}/api/v1/", headers=headers, raise_for_status=True) as api:
         endpoint = {"url": f"http://127.0.0.1:{port}/", "event_types": ["run.stop_requested"]}
         await api.post("endpoints", json=endpoint)
+        await api.patch("project", json={"stops_per_hour": None, "stops_share": None})
         for number in range(stops):
             async with api.post(
                 "runs", json={"name": f"stop-{number}", "mode": "enforce", "policy": "paper"}

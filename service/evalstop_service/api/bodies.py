@@ -17,7 +17,7 @@ MOST_NAMES, MOST_NAMES_IN_ALL = 1000, 100_000
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, if it takes one, is JSON: 401 without a key, 415 for another type, 400 for what is no JSON."""
+    """A route whose body, if any, is JSON: 401 without a key, 415 for another type, 400 for what is no JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
