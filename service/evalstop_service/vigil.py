@@ -20,8 +20,9 @@ from evalstop_detectors import Policy, Reservation, policy_from_document
 from evalstop_service import brakes, dead_metrics, events, liveness, progress, responses, vitals
 from evalstop_service.chores import Chore, Pause
 from evalstop_service.clock import Clock, rfc3339
+from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
-from evalstop_service.store import outbox, policies, projects, pulses, runs
+from evalstop_service.store import decisions, outbox, policies, projects, pulses, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.pulses import StoredPulse
@@ -158,8 +159,10 @@ def _turned(tx: Transaction, project: Project, run: Run, pulse: StoredPulse, now
     told = {"state": pulse.state, "heard_at": rfc3339(heard_at), "cadence_seconds": pulse.cadence_seconds}
     if pulse.state == Pulse.STALE:
         _announce(tx, project, run, "run.stale", {"pulse": told}, now)
-        against = brakes.holding(tx, projects.lock(tx, project.id), run, now)
-        progress.hold(tx, run, [brake for brake in against if brake.kind == Reservation.STALE], now)
+        decision = decisions.of_attempt(tx, run.id, run.attempt)
+        if decision is not None and decision.state == State.PENDING:
+            against = brakes.holding(tx, projects.lock(tx, project.id), run, now)
+            progress.hold(tx, run, [brake for brake in against if brake.kind == Reservation.STALE], now)
     elif pulse.state == Pulse.LOST:
         run = responses.end(tx, run, Pulse.LOST, now)
         _announce(tx, project, run, "run.lost", {"pulse": told}, now)

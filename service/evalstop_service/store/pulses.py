@@ -124,7 +124,8 @@ def readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tuple[U
     found: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in wanted}
     if tx.dialect.name == "postgresql":
         columns = [run.id for run, _ in wanted], [metric for _, metric in wanted], [run.last_step for run, _ in wanted]
-        for run_id, metric, step, value, at in driver(tx).cursor(binary=True).execute(_NEWEST, columns, prepare=True):
+        rows = driver(tx).cursor(binary=True).execute(_NEWEST, columns, prepare=True).fetchall()
+        for run_id, metric, step, value, at in rows:
             found[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
     else:
         for run, metric in wanted:
