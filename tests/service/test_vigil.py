@@ -194,23 +194,24 @@ def test_a_blind_detector_is_told_once(scene: Scene) -> None:
 
 def test_runs_that_nobody_looks_after_are_adopted(scene: Scene) -> None:
     """Such as those that release 0.1.0 has opened; those that have ended are left alone."""
-    orphan, ended, known = scene.open(), scene.open(), scene.open()
+    orphan, ended, known, forgotten = scene.open(), scene.open(), scene.open(), scene.open()
     responses.finish(scene.database, scene.project_id, ended.id, "completed", NOW)
     with scene.database.transaction() as tx:
         tx.execute(tables.pulses.delete().where(tables.pulses.c.run_id.in_([orphan.id, ended.id])))
+        pulses.look_again(tx, {forgotten.id: None})
     before = pulse(scene, known)
     vigil.adopt(scene.database, at(10))
     with scene.database.reading() as tx:
         assert set(pulses.of_runs(tx, [orphan.id, ended.id, known.id])) == {orphan.id, known.id}
     assert pulse(scene, known) == before
     look(scene, at(300))
-    assert told(scene, orphan) == ["run.stale"]
+    assert told(scene, orphan) == told(scene, forgotten) == ["run.stale"]
 
 
 def test_many_processes_tell_each_thing_once(postgres_database: Database) -> None:
-    """Four look at five hundred silent runs at one time."""
+    """Four look at some hundred silent runs at one time."""
     scene = set_up(postgres_database)
-    found = [scene.open() for _ in range(500)]
+    found = [scene.open() for _ in range(250)]
     threads = [threading.Thread(target=look, args=(scene, at(300))) for _ in range(4)]
     for thread in threads:
         thread.start()
