@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerAway
-from evalstop_client.receivers import Job
+from evalstop_client.receivers import Job, Present
 from evalstop_client.receivers.kubernetes.action import KubernetesAction
-from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET
+from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD
 
 from tests.clients.conformance import Started, found, gone, request
 from tests.clients.programs import eventually
@@ -98,28 +98,43 @@ def test_what_will_never_be_taken_is_refused(scene: Scene, cluster: FakeCluster,
 
 
 def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: FakeCluster) -> None:
-    """Somebody else changes the job between reading and writing, twice; and somebody else without end."""
-    number = iter(range(100))
+    """Somebody else changes the job between reading and writing: for ever, and then twice."""
+    count, most = 0, 10**6
 
     def meddle(asked: Request) -> None:
-        if asked.method == "PATCH" and asked.user == RECEIVER and next(number) < most:
-            job = scene.world.now(JOB, scene.item)
-            scene.world.admin.patch(JOB, job, {"metadata": {"annotations": {"touched": str(next(number))}}})
+        nonlocal count
+        if asked.method == "PATCH" and asked.user == RECEIVER and count < most:
+            count += 1
+            touched = {"metadata": {"annotations": {"touched": str(count)}}}
+            with unlocked(cluster):
+                scene.world.admin.patch(JOB, scene.item, touched)
 
-    def outside_of_the_lock(asked: Request) -> None:
-        cluster.changed.release()
-        try:
-            meddle(asked)
-        finally:
-            cluster.changed.acquire()
-
-    cluster.faults.append(outside_of_the_lock)
-    most = 10**6
+    cluster.faults.append(meddle)
     with pytest.raises(SchedulerAway, match="again and again"):
         scene.cancel()
-    number, most = iter(range(100)), 4
+    most = count + 2
     scene.cancel()
     assert scene.world.now(JOB, scene.item)["spec"]["suspend"] is True
+
+
+def test_pod_that_comes_before_the_word_of_its_controller_is_seen(scene: Scene, cluster: FakeCluster) -> None:
+    """All pods have gone, one more is made, and then the controller says that it makes no more."""
+    scene.action.look(scene.job)
+    (pod,) = scene.world.pods("train-1")
+    metadata = {name: pod["metadata"][name] for name in ("labels", "ownerReferences")}
+    late = {"metadata": {**metadata, "name": "train-1-late"}, "spec": {**pod["spec"], "nodeName": "another-node"}}
+    made: list[Json] = []
+
+    def make(asked: Request) -> None:
+        if asked.user == RECEIVER and asked.path.endswith("/jobs/train-1") and not made:
+            with unlocked(cluster):
+                made.append(scene.world.admin.create(POD, NAMESPACE, late))
+
+    scene.cancel()
+    eventually(lambda: scene.world.pods("train-1") == [])
+    eventually(lambda: JOB.words(scene.world.now(JOB, scene.item)) == {"Suspended"})
+    cluster.faults.append(make)
+    assert all(isinstance(scene.action.look(scene.job), Present) for _ in range(3))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +171,7 @@ def test_permission_that_is_lost_while_it_looks_can_come_back(scene: Scene, clus
 
 
 def test_watch_that_is_cut_in_the_middle_is_gone_on_with(scene: Scene, cluster: FakeCluster) -> None:
-    """Half a line is no event; the next watch begins where the last whole one ended, and how the pod ended is known."""
+    """Half a line is no event; the next watch tells it whole, and how the pod ended is known."""
     scene.action.look(scene.job)
     cluster.watch_cuts_after = 1
     scene.cancel()
@@ -223,6 +238,16 @@ def test_definition_that_is_served_otherwise_is_found_again(kubernetes: World, c
     action.cancel(job, request(labels))
     resource.version = "v1alpha2"
     eventually(lambda: kubernetes.pods("train-1") == [])
+
+
+@contextmanager
+def unlocked(cluster: FakeCluster) -> Iterator[None]:
+    """Let others be answered in the middle of a fault."""
+    cluster.changed.release()
+    try:
+        yield
+    finally:
+        cluster.changed.acquire()
 
 
 def _revoke(cluster: FakeCluster, verb: str, plural: str, grant: bool = False) -> None:
