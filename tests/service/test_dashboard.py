@@ -15,6 +15,7 @@ import yaml
 from evalstop_service import brakes
 from evalstop_service.api.metrics import Installation
 from evalstop_service.clock import utc_now
+from evalstop_service.lifecycle import AWAITING
 from evalstop_service.store.database import Database
 from evalstop_service.telemetry import Telemetry
 from promql_parser import VectorSelector
@@ -47,6 +48,7 @@ def shown() -> dict[str, dict[str, set[str]]]:
     ):
         found[f"evalstop_{name}"] = {}
     found["evalstop_withheld_stops"] = {"brake": set(brakes.KINDS)}
+    found["evalstop_awaited_stops"] = {"state": set(AWAITING)}
     found["evalstop_outbox_deliveries"] = {"waiting": {"due", "later", "held"}}
     return found
 

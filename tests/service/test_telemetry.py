@@ -12,10 +12,11 @@ from typing import Any, cast
 import httpx
 import pytest
 import sqlalchemy as sa
-from evalstop_service import installation, pausing, vigil
+from evalstop_service import installation, pausing, responses, vigil
 from evalstop_service.api import metrics, watch
 from evalstop_service.api.metrics import Installation
 from evalstop_service.clock import utc_now
+from evalstop_service.lifecycle import State
 from evalstop_service.store import endpoints, outbox, policies, projects, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.telemetry import Telemetry
@@ -245,6 +246,20 @@ def test_the_database_tells_what_is_held_back(database: Database) -> None:
     assert found["evalstop_paused_projects"] == {(): 1}
     withheld = {labels[0][1]: value for labels, value in found["evalstop_withheld_stops"].items() if value}
     assert withheld == {"paused": 2, "no_checkpoint": 1}
+
+
+def test_the_database_tells_what_is_not_confirmed(database: Database) -> None:
+    """Stops that were handed out are counted by how far their receivers are; what is over is not."""
+    scene = scenes.set_up(database)
+    scenes.unbound(database)
+    decided = [scene.post(scene.open(), scenes.FALLING).decision for _ in range(4)]
+    for decision, state in zip(decided, (State.ACKNOWLEDGED, State.CONFIRMED), strict=False):
+        assert decision is not None
+        said = responses.Report(state, "receiver", "as seen", {}, 0.0)
+        responses.report(database, scene.project_id, decision.id, said, scenes.NOW)
+    found = samples(generate_latest(figures_of(database)[1]).decode())
+    awaited = {labels[0][1]: value for labels, value in found["evalstop_awaited_stops"].items()}
+    assert awaited == {"acknowledged": 1, "escalated": 0, "requested": 2}
 
 
 def announce(tx: Transaction, scene: scenes.Scene, run_id: uuid.UUID, now: datetime, due_at: datetime) -> None:

@@ -21,6 +21,7 @@ from evalstop_service import brakes
 from evalstop_service.api.context import AnyKey
 from evalstop_service.api.problems import Problem
 from evalstop_service.clock import Clock
+from evalstop_service.lifecycle import AWAITING
 from evalstop_service.store import figures
 from evalstop_service.store.database import Database
 from evalstop_service.store.figures import Figures
@@ -118,6 +119,11 @@ def _families(found: Figures | None) -> Iterator[Metric]:
     withheld = GaugeMetricFamily(
         "evalstop_withheld_stops", "Stops that are held back, by each kind of brake that does.", labels=["brake"]
     )
+    awaited = GaugeMetricFamily(
+        "evalstop_awaited_stops",
+        "Stops that were handed out and of which no scheduler has said yet that the job is gone.",
+        labels=["state"],
+    )
     left_alone = GaugeMetricFamily(
         "evalstop_open_endpoints", "Endpoints that are left alone for a while, since they failed time after time."
     )
@@ -139,9 +145,11 @@ def _families(found: Figures | None) -> Iterator[Metric]:
         paused.add_metric([], found.paused_projects)
         for kind in brakes.KINDS:
             withheld.add_metric([kind], found.withheld.get(kind, 0))
+        for state in sorted(AWAITING):
+            awaited.add_metric([state], found.awaited.get(state, 0))
         left_alone.add_metric([], found.open_endpoints)
         for name in ("due", "later", "held"):
             waiting.add_metric([name], getattr(found, name))
         due.add_metric([], found.oldest_due_seconds)
         oldest.add_metric([], found.oldest_waiting_seconds)
-    yield from (up, running, stale, blind, paused, withheld, left_alone, waiting, due, oldest)
+    yield from (up, running, stale, blind, paused, withheld, awaited, left_alone, waiting, due, oldest)

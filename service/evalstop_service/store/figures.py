@@ -8,7 +8,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from evalstop_service.lifecycle import State
+from evalstop_service.lifecycle import AWAITING, State
 from evalstop_service.liveness import Pulse
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, deliveries, endpoints, projects, pulses, runs
@@ -20,7 +20,8 @@ class Figures:
 
     `running_runs`: those that have not ended; `stale_runs` of these nothing was heard for long, and of `blind_runs` a
     metric that may stop them is dead, as of the last look at each. `paused_projects`: nothing of theirs is stopped.
-    `withheld`: stops that are held back, by the kind of brake; one that several hold back counts for each.
+    `withheld`: stops that are held back, by the kind of brake; one that several hold back counts for each. `awaited`:
+    stops that were handed out and not confirmed yet, by state.
     `open_endpoints`: left alone for a while, since they fail. Waiting deliveries: `due`, `later` (between two
     attempts, in the hands of a worker, or in a grace period), `held` (their endpoint is disabled or gone).
     `oldest_due_seconds`: for how long the longest due has been due; `oldest_waiting_seconds`: how long ago the oldest
@@ -32,6 +33,7 @@ class Figures:
     blind_runs: int
     paused_projects: int
     withheld: dict[str, int]
+    awaited: dict[str, int]
     open_endpoints: int
     due: int
     later: int
@@ -68,6 +70,7 @@ def read(tx: Transaction, now: datetime) -> Figures:
         blind_runs=blind_runs,
         paused_projects=tx.execute(paused).scalar_one(),
         withheld=_withheld(tx),
+        awaited={str(state): count for state, count in tx.execute(_AWAITED)},
         open_endpoints=tx.execute(_OPEN).scalar_one(),
         **counts,
         oldest_due_seconds=_age(found["due"][2] if "due" in found else None, now),
@@ -87,6 +90,12 @@ def _withheld(tx: Transaction) -> dict[str, int]:
     )
     return Counter(brake["kind"] for details in tx.execute(query).scalars() for brake in details.get("brakes", ()))
 
+
+_AWAITED = (
+    sa.select(decisions.c.state, sa.func.count())
+    .where(decisions.c.deadline_at.is_not(None), decisions.c.state.in_(AWAITING))
+    .group_by(decisions.c.state)
+)
 
 _OPEN = (
     sa.select(sa.func.count())
