@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -15,8 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_service.store import schema
+from evalstop_service import cli, installation
+from evalstop_service.clock import utc_now
+from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
+from evalstop_service.vault import Vault
 
 TIMEOUT_SECONDS = 60
 
@@ -200,3 +204,30 @@ def test_openapi(environment: dict[str, str]) -> None:
     assert done.returncode == 0
     assert "/api/v1/runs" in json.loads(done.stdout)["paths"]
     assert not Path(environment["EVALSTOP_DATA_FOLDER"]).exists()
+
+
+def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
+    """`secrets rotate` seals what stood in plain text, says how much, and refuses without a key."""
+    run(environment, "migrate")
+    refused = run(environment, "secrets", "rotate")
+    assert refused.returncode == cli.FAILED
+    assert "EVALSTOP_SECRET_KEYS" in refused.stderr
+    database = Database(f"sqlite:///{environment['EVALSTOP_DATA_FOLDER']}/evalstop.db")
+    project = installation.add_project(database, "sealed", "shadow", 0.0, utc_now(), "paper")
+    with database.transaction() as tx:
+        plain = endpoints.add(tx, project.id, url="http://x.example", event_types=["*"], now=utc_now())
+    key = base64.b64encode(bytes(range(32))).decode()
+    done = run(environment | {"EVALSTOP_SECRET_KEYS": key}, "secrets", "rotate", "--json")
+    assert json.loads(done.stdout) == {"secrets": 1, "were_plain": 1}
+    with database.reading() as tx:
+        (sealed,) = endpoints.listing(tx, project.id)
+    assert Vault([bytes(range(32))]).open(sealed.secret, sealed.id) == plain.secret != sealed.secret
+    database.close()
+
+
+def test_a_broken_key_is_refused(environment: dict[str, str]) -> None:
+    """What is no key is refused at the start of any command, without being shown."""
+    done = run(environment | {"EVALSTOP_SECRET_KEYS": "tellnobody"}, "migrate")
+    assert done.returncode == cli.USAGE
+    assert "EVALSTOP_SECRET_KEYS: key 1" in done.stderr
+    assert "tellnobody" not in done.stderr

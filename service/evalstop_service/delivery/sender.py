@@ -19,7 +19,10 @@ from evalstop_service.delivery.backoff import Answer
 from evalstop_service.targets import Refused, Targets
 
 BODY_LIMIT_BYTES = 1024
-"""As much of an answer's body is read, to be shown to the operator when it is an error."""
+"""As much of an answer's body is read, to be shown to the operator."""
+
+ERROR_SIGNS = 300
+"""As much of it goes into an error."""
 
 BODY_SECONDS = 1.0
 """As long is waited for an answer's body once its status is known."""
@@ -87,7 +90,7 @@ class Sender:
                     text = await _excerpt(response)  # to its end if that is near, so that the connection serves again
                 if not 200 <= code < 300:
                     retry_after = response.headers.get("Retry-After")
-                    error = f"HTTP {code}: {text}" if text else f"HTTP {code}"
+                    error = f"HTTP {code}: {text[:ERROR_SIGNS]}" if text else f"HTTP {code}"
         except aiohttp.ConnectionTimeoutError:
             error = f"no connection within {self.connect_seconds:g} s"
         except TimeoutError:
@@ -116,14 +119,16 @@ async def _excerpt(response: aiohttp.ClientResponse) -> str:
             while len(read) < BODY_LIMIT_BYTES:
                 chunk = await response.content.read(BODY_LIMIT_BYTES - len(read))
                 if not chunk:
-                    return _printable(read.decode(errors="replace"))  # all of it: the connection can serve again
+                    return _printable(
+                        read.decode(errors="replace"), BODY_LIMIT_BYTES
+                    )  # all of it: the connection can serve again
                 read += chunk
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
         pass
     response.close()  # the rest is not waited for
-    return _printable(read.decode(errors="replace"))
+    return _printable(read.decode(errors="replace"), BODY_LIMIT_BYTES)
 
 
-def _printable(text: str) -> str:
+def _printable(text: str, most: int = ERROR_SIGNS) -> str:
     """One short line that any database can hold."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:300]
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:most]

@@ -94,3 +94,21 @@ def test_remembers_the_prompt_until_the_next_claim() -> None:
     assert (backlog.limit(), backlog.room()) == (8, {ENDPOINTS[0]: 8})
     backlog.add([])
     assert (backlog.limit(), backlog.room()) == (2, {})
+
+
+def test_gives_up_one_endpoint() -> None:
+    """What is at hand for an endpoint that is left alone is given up; other endpoints go on, and it may come again."""
+    backlog = Backlog(concurrency=4, per_endpoint=1, ahead=2)
+    first, second = ENDPOINTS[:2]
+    mine = [claimed(first) for _ in range(3)]
+    backlog.add([*mine, claimed(second)])
+    begun = backlog.begin()
+    assert begun == mine[0]
+    assert backlog.give_up(first) == mine[1:]
+    assert backlog.give_up(first) == []
+    following = backlog.begin()
+    assert following is not None
+    assert following.endpoint_id == second
+    backlog.end(mine[0], prompt=False)
+    backlog.add([mine[1]])
+    assert backlog.begin() == mine[1]
