@@ -210,6 +210,7 @@ EXAMPLES: dict[str, Any] = {
     "ProjectIn": {"name": "alignment", "default_mode": "enforce", "grace_seconds": 300},
     "ProjectList": {"items": [PROJECT]},
     "ProjectOut": PROJECT,
+    "ProjectPauseIn": {"actor": "dana", "reason": "the eval set is being repaired"},
     "PullEndpointIn": {
         "name": "login-node",
         "event_types": ["run.stop_requested", "run.stop_escalated", "run.resume_requested"],
