@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evalstop_service import brakes
-from evalstop_service.ingest import Saved
+from evalstop_service.ingest import Arrival, Points, Saved
 from evalstop_service.lifecycle import Brake
 from evalstop_service.store import policies, projects, pulses, runs, tables
 from evalstop_service.store.database import Database, Transaction
@@ -16,7 +16,7 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
-from tests.service.scenes import FALLING, NOW, Scene, evals, set_up
+from tests.service.scenes import FALLING, NOW, Scene, evals, set_up, take
 
 MINUTE = timedelta(minutes=1)
 
@@ -230,6 +230,40 @@ def test_two_stops_at_one_moment_do_not_both_pass(postgres_database: Database) -
         assert thread.is_alive()
     thread.join(10)
     assert held == ["stops_per_hour"]
+
+
+def test_of_many_runs_that_fall_in_one_commit_the_bound_lets_some_through(scene: Scene) -> None:
+    """Each decision sees those that were made before it in the same transaction."""
+    settle(scene, stops_per_hour=3, stops_share=None)
+    found = [scene.open() for _ in range(7)]
+    scene.take_all([Arrival(scene.project_id, run.id, Points(tuple(FALLING))) for run in found])
+    assert sorted(state_of(scene, run) for run in found) == ["requested"] * 3 + ["withheld"] * 4
+
+
+def test_of_many_runs_that_fall_at_one_moment_the_bound_lets_some_through(postgres_database: Database) -> None:
+    """Six processes take in what makes twelve runs stop, and none of them slips past it."""
+    scene = set_up(postgres_database)
+    settle(scene, stops_per_hour=3, stops_share=None)
+    found = [scene.open() for _ in range(12)]
+    ready = threading.Barrier(6, timeout=30)
+
+    def post(of_a_process: list[Run]) -> None:
+        ready.wait()
+        for run in of_a_process:
+            take(postgres_database, scene.project_id, run.id, Points(tuple(FALLING)), NOW)
+
+    threads = [threading.Thread(target=post, args=(found[number::6],)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(state_of(scene, run) for run in found) == ["requested"] * 3 + ["withheld"] * 9
+
+
+def state_of(scene: Scene, run: Run) -> str:
+    decision = scene.decision(run)
+    assert decision is not None
+    return decision.state
 
 
 def test_who_has_announced_something_can_still_come_to_a_decision(postgres_database: Database) -> None:

@@ -110,6 +110,11 @@ def test_prepares_by_hand(environment: dict[str, str]) -> None:
     assert plain.stdout.startswith("esk_")
     with running(environment, "serve", "--port", "0", "--json") as process:
         assert runs(first_line(process)["url"], key["key"]) == 200
+    paused = run(environment, "pause", "alignment", "--actor", "dana", "--reason", "broken evals", "--json")
+    assert json.loads(paused.stdout) == {"project": "alignment", "paused": True}
+    assert "resumed" in run(environment, "resume", "alignment").stdout
+    lost = run(environment, "pause", "nosuch")
+    assert (lost.returncode, "nosuch" in lost.stderr) == (1, True)
     again = run(environment, "project", "create", "alignment")
     assert (again.returncode, "alignment" in again.stderr) == (1, True)
     nosuch = run(environment, "key", "create", "--project", "nosuch", "--name", "k")

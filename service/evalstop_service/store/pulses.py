@@ -105,9 +105,11 @@ def adopt(tx: Transaction, project_id: UUID, after: UUID, limit: int, now: datet
     as runs that release 0.1.0 opened; gives the id to go on from, None at the end."""
     page = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == "running", runs.c.id > after)
     found = list(tx.execute(page.order_by(runs.c.id).limit(limit)).scalars())
-    known = sa.select(pulses.c.run_id).where(pulses.c.run_id.in_(found), pulses.c.look_at.is_not(None))
-    for run_id in set(found) - set(tx.execute(known).scalars()):
-        watch(tx, run_id, project_id, now, now)
+    query = sa.select(pulses.c.run_id).where(pulses.c.run_id.in_(found), pulses.c.look_at.is_not(None))
+    known = set(tx.execute(query).scalars())
+    for run_id in found:  # in one order, so that two processes cannot wait for each other
+        if run_id not in known:
+            watch(tx, run_id, project_id, now, now)
     return found[-1] if len(found) == limit else None
 
 

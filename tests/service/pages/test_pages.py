@@ -10,7 +10,7 @@ from uuid import UUID
 
 import httpx
 import pytest
-from evalstop_service import deadlines, opening, pages, responses
+from evalstop_service import deadlines, opening, pages, responses, vigil
 from evalstop_service.ingest import Points, Receipt, Resumed, Saved
 from evalstop_service.lifecycle import State
 from evalstop_service.pages.run import MOST_POINTS
@@ -71,6 +71,24 @@ def test_a_run_that_was_stopped(visitor: httpx.Client, database: Database, tenan
     assert escape(receipt.run.best_checkpoint["uri"]) in html
     for words in ("evalstop-receiver process", "SIGTERM", "k_below_best", "4711", "verdict: stop", "stop requested"):
         assert words in html
+
+
+def test_silent_blind_and_lost_runs_are_marked(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """In the list and on their pages, a blind one with the metric and what is wrong with it."""
+    silent = open_run(database, tenant, now - timedelta(minutes=10), "silent")
+    well = open_run(database, tenant, now, "well")
+    blind = open_run(database, tenant, now - timedelta(minutes=6), "blind")
+    post(database, tenant, blind.id, now, *(Point("reward/gold", step, 0.5) for step in range(8)))
+    vigil.look(database, now)
+    html = seen(visitor, "/")
+    assert (html.count("pulse-stale"), html.count("pulse-blind")) == (1, 1)
+    assert "pulse-stale" in seen(visitor, f"/runs/{silent.id}")
+    assert "reward/gold: its last 8 values are the same, 0.5" in seen(visitor, f"/runs/{blind.id}")
+    assert "pulse-" not in seen(visitor, f"/runs/{well.id}")
+    vigil.look(database, now + timedelta(hours=2))
+    assert "status-lost" in seen(visitor, "/?status=lost")
 
 
 @EMBEDDED
