@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import POD, at
+from evalstop_client.receivers.kubernetes.pods import pod_in
 
 from tests.kubernetes.admin import Admin, Json
 
@@ -37,13 +38,14 @@ class Container:
 
 
 class Node:
-    """One node; while it is `lost` it does nothing, and its processes run on."""
+    """One node and the scheduler of its GPUs; while it is `lost` it does nothing, and its processes run on."""
 
     name = "node-1"
 
-    def __init__(self, admin: Admin, folder: Path) -> None:
+    def __init__(self, admin: Admin, folder: Path, gpus: int = 64) -> None:
         self._admin = admin
         self._folder = folder
+        self.gpus = gpus
         self._containers: dict[str, Container] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -73,10 +75,13 @@ class Node:
 
     def _round(self) -> None:
         pods = {pod["metadata"]["uid"]: pod for pod in self._admin.list(POD)}
+        free = self.gpus - sum(one.gpus for one in map(pod_in, pods.values()) if one.node and one.holds)
         for pod in pods.values():
             if not pod["spec"].get("nodeName"):
-                if not pod["metadata"].get("deletionTimestamp"):
+                wanted = pod_in(pod).gpus
+                if wanted <= free and not pod["metadata"].get("deletionTimestamp"):
                     self._admin.bind(pod, self.name)
+                    free -= wanted
             elif pod["spec"]["nodeName"] == self.name:
                 self._tend(pod)
         for uid in self._containers.keys() - pods.keys():

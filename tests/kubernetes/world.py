@@ -105,21 +105,34 @@ class World:
         """A workload whose pods run; one that is `deaf` takes no notice of SIGTERM."""
         number = next(self.names)
         name = f"train-{number}"
-        trains = command is None
-        command = command or [sys.executable, "-c", TRAINER, "deaf" if deaf else "", str(self.saves_file(number))]
-        container: Json = {"name": "trainer", "image": "none", "command": command, "env": pod_environment(kind)}
-        container["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
-        pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": GRACE_SECONDS, "containers": [container]}
-        own: Json = {"backoffLimit": 0} if kind is JOB else {}
-        own["template"] = {"metadata": {"labels": {"app": name}}, "spec": pod}
-        item = self.admin.create(kind, NAMESPACE, {"metadata": {"name": name}, "spec": {**own, **spec}})
+        trainer = [sys.executable, "-c", TRAINER, "deaf" if deaf else "", str(self.saves_file(number))]
+        item = self.submit(name, command or trainer, kind, **spec)
         eventually(lambda: self.runs(name))
-        if trains:
+        if command is None:
             ups = f"{self.saves_file(number).name}.*"
             eventually(lambda: len(list(self.folder.glob(ups))) >= len(self.pods(name)))
         if kind is RAY_JOB:
             eventually(lambda: at(self.now(kind, item), "status", "rayClusterName"))
         return item
+
+    def submit(
+        self,
+        name: str,
+        command: list[str],
+        kind: Kind = JOB,
+        *,
+        variables: Mapping[str, str] | None = None,
+        grace_seconds: int = GRACE_SECONDS,
+        **spec: Any,
+    ) -> Json:
+        """A workload whose pods want a GPU each, and run when there is one."""
+        environment = [*pod_environment(kind), *({"name": one, "value": to} for one, to in (variables or {}).items())]
+        container: Json = {"name": "trainer", "image": "none", "command": command, "env": environment}
+        container["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+        pod = {"restartPolicy": "Never", "terminationGracePeriodSeconds": grace_seconds, "containers": [container]}
+        own: Json = {"backoffLimit": 0} if kind is JOB else {}
+        own["template"] = {"metadata": {"labels": {"app": name}}, "spec": pod}
+        return self.admin.create(kind, NAMESPACE, {"metadata": {"name": name}, "spec": {**own, **spec}})
 
     def labels(self, item: Json) -> dict[str, str]:
         """The labels that the client of the run in a workload's first pod sends."""

@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
 from tests.kubernetes.fake_cluster import ADMIN
 from tests.kubernetes.world import RECEIVER, Server
 
+T = TypeVar("T")
 TOKEN = "receiver-token"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "evalstop/kubernetes-1.20"
 PATIENCE_SECONDS = 90.0
@@ -79,8 +81,7 @@ def real_server(folder: Path, programs: Path = CACHE / "bin") -> Iterator[Server
             )
         )
         certificate = folder / "certs/apiserver.crt"
-        _wait(certificate.exists, folder)
-        tls = ssl.create_default_context(cafile=str(certificate))
+        tls = _wait(lambda: _trust(certificate), folder)
         _wait(lambda: _is_ready(url, tls), folder)
         kubeconfig = folder / "kubeconfig"
         kubeconfig.write_text(json.dumps(_kubeconfig(url, certificate)))
@@ -124,13 +125,22 @@ def _program(log: Path, *command: str) -> Iterator[None]:
             process.wait()
 
 
-def _wait(look: Callable[[], bool], folder: Path) -> None:
+def _wait(look: Callable[[], T | None], folder: Path) -> T:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not look():
+    while not (found := look()):
         if time.monotonic() > deadline:
             logs = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in folder.glob("*.log"))
             raise AssertionError(f"it did not come up in {PATIENCE_SECONDS:g} s\n{logs}")
         time.sleep(0.2)
+    return found
+
+
+def _trust(certificate: Path) -> ssl.SSLContext | None:
+    """In what the server has signed itself, once it is written."""
+    try:
+        return ssl.create_default_context(cafile=str(certificate))
+    except OSError:
+        return None
 
 
 def _is_ready(url: str, tls: ssl.SSLContext) -> bool:
