@@ -113,21 +113,21 @@ def live(setting: Sweep, seed: int, population: bool) -> Lived:
         places = places + speeds / setting.peak / setting.evals
         gold[index] = _height(setting, speeds) * places * (1 - np.log(places))
         if population:
-            _select(gold[index] + errors[index], places, speeds, chance)
+            select(gold[index] + errors[index], places, speeds, chance)
     return Lived(gold.T, (gold + errors).T)
 
 
-def _height(setting: Sweep, speeds: Floats) -> Floats:
-    return np.asarray(np.maximum(1 - setting.curvature * np.log(speeds) ** 2, 0.0))
-
-
-def _select(seen: Floats, places: Floats, speeds: Floats, chance: np.random.Generator) -> None:
+def select(seen: Floats, places: Floats, speeds: Floats, chance: np.random.Generator) -> None:
     """The worst fifth take over place and speed of one of the best fifth each, and perturb the speed; in place."""
     order = np.argsort(seen)
     count = len(order) // FIFTH
     worst, models = order[:count], chance.choice(order[-count:], count)
     places[worst] = places[models]
     speeds[worst] = speeds[models] * chance.choice(PERTURBED, count)
+
+
+def _height(setting: Sweep, speeds: Floats) -> Floats:
+    return np.asarray(np.maximum(1 - setting.curvature * np.log(speeds) ** 2, 0.0))
 
 
 def _over(setting: Sweep, policies: Sequence[Policy], seeds: Sequence[int]) -> list[dict[str, tuple[float, ...]]]:

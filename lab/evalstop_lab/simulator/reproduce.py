@@ -21,7 +21,7 @@ from evalstop_lab.simulator.setting import PAPER, Setting
 from evalstop_lab.simulator.stopping import RULES
 from evalstop_lab.simulator.study import NONE, ORACLE, REPORTING_SEED, Rows, cells
 
-SEEDS = 20
+SEEDS = 12
 JOBS = 3000
 BASELINE = "SRTF-Est"
 COUNTED_ON = "FIFO-Skip"  # where only flags are counted, the cheapest scheduler will do,

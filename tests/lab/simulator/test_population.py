@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from evalstop_lab.cli import main
-from evalstop_lab.simulator.population import Sweep, live
+from evalstop_lab.simulator.population import Sweep, live, select
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,13 +29,17 @@ def test_both_begin_alike() -> None:
     assert np.array_equal(alone.seen[:, 0], together.seen[:, 0])
 
 
-def test_clones_stand_where_their_models_do() -> None:
-    """After a selection without noise as many places are shared as members were in the worst fifth."""
-    sweep = replace(Sweep(), noise_sd=0.0, evals=2, members=20)
-    alone, together = (live(sweep, 5, population) for population in (False, True))
-    moved = alone.gold[:, 1] != together.gold[:, 1]
-    assert moved.sum() == 4
-    assert alone.gold[moved, 0].max() <= np.sort(alone.gold[:, 0])[3]
+@patiently
+@given(seen=st.lists(st.floats(-1, 1), min_size=5, max_size=30, unique=True), seed=st.integers(0, 2**32 - 1))
+def test_the_worst_fifth_stands_where_the_best_does(seen: list[float], seed: int) -> None:
+    """A selection moves the worst fifth to places of the best, changes their speeds by a fifth, and nobody else's."""
+    count, order = len(seen) // 5, np.argsort(seen)
+    places, speeds = np.arange(float(len(seen))), np.ones(len(seen))
+    select(np.array(seen), places, speeds, np.random.default_rng(seed))
+    assert set(places[order[:count]]) <= set(order[-count:].astype(float))
+    assert set(speeds[order[:count]]) <= {0.8, 1.2}
+    assert np.array_equal(places[order[count:]], order[count:])
+    assert (speeds[order[count:]] == 1).all()
 
 
 def test_stopping_keeps_the_gold(capsys: pytest.CaptureFixture[str]) -> None:
