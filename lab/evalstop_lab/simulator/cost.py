@@ -184,8 +184,8 @@ def _print(console: Console, report: dict[str, Any]) -> None:
     console.print(_work_table(report))
     console.print(_dollar_table(report))
     console.print(
-        "The mechanism model counts what the mechanism saves in one iteration, and does not reach the papers' figures,"
-        " which compare whole systems; the published model is their best ratio as it stands. Prices are parameters."
+        "The mechanism model counts what the mechanism saves in drawn iterations and knows no systems: its figures are"
+        " not the papers'. The published model is their best ratio as it stands. Prices are parameters."
     )
 
 

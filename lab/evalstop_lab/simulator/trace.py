@@ -47,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     options.add(parser, seeds=SEEDS, plots=False)
     parser.add_argument(
-        "--gpus", type=positive_number, help=f"of the cluster (default: enough to be {FULLEST:.0%} busy)"
+        "--gpus", type=positive_number, help=f"of the cluster (default: enough for a load of {FULLEST:g})"
     )
     parser.add_argument("--world", choices=WORLDS, default="paper", help="where evals and truth are drawn from")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")

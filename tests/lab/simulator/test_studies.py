@@ -107,6 +107,15 @@ def test_a_cost_that_is_no_share_is_refused(capsys: pytest.CaptureFixture[str]) 
     assert "such as 0.002" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("question", ["reproduce", "frontier", "cadence", "cost", "rollback", "population", "trace"])
+def test_every_question_explains_itself(question: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` of each command says what it asks."""
+    with pytest.raises(SystemExit) as end:
+        main(["cluster", question, "--help"])
+    assert end.value.code == 0
+    assert "--seeds" in capsys.readouterr().out
+
+
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json there are tables for people."""
     assert main(["cluster", "reproduce", "--seeds", "2", "--cluster-jobs", "60", "--jobs", "1"]) == 0
