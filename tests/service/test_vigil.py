@@ -8,9 +8,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from evalstop_service import opening, pausing, responses, vigil
+from evalstop_service import opening, pausing, progress, responses, vigil
 from evalstop_service.ingest import Resumed, Saved
-from evalstop_service.store import pulses, tables
+from evalstop_service.store import pulses, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.store.pulses import StoredPulse
@@ -223,16 +223,16 @@ def test_many_processes_tell_each_thing_once(postgres_database: Database) -> Non
 def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) -> None:
     """What is pending is withheld by then, with who paused and why; another project goes on. Twice is harmless."""
     scene, other = set_up(database, grace_seconds=60), set_up(database, grace_seconds=60)
-    runs = [scene.open() for _ in range(3)]
+    three = [scene.open() for _ in range(3)]
     with database.transaction() as tx:
         tx.execute(tables.projects.update().values(stops_share=None))
-    for run in (*runs, elsewhere := other.open()):
+    for run in (*three, elsewhere := other.open()):
         (other if run is elsewhere else scene).post(run, FALLING)
-    assert {decision.state for run in runs if (decision := scene.decision(run))} == {"pending"}
+    assert {decision.state for run in three if (decision := scene.decision(run))} == {"pending"}
     for actor in ("dana", "eli"):
         project = pausing.pause(database, scene.project_id, actor, "the eval set is broken", at(10))
         assert (project.paused_by, project.paused_reason) == ("dana", "the eval set is broken")
-        assert {decision.state for run in runs if (decision := scene.decision(run))} == {"withheld"}
+        assert {decision.state for run in three if (decision := scene.decision(run))} == {"withheld"}
     late = scene.open()
     scene.post(late, FALLING)
     (event,) = scene.events(late, "run.stop_withheld")
@@ -241,3 +241,21 @@ def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) ->
     assert decision is not None
     assert decision.state == "pending"
     assert pausing.resume(database, scene.project_id, "dana").paused_at is None
+
+
+def test_a_stop_that_is_being_decided_does_not_slip_past_a_pause(postgres_database: Database) -> None:
+    """The pause waits for the decision under way, and withholds it before it answers."""
+    scene = set_up(postgres_database, grace_seconds=60)
+    run = scene.open()
+    with postgres_database.transaction() as tx:
+        locked = runs.lock(tx, scene.project_id, run.id)
+        assert locked is not None
+        decision = progress.begin(tx, locked, 4, NOW)
+        thread = threading.Thread(target=pausing.pause, args=(postgres_database, scene.project_id, "dana", "", NOW))
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+    thread.join(30)
+    found = scene.decision(run)
+    assert found is not None
+    assert (decision.state, found.state) == ("pending", "withheld")
