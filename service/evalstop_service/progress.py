@@ -24,13 +24,14 @@ from evalstop_service.store.runs import Run
 
 def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
     """Put the run's verdict on record as a decision, and have it carried out as its mode and the brakes allow."""
-    project = projects.lock(tx, run.project_id)
+    enforced = run.mode == Mode.ENFORCE
+    project = projects.lock(tx, run.project_id) if enforced else projects.get(tx, run.project_id)
     event = Decided(
         now,
         actor=f"policy {run.policy_name} version {run.policy_version}",
         reason=str(run.verdict["reason"]),
         mode=Mode(run.mode),
-        brakes=brakes.holding(tx, project, run, now) if run.mode == Mode.ENFORCE else (),
+        brakes=brakes.holding(tx, project, run, now) if enforced else (),
     )
     life, instructions = lifecycle.begin(event, _terms(project))
     decision = Decision(
