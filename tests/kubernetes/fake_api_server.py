@@ -8,7 +8,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from tests.kubernetes.fake_cluster import Answered, FakeCluster, Json, Request
+from tests.kubernetes.fake_cluster import FakeCluster, Request
+from tests.kubernetes.fake_storage import Answered, Json
 
 
 class FakeApiServer(ThreadingHTTPServer):
@@ -36,9 +37,9 @@ class FakeApiServer(ThreadingHTTPServer):
         return self
 
     def __exit__(self, *error: object) -> None:
-        with self.cluster.changed:
+        with self.cluster.storage.changed:
             self.cluster.closing = True
-            self.cluster.changed.notify_all()
+            self.cluster.storage.changed.notify_all()
         self.shutdown()
         self.server_close()
 
@@ -69,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _watch(self, request: Request) -> None:
         cluster = self.server.cluster
-        with cluster.changed:
+        with cluster.storage.changed:
             cluster._recognize(request)
             for fault in list(cluster.faults):
                 fault(request)

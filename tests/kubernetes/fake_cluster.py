@@ -1,26 +1,25 @@
-"""What a fake Kubernetes API server keeps and answers, strict where the real one is, all in memory.
+"""What a fake Kubernetes API server answers, strict where the real one is; what it keeps is in fake_storage.py.
 
-It has storage, versions, watches with a memory of bounded length, merge patches, preconditions, grace periods,
-finalizers, garbage collection and RBAC, and nothing else: controllers and nodes are programs of their own here, as they
-are in a cluster. tests/kubernetes/real/test_emulator.py compares its answers with those of a real server.
+It has versions, watches with a memory of bounded length, merge patches, preconditions, grace periods, finalizers,
+garbage collection and RBAC, and nothing else: controllers and nodes are programs of their own here, as they are in a
+cluster. tests/kubernetes/real/test_emulator.py compares its answers with those of a real server.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
-Json = dict[str, Any]
+from tests.kubernetes.fake_storage import Answered, FakeStorage, Json, text_of
+
 ADMIN = "admin-token"
 MERGE_PATCH = "application/merge-patch+json"
-FOREGROUND = "foregroundDeletion"
 JOB_FIELDS = frozenset(
     {"parallelism", "completions", "backoffLimit", "selector", "template", "ttlSecondsAfterFinished"}
 )
@@ -43,25 +42,6 @@ class Resource:
     @property
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
-
-
-class Answered(Exception):
-    """An answer that is no success, in the shape of a Status."""
-
-    def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
-        super().__init__(message)
-        self.code = code
-        self.headers: dict[str, str] = {}
-        self.body = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": message,
-            "reason": reason,
-            "details": details,
-            "code": code,
-        }
 
 
 @dataclass
@@ -95,17 +75,12 @@ class FakeCluster:
 
     tokens: dict[str, str] = field(default_factory=lambda: {ADMIN: "admin"})
     knows_suspend: bool = True
-    remembers: int = 1_000  # events of the past that a watch can begin with
     faults: list[Callable[[Request], None]] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # verb, path, user
     watch_cuts_after: int | None = None  # events after which a watch is cut in the middle of a line
 
     def __post_init__(self) -> None:
-        self.changed = threading.Condition(threading.RLock())
-        self.version = 100
-        self.forgotten = 0
-        self.objects: dict[tuple[str, str, str], Json] = {}  # group/plural, namespace, name
-        self.past: list[tuple[int, str, str, Json]] = []  # version, group/plural, type, object
+        self.storage = FakeStorage()
         self.closing = False
         fields = JOB_FIELDS | (SINCE_1_21 if self.knows_suspend else frozenset())
         self.resources = [
@@ -123,7 +98,7 @@ class FakeCluster:
     # --- requests
 
     def answer(self, request: Request) -> tuple[int, Json]:
-        with self.changed:
+        with self.storage.changed:
             self._recognize(request)
             for fault in list(self.faults):
                 fault(request)
@@ -133,10 +108,10 @@ class FakeCluster:
             self.requests.append((verb, request.path, request.user))
             self._authorize(request, verb)
             if request.resource.namespaced and request.method == "POST" and not request.subresource:
-                self._read("/namespaces", "", request.namespace, "namespaces", "")
+                self.storage.read("/namespaces", "", request.namespace, "namespaces", "")
             code, body = getattr(self, f"_{verb}")(request)
-            self._collect_garbage()
-            self.changed.notify_all()
+            self.storage.collect_garbage()
+            self.storage.changed.notify_all()
             return code, copy.deepcopy(body)
 
     def verb(self, request: Request) -> str:
@@ -157,14 +132,14 @@ class FakeCluster:
         seen = int(request.query["resourceVersion"])
         known = {uid for uid, item in self._selected_before(request, seen).items()}
         while True:
-            with self.changed:
-                if seen < self.forgotten:
+            with self.storage.changed:
+                if seen < self.storage.forgotten:
                     yield _line("ERROR", Answered(410, "Expired", f"too old resource version: {seen}").body)
                     return
-                news = [one for one in self.past if one[0] > seen and one[1] == key]
+                news = [one for one in self.storage.past if one[0] > seen and one[1] == key]
                 ended = self.closing or time.monotonic() >= until
                 if not news and not ended:
-                    self.changed.wait(min(0.2, max(0.0, until - time.monotonic())))
+                    self.storage.changed.wait(min(0.2, max(0.0, until - time.monotonic())))
                     continue
             for version, _, kind, item in news:
                 seen = version
@@ -193,14 +168,14 @@ class FakeCluster:
     # --- verbs
 
     def _get(self, request: Request) -> tuple[int, Json]:
-        return 200, self._read(self._key(request), request.namespace, request.name, *self._what(request))
+        return 200, self.storage.read(self._key(request), request.namespace, request.name, *self._what(request))
 
     def _list(self, request: Request) -> tuple[int, Json]:
         assert request.resource is not None
         selector = request.query.get("labelSelector", "")
         items = [item for item in self._all(request) if _matches(item, selector)]
         kind = f"{request.resource.kind}List"
-        metadata = {"resourceVersion": str(self.version)}
+        metadata = {"resourceVersion": str(self.storage.version)}
         return 200, {"kind": kind, "apiVersion": request.resource.api_version, "metadata": metadata, "items": items}
 
     def _create(self, request: Request) -> tuple[int, Json]:
@@ -208,11 +183,11 @@ class FakeCluster:
         self._must_be(request, "application/json")
         body, resource = request.body(), request.resource
         if request.subresource == "binding":
-            pod = self._read("/pods", request.namespace, request.name, "pods", "")
+            pod = self.storage.read("/pods", request.namespace, request.name, "pods", "")
             if pod["spec"].get("nodeName"):
                 raise Answered(409, "Conflict", f"pod {request.name} is already assigned to a node")
             pod["spec"]["nodeName"] = body["target"]["name"]
-            self._write("/pods", pod, "MODIFIED")
+            self.storage.write("/pods", pod, "MODIFIED")
             return 201, {"kind": "Status", "status": "Success", "code": 201}
         if (body.get("apiVersion"), body.get("kind")) != (resource.api_version, resource.kind):
             raise Answered(400, "BadRequest", f"{body.get('kind')} does not match what is expected: {resource.kind}")
@@ -222,7 +197,7 @@ class FakeCluster:
         name = metadata.get("name") or (metadata.get("generateName", "") + uuid.uuid4().hex[:5])
         if name == metadata.get("generateName", "") or not name:
             raise Answered(422, "Invalid", f"{resource.kind} is invalid: name or generateName is required")
-        if (self._key(request), request.namespace, name) in self.objects:
+        if (self._key(request), request.namespace, name) in self.storage.objects:
             what, group = self._what(request)
             words = f'{what}{group and "."}{group} "{name}" already exists'
             raise Answered(409, "AlreadyExists", words, name=name, group=group, kind=what)
@@ -231,14 +206,14 @@ class FakeCluster:
         metadata |= {
             "name": name,
             "uid": str(uuid.uuid4()),
-            "creationTimestamp": _text(datetime.now(UTC)),
+            "creationTimestamp": text_of(datetime.now(UTC)),
         }
         if resource.is_custom:
             metadata["generation"] = 1
         if resource.has_status:
             body.pop("status", None)
         self._default(resource, body)
-        self._write(self._key(request), body, "ADDED")
+        self.storage.write(self._key(request), body, "ADDED")
         if resource.kind == "CustomResourceDefinition":
             self._define(body)
         return 201, body
@@ -248,7 +223,7 @@ class FakeCluster:
         self._must_be(request, MERGE_PATCH)
         change = request.body()
         key = self._key(request)
-        before = self._read(key, request.namespace, request.name, *self._what(request))
+        before = self.storage.read(key, request.namespace, request.name, *self._what(request))
         after = _merged(before, change)
         asked = change.get("metadata") or {}
         if asked.get("uid", before["metadata"]["uid"]) != before["metadata"]["uid"]:
@@ -274,127 +249,43 @@ class FakeCluster:
         if request.resource.is_custom and after.get("spec") != before.get("spec"):
             after["metadata"]["generation"] = before["metadata"]["generation"] + 1
         if after != before:
-            self._write(key, after, "MODIFIED")
-        self._finalize(key, after)
+            self.storage.write(key, after, "MODIFIED")
+        self.storage.finalize(key, after)
         return 200, after
 
     def _delete(self, request: Request) -> tuple[int, Json]:
         self._must_be(request, "application/json")
         options = request.body()
         key = self._key(request)
-        item = self._read(key, request.namespace, request.name, *self._what(request))
+        item = self.storage.read(key, request.namespace, request.name, *self._what(request))
         uid = (options.get("preconditions") or {}).get("uid")
         if uid is not None and uid != item["metadata"]["uid"]:
             words = f"Precondition failed: UID in precondition: {uid}, UID in object meta: {item['metadata']['uid']}"
             raise self._conflict(request, words, request.resource.kind if request.resource else "")
-        self._remove(key, item, options.get("propagationPolicy", "Background"), options.get("gracePeriodSeconds"))
+        self.storage.remove(
+            key, item, options.get("propagationPolicy", "Background"), options.get("gracePeriodSeconds")
+        )
         return 200, item
 
-    # --- storage
-
-    def _remove(self, key: str, item: Json, policy: str, grace: int | None) -> None:
-        metadata = item["metadata"]
-        if key == "/pods":
-            given = grace if grace is not None else item["spec"].get("terminationGracePeriodSeconds", 30)
-            bound = item["spec"].get("nodeName") and item.get("status", {}).get("phase") not in ("Succeeded", "Failed")
-            left = given if bound else 0
-            if left > 0:
-                if left < metadata.get("deletionGracePeriodSeconds", left + 1):
-                    metadata["deletionTimestamp"] = _text(datetime.now(UTC) + timedelta(seconds=left))
-                    metadata["deletionGracePeriodSeconds"] = left
-                    self._write(key, item, "MODIFIED")
-                return
-            if bound and "deletionTimestamp" not in metadata:
-                metadata |= {"deletionTimestamp": _text(datetime.now(UTC)), "deletionGracePeriodSeconds": 0}
-                self._write(key, item, "MODIFIED")
-        elif policy == "Foreground" and FOREGROUND not in metadata.get("finalizers", []):
-            metadata["finalizers"] = [*metadata.get("finalizers", []), FOREGROUND]
-            metadata.setdefault("deletionTimestamp", _text(datetime.now(UTC)))
-            metadata["deletionGracePeriodSeconds"] = 0
-            self._write(key, item, "MODIFIED")
-            return
-        if metadata.get("finalizers"):
-            if "deletionTimestamp" not in metadata:
-                metadata |= {"deletionTimestamp": _text(datetime.now(UTC)), "deletionGracePeriodSeconds": 0}
-                self._write(key, item, "MODIFIED")
-            return
-        del self.objects[key, metadata.get("namespace", ""), metadata["name"]]
-        self._record(key, item, "DELETED")
-
-    def _finalize(self, key: str, item: Json) -> None:
-        """What was being deleted, and was waited for by nobody but a finalizer that is gone now, goes."""
-        metadata = item["metadata"]
-        if metadata.get("deletionTimestamp") and not metadata.get("finalizers") and key != "/pods":
-            self._remove(key, item, "Background", None)
-
-    def _collect_garbage(self) -> None:
-        while True:
-            uids = {item["metadata"]["uid"] for item in self.objects.values()}
-            deleting = {
-                item["metadata"]["uid"]
-                for item in self.objects.values()
-                if FOREGROUND in item["metadata"].get("finalizers", [])
-            }
-            owned: set[str] = set()
-            before = self.version
-            for (key, _, _), item in list(self.objects.items()):
-                owners = [one["uid"] for one in item["metadata"].get("ownerReferences", [])]
-                owned |= set(owners)
-                if owners and not any(one in uids and one not in deleting for one in owners):
-                    policy = "Foreground" if set(owners) & deleting else "Background"
-                    self._remove(key, item, policy, None)
-            for (key, _, _), item in list(self.objects.items()):
-                finalizers = item["metadata"].get("finalizers", [])
-                if FOREGROUND in finalizers and item["metadata"]["uid"] not in owned:
-                    item["metadata"]["finalizers"] = [one for one in finalizers if one != FOREGROUND]
-                    self._write(key, item, "MODIFIED")
-                    self._finalize(key, item)
-            if self.version == before:
-                return
-
-    def _write(self, key: str, item: Json, kind: str) -> None:
-        self._record(key, item, kind)
-        metadata = item["metadata"]
-        self.objects[key, metadata.get("namespace", ""), metadata["name"]] = item
-
-    def _record(self, key: str, item: Json, kind: str) -> None:
-        self.version += 1
-        item["metadata"]["resourceVersion"] = str(self.version)
-        self.past.append((self.version, key, kind, copy.deepcopy(item)))
-        while len(self.past) > self.remembers:
-            self.forgotten = self.past.pop(0)[0]
-
-    def forget_the_past(self) -> None:
-        """What happened until now can no longer be watched, as after a compaction."""
-        with self.changed:
-            self.version += 1
-            self.forgotten = self.version
-            self.past.clear()
+    # --- what is there
 
     def _all(self, request: Request) -> list[Json]:
         key = self._key(request)
         return [
             item
-            for (one, namespace, _), item in sorted(self.objects.items())
+            for (one, namespace, _), item in sorted(self.storage.objects.items())
             if one == key and request.namespace in ("", namespace)
         ]
 
     def _selected_before(self, request: Request, version: int) -> dict[str, Json]:
-        with self.changed:
+        with self.storage.changed:
             known: dict[str, Json] = {item["metadata"]["uid"]: item for item in self._all(request)}
-            for at, key, kind, item in reversed(self.past):
+            for at, key, kind, item in reversed(self.storage.past):
                 if at > version and key == self._key(request):
                     known.pop(item["metadata"]["uid"], None)
                     if kind != "ADDED":
                         known[item["metadata"]["uid"]] = item
             return {uid: item for uid, item in known.items() if _matches(item, request.query.get("labelSelector", ""))}
-
-    def _read(self, key: str, namespace: str, name: str, what: str, group: str) -> Json:
-        found = self.objects.get((key, namespace, name))
-        if found is None:
-            words = f'{what}{group and "."}{group} "{name}" not found'
-            raise Answered(404, "NotFound", words, name=name, group=group, kind=what)
-        return copy.deepcopy(found)
 
     def _default(self, resource: Resource, item: Json) -> None:
         """Drop what is not known, as the server does unless it is told to validate, and fill in what is left out."""
@@ -440,7 +331,7 @@ class FakeCluster:
         assert resource is not None
         plural = f"{resource.plural}/{request.subresource}" if request.subresource else resource.plural
         _, _, namespace, account = [*request.user.split(":"), "", "", "", ""][:4]
-        for (key, where, _), binding in self.objects.items():
+        for (key, where, _), binding in self.storage.objects.items():
             if key != "rbac.authorization.k8s.io/rolebindings" or where != request.namespace:
                 continue
             if not any(
@@ -448,7 +339,7 @@ class FakeCluster:
                 for one in binding["subjects"]
             ):
                 continue
-            role = self.objects.get(("rbac.authorization.k8s.io/roles", where, binding["roleRef"]["name"]))
+            role = self.storage.objects.get(("rbac.authorization.k8s.io/roles", where, binding["roleRef"]["name"]))
             for rule in role["rules"] if role else []:
                 if resource.group in rule["apiGroups"] and plural in rule["resources"] and verb in rule["verbs"]:
                     return
@@ -529,7 +420,3 @@ def _matches(item: Json, selector: str) -> bool:
 
 def _line(kind: str, item: Json) -> bytes:
     return json.dumps({"type": kind, "object": item}).encode() + b"\n"
-
-
-def _text(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

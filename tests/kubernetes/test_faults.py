@@ -16,7 +16,8 @@ from tests.clients.conformance import Started, found, gone, request
 from tests.clients.programs import eventually
 from tests.kubernetes.admin import Json
 from tests.kubernetes.fake_api_server import FakeApiServer
-from tests.kubernetes.fake_cluster import Answered, FakeCluster, Request
+from tests.kubernetes.fake_cluster import FakeCluster, Request
+from tests.kubernetes.fake_storage import Answered
 from tests.kubernetes.world import NAMESPACE, RECEIVER, World
 
 Fault = Callable[[Request], None]
@@ -185,7 +186,7 @@ def test_watch_that_begins_too_late_begins_with_a_list(scene: Scene, cluster: Fa
     scene.action.look(scene.job)
     scene.cancel()
     eventually(lambda: scene.world.pods("train-1") == [])
-    cluster.forget_the_past()
+    cluster.storage.forget_the_past()
     assert gone(scene.action, scene.job).state == "Suspended"
 
 
@@ -243,16 +244,16 @@ def test_definition_that_is_served_otherwise_is_found_again(kubernetes: World, c
 @contextmanager
 def unlocked(cluster: FakeCluster) -> Iterator[None]:
     """Let others be answered in the middle of a fault."""
-    cluster.changed.release()
+    cluster.storage.changed.release()
     try:
         yield
     finally:
-        cluster.changed.acquire()
+        cluster.storage.changed.acquire()
 
 
 def _revoke(cluster: FakeCluster, verb: str, plural: str, grant: bool = False) -> None:
     """Take a verb away from the receiver, or give it back."""
-    for (key, _, _), role in cluster.objects.items():
+    for (key, _, _), role in cluster.storage.objects.items():
         if key.endswith("/roles"):
             for rule in role["rules"]:
                 if rule["resources"] == [plural] and rule["apiGroups"] in (["batch"], [""]):

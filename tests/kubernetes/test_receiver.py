@@ -19,7 +19,7 @@ from evalstop_client.errors import ConfigurationError, SchedulerAway
 from evalstop_client.receivers.kubernetes.access import in_cluster
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import JOB
-from evalstop_client.receivers.kubernetes.kubeconfig import by_kubeconfig
+from evalstop_client.receivers.kubernetes.kubeconfig import PluginToken, by_kubeconfig
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import eventually, program
@@ -200,6 +200,15 @@ def test_kubeconfig_says_who_one_is(kubernetes: World, tmp_path: Path, user: str
     api = Api(by_kubeconfig(kubeconfig(tmp_path, kubernetes.server.url), user, {"PATH": "/usr/bin:/bin"}))
     assert api.get(JOB, NAMESPACE, item["metadata"]["name"])
     api.close()
+
+
+@pytest.mark.parametrize(("ends", "times"), [("2099-01-01T00:00:00Z", 1), ("2020-01-01T00:00:00Z", 3), (None, 1)])
+def test_program_that_logs_in_is_asked_again_when_its_token_ends(tmp_path: Path, ends: str | None, times: int) -> None:
+    """And not at every request: to log in takes seconds."""
+    answer = json.dumps({"status": {"token": "a", "expirationTimestamp": ends}})
+    token = PluginToken(["sh", "-c", f"echo >> {tmp_path}/asked; echo '{answer}'"], {"PATH": "/usr/bin:/bin"})
+    assert [token() for _ in range(3)] == ["a"] * 3
+    assert (tmp_path / "asked").read_text().count("\n") == times
 
 
 def test_program_that_gives_no_token_is_away(tmp_path: Path) -> None:

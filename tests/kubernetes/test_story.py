@@ -65,6 +65,7 @@ def test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits(kubernete
             eventually(lambda: (run(api, "healthy") or {}).get("status") == "completed", PATIENCE_SECONDS)
             stopped, finished = run(api, "hacking"), run(api, "healthy")
 
+    assert decision is not None
     details = decision["history"][-1]["details"]
     expected = {"job": f"{NAMESPACE}/hacking", "uid": hacking["metadata"]["uid"], "gpus_freed": 1, "how": "cancelled"}
     assert details.items() >= expected.items()

@@ -70,6 +70,6 @@ class FollowedPods:
             self._version = event.item["metadata"]["resourceVersion"]
             if event.type != "BOOKMARK":
                 pod = pod_in(event.item)
-                self._seen[pod.uid] = replace(pod, is_there=event.type != "DELETED")
+                self._seen = {**self._seen, pod.uid: replace(pod, is_there=event.type != "DELETED")}
             if not self.holding:
                 return

@@ -7,7 +7,10 @@ import json
 import os
 import ssl
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from evalstop_client.receivers.kubernetes.access import Access, no_token, token_
 from evalstop_client.receivers.programs import run
 
 EXEC_SECONDS = 60.0
+UNDATED_SECONDS = 300.0  # that a token without an end is kept
+SPARE_SECONDS = 60.0
 
 
 def by_kubeconfig(file: Path, context: str | None, environment: Mapping[str, str]) -> Access:
@@ -90,17 +95,36 @@ def _token(user: Mapping[str, Any], folder: Path, environment: Mapping[str, str]
         about = {"apiVersion": helper["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
         variables = {one["name"]: one["value"] for one in helper.get("env") or []}
         surroundings = {**environment, **variables, "KUBERNETES_EXEC_INFO": json.dumps(about)}
-        return lambda: _token_by(command, surroundings)
+        return PluginToken(command, surroundings)
     if unknown := set(user) & {"username", "auth-provider"}:
         raise ValueError(f"a login by {', '.join(sorted(unknown))} is not supported")
     return no_token
 
 
-def _token_by(command: list[str], environment: Mapping[str, str]) -> str:
-    done = run(command, environment, EXEC_SECONDS)
-    try:
-        if done.exit_code == 0:
-            return str(json.loads(done.output)["status"]["token"])
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise SchedulerAway(f"no token: {command[0]}: {done.last_words}")
+class PluginToken:
+    """A token that a program prints, kept until shortly before its end: to log in takes seconds."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+        self._command = command
+        self._environment = environment
+        self._lock = threading.Lock()
+        self._token = ""
+        self._until = 0.0
+
+    def __call__(self) -> str:
+        with self._lock:
+            if time.time() >= self._until:
+                self._token, self._until = self._log_in()
+            return self._token
+
+    def _log_in(self) -> tuple[str, float]:
+        done = run(self._command, self._environment, EXEC_SECONDS)
+        try:
+            if done.exit_code == 0:
+                status = json.loads(done.output)["status"]
+                ends = status.get("expirationTimestamp")
+                until = datetime.fromisoformat(ends).timestamp() if ends else time.time() + UNDATED_SECONDS
+                return str(status["token"]), until - SPARE_SECONDS
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        raise SchedulerAway(f"no token: {self._command[0]}: {done.last_words}")
