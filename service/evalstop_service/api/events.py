@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from pydantic import RootModel
 
 from evalstop_service import event_schemas
 from evalstop_service.api.bodies import JsonRoute
@@ -14,15 +15,23 @@ from evalstop_service.errors import NotFound
 router = APIRouter(prefix="/events", tags=["webhooks"], route_class=JsonRoute)
 
 
+class EventSchema(RootModel[dict[str, Any]]):
+    """A JSON Schema (2020-12) with an example."""
+
+
+class EventSchemas(RootModel[dict[str, EventSchema]]):
+    """A JSON Schema for each type of event."""
+
+
 @router.get("/schemas")
-def list_event_schemas(key: AnyKey) -> dict[str, dict[str, Any]]:
+def list_event_schemas(key: AnyKey) -> EventSchemas:
     """The JSON Schema (2020-12) of every type of event, by its type, each with an example."""
-    return {event_type: event_schemas.schema(event_type) for event_type in event_schemas.EVENTS}
+    return EventSchemas({name: EventSchema(event_schemas.schema(name)) for name in event_schemas.EVENTS})
 
 
 @router.get("/schemas/{event_type}")
-def get_event_schema(event_type: str, key: AnyKey) -> dict[str, Any]:
+def get_event_schema(event_type: str, key: AnyKey) -> EventSchema:
     """The JSON Schema (2020-12) of one type of event, with an example."""
     if event_type not in event_schemas.EVENTS:
         raise NotFound(f"there is no event {event_type!r}; there are {', '.join(event_schemas.EVENTS)}")
-    return event_schemas.schema(event_type)
+    return EventSchema(event_schemas.schema(event_type))

@@ -160,6 +160,14 @@ DELIVERY = {
 }
 
 
+EVENT_SCHEMA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "run.stopped",
+    "type": "object",
+    "required": ["type", "timestamp", "data"],
+}
+
+
 def _page(*items: dict[str, Any]) -> dict[str, Any]:
     return {"items": [*items], "next_cursor": None}
 
@@ -187,6 +195,8 @@ EXAMPLES: dict[str, Any] = {
     "EndpointList": {"items": [ENDPOINT]},
     "EndpointOut": ENDPOINT,
     "EndpointWithSecret": ENDPOINT | {"secret": SECRET},
+    "EventSchema": EVENT_SCHEMA,
+    "EventSchemas": {"run.stopped": EVENT_SCHEMA},
     "FinishIn": {"status": "completed"},
     "Health": {"status": "ok"},
     "KeyIn": {"name": "trainers", "scopes": ["ingest"]},
@@ -210,6 +220,7 @@ EXAMPLES: dict[str, Any] = {
     "ProjectIn": {"name": "alignment", "default_mode": "enforce", "grace_seconds": 300},
     "ProjectList": {"items": [PROJECT]},
     "ProjectOut": PROJECT,
+    "ProjectResumeIn": {"actor": "dana"},
     "ProjectPauseIn": {"actor": "dana", "reason": "the eval set is being repaired"},
     "PullEndpointIn": {
         "name": "login-node",
