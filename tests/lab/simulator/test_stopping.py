@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
+from evalstop_lab.simulator.jobs import Kind
 from evalstop_lab.simulator.metrics import Counts, count, measure
 from evalstop_lab.simulator.oracle import at_the_peak
 from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
@@ -102,3 +103,22 @@ def test_all_chance_is_drawn_once() -> None:
     more, _ = draw(replace(SMALL, hacking_share=0.8), 6)
     assert np.array_equal(workload.hours, more.hours)
     assert np.array_equal(workload.submitted, more.submitted)
+
+
+def test_no_quantity_is_drawn_from_anothers_stream() -> None:
+    """What is drawn of a job tells nothing of what else is drawn: jobs that hack are as long and as large as others."""
+    workload, hidden = draw(replace(SMALL, jobs=4000), 9)
+    of_rlhf = np.array([job.kind is Kind.RLHF for job in workload.jobs])
+    length = np.log(workload.hours)
+    drawn = {
+        "hacking": hidden.hacking,
+        "length": length,
+        "gpus": workload.gpus,
+        "estimate": np.log([job.estimate_hours / job.hours for job in workload.jobs]),
+        "noise": workload.gold[:, 0] - hidden.gold[:, 0],
+        "noise of the proxy": workload.proxy[:, 0],
+        "tenant": [job.tenant for job in workload.jobs],
+    }
+    correlations = np.corrcoef([np.asarray(column, dtype=float)[of_rlhf] for column in drawn.values()])
+    apart = np.abs(correlations - np.eye(len(drawn)))
+    assert apart.max() < 0.08
