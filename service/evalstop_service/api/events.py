@@ -9,7 +9,7 @@ from pydantic import RootModel
 
 from evalstop_service import event_schemas
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import AnyKey
+from evalstop_service.api.context import Read
 from evalstop_service.errors import NotFound
 
 router = APIRouter(prefix="/events", tags=["webhooks"], route_class=JsonRoute)
@@ -24,13 +24,13 @@ class EventSchemas(RootModel[dict[str, EventSchema]]):
 
 
 @router.get("/schemas")
-def list_event_schemas(key: AnyKey) -> EventSchemas:
+def list_event_schemas(caller: Read) -> EventSchemas:
     """The JSON Schema (2020-12) of every type of event, by its type, each with an example."""
     return EventSchemas({name: EventSchema(event_schemas.schema(name)) for name in event_schemas.EVENTS})
 
 
 @router.get("/schemas/{event_type}")
-def get_event_schema(event_type: str, key: AnyKey) -> EventSchema:
+def get_event_schema(event_type: str, caller: Read) -> EventSchema:
     """The JSON Schema (2020-12) of one type of event, with an example."""
     if event_type not in event_schemas.EVENTS:
         raise NotFound(f"there is no event {event_type!r}; there are {', '.join(event_schemas.EVENTS)}")

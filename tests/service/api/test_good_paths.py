@@ -314,8 +314,8 @@ def test_nothing_there(admin: httpx.Client) -> None:
 def test_unknown_ids(admin: httpx.Client, route: tuple[str, str]) -> None:
     """An id that is no UUID is not valid; one that nobody has is not found."""
     method, template = route
-    if template == "/policies/{name}":
-        problem(admin.get("/policies/nosuch"), 404)
+    if template in ("/policies/{name}", "/events/schemas/{event_type}"):
+        problem(admin.get(template.format(name="nosuch", event_type="nosuch")), 404)
         return
     nobody = World(dict.fromkeys(("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id"), str(uuid.uuid4())))
     problem(admin.request(method, nobody.path(template), json=BODIES.get(route)), 404)
