@@ -7,6 +7,7 @@ without evals and without stops, and a job that was stopped and should not have 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -42,7 +43,7 @@ class Net:
     """Of one policy at one cadence and cost: `eval_share` of a job's hours goes into one eval.
 
     `saved` is the share of all GPU-hours that comes back, evals and what has to be run again taken off; `time` is the
-    change of the mean time to completion.
+    change of the mean time to completion; NaN where evals fill the cluster, so that it would grow with the trace.
     """
 
     policy: str
@@ -110,7 +111,9 @@ def _of_seed(setting: Setting, seed: int, policies: Sequence[Policy], costs: Seq
             after = measure(dearer, hidden, of_policy, schedule, setting.measured)
             saved = 1 - (after.gpu_hours + after.again) / before.gpu_hours
             wrong = ~hidden.hacking & (ends < dearer.hours)
-            found[name, cost] = saved, after.jct / before.jct - 1, int(wrong.sum()), int((~hidden.hacking).sum())
+            full = setting.load * (1 + setting.evals * cost) >= 1
+            time = math.nan if full else after.jct / before.jct - 1
+            found[name, cost] = saved, time, int(wrong.sum()), int((~hidden.hacking).sum())
     return found
 
 

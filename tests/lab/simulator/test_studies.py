@@ -92,11 +92,27 @@ def test_the_frontier(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None
 
 def test_the_cadence(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     """`cluster cadence` charges each eval to every job: what comes back falls by the evals' cost and no more."""
-    words = ("--policies", "paper", "--evals", "10", "20", "--costs", "0", "0.005", "--seeds", "2", "--cluster-jobs")
+    words = (
+        "--policies",
+        "paper",
+        "--evals",
+        "10",
+        "20",
+        "--costs",
+        "0",
+        "0.005",
+        "0.02",
+        "--seeds",
+        "2",
+        "--cluster-jobs",
+    )
     report = told(capsys, "cadence", *words, "100", "--plots", str(tmp_path))
     saved = {(net["evals"], net["eval_share"]): net["saved"]["value"] for net in report["nets"]}
     assert 0.02 < saved[10, 0.0] < 0.1
     assert saved[10, 0.0] - 0.051 < saved[10, 0.005] < saved[10, 0.0] - 0.03
+    times = {(net["evals"], net["eval_share"]): net["time"]["value"] for net in report["nets"]}
+    assert times[10, 0.0] < 0
+    assert times[10, 0.02] is None, "evals fill the cluster"
     assert saved[20, 0.0] - saved[20, 0.005] > saved[10, 0.0] - saved[10, 0.005]
     assert (tmp_path / "cadence.png").stat().st_size > 10_000
 
