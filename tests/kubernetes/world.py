@@ -28,7 +28,7 @@ from tests.kubernetes.node import Node
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "research"
 RECEIVER = "system:serviceaccount:evalstop:evalstop-receiver"
-GRACE_SECONDS = 1
+GRACE_SECONDS = 2
 
 TRAINER = """
 import os, pathlib, signal, sys, time
