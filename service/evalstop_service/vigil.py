@@ -15,11 +15,12 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import Policy, Reservation, policy_from_document
+from evalstop_detectors import InvalidPolicy, Policy, Reservation, policy_from_document
 
 from evalstop_service import brakes, dead_metrics, events, liveness, progress, responses, vitals
 from evalstop_service.chores import Chore, Pause
 from evalstop_service.clock import Clock, rfc3339
+from evalstop_service.dead_metrics import Dead
 from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
 from evalstop_service.store import decisions, outbox, policies, projects, pulses, runs
@@ -40,10 +41,13 @@ HELD_SECONDS = 60.0
 ADOPT_SECONDS = 3600.0
 """Between two searches for runs that nobody looks after, which release 0.1.0 opens while it is being replaced."""
 
+Policies = dict[UUID, Policy | None]
+"""Policies by their ids; None is one that cannot be read."""
+
 
 def chore(database: Database, clock: Clock) -> Chore:
     """Looking after all runs that have not ended."""
-    known: dict[UUID, Policy] = {}
+    known: Policies = {}
     adopted_at: datetime | None = None
 
     def do(pause: Pause) -> float:
@@ -74,7 +78,7 @@ def adopt(database: Database, now: datetime, pause: Pause = lambda _: False) -> 
                 after = pulses.adopt(tx, project.id, after, 1000, now)
 
 
-def look(database: Database, now: datetime, known: dict[UUID, Policy] | None = None) -> int:
+def look(database: Database, now: datetime, known: Policies | None = None) -> int:
     """Look at some of the runs whose time has come, and tell what is new; gives their number, 0 when none was due.
 
     `known`: policies that were read before, by their ids.
@@ -90,14 +94,12 @@ def look(database: Database, now: datetime, known: dict[UUID, Policy] | None = N
     return len(due)
 
 
-def _looks(
-    tx: Transaction, due: list[StoredPulse], known: dict[UUID, Policy], now: datetime
-) -> dict[UUID, datetime | None]:
+def _looks(tx: Transaction, due: list[StoredPulse], known: Policies, now: datetime) -> dict[UUID, datetime | None]:
     """When to look again at each run of which there is nothing new; None for those that have ended."""
     found = runs.load_many(tx, [pulse.run_id for pulse in due])
     running = {run_id: run for run_id, run in found.items() if run.status == "running"}
     settings = {project_id: projects.get(tx, project_id) for project_id in {run.project_id for run in running.values()}}
-    dead = vitals.dead_of(tx, [(run, _policy(tx, run.policy_id, known)) for run in running.values()])
+    dead = _dead(tx, list(running.values()), known)
     looks: dict[UUID, datetime | None] = {}
     for pulse in due:
         run = running.get(pulse.run_id)
@@ -133,10 +135,9 @@ def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
         if run is None or pulse is None or run.status != "running":
             return
         project = projects.get(tx, run.project_id)
-        policy = _policy(tx, run.policy_id, {})
         cadence_seconds = vitals.cadence(tx, run)
         state, look_at = _judge(run, pulse, project.stale_seconds, cadence_seconds, now)
-        dead = vitals.dead_of(tx, [(run, policy)])[run.id]
+        dead = _dead(tx, [run], {})[run.id]
         found = replace(
             pulse,
             state=state,
@@ -175,7 +176,13 @@ def _announce(
     outbox.announce(tx, project_id=project.id, run_id=run.id, type=event_type, data=told, now=now)
 
 
-def _policy(tx: Transaction, policy_id: UUID, known: dict[UUID, Policy]) -> Policy:
-    if policy_id not in known:
-        known[policy_id] = policy_from_document(policies.get(tx, policy_id).document)
-    return known[policy_id]
+def _dead(tx: Transaction, found: list[Run], known: Policies) -> dict[UUID, tuple[Dead, ...]]:
+    """The dead metrics of each run; none where its policy cannot be read, which must not end the vigil over others."""
+    for policy_id in {run.policy_id for run in found} - known.keys():
+        try:
+            known[policy_id] = policy_from_document(policies.get(tx, policy_id).document)
+        except InvalidPolicy as error:
+            log.warning("policy %s cannot be read, so nobody looks after the metrics of its runs: %s", policy_id, error)
+            known[policy_id] = None
+    judged = [(run, policy) for run in found if (policy := known[run.policy_id]) is not None]
+    return {run.id: () for run in found} | dict(vitals.dead_of(tx, judged))

@@ -192,6 +192,16 @@ def test_a_blind_detector_is_told_once(scene: Scene) -> None:
     assert told(scene, run) == ["detector.dead"] * 2
 
 
+def test_a_policy_that_cannot_be_read_does_not_end_the_vigil(scene: Scene) -> None:
+    """Its runs are told to be silent as all others are."""
+    broken, other = scene.open(policy="watchful"), scene.open()
+    with scene.database.transaction() as tx:
+        of_it = tables.policies.c.id == broken.policy_id
+        tx.execute(tables.policies.update().where(of_it).values(document={"name": "from another release"}))
+    look(scene, at(300))
+    assert told(scene, broken) == told(scene, other) == ["run.stale"]
+
+
 def test_runs_that_nobody_looks_after_are_adopted(scene: Scene) -> None:
     """Such as those that release 0.1.0 has opened; those that have ended are left alone."""
     orphan, ended, known, forgotten = scene.open(), scene.open(), scene.open(), scene.open()
