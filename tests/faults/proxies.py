@@ -11,13 +11,17 @@ from pathlib import Path
 import sqlalchemy as sa
 
 COMMIT = b"COMMIT\x00"
+POINTS = b'"r":"'
+"""In a statement that stores points, which may be a transaction of its own."""
+IDLE, IN_TRANSACTION = b"Z\x00\x00\x00\x05I", b"Z\x00\x00\x00\x05T"
+"""How PostgreSQL ends an answer: nothing is uncommitted, or something is."""
 
 
 class CommitCutter:
     """A TCP proxy in front of a PostgreSQL that listens on a socket in a folder.
 
-    Armed, it lets the next COMMIT through, waits until PostgreSQL says that it is done, keeps that to itself, does what
-    it was armed with, and cuts the connection.
+    Armed, it lets the next commit through, be it said or that of a statement which stores points by itself, waits until
+    PostgreSQL says that it is done, keeps that to itself, does what it was armed with, and cuts the connection.
     """
 
     def __init__(self, listening: socket.socket, server: Path) -> None:
@@ -62,7 +66,7 @@ class CommitCutter:
         back.start()
         with suppress(OSError):
             while data := near.recv(65536):
-                if data.endswith(COMMIT) and self._is_armed():
+                if (data.endswith(COMMIT) or POINTS in data) and self._is_armed():
                     commit.set()
                 far.sendall(data)
         _cut(near, far)
@@ -70,7 +74,9 @@ class CommitCutter:
     def _back(self, far: socket.socket, near: socket.socket, commit: threading.Event) -> None:
         with suppress(OSError):
             while data := far.recv(65536):
-                if commit.is_set() and COMMIT in data:
+                if data.endswith(IN_TRANSACTION):
+                    commit.clear()
+                if commit.is_set() and data.endswith(IDLE):
                     with self._lock:
                         act, self._act = self._act, None
                     if act is not None:

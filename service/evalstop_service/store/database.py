@@ -75,9 +75,11 @@ class Database:
     @contextmanager
     def statement(self) -> Iterator[Any]:
         """PostgreSQL's driver itself, for the hottest of all: each statement is a transaction of its own."""
-        held = self._statements.raw_connection()
+        dialect = self.engine.dialect
+        with _translating(dialect, None, lambda _: None):
+            held = self._statements.raw_connection()
         try:
-            with _translating(self.engine.dialect, held.driver_connection, held.invalidate):
+            with _translating(dialect, held.driver_connection, held.invalidate):
                 yield held.driver_connection
         finally:
             held.close()

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.store import observations, runs, tables
 from evalstop_service.store.compare_and_save import compare_and_save
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, is_passing
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import New, Point
 from evalstop_service.store.runs import Run
@@ -122,6 +122,15 @@ def test_a_lost_connection_is_told_as_such(scene: Scene) -> None:
         save_on_a_cut_connection()
     assert caught.value.connection_invalidated
     assert save(scene, [run], [changed(run)], [])
+
+
+def test_a_server_that_is_away_is_told_as_such() -> None:
+    """No connection is an error that passes, so that what was to be saved is tried again."""
+    database = Database("postgresql://nobody@127.0.0.1:1/none?connect_timeout=5")
+    with pytest.raises(sa.exc.OperationalError) as caught, database.statement():
+        pass
+    assert is_passing(caught.value)
+    database.close()
 
 
 def wait_for_locks(database: Database, count: int) -> None:
