@@ -13,7 +13,7 @@ from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Now, Operate, Read
 from evalstop_service.api.schemas import Answer, Page, Time
 from evalstop_service.errors import Conflict, NotFound
-from evalstop_service.store import deliveries
+from evalstop_service.store import deliveries, replays
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.deliveries import Delivery
 
@@ -120,6 +120,9 @@ def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetai
 def retry(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
     """Send a dead delivery once more, now."""
     with database.transaction() as tx:
+        dead = deliveries.find(tx, caller.project_id, delivery_id)
+        if dead is not None and not replays.holds(tx, caller.project_id, dead.event_id):
+            raise Conflict(f"the {dead.event_type} no longer holds: its decision or its run has gone on since")
         revived = deliveries.retry(tx, caller.project_id, delivery_id, now)
         delivery = deliveries.find(tx, caller.project_id, delivery_id)
         if delivery is None:

@@ -64,13 +64,17 @@ def of_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id: UUI
     return made[0] if made else None
 
 
+def holds(tx: Transaction, project_id: UUID, event_id: UUID) -> bool:
+    """Whether an event may be sent (again) now, which is always so but for stops and for stops taken back."""
+    return bool(_holding(tx, tx.execute(_events(project_id).where(events.c.id == event_id)).all()))
+
+
 def _events(project_id: UUID) -> sa.Select[Any]:
     columns = (events.c.run_id, events.c.id, events.c.type, events.c.decision_id)
     return sa.select(*columns).where(events.c.project_id == project_id)
 
 
 def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetime) -> list[UUID]:
-    states = _states(tx, [event for event in found if event.type in URGENT])
     rows = [
         {
             "run_id": event.run_id,
@@ -83,8 +87,7 @@ def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetim
             "urgent": event.type in URGENT,
             "created_at": now,
         }
-        for event in found
-        if event.type not in URGENT or states.get(event.decision_id) in _holding(event.type)
+        for event in _holding(tx, found)
     ]
     if rows:
         statement = sa.insert(deliveries)
@@ -95,8 +98,15 @@ def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetim
     return [row["id"] for row in rows]
 
 
-def _holding(event_type: str) -> frozenset[str]:
-    return frozenset({State.UNDONE}) if event_type == RESUME_REQUESTED else frozenset(STOPPING)
+def _holding(tx: Transaction, found: Sequence[Any]) -> list[Any]:
+    """Those of the events that still hold; they do until this is committed."""
+    states = _states(tx, [event for event in found if event.type in URGENT])
+    return [
+        event
+        for event in found
+        if event.type not in URGENT
+        or states.get(event.decision_id) in ({State.UNDONE} if event.type == RESUME_REQUESTED else STOPPING)
+    ]
 
 
 def _states(tx: Transaction, stops: Sequence[Any]) -> dict[UUID, str]:

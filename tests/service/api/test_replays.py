@@ -120,6 +120,19 @@ def test_a_stop_that_holds_no_longer_is_not_replayed(service: Service) -> None:
     problem(admin.post(f"/deliveries/{cancelled['id']}/replay"), 409)
 
 
+def test_a_stop_that_was_undone_is_not_retried(service: Service, admin: httpx.Client) -> None:
+    """A stop that was refused and then taken back is not sent again by hand."""
+    with FakeEndpoint(Reply(400)) as fake:
+        said(admin.post("/endpoints", json={"url": fake.url, "event_types": ["run.stop_requested"]}), 201)
+        decision = stopped_run(admin)
+        deliver(service, all_settled(admin))
+        (dead,) = said(admin.get("/deliveries"), 200)["items"]
+        assert dead["state"] == "dead"
+        said(admin.post(f"/decisions/{decision}/undo", json={"actor": "dana", "reason": "broken eval"}), 200)
+        problem(admin.post(f"/deliveries/{dead['id']}/retry"), 409)
+    assert len(fake.received) == 1
+
+
 def test_a_stop_of_an_earlier_attempt_is_not_replayed(admin: httpx.Client) -> None:
     """Once the run went on in a new attempt, the stop of the one before is not for it."""
     body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
