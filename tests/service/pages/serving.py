@@ -45,7 +45,7 @@ class NoChromium(Exception):
 def serving(database: Database, clock: Clock = utc_now) -> Iterator[str]:
     """A server on a database at head; yields its address."""
     app = create_app(Settings(), database, clock, session_secret=SECRET)
-    config = uvicorn.Config(app, "127.0.0.1", 0, ws="none", log_level="warning", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(app, "127.0.0.1", 0, ws="none", log_config=None, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
