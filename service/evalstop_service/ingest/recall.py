@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
-from evalstop_detectors import MonitorState, Observation, Policy, StaleState, advance, start, state_from_json
+from evalstop_detectors import MonitorState, Observation, Policy, Score, StaleState, advance, start, state_from_json
 
 from evalstop_service import watching
 from evalstop_service.ingest.live import SHARED_FOR, LiveRun, LiveRuns, Scores
 from evalstop_service.store import checkpoints, decisions, monitors, observations, runs
+from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.monitors import KeptMonitor
 from evalstop_service.store.observations import Point
@@ -41,6 +42,8 @@ def _brought_back(
     kept = monitors.find_many(tx, run_ids)
     last_steps = observations.last_steps(tx, run_ids)
     decided = decisions.of_runs(tx, run_ids)
+    unseen = [run_id for run_id, run in rows.items() if run.last_step is None]
+    saved = checkpoints.of_runs(tx, unseen) if unseen else {}
     back = {}
     for run_id, run in rows.items():
         policy = live.policy(tx, run.policy_id)
@@ -48,6 +51,8 @@ def _brought_back(
         telemetry.live_runs.labels(how).inc()
         found.last_steps = last_steps.get(run_id, {})
         found.decided = run_id in decided
+        if run.last_step is None:  # many runs begin together: what there is of them has been read together
+            found.scores = _scores((), saved.get(run_id, ()))
         if found.monitor.verdict.verdict != run.verdict["verdict"]:  # judged by another policy, or another release
             found.reached = [found.monitor.verdict]
         back[run_id] = found
@@ -117,9 +122,13 @@ def after(tx: Transaction, run: Run, watch: Watch, state: MonitorState) -> list[
 
 def scores_of(tx: Transaction, run: Run, gold: str) -> Scores:
     """All finite gold scores and all checkpoints of a run."""
+    return _scores(watching.scores(run, observations.series(tx, run.id, [gold])), checkpoints.listing(tx, run.id))
+
+
+def _scores(gold: Iterable[Score], saved: Iterable[Checkpoint]) -> Scores:
     scores = Scores()
-    scores.add(watching.scores(run, observations.series(tx, run.id, [gold])))
-    for checkpoint in checkpoints.listing(tx, run.id):
+    scores.add(gold)
+    for checkpoint in saved:
         scores.saved(checkpoint.step, checkpoint.uri)
     return scores
 

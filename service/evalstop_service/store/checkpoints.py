@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -38,6 +40,15 @@ def listing(tx: Transaction, run_id: UUID) -> list[Checkpoint]:
     """A run's live checkpoints by ascending step."""
     query = _LIVE.where(checkpoints.c.run_id == run_id).order_by(checkpoints.c.step)
     return [Checkpoint(*row) for row in tx.execute(query)]
+
+
+def of_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, list[Checkpoint]]:
+    """The live checkpoints of each of these runs that has any, by ascending step."""
+    query = _LIVE.add_columns(checkpoints.c.run_id).where(checkpoints.c.run_id.in_(run_ids))
+    found: dict[UUID, list[Checkpoint]] = defaultdict(list)
+    for *columns, run_id in tx.execute(query.order_by(checkpoints.c.run_id, checkpoints.c.step)):
+        found[run_id].append(Checkpoint(*columns))
+    return found
 
 
 def supersede(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> None:
