@@ -25,6 +25,7 @@ fi
 
 # Sources are asked for beside the machine's own lists, which stay as they are.
 mirror=$(apt-get indextargets --format '$(SITE)' 2>/dev/null | grep -m1 '/debian$' || true)
+if [ -z "$mirror" ]; then echo "build.sh: apt knows of no mirror of Debian here" >&2; exit 1; fi
 mkdir -p "$folder/work/lists/partial"
 cd "$folder/work"
 echo "deb-src $mirror bookworm main" > sources.list
