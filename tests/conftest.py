@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import uuid
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves t
 from evalstop_lab.postgres_server import NoPostgres, connected, postgres
 
 os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # where the receivers of the tests listen
+
+# A script that runs the tests in the background has them ignore Ctrl-C, and all programs that they start with them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BACKENDS = ("sqlite", "postgresql")
 
