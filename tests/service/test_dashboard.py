@@ -40,6 +40,7 @@ def shown() -> dict[str, dict[str, set[str]]]:
                 labels.setdefault(label, set()).add(value)
     for name in (
         "running_runs",
+        "open_endpoints",
         "stale_runs",
         "blind_runs",
         "paused_projects",
