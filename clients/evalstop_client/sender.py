@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import re
 import threading
@@ -42,6 +43,7 @@ class Sender:
         self._beats = True  # until the service turns out to know no heartbeats, as release 0.1.0
         self._failures = 0
         self._is_stuck = False
+        self._hurried_at = -math.inf
         self._hurry = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evalstop-sender", daemon=True)
@@ -53,6 +55,7 @@ class Sender:
 
     def hurry(self) -> None:
         """Someone waits: try at once, and often."""
+        self._hurried_at = time.monotonic()
         self._is_stuck = False
         self._hurry.set()
 
@@ -80,6 +83,7 @@ class Sender:
     def _run(self) -> None:
         adopted = False
         while not self._closed.is_set():
+            began = time.monotonic()
             try:
                 if not adopted:
                     self._spool.adopt()
@@ -89,7 +93,7 @@ class Sender:
                 if not self._failures:
                     logger.exception("evalstop: the sender met a fault of its own")
                 answer = Away(f"{type(error).__name__}: {error}")
-            self._pause_after(answer)
+            self._pause_after(answer, began)
         self._service.close()
 
     def _step(self) -> Answer | None:
@@ -182,8 +186,9 @@ class Sender:
                 "conflict", "a step was logged twice with different values; the first stands: %s", conflicts[0]
             )
 
-    def _pause_after(self, answer: Answer | None) -> None:
-        self._is_stuck = isinstance(answer, Unauthorized)
+    def _pause_after(self, answer: Answer | None, began: float) -> None:
+        # What was asked before somebody began to wait says nothing of the key as it is now.
+        self._is_stuck = isinstance(answer, Unauthorized) and began >= self._hurried_at
         if isinstance(answer, Unauthorized):
             self._notices.say("unauthorized", "the key is not accepted; spooling until it is: %s", answer.reason)
             self._spool.wake()

@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,22 @@ def test_bad_key_is_said_once_and_tried_again(
         run.log({"gold": 1.0}, step=2)
     assert len(service.run_named("a run").observations) == 2
     assert len([word for word in words(caplog) if "key" in word]) == 1
+
+
+def test_an_answer_on_its_way_does_not_end_the_wait(server: FakeServer, service: FakeService) -> None:
+    """Who begins to wait while a request is under way is not put off by its answer: the key is tried once more."""
+    under_way = threading.Event()
+
+    def late(_path: str, _body: Any) -> Answer:
+        under_way.set()
+        time.sleep(0.5)
+        return Answer(401, {"title": "who?"}, {"content-type": PROBLEM})
+
+    service.forced = [late]
+    with start(server) as run:
+        run.log({"gold": 1.0}, step=1)
+        assert under_way.wait(20)
+    assert len(service.run_named("a run").observations) == 1
 
 
 def test_bad_key_does_not_hold_up_the_end(server: FakeServer, service: FakeService, tmp_path: Path) -> None:
