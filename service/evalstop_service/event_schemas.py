@@ -43,7 +43,7 @@ class Evidence(_Part):
 
     detector: str
     signals: list[str]
-    kind: str = Field(description="what the number means: count, fraction, p_value")
+    kind: str = Field(description="what the number means: count, fraction, p_value, log_e_value, statistic, posterior")
     value: Number
     suspect_at: Number | None
     stop_at: Number | None

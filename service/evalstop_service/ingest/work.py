@@ -58,11 +58,7 @@ class Work:
     @property
     def tx(self) -> Transaction:
         """The transaction in which the runs are locked."""
-        if self._tx is None:
-            self._tx = self._ends.enter_context(self._database.transaction())
-            if runs.lock_many(self._tx, list(self._stamps)) != self._stamps:
-                raise Moved
-        return self._tx
+        return self._tx if self._tx is not None else self._begin()
 
     def store(self, live: LiveRun, points: Sequence[Point], late: int) -> None:
         """Points whose identities have no live observation are to be stored; the last `late` belong among others."""
@@ -108,12 +104,19 @@ class Work:
         few = self._tx is None and not self._late and len(self._points) <= observations.FEW
         if not few or not changed or _due(changed):
             self.write()
-            assert self.tx is not None, "with nothing to write, the runs are compared all the same"
+            if self._tx is None:  # there was nothing to write: what is answered has to be true all the same
+                self._begin()
             return
         rows = [live.run for live in changed]
         with self._database.statement() as statement:
             if not compare_and_save(statement, self._stamps, rows, self._points, self.now):
                 raise Moved
+
+    def _begin(self) -> Transaction:
+        self._tx = self._ends.enter_context(self._database.transaction())
+        if runs.lock_many(self._tx, list(self._stamps)) != self._stamps:
+            raise Moved
+        return self._tx
 
     def _on_record(self) -> dict[UUID, Decision]:
         if self._decisions is None:
