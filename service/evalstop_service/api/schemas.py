@@ -112,7 +112,7 @@ class FindingOut(Answer):
 
     detector: str
     signals: list[str]
-    kind: str = Field(description="what the number means: count, fraction, p_value")
+    kind: str = Field(description="what the number means: count, fraction, p_value, log_e_value, statistic, posterior")
     value: float
     suspect_at: float | None
     stop_at: float | None
