@@ -15,7 +15,7 @@ from evalstop_service import brakes, hindsight, lifecycle, progress
 from evalstop_service.errors import NotFound
 from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
-from evalstop_service.store import decisions, outbox, projects, runs
+from evalstop_service.store import decisions, outbox, outcomes, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -82,7 +82,16 @@ def judge(
 ) -> Decision:
     """Record what turned out to be true of a decision; changing one's mind is a new row."""
     with _locked(database, project_id, decision_id) as (tx, _, decision):
-        decisions.add_outcome(tx, decision, outcome=outcome, turn_step=turn_step, actor=actor, note=note, now=now)
+        outcomes.add(
+            tx,
+            decision.run_id,
+            decision.attempt,
+            outcome=outcome,
+            turn_step=turn_step,
+            actor=actor,
+            note=note,
+            now=now,
+        )
         return decision
 
 

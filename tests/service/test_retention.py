@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from evalstop_service import chores, retention
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.retention import Pace, Pruned
-from evalstop_service.store import endpoints, projects, tables
+from evalstop_service.store import endpoints, outcomes, projects, tables
 from evalstop_service.store import retention as rows
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -87,7 +87,7 @@ def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
     )  # fmt: skip
     change = {**key, "decision_id": decision, "sequence": 1, "actor": "a", "at": NOW}
     tx.execute(tables.decision_changes.insert().values(**change, state="confirmed", reason="", details={}))
-    tx.execute(tables.outcomes.insert().values(**change, outcome="right", note=""))
+    outcomes.add(tx, run.id, 1, outcome="right", turn_step=None, actor="a", note="", now=NOW)
 
 
 def deliver(tx: Transaction, scene: Scene, run: Run, state: str, *, enabled: bool) -> None:

@@ -24,7 +24,7 @@ from evalstop_service.api.schemas import (
 )
 from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
-from evalstop_service.store import decisions, projects, pulses
+from evalstop_service.store import decisions, outcomes, projects, pulses
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -45,6 +45,7 @@ class OutcomeOut(Answer):
 
     outcome: Literal["right", "wrong", "unknown"]
     turn_step: int | None
+    derived: bool = Field(description="from later evals; else a person said so")
     actor: str
     note: str
     at: Time
@@ -130,7 +131,7 @@ class RunPage(Page):
 def decision_out(tx: Transaction, decision: Decision) -> DecisionOut:
     """A decision with its history and its outcome."""
     policy = PolicyName(name=decision.policy_name, version=decision.policy_version)
-    outcome = decisions.outcome(tx, decision)
+    outcome = outcomes.latest(tx, decision.run_id, decision.attempt)
     return DecisionOut.model_validate(
         vars(decision) | {"policy": policy, "outcome": outcome, "history": decisions.history(tx, decision)}
     )

@@ -15,7 +15,7 @@ from evalstop_service.pages import words
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.thinning import outlined, thin
 from evalstop_service.pages.visitor import SignedIn, SiteOf, Visitor, known
-from evalstop_service.store import decisions, observations, pulses, runs, series, verdicts
+from evalstop_service.store import decisions, observations, outcomes, pulses, runs, series, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP, Latest, Point
@@ -38,7 +38,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run = _found(tx, visitor, run_id)
         on_record = decisions.listing(tx, run.project_id, run_id=run.id)
         histories = {decision.id: decisions.history(tx, decision) for decision in on_record}
-        outcomes = {decision.id: decisions.outcome(tx, decision) for decision in on_record}
+        judged = {decision.id: outcomes.latest(tx, run.id, decision.attempt) for decision in on_record}
         changes = verdicts.listing(tx, run.id, limit=MOST_VERDICTS)
         metrics = _by_role(run, observations.latest(tx, run.id))
         resumed_from = runs.resumed_from(tx, run)
@@ -54,7 +54,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         dead=stored.dead if stored and run.status == "running" else [],
         decisions=on_record,
         histories=histories,
-        outcomes=outcomes,
+        outcomes=judged,
         states=words.STATES,
         told=words.told,
         changes=changes,

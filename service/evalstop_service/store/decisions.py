@@ -1,4 +1,4 @@
-"""Decisions, the changes of their state, and their outcomes."""
+"""Decisions, and the changes of their state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from evalstop_service import lifecycle
 from evalstop_service.lifecycle import STOPPING, Life, Passed, Record, State, Terms
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import decision_changes, decisions, outcomes, policies, projects, runs
+from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What turned out to be true of a decision, and who said so."""
-
-    sequence: int
-    outcome: str
-    turn_step: int | None
-    actor: str
-    note: str
-    at: datetime
-
-
-@dataclass(frozen=True)
 class Overdue:
     """The key of a decision whose deadline is over."""
 
@@ -52,7 +40,11 @@ class Overdue:
 
 @dataclass(frozen=True)
 class Decision:
-    """A stop verdict on record. `deadline_at`: when the service looks after it by itself; None: it does not."""
+    """A stop verdict on record.
+
+    `deadline_at`: when the service looks after it by itself; None: it does not. `observed_probability`: with which the
+    run was let go on, so that the truth is seen; None: not known, from before there was such a thing.
+    """
 
     id: UUID
     run_id: UUID
@@ -70,6 +62,7 @@ class Decision:
     policy_version: int
     deadline_at: datetime | None = None
     escalations: int = 0
+    observed_probability: float | None = None
 
     def stops(self, now: datetime) -> bool:
         """Whether the job is meant to end: requested, or the grace period is over."""
@@ -116,7 +109,7 @@ def record(tx: Transaction, decision: Decision, entry: Record, now: datetime) ->
         decision_changes.insert().values(
             run_id=decision.run_id,
             decision_id=decision.id,
-            sequence=_next(tx, decision_changes, decision),
+            sequence=_next(tx, decision),
             state=entry.state,
             actor=entry.actor,
             reason=entry.reason,
@@ -234,33 +227,6 @@ def history(tx: Transaction, decision: Decision) -> list[Change]:
     return [Change(*row) for row in tx.execute(query.order_by(table.sequence))]
 
 
-def outcome(tx: Transaction, decision: Decision) -> Outcome | None:
-    """The latest outcome on record."""
-    table = outcomes.c
-    query = sa.select(table.sequence, table.outcome, table.turn_step, table.actor, table.note, table.at)
-    query = query.where(table.run_id == decision.run_id, table.decision_id == decision.id)
-    row = tx.execute(query.order_by(table.sequence.desc()).limit(1)).one_or_none()
-    return Outcome(*row) if row else None
-
-
-def add_outcome(
-    tx: Transaction, decision: Decision, *, outcome: str, turn_step: int | None, actor: str, note: str, now: datetime
-) -> None:
-    """Append an outcome; the run is locked in this transaction."""
-    tx.execute(
-        outcomes.insert().values(
-            run_id=decision.run_id,
-            decision_id=decision.id,
-            sequence=_next(tx, outcomes, decision),
-            outcome=outcome,
-            turn_step=turn_step,
-            actor=actor,
-            note=note,
-            at=now,
-        )
-    )
-
-
 _SELECT = (
     sa.select(
         *decisions.c,
@@ -286,7 +252,8 @@ def _one(tx: Transaction, condition: sa.ColumnElement[bool]) -> Decision | None:
     return Decision(**row) if row else None
 
 
-def _next(tx: Transaction, table: sa.Table, decision: Decision) -> int:
-    query = sa.select(sa.func.max(table.c.sequence))
-    query = query.where(table.c.run_id == decision.run_id, table.c.decision_id == decision.id)
+def _next(tx: Transaction, decision: Decision) -> int:
+    table = decision_changes.c
+    query = sa.select(sa.func.max(table.sequence))
+    query = query.where(table.run_id == decision.run_id, table.decision_id == decision.id)
     return (tx.execute(query).scalar() or 0) + 1

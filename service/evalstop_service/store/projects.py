@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
@@ -19,7 +19,9 @@ class Project:
     `retention_days`: so long after its end a run keeps its details; None means for ever. `paused_at`: since then
     nothing is stopped. `stops_per_hour`, `stops_share`: as many stops there may be in an hour, and of the running runs
     at most this share; None means without bound. `confirm_seconds`: so long a requested stop may wait for its
-    confirmation. `stale_seconds`: no run is stale that was heard of within this time.
+    confirmation. `stale_seconds`: no run is stale that was heard of within this time. `seed`: of all that is left to
+    chance in it. `held_out_share`: of the stops, let run to learn whether they are right. `role_patterns`: which
+    metrics play which role, the first that fits a name; see `evalstop_detectors.roles`.
     """
 
     id: UUID
@@ -36,6 +38,11 @@ class Project:
     stops_share: float | None = 0.5
     confirm_seconds: float = 900.0
     stale_seconds: float = 300.0
+    seed: str = ""
+    held_out_share: float = 0.0
+    price_per_gpu_hour: float | None = None
+    currency: str = "USD"
+    role_patterns: list[dict[str, str]] = field(default_factory=list)
 
 
 def add(tx: Transaction, project: Project) -> bool:
@@ -48,7 +55,9 @@ def change(tx: Transaction, project: Project) -> None:
     tx.execute(
         projects.update()
         .where(projects.c.id == project.id)
-        .values({name: value for name, value in vars(project).items() if name not in ("id", "name", "created_at")})
+        .values(
+            {name: value for name, value in vars(project).items() if name not in ("id", "name", "created_at", "seed")}
+        )
     )
 
 

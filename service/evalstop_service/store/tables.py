@@ -86,6 +86,11 @@ projects = sa.Table(
     sa.Column("stops_share", sa.Double, server_default="0.5"),
     sa.Column("confirm_seconds", sa.Double, nullable=False, server_default="900"),  # then a stop is escalated
     sa.Column("stale_seconds", sa.Double, nullable=False, server_default="300"),  # no run is stale before
+    sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all that is left to chance in it
+    sa.Column("held_out_share", sa.Double, nullable=False, server_default="0"),  # of its stops: let run, to learn
+    sa.Column("price_per_gpu_hour", sa.Double),  # NULL: not said
+    sa.Column("currency", sa.Text, nullable=False, server_default="USD"),
+    sa.Column("role_patterns", sa.JSON, nullable=False, server_default="[]"),  # the first that fits a metric's name
 )
 
 keys = sa.Table(
@@ -268,6 +273,7 @@ decisions = sa.Table(
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("deadline_at", UtcTime),  # when the service has to look after it by itself; NULL: never
     sa.Column("escalations", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("observed_probability", sa.Double),  # of being let run, so that the truth is seen; NULL: release 0.1.0
     sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: whoever comes second changes nothing
     sa.Index("ix_decisions_id", "id"),
     sa.Index("ix_decisions_project_id_id", "project_id", "id"),
@@ -298,7 +304,24 @@ decision_changes = sa.Table(
     sa.Column("at", UtcTime, nullable=False),
 )
 
+# What turned out to be true of an attempt, whether or not it was flagged: the last row counts.
 outcomes = sa.Table(
+    "run_outcomes",
+    metadata,
+    _run_id(),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("turn_step", sa.BigInteger),
+    sa.Column("derived", sa.Boolean, nullable=False),  # from later evals; else a person said so
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("details", sa.JSON, nullable=False),  # the numbers behind it
+    sa.Column("at", UtcTime, nullable=False),
+)
+
+# Release 0.1.0 keeps outcomes here; nothing else does, and the next release may drop it.
+former_outcomes = sa.Table(
     "outcomes",
     metadata,
     *_part_of("decisions", "decision_id", primary_key=True),
@@ -308,6 +331,95 @@ outcomes = sa.Table(
     sa.Column("actor", sa.Text, nullable=False),
     sa.Column("note", sa.Text, nullable=False),
     sa.Column("at", UtcTime, nullable=False),
+)
+
+# An attempt that has ended, in one row: what was decided, what was true, what it cost. Made of the rows above; all that
+# is estimated is counted here.
+cases = sa.Table(
+    "cases",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("project_id", sa.Uuid, nullable=False),
+    sa.Column("policy_id", sa.Uuid, nullable=False),
+    sa.Column("job_kind", sa.Text),
+    sa.Column("gpus", sa.Double),
+    sa.Column("truth", sa.Text, nullable=False),  # turned, healthy, undecided
+    sa.Column("derived", sa.Boolean, nullable=False),
+    sa.Column("turn_step", sa.BigInteger),
+    sa.Column("decision_id", sa.Uuid),  # NULL: never flagged, as is all that follows of the decision
+    sa.Column("treatment", sa.Text),  # let_run (shadow, held out), stopped, prevented (vetoed, moot, withheld, undone)
+    sa.Column("observed_probability", sa.Double),
+    sa.Column("decided_step", sa.BigInteger),
+    sa.Column("detectors", sa.JSON),  # those that called for the stop
+    sa.Column("stated_risk", sa.Double),  # the share of healthy runs that the policy says it stops
+    sa.Column("outcome", sa.Text, nullable=False),  # right, wrong, unknown
+    sa.Column("delay_steps", sa.BigInteger),  # from the turn to the decision
+    sa.Column("gpu_hours", sa.Double),  # of the whole attempt; NULL: nobody said how many GPUs it has
+    sa.Column("gpu_hours_saved", sa.Double),  # by a stop, estimated by its pace; of one that was let run, measured
+    sa.Column("gpu_hours_lost", sa.Double),  # by a stop that was wrong
+    sa.Column("ended_at", UtcTime, nullable=False),
+    sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
+    sa.Index("ix_cases_project_id_policy_id", "project_id", "policy_id", "ended_at"),
+)
+
+# How much a policy may do by itself in a project, by what it has shown; no row: as much as its runs' mode says.
+authorities = sa.Table(
+    "authorities",
+    metadata,
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), primary_key=True),
+    sa.Column("policy_name", sa.Text, primary_key=True),
+    sa.Column("stage", sa.Text, nullable=False),  # shadow, canary, enforce
+    sa.Column("precision_wanted", sa.Double, nullable=False),  # the lower bound has to pass it
+    sa.Column("canary_share", sa.Double, nullable=False),  # of its stops, while it is a canary
+    sa.Column("since", UtcTime, nullable=False),
+    sa.Column("numbers", sa.JSON, nullable=False),  # by which it came to its stage
+    sa.Column("version", sa.Integer, nullable=False),  # of the policy that has shown it
+)
+
+# A policy tried on the runs of the past, before it is let loose.
+rehearsals = sa.Table(
+    "rehearsals",
+    metadata,
+    _id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("most_runs", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),  # waiting, running, done, failed
+    sa.Column("total", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("done", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("findings", sa.JSON, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("lease_until", UtcTime),  # while a worker is at it
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("ended_at", UtcTime),
+    sa.Index("ix_rehearsals_project_id_id", "project_id", "id"),
+)
+
+# What people and keys changed, in the transaction that changed it.
+audit_log = sa.Table(
+    "audit_log",
+    metadata,
+    sa.Column("project_id", sa.Uuid, primary_key=True),
+    _id(primary_key=True),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("details", sa.JSON, nullable=False),
+    sa.Column("at", UtcTime, nullable=False),
+)
+
+# Who signed in by somebody else's word (OpenID Connect), and what they may do: project name -> role.
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("hash", sa.Text, primary_key=True),
+    sa.Column("issuer", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("grants", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("expires_at", UtcTime, nullable=False, index=True),
 )
 
 endpoints = sa.Table(

@@ -1,0 +1,80 @@
+"""Outcomes: what turned out to be true of an attempt of a run, who or what said so, and when. Rows are only added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import outcomes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Whether what was decided about an attempt, to stop it or to let it go on, was `right`, `wrong` or is `unknown`.
+
+    `derived`: from later evals, with the numbers in `details`; else a person said so.
+    """
+
+    sequence: int
+    outcome: str
+    turn_step: int | None
+    derived: bool
+    actor: str
+    note: str
+    details: dict[str, Any]
+    at: datetime
+
+
+def add(
+    tx: Transaction,
+    run_id: UUID,
+    attempt: int,
+    *,
+    outcome: str,
+    turn_step: int | None,
+    actor: str,
+    note: str,
+    now: datetime,
+    derived: bool = False,
+    details: dict[str, Any] | None = None,
+) -> None:
+    """Append an outcome; the run is locked in this transaction."""
+    query = sa.select(sa.func.max(outcomes.c.sequence)).where(*_of(run_id, attempt))
+    tx.execute(
+        outcomes.insert().values(
+            run_id=run_id,
+            attempt=attempt,
+            sequence=(tx.execute(query).scalar() or 0) + 1,
+            outcome=outcome,
+            turn_step=turn_step,
+            derived=derived,
+            actor=actor,
+            note=note,
+            details=details or {},
+            at=now,
+        )
+    )
+
+
+def history(tx: Transaction, run_id: UUID, attempt: int) -> list[Outcome]:
+    """All that was ever said of an attempt, oldest first; the last counts."""
+    rows = tx.execute(_SELECT.where(*_of(run_id, attempt)).order_by(outcomes.c.sequence))
+    return [Outcome(*row) for row in rows]
+
+
+def latest(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:
+    """What counts of an attempt."""
+    row = tx.execute(_SELECT.where(*_of(run_id, attempt)).order_by(outcomes.c.sequence.desc()).limit(1)).one_or_none()
+    return Outcome(*row) if row else None
+
+
+def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return outcomes.c.run_id == run_id, outcomes.c.attempt == attempt
+
+
+_SELECT = sa.select(*(column for column in outcomes.c if column.name not in ("run_id", "attempt")))
