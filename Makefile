@@ -12,6 +12,7 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FRAMEWORKS := $(VENV)/.frameworks
 DISTRIBUTIONS := detectors clients service lab
 EDITABLE := $(addprefix -e ./,$(DISTRIBUTIONS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -37,10 +38,10 @@ run: $(READY)  ## Start the service on this machine and say what to open; webhoo
 # --- check it
 
 .PHONY: test
-test: $(READY) system-packages lint types imports pytest  ## Run every check and every test
+test: $(FRAMEWORKS) system-packages lint types imports pytest  ## Run every check and every test
 
 .PHONY: pytest
-pytest: $(READY)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WORKERS=0 keeps them in one process
+pytest: $(FRAMEWORKS)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WORKERS=0 keeps them in one process
 	$(BIN)/pytest -n $(WORKERS) --dist loadscope $(PYTEST)
 
 .PHONY: test-slurm
@@ -58,7 +59,7 @@ lint: $(READY)  ## Check style and formatting
 	$(BIN)/ruff format --check .
 
 .PHONY: types
-types: $(READY)  ## Check types
+types: $(FRAMEWORKS)  ## Check types
 	$(BIN)/mypy
 
 .PHONY: imports
@@ -138,9 +139,9 @@ constraints:  ## Renew constraints.txt: the newest versions that fit together
 	@fresh=$$(mktemp -d); trap 'rm -rf $$fresh' EXIT
 	$(call python) -m venv $$fresh
 	$$fresh/bin/python -m pip install -qq --upgrade pip
-	$$fresh/bin/python -m pip install -qq --group dev $(EDITABLE)
+	$$fresh/bin/python -m pip install -qq --group dev --group frameworks $(EDITABLE)
 	{ echo "# Every version that is installed, ours apart. Renewed by \`make constraints\`."
-	  $$fresh/bin/python -m pip freeze --all --exclude-editable --exclude setuptools | LC_ALL=C sort -f
+	  $$fresh/bin/python -m pip freeze --all --exclude-editable --exclude setuptools | sed "s/+cpu$$//" | LC_ALL=C sort -f
 	} > constraints.txt
 	git diff --stat -- constraints.txt || true
 
@@ -180,4 +181,9 @@ $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUT
 	$(PIP) install -qq --upgrade -c constraints.txt pip
 	$(PIP) install -qq -c constraints.txt --group dev
 	$(PIP) install -qq -c constraints.txt --no-build-isolation $(EDITABLE)
+	touch $@
+
+$(FRAMEWORKS): $(READY)
+	@echo "installing the frameworks that the tests log with, a minute or two"
+	$(PIP) install -qq -c constraints.txt --group frameworks
 	touch $@

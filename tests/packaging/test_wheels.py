@@ -176,8 +176,8 @@ def test_constraints_name_versions_and_nothing_else() -> None:
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+", line)] == []
     pinned = {normal(line.split("==")[0]) for line in lines}
     assert not {name for name in pinned if name.startswith("evalstop")}
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
-    needed = {normal(Requirement(tool).name) for tool in tools}
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    needed = {normal(Requirement(tool).name) for tools in groups.values() for tool in tools}
     for distribution in DISTRIBUTIONS:
         project = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
         needed |= {normal(re.split(r"[<>=\[ ]", item)[0]) for item in project["dependencies"]}
