@@ -15,7 +15,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from evalstop_service.errors import NotFound, ServiceError
+from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.pages import assets, words
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,14 @@ HEADERS = {
 
 class SignInNeeded(ServiceError):
     """Sign in first."""
+
+
+class MayNot(ServiceError):
+    """The visitor's role is too little for this; the message says which one it takes."""
+
+
+class StrangeForm(ServiceError):
+    """The form does not come from a page of this session. Load the page again, and send it from there."""
 
 
 def _templates() -> Environment:
@@ -91,8 +99,18 @@ class PageRoute(APIRoute):
 def _error(request: Request, error: Exception) -> Response:
     match error:
         case SignInNeeded():
+            if request.method != "GET":  # what was sent is not sent again
+                return RedirectResponse("/login", 303)
             asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             return RedirectResponse(f"/login?next={quote(asked, safe='/')}", 303)
+        case MayNot():
+            return _told(403, "Not yours to do", str(error))
+        case StrangeForm():
+            return _told(403, "Nothing was changed", str(error))
+        case Conflict():
+            return _told(409, "Nothing was changed", _sentence(error))
+        case Invalid():
+            return _told(422, "Nothing was changed", _sentence(error))
         case NotFound() | RequestValidationError():
             return _told(404, "Not found", "Your key sees nothing here; it may belong to another project.")
         case sa.exc.OperationalError() | sa.exc.TimeoutError():
@@ -101,6 +119,11 @@ def _error(request: Request, error: Exception) -> Response:
         case _:
             _log.error("a page failed", exc_info=error)
             return _told(500, "The service failed", "This is a fault of the service; its log says more.")
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _told(status: int, title: str, detail: str) -> HTMLResponse:

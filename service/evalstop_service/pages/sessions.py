@@ -1,11 +1,12 @@
-"""Signed and timed: the session in a visitor's cookie, and the token of a sign-in link. Both name a key by its id."""
+"""Signed: the session in a visitor's cookie and the token of a sign-in link, which name a key, and tokens of forms."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 from uuid import UUID
 
-from itsdangerous import BadData, TimestampSigner, URLSafeTimedSerializer
+from itsdangerous import BadData, Signer, TimestampSigner, URLSafeTimedSerializer
 
 from evalstop_service.clock import Clock
 
@@ -15,9 +16,10 @@ LINK_SECONDS = 12 * 3600
 
 
 class Sessions:
-    """Makes and reads them. What was signed for one purpose is worth nothing for the other."""
+    """Makes and reads them. What was signed for one purpose is worth nothing for another."""
 
     def __init__(self, secret: str, clock: Clock) -> None:
+        self._form = Signer(secret, salt="evalstop.form", key_derivation="hmac", digest_method=hashlib.sha256)
         self._session = _serializer(secret, "evalstop.session", clock)
         self._link = _serializer(secret, "evalstop.link", clock)
 
@@ -36,6 +38,17 @@ class Sessions:
     def of_link(self, text: str) -> UUID | None:
         """The key that a sign-in token names; None when it is forged or too old."""
         return _load(self._link, text, LINK_SECONDS)
+
+    def form(self, cookie: str) -> str:
+        """The token that goes with every form of the session in this cookie, so that no other site can send one.
+
+        It is the same as long as the session is: a page that is rendered again reads as before.
+        """
+        return self._form.get_signature(cookie).decode()
+
+    def is_form(self, cookie: str, token: str) -> bool:
+        """Whether a token goes with the session in this cookie."""
+        return self._form.verify_signature(cookie, token)
 
 
 class _ClockedSigner(TimestampSigner):

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.sessions import COOKIE, SESSION_SECONDS
-from evalstop_service.pages.visitor import Site, SiteOf, known, may_look
+from evalstop_service.pages.visitor import SignedIn, Site, SiteOf, foreign, known, may_look
 from evalstop_service.store import keys
 
 router = APIRouter(route_class=PageRoute)
@@ -43,7 +43,7 @@ def sign_in(
 ) -> Response:
     """Take a key, give a session."""
     target = local_path(target)
-    if _foreign(request):
+    if foreign(request):
         return _form(target, _FOREIGN_FORM, 403)
     with site.database.reading() as tx:
         found = keys.authenticate(tx, key.strip())
@@ -62,11 +62,10 @@ def show_session(request: Request, site: SiteOf) -> Response:
 
 
 @router.post("/logout")
-def sign_out(request: Request) -> Response:
+def sign_out(_visitor: SignedIn) -> Response:
     """Forget the session."""
     response = RedirectResponse("/login", 303)
-    if not _foreign(request):
-        response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
     return response
 
 
@@ -74,10 +73,6 @@ def local_path(text: str) -> str:
     r"""The text if it is a path on this host, else `/`. Browsers read `//` and `/\` as another host and skip tabs."""
     plain = text.startswith("/") and not text.startswith("//") and "\\" not in text
     return text if plain and all(" " < character != "\x7f" for character in text) else "/"
-
-
-def _foreign(request: Request) -> bool:
-    return request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
 
 
 def _form(target: str, problem: str | None = None, status: int = 200) -> Response:

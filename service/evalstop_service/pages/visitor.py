@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,7 +10,8 @@ from fastapi import Depends, Request
 from jinja2 import Environment
 
 from evalstop_service.clock import Clock
-from evalstop_service.pages.answers import SignInNeeded
+from evalstop_service.grants import VisitorRole, of_scopes
+from evalstop_service.pages.answers import MayNot, SignInNeeded, StrangeForm
 from evalstop_service.pages.live import Streams
 from evalstop_service.pages.sessions import COOKIE, Sessions
 from evalstop_service.store import keys, projects
@@ -31,10 +33,19 @@ class Site:
 
 @dataclass(frozen=True)
 class Visitor:
-    """A person behind a key that may read, in its project."""
+    """Who looks at a project, and what they may do in it.
 
-    key: Key
+    `actor`: as what they do is written down. `csrf`: the token that each of their forms carries.
+    """
+
     project: Project
+    role: VisitorRole
+    actor: str
+    csrf: str
+
+    def may(self, role: str) -> bool:
+        """Whether they may do what this role may; for templates, which do not show what would be refused."""
+        return self.role.covers(VisitorRole(role))
 
 
 def _site(request: Request) -> Site:
@@ -44,19 +55,39 @@ def _site(request: Request) -> Site:
 
 SiteOf = Annotated[Site, Depends(_site)]
 
+FORM_TOKEN = "csrf"  # noqa: S105 - the name of a field
+HEADER_TOKEN = "X-CSRF-Token"  # noqa: S105 - the name of a header
+_SAFE = ("GET", "HEAD")
+
 
 def may_look(key: Key | None) -> bool:
     """Whether a key opens the pages: it is in use, bound to a project, and may read."""
-    return key is not None and key.project_id is not None and bool({"read", "admin"} & set(key.scopes))
+    return key is not None and key.project_id is not None and of_scopes(key.scopes) is not None
 
 
 def known(tx: Transaction, site: Site, request: Request) -> Visitor | None:
     """The visitor that a request's cookie names, if their key still opens the pages."""
-    key_id = site.sessions.of_session(request.cookies.get(COOKIE, ""))
+    cookie = request.cookies.get(COOKIE, "")
+    key_id = site.sessions.of_session(cookie)
     key = keys.find(tx, key_id) if key_id else None
-    if key is None or key.project_id is None or not may_look(key):
+    role = of_scopes(key.scopes) if key else None
+    if key is None or key.project_id is None or role is None:
         return None
-    return Visitor(key, projects.get(tx, key.project_id))
+    return Visitor(projects.get(tx, key.project_id), role, f"key {key.name}", site.sessions.form(cookie))
+
+
+def foreign(request: Request) -> bool:
+    """Whether the browser says that another site had it send this."""
+    return request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+
+
+async def form_token(request: Request) -> str:
+    """The token that came with a form, or beside what a script sends."""
+    if HEADER_TOKEN in request.headers:
+        return request.headers[HEADER_TOKEN]
+    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        return ""
+    return str((await request.form()).get(FORM_TOKEN, ""))
 
 
 def _visitor(request: Request, site: SiteOf) -> Visitor:
@@ -67,4 +98,33 @@ def _visitor(request: Request, site: SiteOf) -> Visitor:
     return visitor
 
 
-SignedIn = Annotated[Visitor, Depends(_visitor)]
+async def _signed_in(request: Request, site: SiteOf, visitor: Annotated[Visitor, Depends(_visitor)]) -> Visitor:
+    if request.method not in _SAFE:
+        token = await form_token(request)
+        if foreign(request) or not site.sessions.is_form(request.cookies.get(COOKIE, ""), token):
+            raise StrangeForm
+    return visitor
+
+
+SignedIn = Annotated[Visitor, Depends(_signed_in)]
+"""Any visitor. Whatever is not read-only needs the token of a form of theirs: so it is with the two below."""
+
+
+def _at_least(role: VisitorRole) -> Callable[[Visitor], Visitor]:
+    def visitor_of_role(visitor: SignedIn) -> Visitor:
+        if not visitor.role.covers(role):
+            raise MayNot(f"You are signed in as {visitor.role}; this takes {_article(role)}.")
+        return visitor
+
+    return visitor_of_role
+
+
+def _article(role: VisitorRole) -> str:
+    return f"an {role}" if role[0] in "ao" else f"a {role}"
+
+
+Operating = Annotated[Visitor, Depends(_at_least(VisitorRole.OPERATOR))]
+"""A visitor who may veto, release, undo, label and pause."""
+
+Administering = Annotated[Visitor, Depends(_at_least(VisitorRole.ADMIN))]
+"""A visitor who may change what the project is."""

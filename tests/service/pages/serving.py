@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from evalstop_service.app import create_app
@@ -60,6 +61,11 @@ def serving(database: Database, clock: Clock = utc_now) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(START_SECONDS)
+
+
+def token_of(visitor: httpx.Client, path: str = "/") -> str:
+    """The token that the forms of a visitor's session carry, as a page has it."""
+    return visitor.get(path).text.split('<meta name="csrf" content="')[1].split('"')[0]
 
 
 @contextmanager

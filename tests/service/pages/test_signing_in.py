@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.service.pages.recorded import Tenant, add_tenant, open_run
-from tests.service.pages.serving import EMBEDDED, SECRET
+from tests.service.pages.serving import EMBEDDED, SECRET, token_of
 
 PATHS = ("", "/series.json", "/events")
 
@@ -115,9 +115,11 @@ def test_a_revoked_key_is_signed_out(visitor: httpx.Client, database: Database, 
 @EMBEDDED
 def test_signing_out(visitor: httpx.Client) -> None:
     """After signing out the pages ask for a key again; another site cannot sign a visitor out."""
-    visitor.post("/logout", headers={"Sec-Fetch-Site": "cross-site"})
+    token = {"csrf": token_of(visitor)}
+    assert visitor.post("/logout", data=token, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert visitor.post("/logout").status_code == 403
     assert visitor.get("/").status_code == 200
-    assert visitor.post("/logout").status_code == 303
+    assert visitor.post("/logout", data=token).status_code == 303
     assert visitor.get("/").status_code == 303
 
 

@@ -1,0 +1,76 @@
+"""The audit log: what people and keys changed in a project. Rows are only added, each with the change it tells of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction, like
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.tables import audit_log
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One change. `action` is what was done (`key.made`), `subject` to what (`key trainers`), `details` how."""
+
+    id: UUID
+    actor: str
+    action: str
+    subject: str
+    details: dict[str, Any]
+    at: datetime
+
+
+def record(
+    tx: Transaction,
+    project_id: UUID,
+    actor: str,
+    action: str,
+    subject: str,
+    details: dict[str, Any] | None,
+    now: datetime,
+) -> None:
+    """Write down that `actor`, who has proved to be it, did this. Nothing secret may be in any of it."""
+    tx.execute(
+        audit_log.insert().values(
+            project_id=project_id,
+            id=new_id(),
+            actor=actor,
+            action=action,
+            subject=subject,
+            details=details or {},
+            at=now,
+        )
+    )
+
+
+def listing(
+    tx: Transaction,
+    project_id: UUID,
+    *,
+    actor: str | None = None,
+    action: str | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> list[Entry]:
+    """What was changed in a project, newest first, before the entry `before`.
+
+    `actor`: by those alone with this in their name. `action`: this one, or (`key`) all that begin with it (`key.made`).
+    """
+    query = sa.select(*_COLUMNS).where(audit_log.c.project_id == project_id)
+    if actor is not None:
+        query = query.where(like(audit_log.c.actor, actor))
+    if action is not None:
+        kind = audit_log.c.action.startswith(f"{action}.", autoescape=True)
+        query = query.where((audit_log.c.action == action) | kind)
+    if before is not None:
+        query = query.where(audit_log.c.id < before)
+    return [Entry(*row) for row in tx.execute(query.order_by(audit_log.c.id.desc()).limit(limit))]
+
+
+_COLUMNS = [column for column in audit_log.c if column.name != "project_id"]
