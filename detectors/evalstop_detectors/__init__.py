@@ -14,6 +14,7 @@ from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, 
 from evalstop_detectors.monitor import MonitorState, advance, is_late, replay, start, step
 from evalstop_detectors.observation import Observation, Signal
 from evalstop_detectors.policy import NOTHING_SEEN, Call, Finding, Member, Policy, Reservation, Verdict
+from evalstop_detectors.roles import Recognised, Role, match, recognise
 from evalstop_detectors.shipped import POLICIES
 
 __all__ = [
@@ -36,7 +37,9 @@ __all__ = [
     "OutOfOrder",
     "Policy",
     "RawMaximum",
+    "Recognised",
     "Reservation",
+    "Role",
     "Score",
     "Signal",
     "SmoothedMaximum",
@@ -45,8 +48,10 @@ __all__ = [
     "Verdict",
     "advance",
     "is_late",
+    "match",
     "policy_from_document",
     "policy_to_document",
+    "recognise",
     "replay",
     "start",
     "state_from_json",

@@ -1,0 +1,148 @@
+"""Which of a run's metrics are gold, proxy, KL and loss, told from their names.
+
+Names are all that is looked at: what cannot be told from them is said as a warning, and a person can correct it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Literal
+
+from msgspec import Struct
+
+from evalstop_detectors.observation import Signal
+from evalstop_detectors.trainers import ANYONE, TRAINERS, Meaning, Trainer
+
+PRESET_TAG = "evalstop.preset"
+"""The tag by which a run names its trainer, where that is not to be told from its metrics."""
+
+NO_GOLD = (
+    "No metric is gold: from proxy, KL and loss alone a run can only be suspect, and no shipped policy stops it. Log a"
+    " score on held-out data that is not what is optimized, and give it the signal eval."
+)
+
+_HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_")
+
+
+class Role(Struct, frozen=True):
+    """The part that a metric plays for a run, and whether higher or lower is better."""
+
+    signal: Signal
+    direction: Literal["maximize", "minimize"]
+
+
+class Recognised(Struct, frozen=True):
+    """What a run's metrics look like.
+
+    `preset` is the trainer whose names they are, None when no trainer's marks were seen. `roles` holds at most one
+    metric a signal. `reasons` says of each metric with a role, and of each that was refused one, why; metrics that mean
+    nothing to anyone are not in it. `warnings` are for a person to read.
+    """
+
+    preset: str | None
+    roles: dict[str, Role]
+    reasons: dict[str, str]
+    warnings: list[str]
+
+
+class _Candidate(Struct, frozen=True):
+    metric: str
+    meaning: Meaning
+    place: int
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        return self.meaning.rank, self.place, self.metric
+
+
+def recognise(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({})) -> Recognised:
+    """Tell the roles of `metrics` from their names; the tag `evalstop.preset` names the trainer outright."""
+    names = sorted(set(metrics))
+    trainers, warnings = _trainers(names, tags)
+    reasons: dict[str, str] = {}
+    candidates: dict[Signal, list[_Candidate]] = {}
+    for name in names:
+        candidate = _understood(name, trainers)
+        if candidate is not None and candidate.meaning.signal is not None:
+            candidates.setdefault(candidate.meaning.signal, []).append(candidate)
+        elif candidate is not None:
+            reasons[name] = f"no signal: {candidate.meaning.reason}"
+    roles: dict[str, Role] = {}
+    for signal, rivals in candidates.items():
+        best, *others = sorted(rivals, key=lambda candidate: candidate.order)
+        roles[best.metric] = _role(signal, best.meaning.minimize)
+        reasons[best.metric] = f"{signal}: {best.meaning.reason}"
+        if best.meaning.caution:
+            warnings.append(best.meaning.caution.format(metric=best.metric))
+        for other in others:
+            reasons[other.metric] = f"no signal: {best.metric} is the better {signal} ({other.meaning.reason})"
+    if Signal.EVAL not in candidates:
+        warnings.append(NO_GOLD)
+    return Recognised(trainers[0].name if trainers else None, roles, reasons, warnings)
+
+
+def match(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
+    """The role that the first fitting pattern gives to a metric, None when none fits.
+
+    A pattern is `{"pattern": "val-core/*/mean@*", "signal": "eval", "direction": "maximize"}`, fnmatch-style and
+    sensitive to case; the direction may be left out. MLflow's `_at_` is read as `@`.
+
+    Raises:
+        KeyError, ValueError: the pattern that fits lacks a key or names an unknown signal.
+    """
+    for pattern in patterns:
+        if fnmatchcase(_with_at(name), _with_at(pattern["pattern"])):
+            direction = pattern.get("direction")
+            return _role(Signal(pattern["signal"]), None if direction is None else direction == "minimize")
+    return None
+
+
+def _role(signal: Signal, minimize: bool | None) -> Role:
+    if minimize is None:
+        minimize = signal in (Signal.KL, Signal.LOSS)
+    return Role(signal, "minimize" if minimize else "maximize")
+
+
+def _trainers(names: Sequence[str], tags: Mapping[str, str]) -> tuple[list[Trainer], list[str]]:
+    """The trainers whose marks are on these names, and what is wrong with the tag."""
+    said = tags.get(PRESET_TAG)
+    if said is None:
+        plain = [_plain(name) for name in names]
+        return [trainer for trainer in TRAINERS if _any_fits(trainer.marks, plain)], []
+    named = [trainer for trainer in TRAINERS if trainer.name == said]
+    if named:
+        return named, []
+    known = ", ".join(trainer.name for trainer in TRAINERS)
+    warning = f"The tag {PRESET_TAG} names {said!r:.80}, which is none of {known}: it is told from the metrics instead."
+    return _trainers(names, {})[0], [warning]
+
+
+def _understood(name: str, trainers: Sequence[Trainer]) -> _Candidate | None:
+    """What the first of the trainers, or else anyone, means by this name."""
+    plain = _plain(name)
+    meanings = [meaning for trainer in trainers for meaning in trainer.meanings]
+    for place, meaning in enumerate(meanings):
+        if fnmatchcase(plain, meaning.pattern):
+            return _Candidate(name, meaning, place)
+    held_out = next((f"eval_{plain.removeprefix(prefix)}" for prefix in _HELD_OUT if plain.startswith(prefix)), plain)
+    for place, meaning in enumerate(ANYONE, len(meanings)):
+        if fnmatchcase(held_out, meaning.pattern):
+            return _Candidate(name, meaning, place)
+    return None
+
+
+def _plain(name: str) -> str:
+    """The name as the trainer has it, without what its logger made of it."""
+    plain = _with_at(name).lower().removeprefix("train/")
+    return f"eval_{plain.removeprefix('eval/')}" if plain.startswith("eval/") else plain
+
+
+def _with_at(name: str) -> str:
+    """MLflow takes no `@` in names, so trainers write `_at_`."""
+    return name.replace("_at_", "@")
+
+
+def _any_fits(patterns: Iterable[str], names: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
