@@ -37,6 +37,9 @@ def _added() -> dict[str, list[sa.Column[Any]]]:
         "decisions": [
             sa.Column("observed_probability", sa.Double(), nullable=True),
         ],
+        "runs": [
+            sa.Column("recognition", sa.JSON(), nullable=True),
+        ],
     }
 
 
@@ -100,6 +103,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("hash", name="pk_sessions"),
     )
     op.create_index("ix_sessions_expires_at", "sessions", ["expires_at"])
+    op.create_table(
+        "experiments",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("project_id", sa.Uuid(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        _time("created_at"),
+        sa.PrimaryKeyConstraint("id", name="pk_experiments"),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name="fk_experiments_project_id"),
+        sa.UniqueConstraint("project_id", "name", name="uq_experiments_project_id"),
+    )
 
 
 def _make_outcomes() -> None:
@@ -153,7 +166,7 @@ def _make_cases() -> None:
 
 
 def downgrade() -> None:
-    for table in ("sessions", "audit_log", "rehearsals", "authorities", "cases", "run_outcomes"):
+    for table in ("experiments", "sessions", "audit_log", "rehearsals", "authorities", "cases", "run_outcomes"):
         op.drop_table(table)
     for table, columns in reversed(_added().items()):
         for column in columns:

@@ -10,7 +10,10 @@ import sqlalchemy as sa
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import metadata
 
-SMALL = {"projects", "keys", "policies", "endpoints", "authorities", "rehearsals", "audit_log", "sessions"}
+SMALL = {
+    *("projects", "keys", "policies", "endpoints", "experiments"),
+    *("authorities", "rehearsals", "audit_log", "sessions"),
+}
 """They grow with people, not with runs; a copy of each on every node will do."""
 
 WHOLE = {"runs"}

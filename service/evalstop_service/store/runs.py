@@ -19,7 +19,8 @@ class Run(msgspec.Struct, frozen=True):
     """A row of runs, with the name of its policy.
 
     `verdict`, `best_checkpoint`, `raw_maximum` and `turn` are JSON values as they are answered; `turn` is None while
-    the run goes on. `monitor_state` is opaque, and None when it was not asked for or has to be rebuilt.
+    the run goes on. `recognition`: how the roles in `metrics` were found; None when the trainer said them, see
+    `evalstop_service.recognition`. `monitor_state` is opaque, and None when it was not asked for or has to be rebuilt.
     `pruned_at`: since then its details are gone, or on their way, and nothing can be added to it.
     """
 
@@ -46,6 +47,7 @@ class Run(msgspec.Struct, frozen=True):
     monitor_state: str | None = None
     turn: dict[str, Any] | None = None
     rewritten_version: int = 0
+    recognition: dict[str, Any] | None = None
     pruned_at: datetime | None = None
 
 

@@ -139,6 +139,7 @@ runs = sa.Table(
     sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
     sa.Column("raw_maximum", sa.JSON(none_as_null=True)),
     sa.Column("turn", sa.JSON(none_as_null=True)),  # told with hindsight once the run has ended
+    sa.Column("recognition", sa.JSON(none_as_null=True)),  # how its metrics got their roles; NULL: its trainer said so
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("updated_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),
@@ -420,6 +421,17 @@ sessions = sa.Table(
     sa.Column("grants", sa.JSON, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("expires_at", UtcTime, nullable=False, index=True),
+)
+
+# What clients of MLflow call their runs' folders; of a run its label `mlflow.experiment` tells the name.
+experiments = sa.Table(
+    "experiments",
+    metadata,
+    _id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.UniqueConstraint("project_id", "name"),
 )
 
 endpoints = sa.Table(
