@@ -50,14 +50,14 @@ def main() -> None:
         shown = tell(database, tenant)
         with serving(database) as address, browsing() as browser:
             path = f"/runs/{shown}"
-            shoot(browser, address, tenant, "/", arguments.folder / "runs.png", height=660)
+            shoot(browser, address, tenant, "/runs", arguments.folder / "runs.png", height=660)
             shoot(browser, address, tenant, path, arguments.folder / "run.png")
             if arguments.all:
-                shoot(browser, address, tenant, "/", arguments.folder / "runs-dark.png", dark=True)
+                shoot(browser, address, tenant, "/runs", arguments.folder / "runs-dark.png", dark=True)
                 shoot(browser, address, tenant, path, arguments.folder / "run-dark.png", dark=True)
-                shoot(browser, address, tenant, "/", arguments.folder / "runs-narrow.png", width=375)
+                shoot(browser, address, tenant, "/runs", arguments.folder / "runs-narrow.png", width=375)
                 shoot(browser, address, tenant, path, arguments.folder / "run-narrow.png", width=375, dark=True)
-                shoot(browser, address, empty, "/", arguments.folder / "empty.png")
+                shoot(browser, address, empty, "/runs", arguments.folder / "empty.png")
                 shoot(browser, address, None, "/login", arguments.folder / "login.png")
         database.close()
 
@@ -103,8 +103,8 @@ def shoot(
     ) as context:
         page = context.new_page()
         if visitor is not None:
-            page.goto(f"{address}/login?token={pages.sign_in_token(SECRET, visitor.key.id)}")
-            page.wait_for_url(f"{address}/")
+            page.goto(f"{address}/login?token={pages.sign_in_token(SECRET, visitor.key.id)}&next=/runs")
+            page.wait_for_url(f"{address}/runs")
         page.goto(address + path)
         wait_until_drawn(page)
         page.screenshot(path=file, full_page=True)
@@ -115,7 +115,7 @@ def wait_until_drawn(page: Page) -> None:
     """Return once the page follows its events and its chart stands."""
     if page.locator("[data-events]").count():
         page.wait_for_selector('.live[data-live="on"]')
-    if page.locator('[data-page="run"]').count():
+    if page.locator("#chart").count():
         page.wait_for_selector("#chart .scatterlayer, .chart-empty:not([hidden])", state="attached")
 
 

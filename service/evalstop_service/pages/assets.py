@@ -1,4 +1,4 @@
-"""The files that pages load: our own style and script, and Plotly's JavaScript out of its Python package."""
+"""The files that pages load: our own style and scripts, and Plotly's JavaScript out of its Python package."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ router = APIRouter()
 _STATIC = Path(__file__).parent / "static"
 _PLOTLY = "plotly/package_data/plotly.min.js"
 _TYPES = {
-    "evalstop.css": "text/css; charset=utf-8",
-    "evalstop.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "plotly.min.js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
+_OWN = frozenset(path.name for path in _STATIC.iterdir() if path.suffix in _TYPES)
+_NAMES = _OWN | {"plotly.min.js"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def url(name: str) -> str:
 @router.get("/assets/{digest}/{name}")
 def get_asset(digest: str, name: str, request: Request) -> Response:
     """A file, to be kept for good by whoever asked by its digest."""
-    if name not in _TYPES:
+    if name not in _NAMES:
         raise NotFound
     asset = _asset(name)
     zipped = "gzip" in request.headers.get("accept-encoding", "")
@@ -50,7 +51,7 @@ def get_asset(digest: str, name: str, request: Request) -> Response:
         "X-Content-Type-Options": "nosniff",
         **({"Content-Encoding": "gzip"} if zipped else {}),
     }
-    return Response(asset.gzipped if zipped else asset.body, media_type=_TYPES[name], headers=headers)
+    return Response(asset.gzipped if zipped else asset.body, media_type=_TYPES[Path(name).suffix], headers=headers)
 
 
 def _content(name: str) -> bytes:
@@ -61,7 +62,9 @@ def _content(name: str) -> bytes:
 
 @cache
 def _digest(name: str) -> str:
-    return hashlib.sha256(_content(name)).hexdigest()[:16]
+    # Our own files have one digest, so that a script finds those that it imports beside itself.
+    together = sorted(_OWN) if name in _OWN else [name]
+    return hashlib.sha256(b"".join(_content(one) for one in together)).hexdigest()[:16]
 
 
 @cache

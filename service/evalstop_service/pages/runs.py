@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import RedirectResponse
 
 from evalstop_service import vitals, watching
 from evalstop_service.liveness import Pulse
@@ -55,6 +56,12 @@ class Row:
 
 
 @router.get("/")
+def show_home(_: SignedIn) -> Response:
+    """Until there is an overview."""
+    return RedirectResponse("/runs", 303)
+
+
+@router.get("/runs")
 def show_runs(
     request: Request, site: SiteOf, visitor: SignedIn, name: str = "", status: Status = "", cursor: UUID | None = None
 ) -> Response:
@@ -76,13 +83,13 @@ def show_runs(
         filtered=bool(name or status or cursor),
         next_page=_link(name=name, status=status, cursor=str(rows[-1].run.id)) if len(found) > PAGE else None,
         first_page=_link(name=name, status=status) if cursor else None,
-        events=_link("/events", name=name, status=status, cursor=str(cursor or "")),
+        events=_link("/runs/events", name=name, status=status, cursor=str(cursor or "")),
         revision=revision,
         snippet=_TRAINER.replace("URL", f"{request.url.scheme}://{request.url.netloc}"),
     )
 
 
-@router.get("/events")
+@router.get("/runs/events")
 def follow_runs(
     request: Request,
     site: SiteOf,
@@ -128,6 +135,6 @@ def _filters(name: str, status: str, cursor: UUID | None) -> dict[str, Any]:
     return {"name": plain or None, "status": status or None, "before": cursor}
 
 
-def _link(path: str = "/", **parameters: str) -> str:
+def _link(path: str = "/runs", **parameters: str) -> str:
     query = urlencode({name: value for name, value in parameters.items() if value})
     return f"{path}?{query}" if query else path

@@ -76,10 +76,10 @@ class Window:
 
     def sign_in(self, tenant: Tenant) -> None:
         """Sign in by the form."""
-        self.page.goto(f"{self.address}/login")
+        self.page.goto(f"{self.address}/login?next=/runs")
         self.page.fill("#key", tenant.secret)
         self.page.click("button[type=submit]")
-        self.page.wait_for_url(f"{self.address}/")
+        self.page.wait_for_url(f"{self.address}/runs")
 
     def is_clean(self) -> bool:
         """Whether the browser complained of nothing and asked no other host."""

@@ -86,11 +86,11 @@ def test_the_keyboard_is_enough(window: Window, embedded_database: Database, ten
     open_run(embedded_database, tenant, now, "other")
     report(embedded_database, tenant, run.id, EVALS[:10], now)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.goto(f"{window.address}/login?next=/")
+    page.goto(f"{window.address}/login?next=/runs")
     expect(page.locator("input[name=key]")).to_be_focused()
     page.keyboard.type(tenant.secret)
     page.keyboard.press("Enter")
-    page.wait_for_url(f"{window.address}/")
+    page.wait_for_url(f"{window.address}/runs")
     page.keyboard.press("/")
     expect(page.locator("input[name=name]")).to_be_focused()
     page.keyboard.type("keys")
@@ -176,7 +176,7 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
         wait_for_chart(window, 4)
         assert page.locator("h1").inner_text() == name
         assert fits(window)
-    page.goto(window.address)
+    page.goto(f"{window.address}/runs")
     expect(page.locator(".row-link")).to_have_count(len(HOSTILE))
     assert fits(window)
     assert dialogs == []
@@ -212,7 +212,7 @@ def test_a_link_from_another_site_finds_the_session(
     page = window.page
     run = open_run(embedded_database, tenant, now, "linked")
     page.goto(f"{window.address}/login?token={pages.sign_in_token(SECRET, tenant.key.id)}")
-    page.wait_for_url(f"{window.address}/")
+    page.wait_for_url(f"{window.address}/runs")
     elsewhere = window.address.replace("127.0.0.1", "localhost")
     page.goto(f"{elsewhere}/livez")
     page.evaluate(f"location.href = '{window.address}/runs/{run.id}'")

@@ -82,14 +82,14 @@ def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant
 def test_news_of_the_list(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A new run is news for a list that would show it, and for no other."""
     with (
-        events(visitor, f"/events?since={revision(visitor, '/')}") as of_all,
-        events(visitor, f"/events?name=other&since={revision(visitor, '/?name=other')}") as of_others,
+        events(visitor, f"/runs/events?since={revision(visitor, '/runs')}") as of_all,
+        events(visitor, f"/runs/events?name=other&since={revision(visitor, '/runs?name=other')}") as of_others,
     ):
         open_run(database, tenant, now, "one")
         assert next(of_all) == "changed"
         open_run(database, tenant, now, "other")
         assert next(of_others) == "changed"
-        assert revision(visitor, "/?name=other") != revision(visitor, "/")
+        assert revision(visitor, "/runs?name=other") != revision(visitor, "/runs")
 
 
 @EMBEDDED
@@ -97,9 +97,9 @@ def test_what_was_missed_is_told_at_once(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """A page that comes back with the revision that it knows hears at once that there is another."""
-    known = revision(visitor, "/")
+    known = revision(visitor, "/runs")
     open_run(database, tenant, now, "meanwhile")
-    with events(visitor, f"/events?since={known}") as names:
+    with events(visitor, f"/runs/events?since={known}") as names:
         assert next(names) == "changed"
 
 
@@ -108,7 +108,7 @@ def test_a_revoked_key_ends_the_stream(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """An open page is told that it is over when its key is revoked."""
-    with events(visitor, f"/events?since={revision(visitor, '/')}") as names:
+    with events(visitor, f"/runs/events?since={revision(visitor, '/runs')}") as names:
         with database.transaction() as tx:
             keys.revoke(tx, tenant.project.id, tenant.key.id, now)
         assert list(names) == ["gone"]
@@ -156,7 +156,7 @@ def test_a_server_with_open_streams_shuts_down(
     try:
         with httpx.Client(base_url=address_in(log, server), timeout=DEADLINE_SECONDS) as client:
             client.cookies.set(COOKIE, Sessions(SECRET, lambda: now).session(tenant.key.id))
-            with events(client, "/events?since=") as names:
+            with events(client, "/runs/events?since=") as names:
                 assert next(names) == "changed"
                 server.send_signal(ending)
                 with suppress(httpx.RemoteProtocolError):  # the last chunk is missing: the stream was cut, not ended

@@ -32,7 +32,7 @@ def test_a_key_opens_the_pages(stranger: httpx.Client, tenant: Tenant) -> None:
     assert "samesite=strict" in cookie
     assert "secure" not in cookie
     assert tenant.secret not in answer.headers["set-cookie"]
-    assert stranger.get("/").status_code == 200
+    assert stranger.get("/runs").status_code == 200
 
 
 @EMBEDDED
@@ -49,7 +49,7 @@ def test_a_link_opens_the_pages(stranger: httpx.Client, tenant: Tenant) -> None:
     assert answer.status_code == 200
     assert 'content="0;url=/runs/x"' in answer.text
     assert stranger.get("/session").json() == {"signed_in": True}
-    assert stranger.get("/").status_code == 200
+    assert stranger.get("/runs").status_code == 200
 
 
 @EMBEDDED
@@ -104,11 +104,11 @@ def test_a_key_to_the_installation_opens_no_pages(stranger: httpx.Client, databa
 @EMBEDDED
 def test_a_revoked_key_is_signed_out(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """Every request asks whether the key is still in use."""
-    assert visitor.get("/").status_code == 200
+    assert visitor.get("/runs").status_code == 200
     with database.transaction() as tx:
         assert keys.revoke(tx, tenant.project.id, tenant.key.id, now)
-    answer = visitor.get("/")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/")
+    answer = visitor.get("/runs")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/runs")
     assert visitor.get("/session").json() == {"signed_in": False}
 
 
@@ -118,9 +118,9 @@ def test_signing_out(visitor: httpx.Client) -> None:
     token = {"csrf": token_of(visitor)}
     assert visitor.post("/logout", data=token, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert visitor.post("/logout").status_code == 403
-    assert visitor.get("/").status_code == 200
+    assert visitor.get("/runs").status_code == 200
     assert visitor.post("/logout", data=token).status_code == 303
-    assert visitor.get("/").status_code == 303
+    assert visitor.get("/runs").status_code == 303
 
 
 @EMBEDDED
@@ -137,7 +137,7 @@ def test_strangers_are_sent_to_sign_in(
 ) -> None:
     """Without a session every page leads to the form, which leads back to where one wanted to go."""
     run = open_run(database, tenant, now, "secret run")
-    for path in ("/", "/?name=a%20b&status=running", "/events", *(f"/runs/{run.id}{path}" for path in PATHS)):
+    for path in ("/", "/runs?name=a%20b&status=running", "/runs/events", *(f"/runs/{run.id}{path}" for path in PATHS)):
         answer = stranger.get(path)
         assert answer.status_code == 303
         form = stranger.get(answer.headers["location"])
@@ -157,8 +157,8 @@ def test_the_runs_of_others_do_not_exist(
         answer = visitor.get(f"/runs/{foreign.id}{path}")
         assert answer.status_code == 404
         assert answer.text == missing[path].text
-    assert "foreign" not in visitor.get("/").text
-    assert str(foreign.id) not in visitor.get("/", params={"name": "foreign"}).text
+    assert "foreign" not in visitor.get("/runs").text
+    assert str(foreign.id) not in visitor.get("/runs", params={"name": "foreign"}).text
 
 
 @given(st.text() | st.from_regex(r"[/\\\t\n ]{1,4}[a-z.:/\\@]*", fullmatch=True))

@@ -1,0 +1,44 @@
+// What every page does: tells times, follows its events, copies, and finds its search by the key "/".
+
+import { live } from "./live.js";
+import { tellTimes } from "./times.js";
+
+tellTimes(document);
+setInterval(() => tellTimes(document), 10_000);
+if (document.querySelector("main[data-events]")) live();
+
+document.addEventListener("click", async (event) => {
+  const copy = event.target.closest("[data-copy]");
+  if (copy) await copyText(copy);
+});
+
+async function copyText(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    button.textContent = "Copied";
+    button.dataset.copied = "";
+  } catch {
+    // The clipboard is there for https and localhost only: select the text, so that Ctrl+C takes it.
+    const code = button.parentElement.querySelector("code");
+    if (code) getSelection().selectAllChildren(code);
+    button.textContent = "Press Ctrl+C";
+  }
+  setTimeout(() => {
+    button.textContent = "Copy";
+    delete button.dataset.copied;
+  }, 2000);
+}
+
+document.addEventListener("keydown", (event) => {
+  const search = document.getElementById("search");
+  const typing = event.target.closest("input, textarea, select");
+  if (event.key === "/" && search && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    event.preventDefault();
+    search.focus();
+  }
+});
+
+// A choice that is a filter takes effect when it is made; without JavaScript the form has a button.
+document.addEventListener("change", (event) => {
+  if (event.target.matches("select[data-submit]")) event.target.form.requestSubmit();
+});

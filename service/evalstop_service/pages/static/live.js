@@ -1,0 +1,132 @@
+// News: follows the server's events, and swaps the parts of the page that the server now renders otherwise.
+
+import { tellTimes } from "./times.js";
+
+const RETRY_MS = 10_000;
+
+const main = document.querySelector("main");
+const rendered = new Map();
+const listeners = [];
+
+// Calls `load` at once whenever there is news, beside the swapping of the parts.
+export function onNews(load) {
+  listeners.push(load);
+}
+
+export async function fetchSameOrigin(url) {
+  const response = await fetch(url, { redirect: "manual", cache: "no-store" });
+  if (response.type === "opaqueredirect" || response.status === 404) {
+    location.reload(); // signed out, or gone
+    throw new Error("this page is no longer to be seen");
+  }
+  if (!response.ok) throw new Error(`${url} answered ${response.status}`);
+  return response;
+}
+
+// Follows the events that <main data-events data-revision> names, while the page is to be seen.
+export function live() {
+  for (const [name, part] of parts(document)) rendered.set(name, part.innerHTML);
+  document.addEventListener("visibilitychange", () => (document.hidden ? leave() : follow()));
+  window.addEventListener("pagehide", leave);
+  window.addEventListener("pageshow", (event) => event.persisted && follow());
+  follow();
+}
+
+// --- Parts. ---
+
+function parts(root) {
+  return new Map([...root.querySelectorAll("[data-part]")].map((part) => [part.dataset.part, part]));
+}
+
+async function swapParts() {
+  const response = await fetchSameOrigin(location.href);
+  const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+  const present = parts(document);
+  for (const [name, part] of parts(fresh)) {
+    const html = part.innerHTML;
+    const old = present.get(name);
+    if (!old || rendered.get(name) === html) continue;
+    rendered.set(name, html);
+    swap(old, part);
+  }
+  main.dataset.revision = fresh.querySelector("main").dataset.revision;
+}
+
+function swap(old, part) {
+  const place = old.contains(document.activeElement) ? focusable(old).indexOf(document.activeElement) : -1;
+  const open = [...old.querySelectorAll("details[id][open]")].map((details) => details.id);
+  const typed = fields(old).map((field) => [field.id, field.value]);
+  old.replaceChildren(...part.childNodes);
+  tellTimes(old);
+  for (const id of open) old.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
+  for (const field of fields(old)) field.value = new Map(typed).get(field.id) ?? field.value;
+  if (place >= 0) focusable(old)[place]?.focus({ preventScroll: true });
+}
+
+function fields(root) {
+  return [...root.querySelectorAll("input[id], textarea[id], select[id]")].filter((field) => field.type !== "radio");
+}
+
+function focusable(root) {
+  return [...root.querySelectorAll("a, button, input, select, textarea, summary, [tabindex]")];
+}
+
+// --- One stream a visible page, because a browser opens only six connections to a host. ---
+
+let stream = null;
+let retry = 0;
+
+function follow() {
+  if (stream || document.hidden) return;
+  const url = new URL(main.dataset.events, location.href);
+  url.searchParams.set("since", main.dataset.revision);
+  stream = new EventSource(url);
+  stream.addEventListener("open", () => tellLive("on", "Live"));
+  stream.addEventListener("changed", refresh);
+  stream.addEventListener("gone", () => location.reload());
+  stream.addEventListener("error", () => {
+    tellLive("lost", "Reconnecting");
+    if (stream && stream.readyState === EventSource.CLOSED) {
+      leave();
+      retry = setTimeout(follow, RETRY_MS);
+    }
+  });
+}
+
+function leave() {
+  clearTimeout(retry);
+  if (stream) stream.close();
+  stream = null;
+}
+
+function tellLive(state, text) {
+  const sign = document.querySelector(".live");
+  sign.hidden = false;
+  sign.dataset.live = state;
+  sign.querySelector("span").textContent = text;
+}
+
+let refreshing = false;
+let refreshAgain = false;
+
+async function refresh() {
+  if (refreshing) {
+    refreshAgain = true;
+    return;
+  }
+  refreshing = true;
+  try {
+    do {
+      refreshAgain = false;
+      const begun = performance.now();
+      await Promise.all([swapParts(), ...listeners.map((load) => load())]);
+      // The longer a page takes, the longer it leaves the server in peace.
+      await new Promise((resolve) => setTimeout(resolve, performance.now() - begun));
+    } while (refreshAgain);
+  } catch (error) {
+    tellLive("lost", "Reconnecting");
+    setTimeout(refresh, RETRY_MS);
+  } finally {
+    refreshing = false;
+  }
+}
