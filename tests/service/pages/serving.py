@@ -63,7 +63,7 @@ def serving(database: Database, clock: Clock = utc_now) -> Iterator[str]:
         thread.join(START_SECONDS)
 
 
-def token_of(visitor: httpx.Client, path: str = "/") -> str:
+def token_of(visitor: httpx.Client, path: str = "/runs") -> str:
     """The token that the forms of a visitor's session carry, as a page has it."""
     return visitor.get(path).text.split('<meta name="csrf" content="')[1].split('"')[0]
 
