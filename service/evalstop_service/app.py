@@ -16,8 +16,9 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import chores, deadlines, pages, retention, targets, traces, vault, vigil
+from evalstop_service import chores, deadlines, pages, retention, targets, traces, vault, vigil, webhooks
 from evalstop_service.api import (
+    audit,
     bulk,
     checkpoints,
     decisions,
@@ -60,7 +61,20 @@ from evalstop_service.vault import Vault
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
-    *(projects, keys, policies, runs, observations, series, checkpoints, decisions, endpoints, deliveries, events),
+    *(
+        projects,
+        keys,
+        policies,
+        runs,
+        observations,
+        series,
+        checkpoints,
+        decisions,
+        endpoints,
+        deliveries,
+        events,
+        audit,
+    ),
     pull.signed_by(signature.headers),
 )
 
@@ -135,10 +149,10 @@ def create_app(
     return app
 
 
-def _send_once(settings: Settings) -> replays.Send:
+def _send_once(settings: Settings) -> webhooks.Send:
     """What sends one webhook from a thread of its own, as a worker would."""
 
-    def send(url: str, secrets: Sequence[str], webhook_id: str, now: datetime, body: bytes) -> replays.Came:
+    def send(url: str, secrets: Sequence[str], webhook_id: str, now: datetime, body: bytes) -> webhooks.Came:
         async def attempt() -> Answer:
             may_reach = targets.parse(settings.webhook_networks)
             async with Sender(settings.delivery_timeout_seconds, targets=may_reach) as sender:
@@ -146,7 +160,7 @@ def _send_once(settings: Settings) -> replays.Send:
                 return await sender.send(url, headers, body)
 
         answer = asyncio.run(attempt())
-        return replays.Came(answer.status_code, answer.error, answer.excerpt, answer.duration_ms)
+        return webhooks.Came(answer.status_code, answer.error, answer.excerpt, answer.duration_ms)
 
     return send
 

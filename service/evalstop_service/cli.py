@@ -156,7 +156,7 @@ def resume(settings: Settings, options: argparse.Namespace) -> int:
     database = app.create_database(settings)
     _require_schema(database)
     project = installation.project_named(database, options.project)
-    pausing.resume(database, project.id, options.actor)
+    pausing.resume(database, project.id, options.actor, utc_now())
     _print(options, {"project": project.name, "paused": False}, f"project {project.name} is resumed")
     return OK
 

@@ -8,32 +8,52 @@ from datetime import datetime
 from uuid import UUID
 
 from evalstop_service import brakes, progress
-from evalstop_service.store import projects
-from evalstop_service.store.database import Database
+from evalstop_service.store import audit, projects
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.projects import Project
 
 log = logging.getLogger(__name__)
 
 
-def pause(database: Database, project_id: UUID, actor: str, reason: str, now: datetime) -> Project:
-    """Pause a project, and return when all its pending stops are withheld. Of two pauses the first one stands."""
+def pause(
+    database: Database, project_id: UUID, actor: str, reason: str, now: datetime, proved: str | None = None
+) -> Project:
+    """Pause a project, and return when all its pending stops are withheld. Of two pauses the first one stands.
+
+    `actor` says so; `proved` is who it is known to be, where that is another.
+    """
     with database.transaction() as tx:
         # Whoever decides holds this lock: a stop is either on record by now, or will find the pause.
         project = projects.lock(tx, project_id)
         if project.paused_at is None:
             project = replace(project, paused_at=now, paused_by=actor, paused_reason=reason or None)
             projects.change(tx, project)
+            _record(tx, project, "project.paused", actor, proved, {"reason": reason}, now)
     held = progress.hold_all(database, project_id, brakes.paused(project), now)
     log.warning("project %s is paused by %s; %d stops are withheld", project.name, project.paused_by, held)
     return project
 
 
-def resume(database: Database, project_id: UUID, actor: str) -> Project:
+def resume(database: Database, project_id: UUID, actor: str, now: datetime, proved: str | None = None) -> Project:
     """Let stops go on in a project; those that are withheld are looked at again when their time comes."""
     with database.transaction() as tx:
         project = projects.lock(tx, project_id)
         if project.paused_at is not None:
             project = replace(project, paused_at=None, paused_by=None, paused_reason=None)
             projects.change(tx, project)
+            _record(tx, project, "project.resumed", actor, proved, {}, now)
     log.warning("project %s is resumed by %s", project.name, actor)
     return project
+
+
+def _record(
+    tx: Transaction,
+    project: Project,
+    action: str,
+    actor: str,
+    proved: str | None,
+    details: dict[str, str],
+    now: datetime,
+) -> None:
+    said = {} if proved in (None, actor) else {"said_by": actor}
+    audit.record(tx, project.id, proved or actor, action, f"project {project.name}", said | details, now)

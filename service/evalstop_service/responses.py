@@ -1,4 +1,7 @@
-"""What people and receivers say of a decision, and trainers of their run's end."""
+"""What people and receivers say of a decision, and trainers of their run's end.
+
+What a person says is in the audit log too: there by `proved`, who they are known to be, where `actor` is what they say.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from evalstop_service import brakes, hindsight, lifecycle, progress
 from evalstop_service.errors import NotFound
 from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
-from evalstop_service.store import decisions, outbox, outcomes, projects, runs
+from evalstop_service.store import audit, decisions, outbox, outcomes, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -35,26 +38,57 @@ class Report:
     expected_seconds: float = 0.0
 
 
-def veto(database: Database, project_id: UUID, decision_id: UUID, actor: str, reason: str, now: datetime) -> Decision:
+def veto(
+    database: Database,
+    project_id: UUID,
+    decision_id: UUID,
+    actor: str,
+    reason: str,
+    now: datetime,
+    proved: str | None = None,
+) -> Decision:
     """Let the run go on; raises Conflict once the stop was handed out. Vetoing twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        return progress.move(tx, run, decision, lifecycle.Vetoed(now, actor, reason))
+        moved = progress.move(tx, run, decision, lifecycle.Vetoed(now, actor, reason))
+        if moved.state != decision.state:
+            _record(tx, run, decision, "decision.vetoed", (actor, proved), {"reason": reason}, now)
+        return moved
 
 
 def release(
-    database: Database, project_id: UUID, decision_id: UUID, actor: str, reason: str, now: datetime
+    database: Database,
+    project_id: UUID,
+    decision_id: UUID,
+    actor: str,
+    reason: str,
+    now: datetime,
+    proved: str | None = None,
 ) -> Decision:
     """Have a stop that is withheld carried out; raises Conflict while the project is paused. Twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         project = projects.lock(tx, project_id)
         held_by = brakes.holding(tx, project, run, now) if decision.state == State.WITHHELD else ()
-        return progress.move(tx, run, decision, lifecycle.Released(now, actor, reason, held_by))
+        moved = progress.move(tx, run, decision, lifecycle.Released(now, actor, reason, held_by))
+        if moved.state != decision.state:
+            _record(tx, run, decision, "decision.released", (actor, proved), {"reason": reason}, now)
+        return moved
 
 
-def undo(database: Database, project_id: UUID, decision_id: UUID, actor: str, reason: str, now: datetime) -> Decision:
+def undo(
+    database: Database,
+    project_id: UUID,
+    decision_id: UUID,
+    actor: str,
+    reason: str,
+    now: datetime,
+    proved: str | None = None,
+) -> Decision:
     """Take back a stop that was handed out; raises Conflict when none was. Undoing twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        return progress.move(tx, run, decision, lifecycle.Undone(now, actor, reason))
+        moved = progress.move(tx, run, decision, lifecycle.Undone(now, actor, reason))
+        if moved.state != decision.state:
+            _record(tx, run, decision, "decision.undone", (actor, proved), {"reason": reason}, now)
+        return moved
 
 
 def report(database: Database, project_id: UUID, decision_id: UUID, said: Report, now: datetime) -> Decision:
@@ -79,9 +113,10 @@ def judge(
     actor: str,
     note: str,
     now: datetime,
+    proved: str | None = None,
 ) -> Decision:
     """Record what turned out to be true of a decision; changing one's mind is a new row."""
-    with _locked(database, project_id, decision_id) as (tx, _, decision):
+    with _locked(database, project_id, decision_id) as (tx, run, decision):
         outcomes.add(
             tx,
             decision.run_id,
@@ -92,6 +127,8 @@ def judge(
             note=note,
             now=now,
         )
+        said = {"outcome": outcome, "turn_step": turn_step, "note": note}
+        _record(tx, run, decision, "decision.judged", (actor, proved), said, now)
         return decision
 
 
@@ -122,6 +159,21 @@ def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
     runs.save(tx, run)
     return run
+
+
+def _record(
+    tx: Transaction,
+    run: Run,
+    decision: Decision,
+    action: str,
+    by: tuple[str, str | None],
+    details: dict[str, Any],
+    now: datetime,
+) -> None:
+    actor, proved = by
+    said = {} if proved in (None, actor) else {"said_by": actor}
+    told = {"run": run.name} | said | details
+    audit.record(tx, run.project_id, proved or actor, action, f"decision {decision.id}", told, now)
 
 
 @contextmanager

@@ -250,7 +250,7 @@ def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) ->
     decision = other.decision(elsewhere)
     assert decision is not None
     assert decision.state == "pending"
-    assert pausing.resume(database, scene.project_id, "dana").paused_at is None
+    assert pausing.resume(database, scene.project_id, "dana", at(20)).paused_at is None
 
 
 def test_a_stop_that_is_being_decided_does_not_slip_past_a_pause(postgres_database: Database) -> None:

@@ -42,6 +42,11 @@ class Caller:
     key: Key
     project_id: UUID
 
+    @property
+    def actor(self) -> str:
+        """As what the key does is written down."""
+        return f"key {self.key.name}"
+
 
 def _context(request: Request) -> Context:
     context: Context = request.app.state.context

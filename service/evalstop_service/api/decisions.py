@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from evalstop_service import responses
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Caller, Db, Now, Operate, Read
+from evalstop_service.api.context import Db, Now, Operate, Read
 from evalstop_service.api.schemas import Body, Line, Name, Step, plain
 from evalstop_service.api.views import DecisionOut, DecisionPage, decision_out, next_cursor
 from evalstop_service.errors import NotFound
@@ -97,29 +97,34 @@ def get_decision(decision_id: UUID, caller: Read, database: Db) -> DecisionOut:
 @router.post("/{decision_id}/veto")
 def veto(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Let the run go on; possible while the stop is withheld or pending."""
-    said_by = _actor(caller, body.actor)
-    return _view(database, responses.veto(database, caller.project_id, decision_id, said_by, body.reason, now))
+    said_by = body.actor or caller.actor
+    decision = responses.veto(database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor)
+    return _view(database, decision)
 
 
 @router.post("/{decision_id}/release")
 def release(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Have a withheld stop carried out despite what speaks against it; not while the project is paused."""
-    said_by = _actor(caller, body.actor)
-    return _view(database, responses.release(database, caller.project_id, decision_id, said_by, body.reason, now))
+    said_by = body.actor or caller.actor
+    decision = responses.release(
+        database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor
+    )
+    return _view(database, decision)
 
 
 @router.post("/{decision_id}/undo")
 def undo(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Take back a stop that was handed out: receivers are asked to let the job go on, where its scheduler can."""
-    said_by = _actor(caller, body.actor)
-    return _view(database, responses.undo(database, caller.project_id, decision_id, said_by, body.reason, now))
+    said_by = body.actor or caller.actor
+    decision = responses.undo(database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor)
+    return _view(database, decision)
 
 
 @router.post("/{decision_id}/report")
 def report(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Say what becomes of the job; receivers call this."""
     said = responses.Report(
-        State(body.state), _actor(caller, body.actor), body.reason, body.details, body.expected_seconds or 0.0
+        State(body.state), body.actor or caller.actor, body.reason, body.details, body.expected_seconds or 0.0
     )
     return _view(database, responses.report(database, caller.project_id, decision_id, said, now))
 
@@ -133,9 +138,10 @@ def judge(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now
         decision_id,
         outcome=body.outcome,
         turn_step=body.turn_step,
-        actor=_actor(caller, body.actor),
+        actor=body.actor or caller.actor,
         note=body.note,
         now=now,
+        proved=caller.actor,
     )
     return _view(database, decision)
 
@@ -151,10 +157,6 @@ def _answer(database: Database, project_id: UUID, decision_id: UUID) -> Decision
 def _view(database: Database, decision: Decision) -> DecisionOut:
     with database.reading() as tx:
         return decision_out(tx, decision)
-
-
-def _actor(caller: Caller, named: str | None) -> str:
-    return named or f"key {caller.key.name}"
 
 
 def _check(value: Any, depth: int) -> None:

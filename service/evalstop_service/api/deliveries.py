@@ -8,12 +8,12 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service import slack
+from evalstop_service import slack, webhooks
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Now, Operate, Read
 from evalstop_service.api.schemas import Answer, Page, Time
-from evalstop_service.errors import Conflict, NotFound
-from evalstop_service.store import deliveries, replays
+from evalstop_service.errors import NotFound
+from evalstop_service.store import deliveries
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.deliveries import Delivery
 
@@ -119,18 +119,8 @@ def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetai
 @router.post("/{delivery_id}/retry")
 def retry(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
     """Send a dead delivery once more, now."""
-    with database.transaction() as tx:
-        dead = deliveries.find(tx, caller.project_id, delivery_id)
-        if dead is not None and not replays.holds(tx, caller.project_id, dead.event_id):
-            raise Conflict(f"the {dead.event_type} no longer holds: its decision or its run has gone on since")
-        revived = deliveries.retry(tx, caller.project_id, delivery_id, now)
-        delivery = deliveries.find(tx, caller.project_id, delivery_id)
-        if delivery is None:
-            raise NotFound(f"there is no delivery {delivery_id} in this project")
-        if not revived:
-            raise Conflict(
-                f"the delivery is {delivery.state}; only a dead one to an endpoint that exists is sent again"
-            )
+    delivery = webhooks.retry(database, caller.project_id, caller.actor, delivery_id, now)
+    with database.reading() as tx:
         return delivery_out(tx, delivery)
 
 

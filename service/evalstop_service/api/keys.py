@@ -8,10 +8,10 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
+from evalstop_service import administration
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Keys, Now
 from evalstop_service.api.schemas import Answer, Body, Name, Scope, Time
-from evalstop_service.errors import NotFound
 from evalstop_service.store import keys
 
 router = APIRouter(prefix="/keys", tags=["keys"], route_class=JsonRoute)
@@ -56,16 +56,12 @@ def list_keys(caller: Admin, database: Db) -> KeyList:
 @router.post("", status_code=201)
 def add_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
     """Make a key."""
-    scopes = tuple(sorted(set(body.scopes)))
-    with database.transaction() as tx:
-        key, secret = keys.add(tx, project_id=caller.project_id, name=body.name, scopes=scopes, now=now)
+    key, secret = administration.make_key(database, caller.project_id, caller.actor, body.name, body.scopes, now)
     return NewKeyOut.model_validate(vars(key) | {"key": secret})
 
 
 @router.delete("/{key_id}", status_code=204)
 def revoke_key(key_id: UUID, caller: Admin, database: Db, keyring: Keys, now: Now) -> None:
     """Take a key out of use for good."""
-    with database.transaction() as tx:
-        if not keys.revoke(tx, caller.project_id, key_id, now):
-            raise NotFound(f"there is no key {key_id} in use in this project")
+    administration.revoke_key(database, caller.project_id, caller.actor, key_id, now)
     keyring.forget()

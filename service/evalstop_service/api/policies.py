@@ -9,12 +9,13 @@ from evalstop_detectors import POLICIES, policy_from_document, policy_to_documen
 from fastapi import APIRouter, Body
 from pydantic import Field
 
+from evalstop_service import administration
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Now, Read
 from evalstop_service.api.examples import POLICY_DOCUMENT
 from evalstop_service.api.schemas import Answer, Time
 from evalstop_service.errors import NotFound
-from evalstop_service.store import policies, projects
+from evalstop_service.store import policies
 from evalstop_service.store.policies import StoredPolicy
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
@@ -61,11 +62,8 @@ def add_policy(
 ) -> PolicyOut:
     """Store a policy as the next version of its name. Runs keep the version that they were opened with."""
     policy = policy_from_document(document)
-    with database.transaction() as tx:
-        project = projects.get(tx, caller.project_id)
-        if policy.name in POLICIES and policies.find(tx, project.id, policy.name) is None:
-            policies.add(tx, project, policy.name, policy_to_document(POLICIES[policy.name]), now)
-        return PolicyOut.model_validate(policies.add(tx, project, policy.name, policy_to_document(policy), now))
+    stored = administration.add_policy(database, caller.project_id, caller.actor, policy, now)
+    return PolicyOut.model_validate(stored)
 
 
 def _with_shipped(stored: list[StoredPolicy]) -> list[PolicyOut]:

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from evalstop_service import logs
 from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
 from evalstop_service.store.database import is_full
+from evalstop_service.targets import Refused
 from evalstop_service.vault import Unreadable
 
 MEDIA_TYPE = "application/problem+json"
@@ -179,6 +180,15 @@ def _sealed(error: Exception) -> Problem:
     return Problem(503, "A secret cannot be read", str(error), headers={"Retry-After": "60"})
 
 
+def _refused(error: Exception) -> Problem:
+    return Problem(
+        422,
+        "Webhooks may not go there",
+        "nothing was changed; deliveries are held to the same rule at every connection",
+        errors=[{"pointer": "/url", "detail": str(error)}],
+    )
+
+
 _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Problem: lambda error: error,
     NotFound: lambda error: Problem(404, "Not found", str(error)),
@@ -187,6 +197,7 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Overloaded: _busy,
     Closed: _busy,
     Unreadable: _sealed,
+    Refused: _refused,
     InvalidPolicy: lambda error: Problem(422, "The policy is not valid", str(error)),
     RequestValidationError: _invalid_request,
     sa.exc.OperationalError: _database_away,

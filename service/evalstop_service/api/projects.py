@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service import opening, pausing
+from evalstop_service import administration, opening, pausing
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Installation, Now, Operate, Read
 from evalstop_service.api.schemas import Answer, Body, Line, Mode, Name, ProjectOut, Whole
-from evalstop_service.errors import Conflict
 from evalstop_service.store import projects
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
@@ -80,14 +78,10 @@ class ProjectList(Answer):
 
 
 @router.post("/projects", status_code=201)
-def add_project(body: ProjectIn, _key: Installation, database: Db, now: Now) -> ProjectOut:
+def add_project(body: ProjectIn, key: Installation, database: Db, now: Now) -> ProjectOut:
     """Make a project."""
     project = Project(id=new_id(), created_at=now, **body.model_dump())
-    with database.transaction() as tx:
-        if not projects.add(tx, project):
-            raise Conflict(f"there is a project called {body.name!r} already")
-        opening.resolve(tx, project, project.default_policy, now)
-    return ProjectOut.model_validate(project)
+    return ProjectOut.model_validate(administration.add_project(database, project, f"key {key.name}", now))
 
 
 @router.get("/projects")
@@ -109,10 +103,7 @@ def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -
     """Change the key's project. Runs that are open keep policy and mode; all else holds for them from now on."""
     changes = body.model_dump(exclude_none=True)
     changes |= {name: getattr(body, name) for name in NULLABLE if name in body.model_fields_set}
-    with database.transaction() as tx:
-        project = replace(projects.lock(tx, caller.project_id), **changes)
-        opening.resolve(tx, project, project.default_policy, now)
-        projects.change(tx, project)
+    project = administration.change_project(database, caller.project_id, caller.actor, changes, now)
     return ProjectOut.model_validate(project)
 
 
@@ -122,12 +113,14 @@ def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now)
 
     Once this is answered no stop that was pending will be sent; what was sent is not called back.
     """
-    actor = body.actor or f"key {caller.key.name}"
-    return ProjectOut.model_validate(pausing.pause(database, caller.project_id, actor, body.reason, now))
+    said_by = body.actor or caller.actor
+    project = pausing.pause(database, caller.project_id, said_by, body.reason, now, proved=caller.actor)
+    return ProjectOut.model_validate(project)
 
 
 @router.post("/project/resume")
-def resume_project(body: ProjectResumeIn, caller: Operate, database: Db) -> ProjectOut:
+def resume_project(body: ProjectResumeIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
     """Let stops go on in the key's project; those withheld for the pause alone are taken up within a minute."""
-    actor = body.actor or f"key {caller.key.name}"
-    return ProjectOut.model_validate(pausing.resume(database, caller.project_id, actor))
+    said_by = body.actor or caller.actor
+    project = pausing.resume(database, caller.project_id, said_by, now, proved=caller.actor)
+    return ProjectOut.model_validate(project)

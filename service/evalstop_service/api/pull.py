@@ -15,6 +15,7 @@ from anyio import CapacityLimiter
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from evalstop_service import webhooks
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Context, Db, Now, Operate, Secrets
 from evalstop_service.api.endpoints import EndpointWithSecret, EventTypes, with_secret
@@ -107,10 +108,9 @@ def signed_by(sign: Sign) -> Pulling:
         body: PullEndpointIn, caller: Admin, database: Db, now: Now, vault: Secrets
     ) -> EndpointWithSecret:
         """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
-        with database.transaction() as tx:
-            endpoint = pull.add(
-                tx, caller.project_id, name=body.name, event_types=body.event_types, now=now, vault=vault
-            )
+        endpoint = webhooks.subscribe_puller(
+            database, caller.project_id, caller.actor, **body.model_dump(), vault=vault, now=now
+        )
         return with_secret(endpoint, vault)
 
     @router.post("/{endpoint_id}/claim")

@@ -113,6 +113,7 @@ PLAIN = {
     ("GET", "/deliveries"),
     ("GET", "/deliveries/{delivery_id}"),
     ("POST", "/deliveries/{delivery_id}/replay"),
+    ("GET", "/audit"),
     ("GET", "/events/schemas"),
     ("GET", "/events/schemas/{event_type}"),
     ("POST", "/deliveries/{delivery_id}/retry"),
@@ -151,6 +152,12 @@ def populate(admin: httpx.Client) -> World:
     ids["decision_id"] = said(admin.get("/decisions"), 200)["items"][0]["id"]
     ids["delivery_id"] = said(admin.get("/deliveries"), 200)["items"][0]["id"]
     return World(ids)
+
+
+def ask(client: httpx.Client, route: tuple[str, str], world: World) -> httpx.Response:
+    """Ask a route for what is in this world, with the body that it takes."""
+    method, template = route
+    return client.request(method, world.path(template), json=BODIES.get(route))
 
 
 def said(response: httpx.Response, status: int) -> dict[str, Any]:

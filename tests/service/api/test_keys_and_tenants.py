@@ -11,7 +11,7 @@ from evalstop_service.store import keys
 from evalstop_service.store.keys import SCOPES
 
 from tests.service.api.conftest import Service
-from tests.service.api.speaking import BODIES, ROUTES, World, populate, problem, said
+from tests.service.api.speaking import ROUTES, World, ask, populate, problem, said
 
 MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/project"): {"read"},
@@ -58,6 +58,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("POST", "/deliveries/{delivery_id}/replay"): {"operate"},
     ("POST", "/endpoints/{endpoint_id}/replay"): {"operate"},
     ("POST", "/endpoints/{endpoint_id}/test"): {"operate"},
+    ("GET", "/audit"): set(),
     ("GET", "/events/schemas"): {"read"},
     ("GET", "/events/schemas/{event_type}"): {"read"},
 }
@@ -72,11 +73,6 @@ def tenant(service: Service) -> tuple[str, World]:
     """A project with one of everything in it."""
     project = service.project()
     return project, populate(service.client(service.key(project)))
-
-
-def ask(client: httpx.Client, route: tuple[str, str], world: World) -> httpx.Response:
-    method, template = route
-    return client.request(method, world.path(template), json=BODIES.get(route))
 
 
 def test_the_table_is_complete() -> None:

@@ -1,0 +1,51 @@
+"""The audit log: what people and keys changed in the project."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from evalstop_service.api.bodies import JsonRoute
+from evalstop_service.api.context import Admin, Db
+from evalstop_service.api.schemas import Answer, Page, Plain, Time
+from evalstop_service.store import audit
+
+router = APIRouter(prefix="/audit", tags=["audit"], route_class=JsonRoute)
+
+Wanted = Annotated[str | None, Query(min_length=1, max_length=256), Plain]
+
+
+class AuditEntryOut(Answer):
+    """One change, and who made it."""
+
+    id: UUID
+    at: Time
+    actor: str = Field(description="who is proved to have done it: `key NAME`, or `user NAME` who signed in")
+    action: str = Field(examples=["decision.vetoed", "key.made"])
+    subject: str = Field(examples=["key trainers"])
+    details: dict[str, Any]
+
+
+class AuditPage(Page):
+    """Changes, newest first."""
+
+    items: list[AuditEntryOut]
+
+
+@router.get("")
+def list_changes(
+    caller: Admin,
+    database: Db,
+    actor: Wanted = None,
+    action: Wanted = None,
+    cursor: UUID | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> AuditPage:
+    """What was changed in the project, newest first; by `actor` (a part of the name), or of one kind (`key`)."""
+    with database.reading() as tx:
+        found = audit.listing(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
+    items = [AuditEntryOut.model_validate(entry) for entry in found]
+    return AuditPage(items=items, next_cursor=str(found[-1].id) if len(found) == limit else None)

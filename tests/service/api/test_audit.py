@@ -1,0 +1,113 @@
+"""The audit log by HTTP: every change that a key makes is in it, and nothing secret is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from tests.service.api.conftest import Service
+from tests.service.api.speaking import BODIES, ENDPOINT, FALLING, ROUTES, ask, populate, said
+
+SLACK = "https://93.184.216.34/services/T0/B0/a-path-that-is-a-secret"
+
+ACTIONS = {
+    ("POST", "/projects"): "project.made",
+    ("PATCH", "/project"): "project.changed",
+    ("POST", "/project/pause"): "project.paused",
+    ("POST", "/project/resume"): "project.resumed",
+    ("POST", "/keys"): "key.made",
+    ("DELETE", "/keys/{key_id}"): "key.revoked",
+    ("POST", "/policies"): "policy.added",
+    ("POST", "/decisions/{decision_id}/veto"): "decision.vetoed",
+    ("POST", "/decisions/{decision_id}/release"): "decision.released",
+    ("POST", "/decisions/{decision_id}/undo"): "decision.undone",
+    ("POST", "/decisions/{decision_id}/outcome"): "decision.judged",
+    ("POST", "/endpoints"): "endpoint.made",
+    ("PATCH", "/endpoints/{endpoint_id}"): "endpoint.changed",
+    ("DELETE", "/endpoints/{endpoint_id}"): "endpoint.deleted",
+    ("POST", "/endpoints/{endpoint_id}/rotate-secret"): "endpoint.secret_rotated",
+    ("POST", "/endpoints/{endpoint_id}/replay"): "endpoint.replayed",
+    ("POST", "/deliveries/{delivery_id}/replay"): "delivery.replayed",
+    ("POST", "/deliveries/{delivery_id}/retry"): "delivery.retried",
+    ("POST", "/pull/endpoints"): "endpoint.made",
+}
+"""What each route that changes something writes down."""
+
+NOT_AUDITED = {
+    ("POST", "/runs"),
+    ("POST", "/runs/{run_id}/resume"),
+    ("POST", "/runs/{run_id}/heartbeat"),
+    ("POST", "/runs/{run_id}/finish"),
+    ("POST", "/observations"),
+    ("POST", "/runs/{run_id}/observations"),
+    ("POST", "/runs/{run_id}/checkpoints"),
+    ("POST", "/decisions/{decision_id}/report"),
+    ("POST", "/endpoints/{endpoint_id}/test"),
+    ("POST", "/pull/endpoints/{endpoint_id}/claim"),
+    ("POST", "/pull/endpoints/{endpoint_id}/settle"),
+}
+"""What trainers and receivers say, and a test, which changes nothing."""
+
+
+def log(client: httpx.Client, **query: str) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = said(client.get("/audit", params=query), 200)["items"]
+    return items
+
+
+def test_every_route_that_changes_something_is_in_the_log_or_is_said_not_to_be() -> None:
+    """A new route that changes something has to say what it writes down."""
+    assert {route for route in ROUTES if route[0] != "GET"} == {*ACTIONS, *NOT_AUDITED}
+
+
+def test_what_a_key_does_is_written_down(service: Service) -> None:
+    """Each change stands in the log once, by the key that proved itself, with who it named and nothing secret."""
+    project = service.project(grace_seconds=3600.0)
+    admin = service.client(service.key(project))
+    world = populate(admin)
+    secrets = [said(admin.post("/endpoints", json=ENDPOINT | {"url": SLACK}), 201)["secret"]]
+    secrets.append(said(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["key"])
+    secrets.append(said(admin.post(f"/endpoints/{world.ids['endpoint_id']}/rotate-secret"), 200)["secret"])
+    expected = ["endpoint.secret_rotated", "key.made", "endpoint.made", "key.made", "endpoint.made", "endpoint.made"]
+    assert [entry["action"] for entry in log(admin)] == expected
+    for route in (
+        ("PATCH", "/project"),
+        ("POST", "/decisions/{decision_id}/outcome"),
+        ("POST", "/decisions/{decision_id}/veto"),
+        ("POST", "/project/pause"),
+        ("POST", "/project/resume"),
+        ("POST", "/policies"),
+        ("POST", "/endpoints/{endpoint_id}/replay"),
+        ("POST", "/deliveries/{delivery_id}/replay"),
+        ("PATCH", "/endpoints/{endpoint_id}"),
+        ("DELETE", "/endpoints/{endpoint_id}"),
+        ("DELETE", "/keys/{key_id}"),
+    ):
+        response = ask(admin, route, world)
+        assert response.status_code < 300, (route, response.text)
+        newest = log(admin)[0]
+        assert newest["action"] == ACTIONS[route]
+        assert newest["actor"] == "key test"
+        if "actor" in BODIES.get(route, {}):
+            assert newest["details"]["said_by"] == "dana"
+    text = admin.get("/audit", params={"limit": 200}).text
+    assert not any(secret in text for secret in (*secrets, "a-path-that-is-a-secret"))
+    assert log(admin, action="decision", actor="KEY te")[0]["action"] == "decision.vetoed"
+    assert log(admin, actor="nobody") == []
+    assert len(log(service.client(service.key(service.project())))) == 0
+
+
+def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
+    """Vetoing twice, saying the settings that hold, and what is refused leave no entry."""
+    project = service.project(grace_seconds=3600.0)
+    admin = service.client(service.key(project))
+    run_id = said(admin.post("/runs", json={"name": "one", "mode": "enforce"}), 201)["id"]
+    said(admin.post(f"/runs/{run_id}/observations", json={"observations": FALLING}), 200)
+    decision_id = said(admin.get("/decisions"), 200)["items"][0]["id"]
+    for _ in range(2):
+        said(admin.post(f"/decisions/{decision_id}/veto", json={"reason": "a known dip"}), 200)
+    assert admin.post(f"/decisions/{decision_id}/undo", json={"reason": "too late"}).status_code == 409
+    said(admin.patch("/project", json={"grace_seconds": 3600.0}), 200)
+    assert [(entry["action"], entry["subject"]) for entry in log(admin)] == [
+        ("decision.vetoed", f"decision {decision_id}")
+    ]
