@@ -177,29 +177,22 @@ class _Running:
 
     def _repack(self, now: float) -> None:
         """Give GPUs out anew, in order, to those that run and those that wait; pause who gets none."""
-        on = self._on
-        chosen = self._choose(now)
-        staying = set(chosen)
-        if staying != on.keys():
-            for job in [job for job in on if job not in staying]:
-                self._pause(job, now)
-            starting = [job for job in chosen if job not in on]
-            self._waiting = [item for item in self._waiting if item[1] not in staying]
-            for job in starting:
-                self._start(job, now)
+        rank, jobs, ran, goes = self._rank, self._jobs, self._ran, self._goes
+        ranked = [
+            (rank(jobs[job], ran[job] + (now - goes[job]) if now > goes[job] else ran[job]), job) for job in self._on
+        ]
+        if not ranked or max(ranked) < self._waiting[0]:  # who runs goes on, all of them
+            self._fill(now)
+        else:
+            self._give_out(ranked + self._waiting, now)
         if self._quantum is not None and self._waiting and not self._ticking:
             self._ticking = True
             self._push(now + self._quantum, QUANTUM, 0)
 
-    def _choose(self, now: float) -> list[int]:
-        jobs, gpus, rank, ran, goes = self._jobs, self._gpus, self._rank, self._ran, self._goes
-        free = self._cluster.gpus
-        ranked = [
-            (rank(jobs[job], ran[job] + (now - goes[job]) if now > goes[job] else ran[job]), job) for job in self._on
-        ]
-        ranked += self._waiting
-        ranked.sort()
+    def _give_out(self, ranked: list[tuple[float, int]], now: float) -> None:
+        on, gpus, free = self._on, self._gpus, self._cluster.gpus
         chosen = []
+        ranked.sort()
         for _, job in ranked:
             if gpus[job] <= free:
                 chosen.append(job)
@@ -208,7 +201,15 @@ class _Running:
                     break
             elif self._strict:
                 break
-        return chosen
+        staying = set(chosen)
+        if staying == on.keys():
+            return
+        for job in [job for job in on if job not in staying]:
+            self._pause(job, now)
+        self._waiting = [item for item in self._waiting if item[1] not in staying]
+        for job in chosen:
+            if job not in on:
+                self._start(job, now)
 
     def _progress(self, job: int, now: float) -> float:
         goes = self._goes[job]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from evalstop_lab.simulator.jobs import Job
@@ -61,13 +62,10 @@ class Ordered:
     """A scheduler that goes by an order and stops nobody."""
 
     name: str
-    order: Callable[[Job, float], float]
+    rank: Callable[[Job, float], float]
     preemptive: bool = False
     strict: bool = False
     quantum_hours: float | None = None
-
-    def rank(self, job: Job, ran: float) -> float:
-        return self.order(job, ran)
 
     def crossing(self, job: Job, ran: float) -> float | None:
         return None
@@ -78,15 +76,10 @@ class Ordered:
 
 @dataclass(frozen=True)
 class TwoQueues(Ordered):
-    """Tiresias: who has had less than `threshold` GPU-hours goes before all others; in a queue, first come."""
-
-    threshold: float = GPU_HOURS_OF_SHORT_JOBS
-
-    def rank(self, job: Job, ran: float) -> float:
-        return float(ran * job.gpus >= self.threshold * (1 - 1e-9))  # times carry rounding
+    """Tiresias: who has had less than a threshold of GPU-hours goes before all others; in a queue, first come."""
 
     def crossing(self, job: Job, ran: float) -> float | None:
-        at = self.threshold / job.gpus
+        at = GPU_HOURS_OF_SHORT_JOBS / job.gpus
         return at if at > ran else None
 
 
@@ -111,9 +104,18 @@ def _by_attained(job: Job, ran: float) -> float:
     return ran
 
 
+def _by_queue(job: Job, ran: float) -> float:
+    return float(ran * job.gpus >= GPU_HOURS_OF_SHORT_JOBS * (1 - 1e-9))  # times carry rounding
+
+
 def _by_loss_reduction(job: Job, ran: float) -> float:
+    return _loss_reduction(job, int(ran * job.evals / job.hours))
+
+
+@lru_cache(maxsize=2**16)  # asked at every event, and new with every eval alone
+def _loss_reduction(job: Job, known: int) -> float:
     """The last fall of the loss per GPU-hour, as a share of all its fall so far; who has shown nothing goes first."""
-    known = min(int(ran * job.evals / job.hours), job.evals)
+    known = min(known, job.evals)
     if known < 2 or len(job.losses) < known:
         return -float("inf")
     first, before, last = job.losses[0], job.losses[known - 2], job.losses[known - 1]
@@ -127,7 +129,7 @@ SJF = Ordered("SJF", _by_estimate)
 SRTF = Ordered("SRTF", _by_remaining, preemptive=True)
 SRTF_EST = Ordered("SRTF-Est", _by_estimated_remaining, preemptive=True)
 LAS = Ordered("LAS", _by_attained, preemptive=True, quantum_hours=QUANTUM_HOURS)
-TIRESIAS = TwoQueues("2D-LAS", _by_submission, preemptive=True)
+TIRESIAS = TwoQueues("2D-LAS", _by_queue, preemptive=True)
 SLAQ = Ordered("SLAQ", _by_loss_reduction, preemptive=True, quantum_hours=QUANTUM_HOURS)
 
 SCHEDULERS: dict[str, Scheduler] = {

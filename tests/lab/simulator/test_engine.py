@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +12,16 @@ import pytest
 import simpy
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
 from evalstop_lab.simulator.jobs import Workload, plain
-from evalstop_lab.simulator.schedulers import FIFO, FIFO_SKIPPING, SCHEDULERS, SJF, SRTF, Ordered, Scheduler
+from evalstop_lab.simulator.schedulers import (
+    FIFO,
+    FIFO_SKIPPING,
+    GPU_HOURS_OF_SHORT_JOBS,
+    SCHEDULERS,
+    SJF,
+    SRTF,
+    Ordered,
+    Scheduler,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -201,8 +209,8 @@ def test_skipping_lets_small_jobs_by() -> None:
 def test_two_queues() -> None:
     """A job crosses into the slow queue when its GPU-hours reach the threshold, and gives way in that instant."""
     workload = plain(np.array([0.0, 1.0]), np.array([2, 2]), np.array([10.0, 1.0]))
-    tiresias = replace(SCHEDULERS["2D-LAS"], threshold=8.0)  # type: ignore[type-var]
-    assert simulate(workload, tiresias, Cluster(2, 0.0)).started.tolist() == [0.0, 4.0]
+    assert GPU_HOURS_OF_SHORT_JOBS == 8.0
+    assert simulate(workload, SCHEDULERS["2D-LAS"], Cluster(2, 0.0)).started.tolist() == [0.0, 4.0]
 
 
 def test_the_quantum_shares() -> None:
