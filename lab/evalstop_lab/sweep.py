@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import joblib
 from rich.console import Console
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 CHUNK = 25
 
-LOCAL, DASK = BACKENDS = ("local", "dask")
+LOCAL, DASK, RAY = BACKENDS = ("local", "dask", "ray")
 
 
 def cores() -> int:
@@ -37,14 +37,15 @@ def sweep(
     """What `work` makes of the items, in their order; it is handed a `chunk` at a time, in `jobs` processes.
 
     `backend` "dask" has the workers of a Dask cluster do it: the one that `DASK_SCHEDULER_ADDRESS` names, else one of
-    `jobs` processes on this machine. The results are the same.
+    `jobs` processes on this machine. "ray" does so on a Ray cluster: the one that `RAY_ADDRESS` names, else one of
+    `jobs` processes here. The results are the same.
     """
     chunks = [items[start : start + chunk] for start in range(0, len(items), chunk)]
     results: list[Result] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=len(items))
-        for found in _on_dask(work, chunks, jobs) if backend == DASK else _in_order(work, chunks, jobs):
+        for found in _ON[backend](work, chunks, jobs):
             results.extend(found)
             progress.advance(task, len(found))
     return results
@@ -62,11 +63,34 @@ def _in_order(
 def _on_dask(
     work: Callable[[Sequence[Item]], list[Result]], chunks: Sequence[Sequence[Item]], jobs: int
 ) -> Iterator[list[Result]]:
-    try:
-        distributed = importlib.import_module("distributed")
-    except ModuleNotFoundError as error:
-        raise UnusableArguments("The backend dask needs Dask; pip install 'evalstop-lab[dask]'.") from error
+    distributed = _needed("distributed", DASK)
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
     local = {} if address else {"n_workers": jobs, "threads_per_worker": 1, "dashboard_address": None}
     with distributed.Client(address, **local), joblib.parallel_config(backend="dask"):
         yield from joblib.Parallel()(joblib.delayed(work)(chunk) for chunk in chunks)
+
+
+def _on_ray(
+    work: Callable[[Sequence[Item]], list[Result]], chunks: Sequence[Sequence[Item]], jobs: int
+) -> Iterator[list[Result]]:
+    ray, backend = _needed("ray", RAY), _needed("ray.util.joblib", RAY)
+    local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": jobs, "include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level="warning", **local)
+    try:
+        backend.register_ray()
+        with joblib.parallel_config(backend="ray"):
+            yield from joblib.Parallel(n_jobs=jobs)(joblib.delayed(work)(chunk) for chunk in chunks)
+    finally:
+        ray.shutdown()
+
+
+def _needed(module: str, backend: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UnusableArguments(
+            f"The backend {backend} needs a library that is not installed; pip install 'evalstop-lab[{backend}]'."
+        ) from error
+
+
+_ON = {LOCAL: _in_order, DASK: _on_dask, RAY: _on_ray}

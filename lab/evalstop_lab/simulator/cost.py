@@ -17,7 +17,7 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.scoring import Figure
-from evalstop_lab.simulator import options
+from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
 from evalstop_lab.simulator.execution import PUBLISHED, Iteration, mechanism
@@ -34,6 +34,7 @@ from evalstop_lab.sweep import sweep
 
 SEEDS = 6
 POLICIES = ("paper", "default", "early")
+LONGEST_GROWTH = 10
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Returned:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `cost` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("cost", help="what comes back a month, in GPU-hours, GPUs and dollars")
-    options.add(parser, seeds=SEEDS, plots=False)
+    options.add(parser, seeds=SEEDS)
     prices = Prices()
     parser.add_argument("--world", choices=WORLDS, default="paper")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
@@ -72,6 +73,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             help=f"a GPU-hour ({default})",
         )
     parser.add_argument("--node-gpus", type=positive_number, default=prices.node_gpus, help="default: %(default)s")
+    parser.add_argument(
+        "--length-growth",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="by how much hacking jobs' responses grow from the peak to the end of the plan (default: 0)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -80,8 +88,10 @@ def run(args: argparse.Namespace) -> int:
     prices = Prices(args.on_demand, args.spot, args.reserved, args.node_gpus)
     if min(prices.on_demand, prices.spot, prices.reserved) < 0:
         raise UnusableArguments("A price is a number of dollars per GPU-hour, of at least 0.")
+    if not 0 <= args.length_growth <= LONGEST_GROWTH:
+        raise UnusableArguments(f"--length-growth is a share from 0 to {LONGEST_GROWTH}: .5 is half as long again.")
     setting = WORLDS[args.world]
-    setting = replace(setting, jobs=args.cluster_jobs or setting.jobs)
+    setting = replace(setting, jobs=args.cluster_jobs or setting.jobs, length_growth=args.length_growth)
     policies = [load_policy(name) for name in args.policies]
     seeds = options.seeds(args, REPORTING_SEED)
     work = partial(_over, setting, policies, args.scheduler, prices)
@@ -104,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         "scheduler": args.scheduler,
         "setting": options.setting_document(setting, seeds),
     }
-    return options.give(args, report, lambda console: _print(console, report))
+    return options.give(args, report, lambda console: _print(console, report), plots.cost)
 
 
 def _over(

@@ -59,7 +59,8 @@ def dress(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidden]:
     gold = hidden.gold + setting.noise_sd * _rng(seed, "noise").standard_normal(shape)
     proxy = t + setting.noise_sd / setting.gain * _rng(seed, "proxy").standard_normal(shape)
     loss = np.exp(-2 * t) + setting.loss_noise * _rng(seed, "loss").standard_normal(shape)
-    hours = asked.plan * (1 + setting.evals * setting.eval_share)
+    stretch, pace = _paces(setting, hidden)
+    hours = asked.plan * (stretch + setting.evals * setting.eval_share)
     columns = zip(
         asked.tenants.tolist(),
         asked.kinds,
@@ -68,11 +69,12 @@ def dress(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidden]:
         hours.tolist(),
         asked.estimates.tolist(),
         loss.tolist(),
+        pace,
         strict=True,
     )
     jobs = tuple(
-        Job(number, tenant, kind, submitted, gpus, length, estimate, setting.evals, tuple(losses))
-        for number, (tenant, kind, submitted, gpus, length, estimate, losses) in enumerate(columns)
+        Job(number, tenant, kind, submitted, gpus, length, estimate, setting.evals, tuple(losses), shares)
+        for number, (tenant, kind, submitted, gpus, length, estimate, losses, shares) in enumerate(columns)
     )
     return Workload(jobs, gold, proxy, asked.plan * setting.eval_share), hidden
 
@@ -124,6 +126,33 @@ def _sizes(setting: Setting, of_kind: Sequence[Kind], chance: Floats) -> Integer
     return gpus
 
 
+def _paces(setting: Setting, hidden: Hidden) -> tuple[Floats, list[tuple[float, ...]]]:
+    """How much longer than planned each job takes, and the shares of its hours at which its evals come.
+
+    From the peak on iterations grow longer evenly, up to `length_growth` at the end of the plan.
+    """
+    growth, evals = setting.length_growth, setting.evals
+    if not growth:
+        return np.ones(len(hidden.peaks)), [()] * len(hidden.peaks)
+    after = np.where(hidden.hacking, 1 - hidden.peaks, 0.0)
+    stretch = 1 + growth * after / 2
+    done = np.arange(1, evals + 1) / evals
+    late = np.maximum(done - hidden.peaks[:, None], 0.0)
+    taken = done + growth * late**2 / 2 / np.maximum(after, 1e-9)[:, None]
+    shares = (taken + done * evals * setting.eval_share) / (stretch + evals * setting.eval_share)[:, None]
+    shares[:, -1] = 1.0
+    paces = [tuple(row) if hacking else () for row, hacking in zip(shares.tolist(), hidden.hacking, strict=True)]
+    return stretch, paces
+
+
+def _peak_hours(setting: Setting, peaks: Floats) -> Floats:
+    """At which shares of their hours jobs with these peaks have them, in shares of their steps."""
+    if not setting.length_growth:
+        return peaks
+    evals = setting.evals * setting.eval_share
+    return np.asarray(peaks * (1 + evals) / (1 + setting.length_growth * (1 - peaks) / 2 + evals))
+
+
 def _truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
     n = len(rlhf)
     hacking = rlhf & (_rng(seed, "hacking").random(n) < setting.hacking_share)
@@ -137,7 +166,7 @@ def _truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
         gold[job] = curves.dipping(setting.evals, (seed, _STREAMS.index("dips"), job))
     gold = setting.start + setting.gain * gold
     best = np.where(hacking, setting.start + setting.gain, gold.max(axis=1))
-    return Hidden(hacking, peaks, gold, best, setting.gain)
+    return Hidden(hacking, peaks, _peak_hours(setting, peaks), gold, best, setting.gain)
 
 
 def _rng(seed: int, stream: str) -> np.random.Generator:

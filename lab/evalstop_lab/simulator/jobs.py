@@ -6,6 +6,7 @@ engine nor a scheduler may import.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,8 +30,9 @@ class Job:
     """One job: a gang of `gpus`, all at once or not at all.
 
     `hours` is how long it runs when nobody stops it, its evals included; only the engine and schedulers that say that
-    they know the truth look at it. `estimate_hours` is what the user said. Evals come at equal distances, the last one
-    at the end; `losses` holds the training loss at each.
+    they know the truth look at it. `estimate_hours` is what the user said. Evals come after equal numbers of steps, the
+    last one at the end: after equal times, or else after the shares of its hours in `pace`. `losses` holds the training
+    loss at each.
     """
 
     number: int
@@ -42,10 +44,17 @@ class Job:
     estimate_hours: float
     evals: int
     losses: tuple[float, ...] = ()
+    pace: tuple[float, ...] = ()
 
     def eval_at(self, count: int) -> float:
         """How long the job has run when its eval number `count`, from 1, is known."""
-        return self.hours * (count / self.evals)  # so that the last one comes at `hours`, to the last bit
+        # The share is 1 for the last one, so that it comes at `hours`, to the last bit.
+        return self.hours * (self.pace[count - 1] if self.pace else count / self.evals)
+
+    def evals_after(self, ran: float) -> int:
+        """How many of its evals are known when the job has run for so many hours."""
+        share = ran / self.hours
+        return bisect_right(self.pace, share) if self.pace else min(int(share * self.evals), self.evals)
 
 
 @dataclass(frozen=True, eq=False)

@@ -109,9 +109,10 @@ def measure(
     inside[math.floor(measured[0] * n) : math.ceil(measured[1] * n)] = True
     gpus, hours = workload.gpus, workload.hours
     jct = schedule.ended - workload.submitted
-    after_peak = np.maximum(schedule.ran - hidden.peaks * hours, 0.0)
-    falsely = (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < hidden.peaks * hours * (1 - 1e-9)))
-    evals = np.array([job.evals for job in workload.jobs])
+    peak_at = hidden.peak_hours * hours
+    after_peak = np.maximum(schedule.ran - peak_at, 0.0)
+    falsely = (schedule.ran < hours) & (~hidden.hacking | (schedule.ran < peak_at * (1 - 1e-9)))
+    known = [job.evals_after(ran * (1 + 1e-9)) for job, ran in zip(workload.jobs, schedule.ran.tolist(), strict=True)]
     return Figures(
         jct=_mean(jct[inside]),
         jct_healthy=_mean(jct[inside & ~hidden.hacking]),
@@ -121,7 +122,7 @@ def measure(
         gpu_hours=float((schedule.held * gpus).sum()),
         post_peak=float((after_peak * gpus)[hidden.hacking].sum()),
         false_stop=float((schedule.held * gpus)[falsely].sum()),
-        evals=float((np.floor(schedule.ran / hours * evals + 1e-9) * workload.eval_hours * gpus).sum()),
+        evals=float((np.array(known) * workload.eval_hours * gpus).sum()),
         pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
         hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
         again=float((hours * gpus)[falsely].sum()),

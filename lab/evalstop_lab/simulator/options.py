@@ -20,15 +20,14 @@ from evalstop_lab.simulator.study import Cell, Row, run_cells
 from evalstop_lab.sweep import BACKENDS, LOCAL, cores, sweep
 
 
-def add(parser: argparse.ArgumentParser, seeds: int, plots: bool = True) -> None:
-    """Add the options that all commands know; `--plots` where there are some."""
+def add(parser: argparse.ArgumentParser, seeds: int) -> None:
+    """Add the options that all commands know."""
     parser.add_argument("--seeds", type=positive_number, default=seeds, help=f"how many (default: {seeds})")
     parser.add_argument("--first-seed", type=whole_number, help="the first of them (default: seeds not fitted on)")
     parser.add_argument("--cluster-jobs", type=positive_number, metavar="JOBS", help="jobs of each seed's cluster")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
     parser.add_argument("--backend", choices=BACKENDS, default=LOCAL, help="who computes (default: %(default)s)")
-    if plots:
-        parser.add_argument("--plots", type=Path, metavar="FOLDER", help="leave plots in this folder")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="leave plots in this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
 
 
@@ -48,10 +47,10 @@ def give(
     args: argparse.Namespace,
     report: dict[str, Any],
     show: Callable[[Console], None],
-    draw: Callable[[Path, dict[str, Any]], None] | None = None,
+    draw: Callable[[Path, dict[str, Any]], None],
 ) -> int:
     """Print the report as it was asked for, and leave its plots; returns the exit code."""
-    if draw is not None and args.plots is not None:
+    if args.plots is not None:
         args.plots.mkdir(parents=True, exist_ok=True)
         draw(args.plots, report)
     if args.json:

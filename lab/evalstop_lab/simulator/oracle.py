@@ -17,4 +17,4 @@ def at_the_peak(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
     evals = hidden.gold.shape[1]
     after = np.where(hidden.hacking, np.ceil(hidden.peaks * evals), 0).astype(np.int64)
     kept = hidden.gold.argmax(axis=1) + 1
-    return Stops(after, kept), workload.hours * np.where(hidden.hacking, hidden.peaks, 1.0)
+    return Stops(after, kept), workload.hours * np.where(hidden.hacking, hidden.peak_hours, 1.0)

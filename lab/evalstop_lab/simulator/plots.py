@@ -84,3 +84,88 @@ def cadence(folder: Path, report: dict[str, Any]) -> None:
     axes[0, 0].legend(title="an eval costs", fontsize=8)
     figure.savefig(folder / "cadence.png")
     plt.close(figure)
+
+
+def cost(folder: Path, report: dict[str, Any]) -> None:
+    """Write cost.png: what comes back by policy, and the dollars a month by how GPUs are paid for."""
+    policies = report["policies"]
+    figure, (shares, dollars) = plt.subplots(1, 2, figsize=(10, 3.8), dpi=130, layout="constrained")
+    drawn = {
+        "gpu_hours": "GPU-hours that come back",
+        "time": "mean time",
+        "time_at_equal_load": "mean time, equal load",
+    }
+    _bars(shares, {label: [found[key] for found in policies.values()] for key, label in drawn.items()})
+    _named(shares, list(policies), "change beside no stops")
+    ways = next(iter(policies.values()))["dollars_a_month"]
+    _bars(dollars, {way: [{"value": of["dollars_a_month"][way]} for of in policies.values()] for way in ways})
+    _named(dollars, list(policies), "dollars a month", percent=False)
+    figure.savefig(folder / "cost.png")
+    plt.close(figure)
+
+
+def rollback(folder: Path, report: dict[str, Any]) -> None:
+    """Write rollback.png: GPU-hours, mean time and gold kept, stopping beside rolling back, by policy."""
+    outcomes = report["outcomes"]
+    policies = list(dict.fromkeys(item["policy"] for item in outcomes))
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), dpi=130, layout="constrained")
+    titles = {"gpu_hours": "GPU-hours, change", "time": "mean time, change", "gold": "gold kept, of what there was"}
+    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+        series: dict[str, list[dict[str, float]]] = {}
+        for item in outcomes:
+            series.setdefault(item["action"], []).append(item[key])
+        _bars(axis, series)
+        _named(axis, policies, title)
+    figure.savefig(folder / "rollback.png")
+    plt.close(figure)
+
+
+def population(folder: Path, report: dict[str, Any]) -> None:
+    """Write population.png: gold of the kept checkpoint against GPU-hours, a mark a way to run the sweep."""
+    figure, axis = plt.subplots(figsize=(6.4, 4.2), dpi=130, layout="constrained")
+    for number, item in enumerate(report["outcomes"]):
+        spent, kept = item["gpu_hours"], item["kept"]
+        mark = {"marker": "o", "color": f"C{number}", "capsize": 2, "label": item["way"]}
+        axis.errorbar([spent["value"]], [kept["value"]], xerr=_errors([spent]), yerr=_errors([kept]), **mark)
+    for each in (axis.xaxis, axis.yaxis):
+        each.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=1))
+    axis.set(xlabel="GPU-hours, of all plans", ylabel="gold of the kept checkpoint, of the frontier's top")
+    axis.legend(fontsize=8)
+    figure.savefig(folder / "population.png")
+    plt.close(figure)
+
+
+def trace(folder: Path, report: dict[str, Any]) -> None:
+    """Write trace.png: GPU-hours that come back and the change of the mean time by scheduler, a bar a rule."""
+    results = report["results"]
+    rules = next(iter(results.values()))
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), dpi=130, layout="constrained")
+    titles = {"gpu_hours_saved": "GPU-hours that come back", "time": "mean time, change"}
+    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+        _bars(axis, {rule: [of[rule][key] for of in results.values()] for rule in rules})
+        _named(axis, list(results), title)
+    figure.savefig(folder / "trace.png")
+    plt.close(figure)
+
+
+def _bars(axis: Any, series: dict[str, list[dict[str, float]]]) -> None:
+    """Bars side by side at each place, one of each series, with intervals where they have some."""
+    width = 0.8 / len(series)
+    for number, (label, found) in enumerate(series.items()):
+        places = [place + width * (number - (len(series) - 1) / 2) for place in range(len(found))]
+        values = [item["value"] for item in found]
+        axis.bar(places, values, 0.92 * width, label=label, yerr=_errors(found), capsize=2, ecolor="#333333")
+
+
+def _errors(found: list[dict[str, float]]) -> list[list[float]]:
+    below = [item["value"] - item.get("low", item["value"]) for item in found]
+    return [below, [item.get("high", item["value"]) - item["value"] for item in found]]
+
+
+def _named(axis: Any, places: list[str], title: str, *, percent: bool = True) -> None:
+    axis.axhline(0, color="#333333", linewidth=0.8)
+    axis.set_xticks(range(len(places)), places)
+    axis.set_ylabel(title)
+    if percent:
+        axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0))
+    axis.legend(fontsize=8)

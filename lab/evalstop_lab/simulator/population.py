@@ -24,7 +24,7 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.scoring import Figure
-from evalstop_lab.simulator import options
+from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.stopping import decide
@@ -75,7 +75,7 @@ class Outcome:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `population` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("population", help="a sweep left alone, stopped, or trained as a population")
-    options.add(parser, seeds=SEEDS, plots=False)
+    options.add(parser, seeds=SEEDS)
     parser.add_argument("--members", type=positive_number, default=Sweep.members, help="default: %(default)s")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
     parser.add_argument(
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         for way in found[0]
     ]
     report = {"outcomes": [asdict(outcome) for outcome in outcomes], "sweep": asdict(setting), "seeds": args.seeds}
-    return options.give(args, report, lambda console: _print(console, outcomes, setting))
+    return options.give(args, report, lambda console: _print(console, outcomes, setting), plots.population)
 
 
 def live(setting: Sweep, seed: int, population: bool) -> Lived:

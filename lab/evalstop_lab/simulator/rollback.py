@@ -20,7 +20,7 @@ from rich.table import Table
 
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.scoring import Figure
-from evalstop_lab.simulator import options
+from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
 from evalstop_lab.simulator.hidden import Hidden
@@ -53,7 +53,7 @@ class Outcome:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `rollback` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("rollback", help="rather than stop, go back to the best checkpoint and go on")
-    options.add(parser, seeds=SEEDS, plots=False)
+    options.add(parser, seeds=SEEDS)
     parser.add_argument("--world", choices=WORLDS, default="paper")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
     parser.add_argument(
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         "frontier_gain": args.frontier_gain,
         "setting": options.setting_document(setting, seeds),
     }
-    return options.give(args, report, lambda console: _print(console, outcomes, args.frontier_gain))
+    return options.give(args, report, lambda console: _print(console, outcomes, args.frontier_gain), plots.rollback)
 
 
 def rolled_back(workload: Workload, stops: Stops, cluster: Cluster) -> Floats:

@@ -109,13 +109,12 @@ def _by_queue(job: Job, ran: float) -> float:
 
 
 def _by_loss_reduction(job: Job, ran: float) -> float:
-    return _loss_reduction(job, int(ran * job.evals / job.hours))
+    return _loss_reduction(job, job.evals_after(ran))
 
 
 @lru_cache(maxsize=2**16)  # asked at every event, and new with every eval alone
 def _loss_reduction(job: Job, known: int) -> float:
     """The last fall of the loss per GPU-hour, as a share of all its fall so far; who has shown nothing goes first."""
-    known = min(known, job.evals)
     if known < 2 or len(job.losses) < known:
         return -float("inf")
     first, before, last = job.losses[0], job.losses[known - 2], job.losses[known - 1]

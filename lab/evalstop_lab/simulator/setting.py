@@ -38,7 +38,9 @@ class Setting:
     `curves.HACKING`. `drop`: what gold loses from its peak to the end of the plan, as a share of its gain, where the
     curve does not say. `healthy_rate`: how fast healthy gold saturates, per plan. `healthy_dip_prob`: the share of
     healthy jobs with a dip that recovers. `noise_sd`: of one eval, on the scale of gold, which goes from `start` up by
-    `gain`. `eval_share`: what one eval costs, as a share of the job's hours. `measured`: between which shares of its
+    `gain`. `eval_share`: what one eval costs, as a share of the job's hours. `length_growth`: by how much the
+    responses of a hacking job, and with them its iterations, have grown from its peak to the end of its plan (length
+    hacking). `measured`: between which shares of its
     jobs, by submission, times are reported, so that the cluster has filled up and jobs go on coming.
     """
 
@@ -57,6 +59,7 @@ class Setting:
     healthy_dip_prob: float = 0.0
     evals: int = 10
     eval_share: float = 0.0
+    length_growth: float = 0.0
     noise_sd: float = 0.03
     gain: float = 0.6
     start: float = 0.2

@@ -22,7 +22,7 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.scoring import Figure
-from evalstop_lab.simulator import options
+from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import Asked, dress, estimates, kinds
 from evalstop_lab.simulator.paired import interval, relative_change
 from evalstop_lab.simulator.schedulers import SCHEDULERS
@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="submit_time, duration and gpus of each job, in seconds"
     )
-    options.add(parser, seeds=SEEDS, plots=False)
+    options.add(parser, seeds=SEEDS)
     parser.add_argument(
         "--gpus", type=positive_number, help=f"of the cluster (default: enough for a load of {FULLEST:g})"
     )
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         "results": {name: {rule: _result(rows, rule, name) for rule in rules} for name in args.schedulers},
         "setting": options.setting_document(setting, seeds),
     }
-    return options.give(args, report, lambda console: _print(console, report))
+    return options.give(args, report, lambda console: _print(console, report), plots.trace)
 
 
 def enough(trace: Trace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,12 +61,12 @@ def test_without_a_tail_and_bubbles_there_is_nothing_to_fuse() -> None:
     assert found["fused"].time == pytest.approx(1.0, abs=0.02)
 
 
-def test_what_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_comes_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`cluster cost` says hours, GPUs and dollars, twice the price is twice the dollars, and owned GPUs give none."""
     words = ["cluster", "cost", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--jobs", "1", "--json"]
     reports: list[dict[str, Any]] = []
     for price in ("2", "4"):
-        assert main([*words, "--on-demand", price]) == 0
+        assert main([*words, "--on-demand", price, "--plots", str(tmp_path)]) == 0
         reports.append(json.loads(capsys.readouterr().out)["policies"]["paper"])
     cheap, dear = reports
     assert 0.02 < cheap["gpu_hours"]["value"] < 0.1
@@ -73,9 +74,14 @@ def test_what_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert dear["dollars_a_month"]["on demand"] == pytest.approx(2 * cheap["dollars_a_month"]["on demand"])
     assert cheap["dollars_a_month"]["owned"] == 0.0
     assert cheap["given_up"]["value"] >= 0
+    assert (tmp_path / "cost.png").stat().st_size > 10_000
+    assert main([*words, "--length-growth", "1"]) == 0
+    grown = json.loads(capsys.readouterr().out)["policies"]["paper"]
+    assert grown["gpu_hours"]["value"] > cheap["gpu_hours"]["value"]
 
 
 def test_a_negative_price_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A price below nothing is a mistake."""
     assert main(["cluster", "cost", "--spot", "-1"]) == 2
+    assert main(["cluster", "cost", "--length-growth", "-1"]) == 2
     assert "of at least 0" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,11 @@ def test_the_worst_fifth_stands_where_the_best_does(seen: list[float], seed: int
     assert (speeds[order[count:]] == 1).all()
 
 
-def test_stopping_keeps_the_gold(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopping_keeps_the_gold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`cluster population` shows that stops bring GPU-hours back without losing the best checkpoint of the sweep."""
     words = ["cluster", "population", "--policies", "paper", "--seeds", "6", "--jobs", "1", "--json"]
-    assert main(words) == 0
+    assert main([*words, "--plots", str(tmp_path)]) == 0
+    assert (tmp_path / "population.png").stat().st_size > 10_000
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     ways = {outcome["way"]: outcome for outcome in report["outcomes"]}
     assert ways["population"]["gpu_hours"]["value"] == 1.0

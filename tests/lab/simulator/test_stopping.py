@@ -94,6 +94,25 @@ def test_a_world_is_what_it_says(setting: Setting) -> None:
     assert load == pytest.approx(setting.load * (1 + setting.evals * setting.eval_share), rel=0.1)
 
 
+@pytest.mark.parametrize("eval_share", [0.0, 0.01])
+def test_responses_that_grow_longer_make_the_rest_of_a_job_longer(eval_share: float) -> None:
+    """Up to its peak a hacking job keeps to its plan; what comes after takes half the growth longer, eval by eval."""
+    setting = replace(SMALL, evals=50, eval_share=eval_share)
+    (even, hidden), (grown, turned) = (draw(replace(setting, length_growth=growth), 4) for growth in (0.0, 0.8))
+    assert np.array_equal(hidden.gold, turned.gold)
+    for before, after, peak in zip(even.jobs, grown.jobs, hidden.peaks.tolist(), strict=True):
+        plan = before.hours / (1 + setting.evals * eval_share)
+        assert after.hours == pytest.approx(before.hours + plan * 0.8 * (1 - peak) / 2)
+        at = [after.eval_at(number) for number in range(1, setting.evals + 1)]
+        as_planned = [before.eval_at(number) for number in range(1, int(peak * setting.evals) + 1)]
+        assert at[: len(as_planned)] == pytest.approx(as_planned)
+        assert (np.diff(at, n=2) >= -1e-9).all()
+        assert at[-1] == after.hours
+        assert [after.evals_after(hours * (1 + 1e-9)) for hours in at] == list(range(1, setting.evals + 1))
+    _, ends = at_the_peak(grown, turned)
+    assert ends == pytest.approx(np.where(hidden.hacking, hidden.peaks * even.hours, even.hours))
+
+
 def test_all_chance_is_drawn_once() -> None:
     """Worlds that differ in one number have the same jobs; what is drawn for one quantity moves no other."""
     workload, hidden = draw(SMALL, 6)

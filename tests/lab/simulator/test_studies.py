@@ -16,7 +16,7 @@ from evalstop_lab.simulator.paired import holm, interval, relative_change
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.stopping import RULES, decide
 from evalstop_lab.simulator.study import Cell, Row, cells, run_cells
-from evalstop_lab.sweep import sweep
+from evalstop_lab.sweep import DASK, RAY, sweep
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,7 +45,9 @@ def test_labels_are_for_metrics_alone(seed: int, rule: str) -> None:
     setting = replace(SMALL, jobs=40, evals=20)
     workload, hidden = draw(setting, seed % 100)
     order = np.random.default_rng(seed).permutation(setting.jobs)
-    permuted = replace(hidden, **{name: getattr(hidden, name)[order] for name in ("hacking", "peaks", "gold", "best")})
+    permuted = replace(
+        hidden, **{name: getattr(hidden, name)[order] for name in ("hacking", "peaks", "peak_hours", "gold", "best")}
+    )
     stops = decide(RULES[rule], workload)
     schedule = simulate(workload, SCHEDULERS["LAS"], Cluster(), stops.ends(workload, Cluster()), evals=False)
     told, mistold = (measure(workload, truth, stops, schedule) for truth in (hidden, permuted))
@@ -55,12 +57,13 @@ def test_labels_are_for_metrics_alone(seed: int, rule: str) -> None:
     assert stopped[0] == stopped[1] == np.count_nonzero(stops.after)
 
 
-def test_a_dask_cluster_computes_the_same() -> None:
-    """Two workers of a real local Dask cluster, and two processes, come to the rows of one."""
+@pytest.mark.parametrize("backend", [DASK, RAY])
+def test_a_cluster_of_computers_computes_the_same(backend: str) -> None:
+    """Two workers of a real local Dask or Ray cluster, and two processes, come to the rows of one."""
     work = cells({"small": SMALL}, range(3), (RULES["paper"],), ("FIFO", "LAS"))
     alone = sweep(run_cells, work, "alone", chunk=1)
     assert sweep(run_cells, work, "processes", jobs=2, chunk=1) == alone
-    assert sweep(run_cells, work, "dask", jobs=2, chunk=1, backend="dask") == alone
+    assert sweep(run_cells, work, backend, jobs=2, chunk=1, backend=backend) == alone
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

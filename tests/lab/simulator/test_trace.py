@@ -80,10 +80,11 @@ def drawn(tmp_path: Path) -> Path:
     return file
 
 
-def test_stopping_on_a_trace(drawn: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopping_on_a_trace(drawn: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The oracle brings back more than the paper's rule, which brings back something; both shorten the mean time."""
     words = ["cluster", "trace", str(drawn), "--policies", "paper", "--seeds", "2", "--jobs", "1", "--json"]
-    assert main(words) == 0
+    assert main([*words, "--plots", str(tmp_path)]) == 0
+    assert (tmp_path / "trace.png").stat().st_size > 10_000
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["jobs"] == 120
     assert report["load"] <= 0.85
