@@ -16,9 +16,10 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import chores, deadlines, pages, retention, targets, traces, vault, vigil, webhooks
+from evalstop_service import authority, chores, deadlines, pages, retention, targets, traces, vault, vigil, webhooks
 from evalstop_service.api import (
     audit,
+    authorities,
     bulk,
     checkpoints,
     decisions,
@@ -31,6 +32,7 @@ from evalstop_service.api import (
     metrics,
     observations,
     policies,
+    precision,
     problems,
     projects,
     pull,
@@ -74,6 +76,8 @@ RESOURCES = (
         deliveries,
         events,
         audit,
+        precision,
+        authorities,
     ),
     pull.signed_by(signature.headers),
 )
@@ -196,6 +200,7 @@ async def deliver(
         retention.chore(database, utc_now, telemetry),
         deadlines.chore(database, utc_now),
         vigil.chore(database, utc_now),
+        authority.chore(database, utc_now),
     )
     with chores.at_work(*seen_to):
         await _deliver(settings, database, stop, telemetry, tracer)

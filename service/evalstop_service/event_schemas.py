@@ -110,6 +110,43 @@ class Endpoint(_Part):
     url: str
 
 
+class Policy(_Part):
+    """The policy that has moved."""
+
+    name: str
+    version: int
+
+
+class Bounds(_Part):
+    """The ends of an interval if all undecided cases were to turn out badly, and if all were to turn out well."""
+
+    low: float
+    high: float
+
+
+class Measured(_Part):
+    """A precision as it was measured, with its interval."""
+
+    value: float | None
+    low: float
+    high: float
+    bounds: Bounds
+    decided: int
+    undecided: int
+
+
+class Authority(_Part):
+    """How much the policy may do by itself, from now on and until now, and the numbers that decided it."""
+
+    from_stage: Literal["shadow", "canary", "enforce"] = Field(alias="from")
+    to: Literal["shadow", "canary", "enforce"]
+    reason: str
+    precision_wanted: float = Field(description="the line that the lower bound has to pass")
+    canary_share: float = Field(description="of its stops, carried out while it is a canary")
+    precision: Measured | None = Field(None, description="of all cases of this version")
+    precision_since: Measured | None = Field(None, description="of those that ended since it came to its last stage")
+
+
 class Data(_Part):
     """What every event about a run says, as far as it applies."""
 
@@ -150,6 +187,14 @@ class Blind(Data):
     dead: Dead
 
 
+class Moved(_Part):
+    """A policy moves in its project as a whole, and not for one run."""
+
+    project: Project
+    policy: Policy
+    authority: Authority
+
+
 class Tried(_Part):
     """A test of an endpoint is about no run."""
 
@@ -170,6 +215,7 @@ EVENTS: dict[str, tuple[type[BaseModel], str]] = {
     "run.stale": (Silent, "The run has been silent for longer than is usual for it."),
     "run.lost": (Silent, "The run has been silent for so long that it is taken for ended."),
     "detector.dead": (Blind, "A metric is missing, renamed, constant or not a number: its detectors see nothing."),
+    "policy.authority_changed": (Moved, "By what it has shown, a policy may do more by itself, or less."),
     TEST: (Tried, "Sent by hand to see whether an endpoint answers."),
 }
 """By type: what its `data` holds, and what it says."""
@@ -194,7 +240,7 @@ def example(event_type: str) -> dict[str, Any]:
     """An event as it may be sent."""
     data, _ = EVENTS[event_type]
     told = {name: _SAID[name] for name in data.model_fields}
-    if data is Tried:
+    if data in (Tried, Moved):
         return {"type": event_type, "timestamp": _AT, "data": told}
     if not issubclass(data, Decided):
         told["decision"] = None
@@ -215,6 +261,15 @@ _STATES = {
     "run.stopped": "confirmed",
     "run.stop_failed": "failed",
     "run.resume_requested": "undone",
+}
+
+_MEASURED = {
+    "value": 0.989,
+    "low": 0.918,
+    "high": 0.9999,
+    "bounds": {"low": 0.902, "high": 0.9999},
+    "decided": 92,
+    "undecided": 1,
 }
 
 _SAID: dict[str, Any] = {
@@ -259,5 +314,15 @@ _SAID: dict[str, Any] = {
     "report": {"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"},
     "pulse": {"state": "stale", "heard_at": "2026-01-01T14:01:07.250000Z", "cadence_seconds": 61.5},
     "dead": {"metric": "reward/gold", "kind": "constant", "reason": "its last 20 values are the same"},
+    "policy": {"name": "early", "version": 3},
+    "authority": {
+        "from": "shadow",
+        "to": "canary",
+        "reason": "at least 90.2% of its stops were right, and 90.0% are wanted",
+        "precision_wanted": 0.9,
+        "canary_share": 0.2,
+        "precision": _MEASURED,
+        "precision_since": _MEASURED,
+    },
     "endpoint": {"id": "0199aa0e-9999-7a11-8b22-c3d4e5f60718", "url": "https://receiver.example:8788/"},
 }

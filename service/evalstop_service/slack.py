@@ -40,6 +40,9 @@ def render(body: str) -> str:
     data = event["data"]
     if "run" in data:
         text = f"*{_plain(data['run']['name'])}* {SAID.get(event['type'], event['type'])}"
+    elif "authority" in data:
+        moved = data["authority"]
+        text = f"The policy *{_plain(data['policy']['name'])}* moves from {moved['from']} to {moved['to']}"
     else:
         text = f"EvalStop can reach this channel ({_plain(event['type'])})"
     blocks: list[dict[str, Any]] = [_section(text)]
@@ -51,7 +54,7 @@ def render(body: str) -> str:
 def _details(data: dict[str, Any]) -> list[tuple[str, str]]:
     """What there is to say beyond the one line."""
     found = []
-    if reason := (data.get("verdict") or {}).get("reason"):
+    if reason := (data.get("verdict") or data.get("authority") or {}).get("reason"):
         found.append(("Why", reason))
     held = [brake.get("reason", "") for brake in data.get("brakes") or [] if isinstance(brake, dict)]
     if held:

@@ -164,7 +164,7 @@ def test_the_life_of_a_decision_is_drawn_as_it_is() -> None:
 
 def test_every_event_type_is_named() -> None:
     """docs/architecture.md names the events that endpoints can subscribe to, and no other."""
-    named = set(re.findall(r"`((?:run|detector)\.[a-z_]+)`", (ROOT / "docs/architecture.md").read_text()))
+    named = set(re.findall(r"`((?:run|detector|policy)\.[a-z_]+)`", (ROOT / "docs/architecture.md").read_text()))
     assert named == set(EVENT_TYPES)
 
 

@@ -52,6 +52,7 @@ EVENT_TYPES = (
     "run.stale",
     "run.lost",
     "detector.dead",
+    "policy.authority_changed",
 )
 
 

@@ -44,6 +44,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "min_evals": 10,
         "warmup_steps": 5,
     },
+    ("PUT", "/policies/{name}/authority"): {"precision_wanted": 0.9, "canary_share": 0.25},
     ("POST", "/runs"): {
         "name": "r",
         "metrics": {"gold": {"signal": "eval", "direction": "maximize"}},
@@ -97,6 +98,10 @@ PLAIN = {
     ("DELETE", "/keys/{key_id}"),
     ("GET", "/policies"),
     ("GET", "/policies/{name}"),
+    ("GET", "/policies/{name}/authority"),
+    ("DELETE", "/policies/{name}/authority"),
+    ("GET", "/precision"),
+    ("GET", "/cases"),
     ("GET", "/runs"),
     ("GET", "/runs/{run_id}"),
     ("POST", "/runs/{run_id}/heartbeat"),

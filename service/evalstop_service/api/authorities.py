@@ -1,0 +1,83 @@
+"""Authority that a policy has to earn: set, seen and taken away by the project's administrators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from evalstop_detectors import POLICIES
+from fastapi import APIRouter, Path, Response
+from pydantic import Field
+
+from evalstop_service import authority
+from evalstop_service.api.bodies import JsonRoute
+from evalstop_service.api.context import Admin, Db, Now, Read
+from evalstop_service.api.schemas import Answer, Body, Time
+from evalstop_service.errors import NotFound
+from evalstop_service.store import audit, authorities, policies
+from evalstop_service.store.database import Transaction
+
+router = APIRouter(prefix="/policies/{name}/authority", tags=["policies"], route_class=JsonRoute)
+
+
+class AuthorityIn(Body):
+    """What a policy has to show before more of its stops are carried out."""
+
+    precision_wanted: float = Field(
+        ge=0.5, lt=1, description="the line that the lower bound of its precision has to pass", examples=[0.9]
+    )
+    canary_share: float = Field(0.2, gt=0, le=1, description="of its stops, carried out while it is a canary")
+
+
+class AuthorityOut(Answer):
+    """How much a policy may do by itself, since when, and by which numbers it came there."""
+
+    policy_name: str
+    version: int = Field(description="that has shown it; any other version is in shadow")
+    stage: Literal["shadow", "canary", "enforce"]
+    precision_wanted: float
+    canary_share: float
+    since: Time
+    numbers: dict[str, Any] = Field(description="empty at the start: nothing was shown yet")
+
+
+PolicyName = Annotated[str, Path(max_length=256)]
+
+
+@router.get("")
+def get_authority(name: PolicyName, caller: Read, database: Db) -> AuthorityOut:
+    """How far the policy has come; 404 where the mode of its runs alone counts."""
+    with database.reading() as tx:
+        held = authorities.find(tx, caller.project_id, name)
+    if held is None:
+        raise NotFound(f"the policy {name!r} need not earn its authority: the mode of its runs alone counts")
+    return AuthorityOut.model_validate(held)
+
+
+@router.put("")
+def set_authority(name: PolicyName, body: AuthorityIn, caller: Admin, database: Db, now: Now) -> AuthorityOut:
+    """Have the policy earn its authority from now on, from shadow; or change the terms of one that does."""
+    with database.transaction() as tx:
+        version = _version(tx, caller, name)
+        held = authority.grant(tx, caller.project_id, name, version, body.precision_wanted, body.canary_share, now)
+        audit.record(
+            tx, caller.project_id, f"key {caller.key.name}", "authority.set", f"policy {name}", body.model_dump(), now
+        )
+    return AuthorityOut.model_validate(held)
+
+
+@router.delete("", status_code=204)
+def remove_authority(name: PolicyName, caller: Admin, database: Db, now: Now) -> Response:
+    """Have the mode of its runs alone count again. Doing it twice is harmless."""
+    with database.transaction() as tx:
+        _version(tx, caller, name)
+        if authorities.remove(tx, caller.project_id, name):
+            actor = f"key {caller.key.name}"
+            audit.record(tx, caller.project_id, actor, "authority.removed", f"policy {name}", {}, now)
+    return Response(status_code=204)
+
+
+def _version(tx: Transaction, caller: Admin, name: str) -> int:
+    stored = policies.find(tx, caller.project_id, name)
+    if stored is None and name not in POLICIES:
+        raise NotFound(f"there is no policy {name!r} in this project")
+    return stored.version if stored else 1

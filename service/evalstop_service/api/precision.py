@@ -1,0 +1,247 @@
+"""How often it was right: figures of the project's stops with their intervals, and the cases behind each of them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from evalstop_service import measured
+from evalstop_service.api.bodies import JsonRoute
+from evalstop_service.api.context import Db, Read
+from evalstop_service.api.schemas import Answer, Line, Name, Page, PolicyName, Time, Whole
+from evalstop_service.clock import rfc3339
+from evalstop_service.errors import Invalid
+from evalstop_service.estimates import ALPHA, Estimate
+from evalstop_service.measured import Measured
+from evalstop_service.store import estimating
+from evalstop_service.store.estimating import Grouping, Listed, Place, Wanted
+
+router = APIRouter(tags=["precision"], route_class=JsonRoute)
+
+MOST_GROUPINGS = 2
+
+Outcome = Literal["right", "wrong", "unknown"]
+Treatment = Literal["let_run", "stopped", "prevented"]
+Truth = Literal["turned", "healthy", "undecided"]
+
+
+class BoundsOut(Answer):
+    """The ends of the interval if all undecided cases were to turn out badly, and if all were to turn out well."""
+
+    low: float
+    high: float
+
+
+class EstimateOut(Answer):
+    """A share, with an interval that holds however often one looks; `value` is null while nothing is decided."""
+
+    value: float | None
+    low: float
+    high: float
+    bounds: BoundsOut
+    decided: int
+    undecided: int
+
+
+class DelaysOut(Answer):
+    """How many steps after the turn right stops were called for: quartiles, each case by its weight."""
+
+    cases: int
+    lower: float
+    median: float
+    upper: float
+
+
+class HoursOut(Answer):
+    """GPU-hours, of the cases that say how many GPUs they had."""
+
+    saved: float = Field(description="by stops that were carried out, but for those that a person called wrong")
+    lost: float = Field(description="by false stops that were carried out, estimated from those that were held out")
+    lost_as_told: float = Field(description="by stops that were carried out and that a person called wrong")
+    would_have_saved: float = Field(description="by the right ones of the stops that were let run")
+    would_have_lost: float = Field(description="by the wrong ones of the stops that were let run")
+    unsaid: int = Field(description="flagged cases that do not say how many GPUs they had")
+
+
+class CellOut(Answer):
+    """How many cases, by what turned out."""
+
+    right: int
+    wrong: int
+    unknown: int
+
+
+class CountsOut(Answer):
+    """The cases by what was done. Only what was let run or never flagged is counted in the figures: of what was carried
+    out or prevented the truth was not seen by design, and what people say of it is a biased sample."""
+
+    let_run: CellOut
+    stopped: CellOut
+    prevented: CellOut
+    passed: CellOut = Field(description="never flagged; `right` is healthy, `wrong` missed")
+
+
+class GroupOut(Answer):
+    """What one group comes to; null are the keys that it was not asked for by."""
+
+    policy: PolicyName | None
+    detector: str | None
+    job_kind: str | None = Field(description="also null: the jobs that do not say what they are")
+    begins: str | None = Field(description="the first day of its day, week (from Monday) or month, in UTC")
+    precision: EstimateOut
+    recall: EstimateOut | None = Field(description="null by detector: what was never flagged has none")
+    false_stops_per_healthy_run: EstimateOut | None
+    delay_steps: DelaysOut | None = Field(description="null: no right stop of which the turn is known was let run")
+    gpu_hours: HoursOut
+    stated_risk: float | None = Field(description="the share of healthy runs that the policy says it stops")
+    counts: CountsOut
+    cases: dict[str, dict[str, str]] = Field(description="where the cases behind each count are listed")
+
+
+class PrecisionOut(Answer):
+    """The figures of the project, a group each."""
+
+    alpha: float = Field(description="the share of histories in which an interval may ever fail")
+    group_by: list[str]
+    groups: list[GroupOut]
+
+
+class CaseOut(Answer):
+    """An attempt that has ended: what was decided about it, what turned out, what it cost."""
+
+    run_id: UUID
+    run_name: str
+    attempt: int
+    policy: PolicyName
+    job_kind: str | None
+    truth: Truth
+    derived: bool = Field(description="from later evals; else a person said so")
+    turn_step: int | None
+    decision_id: UUID | None = Field(description="null: it was never flagged")
+    treatment: Treatment | None
+    observed_probability: float | None = Field(description="with which it was let run, so that the truth is seen")
+    decided_step: int | None
+    detectors: list[str] | None
+    stated_risk: float | None
+    outcome: Outcome
+    delay_steps: int | None
+    gpus: float | None
+    gpu_hours: float | None
+    gpu_hours_saved: float | None
+    gpu_hours_lost: float | None
+    ended_at: Time
+
+
+class CasePage(Page):
+    """Cases, those that ended last first."""
+
+    items: list[CaseOut]
+
+
+Version = Annotated[Whole | None, Query(ge=1, le=2**31 - 1)]
+
+
+@router.get("/precision")
+def get_precision(
+    caller: Read,
+    database: Db,
+    policy: Name | None = None,
+    version: Version = None,
+    detector: Name | None = None,
+    job_kind: Line | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
+    group_by: Annotated[list[Grouping] | None, Query(max_length=MOST_GROUPINGS)] = None,
+) -> PrecisionOut:
+    """Precision, recall, false stops, delay and GPU-hours with intervals, of all cases or by group."""
+    wanted = Wanted(policy, version, detector, job_kind, since, until)
+    by = list(dict.fromkeys(group_by or []))
+    if len({"day", "week", "month"} & set(by)) > 1:
+        raise Invalid("group_by names two periods; a case has one place in one of them")
+    with database.reading() as tx:
+        found = measured.measure(tx, caller.project_id, wanted, by)
+    return PrecisionOut(alpha=ALPHA, group_by=list(by), groups=[_group(one, wanted, by) for one in found])
+
+
+@router.get("/cases")
+def list_cases(
+    caller: Read,
+    database: Db,
+    policy: Name | None = None,
+    version: Version = None,
+    detector: Name | None = None,
+    job_kind: Line | None = None,
+    since: Time | None = None,
+    until: Time | None = None,
+    flagged: bool | None = None,
+    treatment: Treatment | None = None,
+    outcome: Outcome | None = None,
+    truth: Truth | None = None,
+    cursor: Name | None = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> CasePage:
+    """The attempts that have ended, with what was decided about them and what turned out."""
+    wanted = Wanted(policy, version, detector, job_kind, since, until, flagged, treatment, outcome, truth)
+    with database.reading() as tx:
+        found = estimating.listing(tx, caller.project_id, wanted, before=place(cursor), limit=limit)
+    items = [
+        CaseOut.model_validate(vars(one) | {"policy": PolicyName(name=one.policy_name, version=one.policy_version)})
+        for one in found
+    ]
+    return CasePage(items=items, next_cursor=cursor_past(found[-1]) if len(found) == limit else None)
+
+
+def place(cursor: str | None) -> Place | None:
+    """Where a cursor stands in the list; raises Invalid when it is none of ours."""
+    if cursor is None:
+        return None
+    try:
+        ended_at, run_id, attempt = cursor.split("_")
+        at = datetime.fromisoformat(ended_at)
+        if at.tzinfo is None or not 0 <= int(attempt) < 2**31:
+            raise ValueError
+        return at, UUID(run_id), int(attempt)
+    except ValueError:
+        raise Invalid("the cursor is none that this list has given; begin without one") from None
+
+
+def cursor_past(case: Listed) -> str:
+    """The cursor past a case."""
+    return f"{rfc3339(case.ended_at)}_{case.run_id}_{case.attempt}"
+
+
+def _group(one: Measured, wanted: Wanted, by: list[Grouping]) -> GroupOut:
+    named = measured.named(one.key, by)
+    own = measured.narrowed(wanted, by, one.key)
+    return GroupOut.model_validate(
+        {
+            "policy": PolicyName(name=named["policy"], version=named["version"]) if "policy" in named else None,
+            "detector": named.get("detector"),
+            "job_kind": named.get("job_kind"),
+            "begins": named.get("begins"),
+            "precision": _estimate(one.precision),
+            "recall": _estimate(one.recall),
+            "false_stops_per_healthy_run": _estimate(one.false_stops),
+            "delay_steps": one.delays,
+            "gpu_hours": one.hours,
+            "stated_risk": one.stated_risk,
+            "counts": one.counts,
+            "cases": {
+                row: {outcome: _address(measured.cell(own, row, outcome)) for outcome in measured.OUTCOMES}
+                for row in measured.ROWS
+            },
+        }
+    )
+
+
+def _estimate(found: Estimate | None) -> dict[str, Any] | None:
+    return None if found is None else measured.as_json(found)
+
+
+def _address(wanted: Wanted) -> str:
+    return f"/api/v1/cases?{urlencode(measured.query(wanted))}"

@@ -1,0 +1,164 @@
+"""Authority that a policy earns: shadow ──> canary ──> enforce, as far as its measured precision carries it, and back.
+
+Up, a stage at a time, when two lower bounds pass the operator's line: that of all cases of the policy's present
+version, and that of the cases that ended since it came to its stage, so that each stage is earned by what was seen
+there. Undecided cases count as wrong. All cases of a version, whatever the stages, make one confidence sequence: a
+policy whose precision lies below the line is ever let up in a share of alpha of all histories at most, however often
+it is looked at and however often it falls back.
+
+Back to shadow, all the way, when the line no longer holds: when the cases since it came to its stage alone refute it
+(their upper bound, undecided cases counted as right, lies below), or when the measured precision itself, not only its
+bound, has fallen below. Between a lower bound above the line and a value below it lies half an interval, and whoever
+fell back has to pass with new cases: a policy does not flutter.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from evalstop_service.chores import Chore, Pause
+from evalstop_service.clock import Clock
+from evalstop_service.estimates import Estimate
+from evalstop_service.lifecycle import SERVICE
+from evalstop_service.measured import as_json, measure
+from evalstop_service.store import audit, authorities, outbox, policies, projects
+from evalstop_service.store.authorities import Authority
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.estimating import Wanted
+
+log = logging.getLogger(__name__)
+
+CHANGED = "policy.authority_changed"
+"""The event that tells of a move."""
+
+EVERY_SECONDS = 60.0
+
+
+class Stage(StrEnum):
+    """How far the stops of a policy are carried out: not at all, a share of them, all."""
+
+    SHADOW = "shadow"
+    CANARY = "canary"
+    ENFORCE = "enforce"
+
+
+@dataclass(frozen=True)
+class Move:
+    """To which stage a policy moves, and why."""
+
+    stage: Stage
+    reason: str
+
+
+_NEXT = {Stage.SHADOW: Stage.CANARY, Stage.CANARY: Stage.ENFORCE}
+
+
+def share_enforced(held: Authority | None, version: int) -> float:
+    """Of the stops that this version of a policy calls for in runs that are enforced, the share to carry out."""
+    if held is None:
+        return 1.0
+    if held.version != version:
+        return 0.0
+    return {Stage.SHADOW: 0.0, Stage.CANARY: held.canary_share, Stage.ENFORCE: 1.0}[Stage(held.stage)]
+
+
+def weigh(stage: Stage, line: float, of_version: Estimate, since: Estimate) -> Move | None:
+    """Where a policy moves to by the precision of its version, and of its cases since it came to its stage."""
+    if stage is not Stage.SHADOW:
+        if since.bounds[1] < line:
+            seen = f"{since.bounds[1]:.1%} at most were right since it became {stage}"
+            return Move(Stage.SHADOW, f"{seen}, and {line:.1%} are wanted")
+        if of_version.value is not None and of_version.value < line:
+            return Move(Stage.SHADOW, f"{of_version.value:.1%} of its stops were right, and {line:.1%} are wanted")
+    if stage in _NEXT and min(of_version.bounds[0], since.bounds[0]) >= line:
+        least = min(of_version.bounds[0], since.bounds[0])
+        return Move(_NEXT[stage], f"at least {least:.1%} of its stops were right, and {line:.1%} are wanted")
+    return None
+
+
+def chore(database: Database, clock: Clock) -> Chore:
+    """Weighing all policies that have to earn their authority."""
+
+    def do(pause: Pause) -> float:
+        with database.reading() as tx:
+            found = authorities.listing(tx)
+        for held in found:
+            if pause(0.0):
+                break
+            look(database, held.project_id, held.policy_name, clock())
+        return EVERY_SECONDS
+
+    return Chore("authority", do)
+
+
+def look(database: Database, project_id: UUID, policy_name: str, now: datetime) -> Authority | None:
+    """Weigh a policy by all that is known now, and have it move; how it stands then. Doing it twice is harmless."""
+    with database.transaction() as tx:
+        held = authorities.lock(tx, project_id, policy_name)
+        latest = policies.find(tx, project_id, policy_name)
+        if held is None or latest is None:
+            return held
+        if held.version != latest.version:
+            moved = replace(held, stage=Stage.SHADOW, version=latest.version, since=now, numbers={})
+            return _keep(tx, held, moved, f"version {latest.version} has shown nothing yet", now)
+        wanted = Wanted(policy=policy_name, version=held.version)
+        of_version = _precision(tx, project_id, wanted)
+        since = _precision(tx, project_id, replace(wanted, since=held.since))
+        move = weigh(Stage(held.stage), held.precision_wanted, of_version, since)
+        if move is None:
+            return held
+        numbers = {"precision": as_json(of_version), "precision_since": as_json(since)}
+        return _keep(tx, held, replace(held, stage=move.stage, since=now, numbers=numbers), move.reason, now)
+
+
+def grant(
+    tx: Transaction, project_id: UUID, policy_name: str, version: int, line: float, share: float, now: datetime
+) -> Authority:
+    """Have a policy earn its authority from now on, from shadow; or change the line and the share of one that does."""
+    projects.lock(tx, project_id)
+    held = authorities.lock(tx, project_id, policy_name)
+    if held is None:
+        held = Authority(project_id, policy_name, Stage.SHADOW, line, share, now, {}, version)
+    changed = replace(held, precision_wanted=line, canary_share=share)
+    authorities.keep(tx, changed)
+    return changed
+
+
+def _precision(tx: Transaction, project_id: UUID, wanted: Wanted) -> Estimate:
+    (found,) = measure(tx, project_id, wanted)
+    return found.precision
+
+
+def _keep(tx: Transaction, held: Authority, moved: Authority, reason: str, now: datetime) -> Authority:
+    authorities.keep(tx, moved)
+    run_id = authorities.newest_run(tx, held.project_id, held.policy_name)
+    if moved.stage == held.stage or run_id is None:
+        return moved
+    project = projects.get(tx, held.project_id)
+    numbers = {
+        "from": held.stage,
+        "to": moved.stage,
+        "reason": reason,
+        "precision_wanted": moved.precision_wanted,
+        "canary_share": moved.canary_share,
+        **moved.numbers,
+    }
+    outbox.announce(
+        tx,
+        project_id=project.id,
+        run_id=run_id,  # events are kept by run: the newest that the policy looks after
+        type=CHANGED,
+        data={
+            "project": {"id": str(project.id), "name": project.name},
+            "policy": {"name": moved.policy_name, "version": moved.version},
+            "authority": numbers,
+        },
+        now=now,
+    )
+    audit.record(tx, project.id, SERVICE, "authority.moved", f"policy {moved.policy_name}", numbers, now)
+    log.warning("policy %s of %s: %s -> %s: %s", moved.policy_name, project.name, held.stage, moved.stage, reason)
+    return moved

@@ -1,0 +1,197 @@
+"""What is measured of the stops of a project: counts of its cases become figures, group by group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+from uuid import UUID
+
+from evalstop_service import estimates
+from evalstop_service.clock import rfc3339
+from evalstop_service.estimates import ALPHA, Estimate, Stratum
+from evalstop_service.store import estimating
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.estimating import Count, Delay, Grouping, Key, Wanted
+
+OUTCOMES = ("right", "wrong", "unknown")
+LET_RUN, STOPPED, PREVENTED, PASSED = "let_run", "stopped", "prevented", "passed"
+ROWS = (LET_RUN, STOPPED, PREVENTED, PASSED)
+"""What was done about an attempt; `passed`: it was never flagged."""
+
+
+_PERIODS = ("day", "week", "month")
+_NAMES = dict.fromkeys(_PERIODS, "begins")
+
+
+@dataclass(frozen=True)
+class Hours:
+    """GPU-hours, of the cases that say how many GPUs they had.
+
+    `saved`: by the stops that were carried out, but for those of which a person said that they were wrong. `lost`: by
+    false stops that were carried out, estimated from those that were held out instead; `lost_as_told`: by those that a
+    person called wrong. `would_have_saved`, `would_have_lost`: by the stops that were let run, had they been carried
+    out. `unsaid`: flagged cases that do not say how many GPUs they had.
+    """
+
+    saved: float = 0.0
+    lost: float = 0.0
+    lost_as_told: float = 0.0
+    would_have_saved: float = 0.0
+    would_have_lost: float = 0.0
+    unsaid: int = 0
+
+
+@dataclass(frozen=True)
+class Delays:
+    """How many steps after the turn right stops were called for: quartiles, each case by its weight."""
+
+    cases: int
+    lower: float
+    median: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The figures of a group of cases.
+
+    `counts`: the cases by what was done (`ROWS`) and by outcome; for what was never flagged `right` means healthy and
+    `wrong` missed. `recall` and `false_stops` are None where cases are chosen by detector: one that was never flagged
+    has none. `stated_risk`: the share of healthy runs that the policy says it stops.
+    """
+
+    key: Key
+    precision: Estimate
+    recall: Estimate | None
+    false_stops: Estimate | None
+    delays: Delays | None
+    hours: Hours
+    counts: dict[str, dict[str, int]]
+    stated_risk: float | None = None
+
+
+@dataclass
+class _Tally:
+    """What is added up of a group, before it becomes figures."""
+
+    cells: dict[str, dict[str, int]] = field(default_factory=lambda: {row: dict.fromkeys(OUTCOMES, 0) for row in ROWS})
+    strata: dict[float, dict[str, int]] = field(default_factory=lambda: defaultdict(lambda: dict.fromkeys(OUTCOMES, 0)))
+    hours: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    unsaid: int = 0
+    stated_risk: float | None = None
+
+    def add(self, count: Count) -> None:
+        row = count.treatment or PASSED
+        self.cells[row][count.outcome] += count.cases
+        if row == PASSED:
+            return
+        self.unsaid += count.unsaid
+        if count.stated_risk is not None:
+            self.stated_risk = max(count.stated_risk, self.stated_risk or 0.0)
+        if row == LET_RUN:
+            assert count.probability is not None, "what was let run was so with a probability"
+            self.strata[count.probability][count.outcome] += count.cases
+            self.hours["would_have_saved"] += count.gpu_hours_saved
+            self.hours["would_have_lost"] += count.gpu_hours_lost
+            # Each that was held out stands for so many others that were carried out.
+            self.hours["lost"] += count.gpu_hours_lost * (1 - count.probability) / count.probability
+        elif row == STOPPED and count.outcome == "wrong":
+            self.hours["lost_as_told"] += count.gpu_hours_lost
+        elif row == STOPPED:
+            self.hours["saved"] += count.gpu_hours_saved
+
+    def flagged(self) -> list[Stratum]:
+        return [Stratum(**cells, probability=probability) for probability, cells in sorted(self.strata.items())]
+
+
+def measure(
+    tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = (), alpha: float = ALPHA
+) -> list[Measured]:
+    """The figures of a project's cases, a group each, by their keys; one group without `by`, though it be empty."""
+    tallies: dict[Key, _Tally] = defaultdict(_Tally)
+    if not by:
+        tallies[()] = _Tally()
+    for count in estimating.counts(tx, project_id, wanted, by):
+        tallies[count.key].add(count)
+    late: dict[Key, list[Delay]] = defaultdict(list)
+    for delay in estimating.delays(tx, project_id, wanted, by):
+        late[delay.key].append(delay)
+    whole = wanted.detector is None and "detector" not in by
+    return [_figures(key, tally, late[key], alpha, whole=whole) for key, tally in sorted(tallies.items(), key=_by_key)]
+
+
+def as_json(found: Estimate) -> dict[str, Any]:
+    """An estimate as events and answers hold it."""
+    return asdict(found) | {"bounds": {"low": found.bounds[0], "high": found.bounds[1]}}
+
+
+def named(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
+    """The parts of a group's key by their names: `policy` and `version`, `detector`, `job_kind`, `begins`."""
+    names = [name for one in by for name in {"policy": ("policy", "version")}.get(one, (_NAMES.get(one, one),))]
+    return dict(zip(names, key, strict=True))
+
+
+def cell(wanted: Wanted, row: str, outcome: str) -> Wanted:
+    """What selects the cases behind one of the `counts` of a group."""
+    return replace(wanted, outcome=outcome, flagged=row != PASSED, treatment=row if row != PASSED else None)
+
+
+def query(wanted: Wanted) -> dict[str, str]:
+    """What selects cases, as the parameters of an address."""
+    said = {name: value for name, value in vars(wanted).items() if value is not None}
+    return {name: _spelled(value) for name, value in said.items()}
+
+
+def _spelled(value: str | int | bool | datetime) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return rfc3339(value) if isinstance(value, datetime) else str(value)
+
+
+def narrowed(wanted: Wanted, by: Sequence[Grouping], key: Key) -> Wanted:
+    """What selects the cases of one group alone."""
+    own = named(key, by)
+    period = next((one for one in by if one in _PERIODS), None)
+    if period is not None:
+        since, until = _period(period, own.pop("begins"))
+        own["since"], own["until"] = max(since, wanted.since or since), min(until, wanted.until or until)
+    if "job_kind" in own:
+        own["job_kind"] = own["job_kind"] or ""
+    return replace(wanted, **own)
+
+
+def _period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:
+    begin = date.fromisoformat(first)
+    end = begin + timedelta(days={"day": 1, "week": 7}.get(grouping, 31))
+    if grouping == "month":
+        end = end.replace(day=1)
+    return datetime.combine(begin, time.min, UTC), datetime.combine(end, time.min, UTC)
+
+
+def _figures(key: Key, tally: _Tally, late: Sequence[Delay], alpha: float, *, whole: bool) -> Measured:
+    flagged, passed = tally.flagged(), Stratum(**tally.cells[PASSED])
+    return Measured(
+        key,
+        estimates.precision(flagged, alpha),
+        estimates.recall(flagged, passed, alpha) if whole else None,
+        estimates.false_stops(flagged, passed, alpha) if whole else None,
+        _quartiles(late),
+        Hours(**tally.hours, unsaid=tally.unsaid),
+        tally.cells,
+        tally.stated_risk,
+    )
+
+
+def _quartiles(late: Iterable[Delay]) -> Delays | None:
+    ordered = sorted((one.steps, 1 / one.probability) for one in late)
+    if not ordered:
+        return None
+    lower, median, upper = (estimates.quantile(ordered, share) for share in (0.25, 0.5, 0.75))
+    return Delays(len(ordered), lower, median, upper)
+
+
+def _by_key(item: tuple[Key, _Tally]) -> tuple[tuple[bool, str | int], ...]:
+    return tuple((part is None, part or "") for part in item[0])

@@ -1,0 +1,75 @@
+"""Authorities: how much a policy may do by itself in a project, by what it has shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import authorities, policies, runs
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The stage that a policy has come to, and since when, by which numbers.
+
+    `precision_wanted`: the line that the lower bound of its precision has to pass. `canary_share`: of its stops, the
+    share to carry out while it is a canary. `version`: of the policy that has shown it; any other is in shadow.
+    """
+
+    project_id: UUID
+    policy_name: str
+    stage: str
+    precision_wanted: float
+    canary_share: float
+    since: datetime
+    numbers: dict[str, Any]
+    version: int
+
+
+def find(tx: Transaction, project_id: UUID, policy_name: str) -> Authority | None:
+    """What a policy may do by itself; None: all that its runs' mode says."""
+    row = tx.execute(sa.select(authorities).where(*_of(project_id, policy_name))).mappings().one_or_none()
+    return Authority(**row) if row else None
+
+
+def lock(tx: Transaction, project_id: UUID, policy_name: str) -> Authority | None:
+    """The same, locked until the transaction ends."""
+    query = sa.select(authorities).where(*_of(project_id, policy_name)).with_for_update()
+    row = tx.execute(query).mappings().one_or_none()
+    return Authority(**row) if row else None
+
+
+def listing(tx: Transaction, project_id: UUID | None = None) -> list[Authority]:
+    """All authorities, of one project or of all, by project and policy."""
+    query = sa.select(authorities).order_by(authorities.c.project_id, authorities.c.policy_name)
+    if project_id is not None:
+        query = query.where(authorities.c.project_id == project_id)
+    return [Authority(**row) for row in tx.execute(query).mappings()]
+
+
+def keep(tx: Transaction, authority: Authority) -> None:
+    """Store an authority in place of what the policy had before; its project is locked, or its row."""
+    remove(tx, authority.project_id, authority.policy_name)
+    tx.execute(authorities.insert().values(**vars(authority)))
+
+
+def remove(tx: Transaction, project_id: UUID, policy_name: str) -> bool:
+    """Have the mode of its runs alone count again; False if it did."""
+    return tx.execute(authorities.delete().where(*_of(project_id, policy_name))).rowcount > 0
+
+
+def newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID | None:
+    """The run that was opened last with any version of a policy."""
+    query = sa.select(runs.c.id).join(policies, policies.c.id == runs.c.policy_id)
+    query = query.where(runs.c.project_id == project_id, policies.c.name == policy_name)
+    found: UUID | None = tx.execute(query.order_by(runs.c.id.desc()).limit(1)).scalar()
+    return found
+
+
+def _of(project_id: UUID, policy_name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return authorities.c.project_id == project_id, authorities.c.policy_name == policy_name

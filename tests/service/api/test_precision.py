@@ -1,0 +1,65 @@
+"""Figures of precision over HTTP, the cases behind them, and the authority that they earn."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from evalstop_service.store import runs
+
+from tests.service.api.conftest import Service
+from tests.service.api.speaking import problem, said
+from tests.service.cases_written import write
+
+
+def test_figures_lead_to_their_cases(service: Service) -> None:
+    """Each group says its figures with their intervals, and where the cases behind each count are listed."""
+    project = service.project()
+    admin = service.client(service.key(project))
+    opened = said(admin.post("/runs", json={"name": "r", "policy": "paper"}), 201)
+    with service.database.reading() as tx:
+        project_id = said(admin.get("/project"), 200)["id"]
+        run = runs.find_by_name(tx, UUID(project_id), "r")
+    assert run is not None
+    write(service.database, run, 9, job_kind="dpo")
+    write(service.database, run, 3, outcome="wrong", truth="healthy")
+    write(service.database, run, 20, treatment=None, truth="healthy")
+    (whole,) = said(admin.get("/precision"), 200)["groups"]
+    assert whole["precision"]["value"] == 0.75
+    assert whole["precision"]["low"] < 0.75 < whole["precision"]["high"]
+    assert whole["recall"]["value"] == 1
+    assert whole["false_stops_per_healthy_run"]["value"] == pytest.approx(3 / 23)
+    groups = said(admin.get("/precision", params={"group_by": ["policy", "month"], "job_kind": "dpo"}), 200)["groups"]
+    assert [(one["policy"]["name"], one["begins"], one["counts"]["let_run"]["right"]) for one in groups] == [
+        ("paper", "2026-01-01", 9)
+    ]
+    listed = said(admin.get(groups[0]["cases"]["let_run"]["right"].removeprefix("/api/v1"), params=None), 200)
+    assert len(listed["items"]) == 9
+    assert {one["run_id"] for one in listed["items"]} == {opened["id"]}
+    first = said(admin.get("/cases", params={"limit": 30}), 200)
+    rest = said(admin.get("/cases", params={"limit": 30, "cursor": first["next_cursor"]}), 200)
+    assert (len(first["items"]), len(rest["items"]), rest["next_cursor"]) == (30, 2, None)
+
+
+def test_what_cannot_be_asked(service: Service) -> None:
+    """Two periods at once and a cursor of somebody's own make are refused, with what may be said instead."""
+    reader = service.client(service.key(service.project(), "read"))
+    assert "two periods" in problem(reader.get("/precision", params={"group_by": ["day", "week"]}), 422)["detail"]
+    for cursor in ("x", "2026-01-01T00:00:00Z_1_1", "_" * 2, "2026-01-01T00:00:00_" + "0" * 32 + "_1"):
+        assert "begin without one" in problem(reader.get("/cases", params={"cursor": cursor}), 422)["detail"]
+
+
+def test_authority_is_set_and_taken_away(service: Service) -> None:
+    """A policy that has to earn its authority begins in shadow; changed terms leave it there; without, modes count."""
+    admin = service.client(service.key(service.project()))
+    path = "/policies/early/authority"
+    assert "mode of its runs" in problem(admin.get(path), 404)["detail"]
+    held = said(admin.put(path, json={"precision_wanted": 0.9}), 200)
+    assert (held["stage"], held["version"], held["canary_share"], held["numbers"]) == ("shadow", 1, 0.2, {})
+    changed = said(admin.put(path, json={"precision_wanted": 0.8, "canary_share": 0.5}), 200)
+    assert changed == held | {"precision_wanted": 0.8, "canary_share": 0.5} == said(admin.get(path), 200)
+    assert [admin.delete(path).status_code for _ in range(2)] == [204, 204]
+    problem(admin.get(path), 404)
+    problem(admin.put("/policies/nosuch/authority", json={"precision_wanted": 0.9}), 404)
+    for line in (0.4, 1.0, "NaN"):
+        problem(admin.put(path, json={"precision_wanted": line}), 422)

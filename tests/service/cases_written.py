@@ -1,0 +1,46 @@
+"""Cases for tests to count, written as rows of their own."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import count
+from typing import Any
+
+from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.runs import Run
+from evalstop_service.store.tables import cases
+
+from tests.service.scenes import NOW
+
+_ATTEMPTS = count(1)
+
+
+def write(database: Database, run: Run, number: int, at: datetime = NOW, **known: Any) -> None:
+    """So many ended attempts, all alike, filed under one run; flagged and let run unless said otherwise."""
+    row: dict[str, Any] = {
+        "run_id": run.id,
+        "project_id": run.project_id,
+        "policy_id": run.policy_id,
+        "job_kind": None,
+        "gpus": None,
+        "truth": "turned",
+        "derived": True,
+        "turn_step": None,
+        "decision_id": new_id(),
+        "treatment": "let_run",
+        "observed_probability": 1.0,
+        "decided_step": None,
+        "detectors": ["k_decline"],
+        "stated_risk": None,
+        "outcome": "right",
+        "delay_steps": None,
+        "gpu_hours": None,
+        "gpu_hours_saved": None,
+        "gpu_hours_lost": None,
+        "ended_at": at,
+    } | known
+    if "treatment" in known and known["treatment"] is None:
+        row |= {"decision_id": None, "observed_probability": None, "detectors": None}
+    with database.transaction() as tx:
+        tx.execute(cases.insert(), [row | {"attempt": next(_ATTEMPTS)} for _ in range(number)])

@@ -1,0 +1,143 @@
+"""Policies earn their authority by what they have shown, and lose it when that no longer holds."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import timedelta
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+from evalstop_service import authority
+from evalstop_service.authority import Stage, share_enforced, weigh
+from evalstop_service.estimates import ALPHA, Estimate, Stratum, precision
+from evalstop_service.store import audit, authorities, endpoints, policies, projects
+from evalstop_service.store.authorities import Authority
+from evalstop_service.store.tables import events
+
+from tests.service.cases_written import write
+from tests.service.scenes import NOW, WATCHFUL, Scene
+
+LINE = 0.8
+LATER = NOW + timedelta(hours=1)
+
+
+@cache
+def shown(right: int, wrong: int, unknown: int = 0) -> Estimate:
+    return precision([Stratum(right, wrong, unknown)])
+
+
+def test_a_policy_below_the_line_is_let_up_in_few_histories() -> None:
+    """Looked at after each case, with all its returns to shadow, a policy just below the line ever rises in alpha of
+    all histories at most."""
+    chance = random.Random(6)
+    histories, risen = 400, 0
+    for _ in range(histories):
+        right, begun = 0, (0, 0)
+        stage, ever = Stage.SHADOW, False
+        for case in range(1, 301):
+            right += chance.random() < LINE - 0.001
+            wrong = case - right
+            move = weigh(stage, LINE, shown(right, wrong), shown(right - begun[0], wrong - begun[1]))
+            if move is not None:
+                ever |= move.stage is not Stage.SHADOW
+                stage, begun = move.stage, (right, wrong)
+        risen += ever
+    assert risen / histories <= ALPHA
+
+
+def test_each_stage_is_earned_by_its_own_cases() -> None:
+    """A bound above the line lets a policy up by one stage; the next takes as much again, seen there."""
+    enough, nothing = shown(60, 0), shown(0, 0)
+    assert enough.low > LINE > shown(20, 0).low
+    assert weigh(Stage.SHADOW, LINE, shown(20, 0), shown(20, 0)) is None
+    assert to(weigh(Stage.SHADOW, LINE, enough, enough)) is Stage.CANARY
+    assert weigh(Stage.CANARY, LINE, enough, nothing) is None
+    assert to(weigh(Stage.CANARY, LINE, shown(120, 0), enough)) is Stage.ENFORCE
+    assert weigh(Stage.ENFORCE, LINE, shown(200, 0), enough) is None
+
+
+def test_in_doubt_it_stays() -> None:
+    """Undecided cases count against a rise, and in favor of a policy that has risen."""
+    assert weigh(Stage.SHADOW, LINE, shown(60, 0, 20), shown(60, 0, 20)) is None
+    assert weigh(Stage.CANARY, LINE, shown(60, 2, 20), shown(0, 2, 20)) is None
+
+
+def test_it_falls_back_when_the_line_no_longer_holds() -> None:
+    """By what was seen at its stage alone, or when the value comes below the line; a bound below it is not enough."""
+    assert to(weigh(Stage.ENFORCE, LINE, shown(300, 7), shown(0, 7))) is Stage.SHADOW
+    assert to(weigh(Stage.CANARY, LINE, shown(79, 21), shown(30, 15))) is Stage.SHADOW
+    assert shown(50, 5).low < LINE
+    assert weigh(Stage.CANARY, LINE, shown(50, 5), shown(5, 1)) is None
+
+
+def test_how_much_is_carried_out() -> None:
+    """Without an authority the mode of a run alone counts; a version that has shown nothing stays in shadow."""
+    held = Authority(UUID(int=1), "paper", "canary", LINE, 0.25, NOW, {}, 2)
+    assert share_enforced(None, 1) == 1
+    assert share_enforced(held, 2) == 0.25
+    assert share_enforced(held, 1) == share_enforced(held, 3) == 0
+
+
+def to(move: authority.Move | None) -> Stage | None:
+    return move.stage if move else None
+
+
+def granted(scene: Scene, name: str = "watchful") -> None:
+    with scene.database.transaction() as tx:
+        authority.grant(tx, scene.project_id, name, 1, LINE, 0.25, NOW)
+        endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
+
+
+def told(scene: Scene) -> list[dict[str, Any]]:
+    query = sa.select(events.c.body).where(events.c.project_id == scene.project_id, events.c.type == authority.CHANGED)
+    with scene.database.reading() as tx:
+        return [json.loads(body)["data"]["authority"] for body in tx.execute(query.order_by(events.c.id)).scalars()]
+
+
+def stage(scene: Scene) -> str:
+    held = authority.look(scene.database, scene.project_id, "watchful", LATER)
+    assert held is not None
+    return held.stage
+
+
+def test_every_move_is_told_with_its_numbers(scene: Scene) -> None:
+    """Up and back, each move is an event and an entry of the audit log, and looking again changes nothing."""
+    granted(scene)
+    run = scene.open(policy="watchful")
+    assert stage(scene) == "shadow"
+    write(scene.database, run, 60)
+    assert stage(scene) == stage(scene) == "canary"
+    write(scene.database, run, 7, LATER, outcome="wrong")
+    assert stage(scene) == stage(scene) == "shadow"
+    up, back = told(scene)
+    assert (up["from"], up["to"], back["from"], back["to"]) == ("shadow", "canary", "canary", "shadow")
+    assert up["precision"]["bounds"]["low"] > LINE
+    assert back["precision_since"]["decided"] == 7
+    with scene.database.reading() as tx:
+        assert [entry.action for entry in audit.listing(tx, scene.project_id)] == ["authority.moved"] * 2
+
+
+def test_a_new_version_begins_in_shadow(scene: Scene) -> None:
+    """What one version has shown is not another's; changed terms leave a policy where it is."""
+    granted(scene)
+    write(scene.database, scene.open(policy="watchful"), 60)
+    assert stage(scene) == "canary"
+    with scene.database.transaction() as tx:
+        assert authority.grant(tx, scene.project_id, "watchful", 1, 0.85, 0.5, LATER).stage == "canary"
+        policies.add(tx, projects.get(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, LATER)
+    assert stage(scene) == "shadow"
+    assert told(scene)[-1]["reason"] == "version 2 has shown nothing yet"
+    with scene.database.reading() as tx:
+        held = authorities.find(tx, scene.project_id, "watchful")
+    assert held is not None
+    assert (held.version, held.canary_share) == (2, 0.5)
+
+
+def test_only_who_is_let_run_by_design_counts(scene: Scene) -> None:
+    """What people say of stops that were carried out lets nobody rise."""
+    granted(scene)
+    write(scene.database, scene.open(policy="watchful"), 90, treatment="stopped", derived=False)
+    assert stage(scene) == "shadow"

@@ -1,0 +1,126 @@
+"""Counts of cases become figures, on both databases, and each figure leads to the cases behind it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from evalstop_service import measured
+from evalstop_service.store import estimating, policies, projects
+from evalstop_service.store.database import Database
+from evalstop_service.store.estimating import Grouping, Key, Wanted
+
+from tests.service.cases_written import write
+from tests.service.scenes import NOW, WATCHFUL, Scene, set_up
+
+LATER = NOW + timedelta(days=40)
+
+
+@pytest.fixture
+def told(scene: Scene) -> Scene:
+    """A project with cases of two policies, two kinds of jobs and two months."""
+    database = scene.database
+    first, second = scene.open(policy="paper"), scene.open(policy="watchful")
+    with database.transaction() as tx:
+        policies.add(tx, projects.get(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, NOW)
+    third = scene.open(policy="watchful")
+    write(database, first, 8, delay_steps=10, gpu_hours=4.0, gpu_hours_saved=2.0)
+    write(database, first, 2, outcome="wrong", truth="healthy", gpu_hours=4.0, gpu_hours_lost=3.0)
+    write(database, first, 1, outcome="unknown", truth="undecided")
+    write(database, first, 30, treatment=None, truth="healthy")
+    write(database, first, 5, treatment=None, outcome="wrong")
+    write(database, second, 3, LATER, job_kind="rlhf", detectors=["cusum", "floor"], delay_steps=50)
+    write(database, second, 4, LATER, job_kind="rlhf", observed_probability=0.1, outcome="wrong", gpu_hours_lost=1.0)
+    write(database, second, 9, LATER, treatment="stopped", observed_probability=0.1, gpu_hours_saved=7.0)
+    write(database, second, 1, LATER, treatment="stopped", outcome="wrong", gpu_hours_lost=5.0, gpu_hours_saved=7.0)
+    write(database, second, 2, LATER, treatment="prevented", outcome="wrong")
+    write(database, third, 1, LATER, observed_probability=None)
+    return scene
+
+
+def measure(scene: Scene, *by: Grouping, **wanted: object) -> dict[Key, measured.Measured]:
+    with scene.database.reading() as tx:
+        found = measured.measure(tx, scene.project_id, Wanted(**wanted), by)  # type: ignore[arg-type]
+    return {one.key: one for one in found}
+
+
+def test_figures_of_a_policy(told: Scene) -> None:
+    """What was let run is counted, what was never flagged beside it, and what was carried out is not mixed in."""
+    found = measure(told, "policy")
+    assert list(found) == [("paper", 1), ("watchful", 1), ("watchful", 2)]
+    paper, watchful, newest = found.values()
+    assert paper.precision.value == pytest.approx(0.8)
+    assert (paper.precision.decided, paper.precision.undecided) == (10, 1)
+    assert paper.recall is not None
+    assert paper.recall.value == pytest.approx(8 / 13)
+    assert paper.false_stops is not None
+    assert paper.false_stops.value == pytest.approx(2 / 32)
+    assert paper.delays == measured.Delays(8, 10, 10, 10)
+    assert (paper.hours.would_have_saved, paper.hours.would_have_lost, paper.hours.unsaid) == (16, 6, 1)
+    assert paper.hours.lost == 0  # nothing was carried out
+    assert watchful.precision.value == pytest.approx(3 / (3 + 40))
+    assert watchful.hours.lost == pytest.approx(4 * 0.9 / 0.1)
+    assert (watchful.hours.saved, watchful.hours.lost_as_told) == (63, 5)
+    assert watchful.counts["stopped"] == {"right": 9, "wrong": 1, "unknown": 0}
+    assert newest.precision.decided == 1  # in shadow mode, by release 0.1.0
+
+
+BY: list[tuple[Grouping, ...]] = [
+    (),
+    ("policy",),
+    ("detector",),
+    ("job_kind",),
+    ("day",),
+    ("policy", "week"),
+    ("month",),
+]
+
+
+@pytest.mark.parametrize("by", BY)
+def test_each_count_leads_to_its_cases(told: Scene, by: tuple[Grouping, ...]) -> None:
+    """The cases that are listed for a cell of a group are as many as it counts."""
+    for one in measure(told, *by).values():
+        own = measured.narrowed(Wanted(), by, one.key)
+        for row in measured.ROWS:
+            for outcome in measured.OUTCOMES:
+                with told.database.reading() as tx:
+                    listed = estimating.listing(tx, told.project_id, measured.cell(own, row, outcome), limit=100)
+                assert len(listed) == one.counts[row][outcome]
+
+
+def test_groups(told: Scene) -> None:
+    """A case counts for each detector that called for its stop, and for the month in which it ended."""
+    by_detector = measure(told, "detector")
+    assert {key: one.precision.decided for key, one in by_detector.items()} == {
+        ("cusum",): 3,
+        ("floor",): 3,
+        ("k_decline",): 15,
+    }
+    assert by_detector["cusum",].recall is None
+    assert list(measure(told, "month")) == [("2026-01-01",), ("2026-02-01",)]
+    assert list(measure(told, "week")) == [("2025-12-29",), ("2026-02-09",)]
+    assert list(measure(told, "job_kind")) == [("rlhf",), (None,)]
+
+
+def test_filters(told: Scene) -> None:
+    """Figures and lists are of what was asked for alone."""
+    assert measure(told, policy="watchful", version=1)[()].precision.decided == 7
+    assert measure(told, detector="floor")[()].precision.decided == 3
+    assert measure(told, since=LATER, job_kind="rlhf")[()].precision.decided == 7
+    assert measure(told, until=NOW)[()].precision.value is None
+
+
+def test_pages_of_cases(told: Scene) -> None:
+    """Read page by page the list holds each case once, those that ended last first."""
+    found, before = [], None
+    with told.database.reading() as tx:
+        while page := estimating.listing(tx, told.project_id, Wanted(), before=before, limit=7):
+            found += page
+            before = page[-1].ended_at, page[-1].run_id, page[-1].attempt
+    assert len({(one.run_id, one.attempt) for one in found}) == len(found) == 66
+    assert found == sorted(found, key=lambda one: one.ended_at, reverse=True)
+
+
+def test_nothing_of_another_project(told: Scene, database: Database) -> None:
+    """Cases of one project are counted in no other."""
+    assert measure(set_up(database))[()].precision.value is None
