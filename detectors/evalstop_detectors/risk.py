@@ -16,7 +16,9 @@ from msgspec import Meta, Struct
 from evalstop_detectors.calibration import CALIBRATIONS
 from evalstop_detectors.catalog import DETECTORS, unknown
 from evalstop_detectors.detector import Detector
+from evalstop_detectors.e_process import EProcess
 from evalstop_detectors.errors import InvalidPolicy
+from evalstop_detectors.policy import Member, Policy
 
 Share = Annotated[float, Meta(gt=0, lt=1)]
 
@@ -71,6 +73,36 @@ def threshold(detector: Detector[Any], risk: float, own: Sequence[Calibration]) 
                 f"no threshold of {detector.name} is strict enough for a risk of {risk:g}; take a larger risk, or null"
             )
     raise InvalidPolicy(_unknown(detector, risk, [*own, *SHIPPED]))
+
+
+def stated(policy: Policy) -> float | None:
+    """The share of healthy runs that a policy says it stops at most, by the thresholds of its members; None: it does
+    not say.
+
+    Thresholds of a calibration that comes with EvalStop say it, and the alpha of an e-process; any other number says
+    nothing. Where votes are needed, Markov's inequality bounds how often they come together.
+    """
+    votes = 0.0
+    bound = 1.0
+    for name, member in zip(policy.ids, policy.members, strict=True):
+        risk = _risk_of(member)
+        if name in policy.gate:
+            bound = min(bound, risk)
+        votes += min(member.weight, policy.at_least) / policy.at_least * risk
+    bound = min(bound, votes)
+    return bound if bound < 1 else None
+
+
+def _risk_of(member: Member) -> float:
+    detector, stop_at = member.detector, member.thresholds.stop_at
+    if stop_at is None:
+        return 0.0
+    for item in SHIPPED:
+        if _same(item, detector):
+            for level in item.levels:
+                if level.threshold == stop_at:
+                    return level.rate
+    return detector.alpha if isinstance(detector, EProcess) and detector.thresholds.stop_at == stop_at else 1.0
 
 
 def _same(item: Calibration, detector: Detector[Any]) -> bool:

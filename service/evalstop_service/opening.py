@@ -9,6 +9,7 @@ from uuid import UUID
 from evalstop_detectors import NOTHING_SEEN, POLICIES, policy_to_document, verdict_to_document
 from msgspec.structs import replace
 
+from evalstop_service import cases
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.liveness import FOUND_AGAIN, Pulse
 from evalstop_service.retention import refuse_if_pruned
@@ -59,6 +60,7 @@ def heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime)
         if run.status == Pulse.LOST:
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
             runs.save(tx, run)
+            cases.forget(tx, run)
             pulses.watch(tx, run.id, project_id, now, now)
         if run.status == "running":
             pulses.beat(tx, run.id, project_id, now)
@@ -134,6 +136,7 @@ def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) 
         changed = replace(changed, rewritten_version=changed.version)  # the past is judged by other terms now
     runs.save(tx, changed)
     if run.status != "running":
+        cases.forget(tx, run)
         _look_after(tx, project, changed, now)
     return changed
 

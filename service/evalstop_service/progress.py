@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
-from evalstop_service import brakes, events, lifecycle
+from evalstop_service import brakes, cases, events, lifecycle
 from evalstop_service.errors import Conflict
 from evalstop_service.lifecycle import Brake, Decided, Event, Held, Instruction, Life, Mode, State, Terms, Weighed
 from evalstop_service.store import decisions, outbox, projects, runs
@@ -72,6 +72,8 @@ def move(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decisio
     if moved != decision and not decisions.move(tx, decision, life):
         raise Conflict(f"the decision {decision.id} was changed by another at the same time; read it and try again")
     _carry_out(tx, project, run, moved, instructions, event.at)
+    if run.ended_at is not None or run.attempt != decision.attempt:
+        cases.recount(tx, run, decision.attempt)
     return moved
 
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from msgspec import structs
 
-from evalstop_service import brakes, hindsight, lifecycle, progress
+from evalstop_service import brakes, cases, hindsight, lifecycle, progress
 from evalstop_service.errors import NotFound
 from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
@@ -100,7 +100,10 @@ def report(database: Database, project_id: UUID, decision_id: UUID, said: Report
             run = _ended(tx, run, "stopped", now)
             details = details | ({"turn_step": run.turn["step"]} if run.turn else {})
         event = lifecycle.Reported(now, said.state, said.actor, said.reason, details, said.expected_seconds)
-        return progress.move(tx, run, decision, event)
+        moved = progress.move(tx, run, decision, event)
+        if gone and run.attempt == decision.attempt:
+            cases.settle(tx, run, now)
+        return moved
 
 
 def judge(
@@ -127,6 +130,7 @@ def judge(
             note=note,
             now=now,
         )
+        cases.recount(tx, run, decision.attempt)
         said = {"outcome": outcome, "turn_step": turn_step, "note": note}
         _record(tx, run, decision, "decision.judged", (actor, proved), said, now)
         return decision
@@ -151,6 +155,7 @@ def end(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     if decision is not None:
         told = outbox.told(tx, run.id, decision.id).addressed
         progress.move(tx, run, decisions.lock(tx, decision), lifecycle.Finished(now, status, told))
+    cases.settle(tx, run, now)
     return run
 
 

@@ -68,14 +68,19 @@ def eval_metric(run: Run) -> str | None:
     return next((metric for metric, role in run.metrics.items() if role["signal"] == Signal.EVAL), None)
 
 
-def scores(run: Run, points: Iterable[Point]) -> list[Score]:
-    """The finite gold scores among points that are ordered by step."""
+def evals(run: Run, points: Iterable[Point]) -> list[Score]:
+    """The gold scores among points that are ordered by step, finite or not."""
     gold = eval_metric(run)
     return [
         Score(point.step, sign(run.metrics, point.metric) * point.value, point.stderr)
         for point in points
-        if point.metric == gold and math.isfinite(point.value)
+        if point.metric == gold
     ]
+
+
+def scores(run: Run, points: Iterable[Point]) -> list[Score]:
+    """The finite gold scores among points that are ordered by step."""
+    return [score for score in evals(run, points) if math.isfinite(score.value)]
 
 
 def sign(metrics: Mapping[str, Mapping[str, str]], metric: str) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from evalstop_service import progress
+from evalstop_service import cases, progress
 from evalstop_service.ingest.live import LiveRun
 from evalstop_service.ingest.work import Work
 from evalstop_service.lifecycle import WentOn
@@ -30,6 +30,8 @@ def begin(work: Work, live: LiveRun, at: int) -> Begun | None:
     if run.status == "running" and runs.resumed_from(tx, run) == at and not _anything_since(tx, run):
         return None
     _withdraw(tx, run, at, work.now)
+    if run.ended_at is None:
+        cases.settle(tx, run, work.now)
     attempt = run.attempt + 1
     superseded = observations.supersede(tx, run.id, at, attempt)
     checkpoints.supersede(tx, run.id, at, attempt)

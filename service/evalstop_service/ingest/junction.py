@@ -11,7 +11,7 @@ from uuid import UUID
 from evalstop_detectors import Best, Observation, advance, is_late, start, verdict_to_document
 from msgspec.structs import replace
 
-from evalstop_service import hindsight, watching
+from evalstop_service import cases, hindsight, watching
 from evalstop_service.errors import Conflict, NotFound, ServiceError
 from evalstop_service.ingest import announcing, attempts
 from evalstop_service.ingest.identity import sort_out
@@ -155,11 +155,15 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
     work.changed(live)
     if before.ended_at is not None and run.ended_at is None:  # it goes on after its end, and may fall silent again
         pulses.watch(work.tx, run.id, run.project_id, work.now, work.now)
+        if run.attempt == before.attempt:
+            cases.forget(work.tx, run)
     if verdict.stops and run.status == "running":
         if not live.decided:
             announcing.decide(work, live, verdict)
         elif "best_checkpoint" in changes:
             announcing.reconsider(work, live)
+    if run.ended_at is not None and "turn" in changes:  # gold came after the end
+        cases.settle(work.tx, run, work.now)
     reached, live.reached = live.reached, []
     if reached or "best_checkpoint" in changes:
         announcing.announce(work, before, run, reached)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -51,6 +52,14 @@ class Run(msgspec.Struct, frozen=True):
     pruned_at: datetime | None = None
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """How an attempt of a run began: from a step of an earlier one, or, None, anew."""
+
+    resumed_from_step: int | None
+    started_at: datetime
+
+
 Stamp = tuple[int, datetime]
 """A run's `version` and `updated_at`: another stamp, another row."""
 
@@ -75,13 +84,15 @@ def add_attempt(tx: Transaction, run_id: UUID, attempt: int, resumed_from_step: 
     )
 
 
+def attempt_of(tx: Transaction, run_id: UUID, attempt: int) -> Attempt:
+    """How this attempt of a run, which there is, began."""
+    query = sa.select(attempts.c.resumed_from_step, attempts.c.started_at)
+    return Attempt(*tx.execute(query.where(attempts.c.run_id == run_id, attempts.c.attempt == attempt)).one())
+
+
 def resumed_from(tx: Transaction, run: Run) -> int | None:
     """The step from which the present attempt was resumed; None for the first."""
-    query = sa.select(attempts.c.resumed_from_step)
-    step: int | None = tx.execute(
-        query.where(attempts.c.run_id == run.id, attempts.c.attempt == run.attempt)
-    ).scalar_one()
-    return step
+    return attempt_of(tx, run.id, run.attempt).resumed_from_step
 
 
 def attempts_began(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, datetime]:

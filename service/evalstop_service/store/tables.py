@@ -352,7 +352,7 @@ cases = sa.Table(
     sa.Column("treatment", sa.Text),  # let_run (shadow, held out), stopped, prevented (vetoed, moot, withheld, undone)
     sa.Column("observed_probability", sa.Double),
     sa.Column("decided_step", sa.BigInteger),
-    sa.Column("detectors", sa.JSON),  # those that called for the stop
+    sa.Column("detectors", sa.JSON(none_as_null=True)),  # those that called for the stop
     sa.Column("stated_risk", sa.Double),  # the share of healthy runs that the policy says it stops
     sa.Column("outcome", sa.Text, nullable=False),  # right, wrong, unknown
     sa.Column("delay_steps", sa.BigInteger),  # from the turn to the decision

@@ -1,0 +1,245 @@
+"""Cases: of every attempt that has ended, what was decided, what turned out to be true, and what it cost.
+
+    an attempt ends, evals come after its end ──> settle: derive the truth, unless a person has said it ──┐
+    a person says it, a decision moves on after the end ──> recount ──────────────────────────────────────┴──> a row
+
+A case can be made anew at any time from what else is on record; it is kept because all figures are counted over cases.
+
+GPU-hours are the hours of an attempt times the label `gpus` of its run. What a stop saves is the time from the decision
+to the end: measured where the run was let go on, else estimated from the pace until the decision and `total_steps`. A
+stop that was wrong saves nothing, because what was left has to be run all the same, and loses what has to be run once
+more: the steps from the checkpoint that was best when it was decided, or from where the attempt began, to the decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from evalstop_detectors import Evidence, InvalidPolicy, Kind, policy_from_document
+from evalstop_detectors.risk import stated
+
+from evalstop_service import hindsight, truth, watching
+from evalstop_service.lifecycle import SERVICE, STOPPING, State
+from evalstop_service.store import cases, decisions, observations, outcomes, policies, runs
+from evalstop_service.store.cases import Case
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.outcomes import Outcome
+from evalstop_service.store.runs import Run
+from evalstop_service.truth import Judgement, Said, Truth
+
+LET_RUN, STOPPED, PREVENTED = "let_run", "stopped", "prevented"
+"""What became of a stop: it was deliberately not carried out, or carried out as far as it went, or kept from it."""
+
+MOST_GPUS = 1e6
+
+
+def settle(tx: Transaction, run: Run, now: datetime) -> None:
+    """Make the case of the present attempt of a run, which is locked and has ended, or is about to go on in another."""
+    decision = decisions.of_attempt(tx, run.id, run.attempt)
+    said = outcomes.latest(tx, run.id, run.attempt)
+    if (said is None or said.derived) and run.pruned_at is None:
+        said = _derive(tx, run, decision, said, now)
+    _count(tx, run, run.attempt, decision, said, run.ended_at or now)
+
+
+def recount(tx: Transaction, run: Run, attempt: int) -> None:
+    """Make the case of an attempt anew after something was said of it; nothing while it goes on. The run is locked."""
+    known = cases.find(tx, run.id, attempt)
+    ended_at = known.ended_at if known else run.ended_at if attempt == run.attempt else None
+    if ended_at is not None:
+        decision = decisions.of_attempt(tx, run.id, attempt)
+        _count(tx, run, attempt, decision, outcomes.latest(tx, run.id, attempt), ended_at)
+
+
+def forget(tx: Transaction, run: Run) -> None:
+    """Take the case of the present attempt of a run back: it goes on after all. What was said of it stays."""
+    cases.remove(tx, run.id, run.attempt)
+
+
+def _derive(
+    tx: Transaction, run: Run, decision: Decision | None, before: Outcome | None, now: datetime
+) -> Outcome | None:
+    """What the evals say of the attempt: a row of its own unless it is what they said before."""
+    gold = watching.eval_metric(run)
+    decided_step = decision.step if decision else None
+    evals = watching.evals(run, observations.series(tx, run.id, [gold])) if gold is not None else []
+    found = truth.judge(evals, decided_step)
+    turned = _placed(tx, run, found)
+    said = truth.of_decision(found.truth, decided_step, turned)
+    turn_step = turned[0] if turned else None
+    if before is not None and (before.outcome, before.turn_step, _truth_of(before)) == (said, turn_step, found.truth):
+        return before
+    details = _numbers(found, watching.sign(run.metrics, gold) if gold is not None else 1.0)
+    outcomes.add(
+        tx,
+        run.id,
+        run.attempt,
+        outcome=said,
+        turn_step=turn_step,
+        actor=SERVICE,
+        note=found.reason,
+        now=now,
+        derived=True,
+        details=details,
+    )
+    return outcomes.latest(tx, run.id, run.attempt)
+
+
+def _placed(tx: Transaction, run: Run, found: Judgement) -> tuple[int, int] | None:
+    """The step of the turn and the first at which the peak may have been, with hindsight if it sees one, too."""
+    if found.truth is not Truth.TURNED:
+        return None
+    turn = run.turn if run.ended_at is not None else hindsight.turn_of(tx, run)
+    return (turn["step"], turn["low_step"]) if turn else truth.place(found)
+
+
+def _numbers(found: Judgement, sign: float) -> dict[str, Any]:
+    """A judgement as JSON; means are in the metric's own direction."""
+    document: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(found).items() if value is not None}
+    for name in ("best", "last"):
+        if name in document:
+            document[name]["mean"] *= sign
+    return document
+
+
+def _truth_of(said: Outcome | None, decision: Decision | None = None) -> Truth:
+    """What became of gold, as the evals or a person's word on the decision tell it."""
+    if said is None:
+        return Truth.UNDECIDED
+    if said.derived:
+        return Truth(said.details["truth"])
+    return truth.by_word(Said(said.outcome), said.turn_step, flagged=decision is not None)
+
+
+def _count(
+    tx: Transaction, run: Run, attempt: int, decision: Decision | None, said: Outcome | None, ended_at: datetime
+) -> None:
+    gpus = gpus_of(run.labels)
+    began = runs.attempt_of(tx, run.id, attempt)
+    hours = _Hours(gpus, began.started_at, began.resumed_from_step or 0, ended_at)
+    case = Case(
+        run_id=run.id,
+        attempt=attempt,
+        project_id=run.project_id,
+        policy_id=run.policy_id,
+        job_kind=run.labels.get("job_kind"),
+        gpus=gpus,
+        truth=_truth_of(said, decision),
+        derived=said is None or said.derived,
+        turn_step=said.turn_step if said else None,
+        decision_id=None,
+        treatment=None,
+        observed_probability=None,
+        decided_step=None,
+        detectors=None,
+        stated_risk=None,
+        outcome=said.outcome if said else Said.UNKNOWN,
+        delay_steps=None,
+        gpu_hours=hours.of_all(),
+        gpu_hours_saved=None,
+        gpu_hours_lost=None,
+        ended_at=ended_at,
+    )
+    cases.keep(tx, _with_decision(tx, case, run, decision, hours) if decision else case)
+
+
+def _with_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _Hours) -> Case:
+    treatment = treatment_of(State(decision.state))
+    right = case.outcome == Said.RIGHT
+    stops = treatment != PREVENTED
+    return replace(
+        case,
+        policy_id=decision.policy_id,
+        decision_id=decision.id,
+        treatment=treatment,
+        observed_probability=decision.observed_probability,
+        decided_step=decision.step,
+        detectors=_called(decision.verdict),
+        stated_risk=_stated_risk(tx, decision.policy_id),
+        delay_steps=decision.step - case.turn_step if right and case.turn_step is not None else None,
+        gpu_hours_saved=hours.saved(decision, treatment, case.outcome, run.total_steps) if stops else None,
+        gpu_hours_lost=hours.lost(decision, case.outcome) if stops else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Hours:
+    """The GPU-hours of an attempt; None where they cannot be known."""
+
+    gpus: float | None
+    started_at: datetime
+    first_step: int
+    ended_at: datetime
+
+    def of_all(self) -> float | None:
+        return self._between(self.started_at, self.ended_at)
+
+    def saved(self, decision: Decision, treatment: str, outcome: str, total_steps: int | None) -> float | None:
+        """By the stop, or by the one that there would have been; nothing by a wrong one."""
+        if outcome == Said.WRONG:
+            return None if self.gpus is None else 0.0
+        after = self._between(decision.created_at, self.ended_at)
+        if treatment == LET_RUN:
+            return after
+        if total_steps is None:
+            return None
+        left = self._of_steps(decision, total_steps - decision.step)
+        return None if left is None or after is None else max(left - after, 0.0)
+
+    def lost(self, decision: Decision, outcome: str) -> float | None:
+        """By a wrong stop, or one that would have been: what was done since the best checkpoint is to be done again."""
+        if outcome == Said.UNKNOWN:
+            return None
+        if outcome == Said.RIGHT:
+            return None if self.gpus is None else 0.0
+        checkpoint = decision.best_checkpoint
+        kept = max(checkpoint["step"], self.first_step) if checkpoint else self.first_step
+        return self._of_steps(decision, decision.step - kept)
+
+    def _of_steps(self, decision: Decision, steps: int) -> float | None:
+        """By the pace of the attempt until the decision."""
+        spent, done = self._between(self.started_at, decision.created_at), decision.step - self.first_step
+        return spent * max(steps, 0) / done if spent is not None and done > 0 else None
+
+    def _between(self, begun: datetime, ended: datetime) -> float | None:
+        return None if self.gpus is None else self.gpus * max((ended - begun).total_seconds(), 0.0) / 3600
+
+
+def gpus_of(labels: Mapping[str, str]) -> float | None:
+    """How many GPUs a job has, by the label `gpus` of its run; None where it says nothing, or nothing sensible."""
+    try:
+        gpus = float(labels["gpus"])
+    except (KeyError, ValueError):
+        return None
+    return gpus if 0 < gpus <= MOST_GPUS else None
+
+
+def treatment_of(state: State) -> str:
+    """What became of a stop that stands so when its run has ended."""
+    if state is State.SHADOW:
+        return LET_RUN
+    return STOPPED if state in STOPPING else PREVENTED
+
+
+def _called(verdict: Mapping[str, Any]) -> list[str]:
+    """The detectors that called for a stop."""
+    called = (one["detector"] for one in verdict["evidence"] if _evidence(one).reaches(one["stop_at"]))
+    return list(dict.fromkeys(called))
+
+
+def _evidence(finding: Mapping[str, Any]) -> Evidence:
+    return Evidence(Kind(finding["kind"]), math.nan if finding["value"] is None else finding["value"])
+
+
+def _stated_risk(tx: Transaction, policy_id: UUID) -> float | None:
+    try:
+        return stated(policy_from_document(policies.get(tx, policy_id).document))
+    except InvalidPolicy:  # of a later release
+        return None

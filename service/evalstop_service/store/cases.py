@@ -1,0 +1,65 @@
+"""Cases: the attempts of runs that have ended, in one row each, made of what other tables say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import cases
+
+
+@dataclass(frozen=True)
+class Case:
+    """An attempt that has ended: what was decided about it, what turned out to be true, and what it cost.
+
+    `truth`: `turned`, `healthy` or `undecided`; `derived`: from its evals, else a person said so. All that follows of a
+    decision is None where there was none. `treatment`: `let_run`, `stopped` or `prevented`. `outcome`: whether it was
+    `right` to stop it, or else to let it go on. GPU-hours are None where nobody said how many GPUs the job has.
+    """
+
+    run_id: UUID
+    attempt: int
+    project_id: UUID
+    policy_id: UUID
+    job_kind: str | None
+    gpus: float | None
+    truth: str
+    derived: bool
+    turn_step: int | None
+    decision_id: UUID | None
+    treatment: str | None
+    observed_probability: float | None
+    decided_step: int | None
+    detectors: list[str] | None
+    stated_risk: float | None
+    outcome: str
+    delay_steps: int | None
+    gpu_hours: float | None
+    gpu_hours_saved: float | None
+    gpu_hours_lost: float | None
+    ended_at: datetime
+
+
+def keep(tx: Transaction, case: Case) -> None:
+    """Store a case in place of what was known of that attempt; its run is locked in this transaction."""
+    remove(tx, case.run_id, case.attempt)
+    tx.execute(cases.insert().values(**vars(case)))
+
+
+def remove(tx: Transaction, run_id: UUID, attempt: int) -> None:
+    """Forget the case of an attempt that goes on after all."""
+    tx.execute(cases.delete().where(*_of(run_id, attempt)))
+
+
+def find(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
+    """The case of an attempt; None while it goes on."""
+    row = tx.execute(sa.select(cases).where(*_of(run_id, attempt))).mappings().one_or_none()
+    return Case(**row) if row else None
+
+
+def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return cases.c.run_id == run_id, cases.c.attempt == attempt

@@ -1,0 +1,110 @@
+"""What the evals in the end say of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from evalstop_detectors import Score
+from evalstop_service import truth
+from evalstop_service.truth import Judgement, Said, Truth
+from hypothesis import given
+from hypothesis import strategies as st
+
+RISE = [i / 20 for i in range(21)]
+
+
+def scores(values: Sequence[float], stderr: float | None = None, stride: int = 10) -> list[Score]:
+    return [Score(stride * index, value, stderr) for index, value in enumerate(values)]
+
+
+def judged(values: Sequence[float], stderr: float | None = None, decided_step: int | None = None) -> Judgement:
+    return truth.judge(scores(values, stderr), decided_step)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (RISE, Truth.HEALTHY),
+        ([*RISE, *RISE[::-1]], Truth.TURNED),
+        (RISE[::-1], Truth.TURNED),
+        ([*RISE, 0.6, 0.3, 0.6, 1.0, 1.0, 1.0], Truth.HEALTHY),
+        ([*RISE, *[0.95] * 12], Truth.HEALTHY),
+        ([0.5] * 30, Truth.HEALTHY),
+    ],
+    ids=["rises", "falls back", "never rose", "dips and recovers", "loses a twentieth", "never moves"],
+)
+def test_truth_of_clear_runs(values: list[float], found: Truth) -> None:
+    """The end is held against the best, whatever was between."""
+    assert judged(values).truth is found
+
+
+def test_a_fall_within_the_noise_is_undecided() -> None:
+    """A fall of a fifth of the gain is no proof where an eval errs by as much."""
+    fallen = [*RISE, *[1.0] * 10, *[0.8] * 5]
+    assert judged(fallen).truth is Truth.TURNED
+    assert judged(fallen, stderr=0.1).truth is Truth.UNDECIDED
+    assert judged(fallen, stderr=0.5).truth is Truth.HEALTHY
+
+
+def test_too_little_is_undecided() -> None:
+    """A truth takes two windows of finite evals, and an end that is one."""
+    assert "5 finite evals, and it takes 6" in judged([0.1, 0.9, math.nan, 0.5, 0.4, 0.3]).reason
+    assert judged([]).truth is Truth.UNDECIDED
+    assert "3 of the last 3 evals are not finite" in judged([*RISE, math.nan, math.inf, -math.inf]).reason
+    assert judged([math.nan, *RISE, math.nan]).truth is Truth.HEALTHY
+
+
+def test_a_decision_is_judged_by_what_came_after_it() -> None:
+    """The evals for which a run was stopped do not prove that this was right."""
+    fallen = [*RISE, *RISE[::-1]]
+    end = 10 * (len(fallen) - 1)
+    assert "2 evals came after the decision, and it takes 4" in judged(fallen, decided_step=end - 20).reason
+    assert judged(fallen, decided_step=end).truth is Truth.UNDECIDED
+    assert judged(fallen, decided_step=end - 40).truth is Truth.TURNED
+
+
+def test_the_turn_is_at_the_best_evals() -> None:
+    """The middle of the best window, and the end of a plateau."""
+    found = judged([0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.2, 0.1, 0.0, 0.0])
+    assert truth.place(found) == (50, 40)
+
+
+@pytest.mark.parametrize(
+    ("became", "decided_step", "said"),
+    [
+        (Truth.TURNED, None, Said.WRONG),
+        (Truth.TURNED, 50, Said.RIGHT),
+        (Truth.TURNED, 49, Said.UNKNOWN),
+        (Truth.TURNED, 39, Said.WRONG),
+        (Truth.HEALTHY, None, Said.RIGHT),
+        (Truth.HEALTHY, 50, Said.WRONG),
+        (Truth.UNDECIDED, 50, Said.UNKNOWN),
+    ],
+)
+def test_what_was_decided_is_held_against_the_truth(became: Truth, decided_step: int | None, said: Said) -> None:
+    """A stop from the turn on is right, one before the peak or of a healthy run wrong."""
+    turned = (50, 40) if became is Truth.TURNED else None
+    assert truth.of_decision(became, decided_step, turned) is said
+
+
+@given(st.lists(st.floats(), max_size=60), st.none() | st.floats(0, 1e300), st.none() | st.integers(0, 600))
+def test_anything_is_judged(values: list[float], stderr: float | None, decided_step: int | None) -> None:
+    """Whatever was measured there is a truth, and its numbers are finite."""
+    found = judged(values, stderr, decided_step)
+    means = [window.mean for window in (found.best, found.last) if window is not None]
+    widths = [number for number in (found.gain, found.drop, found.stderr) if number is not None]
+    assert all(map(math.isfinite, means + widths))
+
+
+@given(
+    st.lists(st.integers(-1000, 1000), min_size=6, max_size=60),
+    st.integers(-8, 8),
+    st.integers(-1000, 1000),
+)
+def test_units_do_not_matter(values: list[int], exponent: int, shift: int) -> None:
+    """Scaled and shifted scores have the same truth, at the same steps."""
+    there = [math.ldexp(value + shift, exponent) for value in values]
+    before, after = judged([float(value) for value in values]), judged(there)
+    assert (before.truth, before.best and truth.place(before)) == (after.truth, after.best and truth.place(after))
