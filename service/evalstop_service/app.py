@@ -38,6 +38,7 @@ from evalstop_service.api import (
     pull,
     reference,
     replays,
+    roles,
     runs,
     series,
 )
@@ -63,22 +64,8 @@ from evalstop_service.vault import Vault
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
-    *(
-        projects,
-        keys,
-        policies,
-        runs,
-        observations,
-        series,
-        checkpoints,
-        decisions,
-        endpoints,
-        deliveries,
-        events,
-        audit,
-        precision,
-        authorities,
-    ),
+    *(projects, keys, policies, runs, roles, observations, series, checkpoints, decisions),
+    *(endpoints, deliveries, events, audit, precision, authorities),
     pull.signed_by(signature.headers),
 )
 

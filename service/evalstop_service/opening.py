@@ -9,7 +9,7 @@ from uuid import UUID
 from evalstop_detectors import NOTHING_SEEN, POLICIES, policy_to_document, verdict_to_document
 from msgspec.structs import replace
 
-from evalstop_service import cases
+from evalstop_service import cases, recognition
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.liveness import FOUND_AGAIN, Pulse
 from evalstop_service.retention import refuse_if_pruned
@@ -27,10 +27,14 @@ DEFAULT_POLICY = "default"
 
 @dataclass(frozen=True)
 class Request:
-    """What a trainer says of its run; None means 'as it is', or the project's default for a new run."""
+    """What a trainer says of its run; None means 'as it is', or the project's default for a new run.
+
+    `recognise`: which metrics play which role is to be found out while the run goes on.
+    """
 
     name: str
     metrics: dict[str, dict[str, str]] | None = None
+    recognise: bool = False
     labels: dict[str, str] | None = None
     policy: str | None = None
     mode: str | None = None
@@ -83,13 +87,15 @@ def resolve(tx: Transaction, project: Project, reference: str, now: datetime) ->
 
 def _new(tx: Transaction, project: Project, request: Request, now: datetime) -> Run:
     policy = resolve(tx, project, request.policy or project.default_policy, now)
+    by_itself = request.metrics is None and (request.recognise or bool(project.role_patterns))
+    unsaid = {} if by_itself else DEFAULT_METRICS
     return Run(
         id=new_id(),
         project_id=project.id,
         name=request.name,
         status="running",
         attempt=1,
-        metrics=DEFAULT_METRICS if request.metrics is None else request.metrics,
+        metrics=unsaid if request.metrics is None else request.metrics,
         labels=request.labels or {},
         policy_id=policy.id,
         policy_name=policy.name,
@@ -104,6 +110,7 @@ def _new(tx: Transaction, project: Project, request: Request, now: datetime) -> 
         created_at=now,
         updated_at=now,
         ended_at=None,
+        recognition=recognition.NOTHING_YET if by_itself else None,
     )
 
 
@@ -113,7 +120,7 @@ def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) 
     if run is None:
         raise Conflict(f"run {request.name!r} is being removed; open it again")
     refuse_if_pruned(run)
-    if request.metrics is not None and request.metrics != run.metrics:
+    if request.metrics not in (None, run.metrics) and not recognition.is_corrected(run):
         raise Conflict(
             f"run {run.name!r} is on record with the metrics {run.metrics}, not {request.metrics}; "
             "open it without metrics, or give the new run another name"

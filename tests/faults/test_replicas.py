@@ -61,9 +61,12 @@ class Story:
 
 
 def _step(news: News) -> tuple[int, int]:
-    if isinstance(news, Points):
-        return news.points[0].step, 1
-    return news.step, 0
+    match news:
+        case Points(points):
+            return points[0].step, 1
+        case Saved(step) | Resumed(step):
+            return step, 0
+    raise AssertionError(f"a story does not tell of {news}")
 
 
 def a_story(number: int, chance: random.Random) -> Story:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from evalstop_service import opening, responses
 from evalstop_service.api.bodies import JsonRoute
@@ -36,14 +37,37 @@ from evalstop_service.store.runs import Run
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
 
+def _one_metric_a_signal(metrics: dict[str, Role]) -> dict[str, Role]:
+    signals = [role.signal for role in metrics.values()]
+    twice = {signal for signal in signals if signals.count(signal) > 1}
+    if twice:
+        raise ValueError(f"one metric a signal, but {', '.join(sorted(twice))} has more")
+    return metrics
+
+
+Roles = Annotated[dict[Name, Role], Field(max_length=100), AfterValidator(_one_metric_a_signal)]
+
+
+def written_out(metrics: Mapping[str, Role]) -> dict[str, dict[str, str]]:
+    """The metrics with every direction written out."""
+    return {
+        metric: {
+            "signal": role.signal,
+            "direction": role.direction or ("minimize" if role.signal in ("kl", "loss") else "maximize"),
+        }
+        for metric, role in metrics.items()
+    }
+
+
 class RunIn(Body):
     """What a trainer says of its run. What it leaves out stays as it is, or is the project's default."""
 
     name: Name = Field(examples=["ppo-7b-seed3"])
-    metrics: Annotated[dict[Name, Role], Field(max_length=100)] | None = Field(
+    metrics: Roles | Literal["auto"] | None = Field(
         None,
-        description="the role of each metric that is to be watched; by default metrics called eval, proxy, kl and loss "
-        "are what they are called",
+        description="the role of each metric that is to be watched, or auto: they are recognised by their names while "
+        "the run goes on. By default as the project's patterns say; where it has none, metrics called eval, proxy, kl "
+        "and loss are what they are called",
         examples=[{"reward/gold": {"signal": "eval"}, "reward/proxy": {"signal": "proxy"}, "kl": {"signal": "kl"}}],
     )
     labels: Annotated[dict[Name, Line], Field(max_length=100)] | None = Field(
@@ -56,27 +80,6 @@ class RunIn(Body):
     )
     mode: Mode | None = None
     total_steps: Annotated[Whole, Field(ge=1, le=MAX_STEP)] | None = None
-
-    @field_validator("metrics")
-    @classmethod
-    def one_metric_a_signal(cls, metrics: dict[str, Role] | None) -> dict[str, Role] | None:
-        signals = [role.signal for role in (metrics or {}).values()]
-        twice = {signal for signal in signals if signals.count(signal) > 1}
-        if twice:
-            raise ValueError(f"one metric a signal, but {', '.join(sorted(twice))} has more")
-        return metrics
-
-    def roles(self) -> dict[str, dict[str, str]] | None:
-        """The metrics with every direction written out."""
-        if self.metrics is None:
-            return None
-        return {
-            metric: {
-                "signal": role.signal,
-                "direction": role.direction or ("minimize" if role.signal in ("kl", "loss") else "maximize"),
-            }
-            for metric, role in self.metrics.items()
-        }
 
 
 class ResumeIn(Body):
@@ -109,7 +112,16 @@ class VerdictPage(Page):
 @router.post("", status_code=201, responses={200: {"model": RunOut, "description": "The run was on record."}})
 def open_run(body: RunIn, caller: Ingest, database: Db, now: Now, response: Response) -> RunOut:
     """Open a run by its name: 201 when it is new, 200 when it was on record."""
-    request = opening.Request(body.name, body.roles(), body.labels, body.policy, body.mode, body.total_steps)
+    said = body.metrics
+    request = opening.Request(
+        body.name,
+        metrics=written_out(said) if isinstance(said, dict) else None,
+        recognise=said == "auto",
+        labels=body.labels,
+        policy=body.policy,
+        mode=body.mode,
+        total_steps=body.total_steps,
+    )
     run, created = opening.open_run(database, caller.project_id, request, now)
     response.status_code = 201 if created else 200
     with database.reading() as tx:

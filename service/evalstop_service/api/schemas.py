@@ -178,6 +178,9 @@ class ProjectOut(Answer):
     stops_share: float | None = Field(description="of its runs at most this share may be stopped in an hour; null: all")
     confirm_seconds: float = Field(description="how long a stop may wait for its confirmation before it is escalated")
     stale_seconds: float = Field(description="a run is not stale before it was silent for so long")
+    role_patterns: list[dict[str, str]] = Field(
+        description="by which metrics get their roles in runs whose trainers do not say it; the first that fits counts"
+    )
     paused_at: Time | None = Field(description="since then nothing is stopped; null: it is not paused")
     paused_by: str | None
     paused_reason: str | None

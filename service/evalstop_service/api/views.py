@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import structs
 from pydantic import Field
 
-from evalstop_service import vitals
+from evalstop_service import recognition, vitals
 from evalstop_service.api.schemas import (
     Answer,
     BestOut,
@@ -96,6 +96,19 @@ class PulseOut(Answer):
     dead: list[DeadOut] = Field(description="of the metrics that may stop the run, as of the last look at it")
 
 
+class RecognitionOut(Answer):
+    """How a run's metrics came by their roles."""
+
+    open: bool = Field(description="metrics that come in for the first time may still change the roles")
+    preset: str | None = Field(description="the trainer whose names they are")
+    sources: dict[str, str] = Field(
+        description="by metric: trainer (it said so), default, preset NAME, names (nobody's in particular), pattern "
+        "(of the project), person"
+    )
+    reasons: dict[str, str] = Field(description="by metric: why it has its role, or why it has none")
+    warnings: list[str]
+
+
 class RunOut(Answer):
     """A run and where it stands."""
 
@@ -108,6 +121,7 @@ class RunOut(Answer):
     ended_at: Time | None
     pruned_at: Time | None = Field(None, description="since then its observations and checkpoints are gone")
     metrics: dict[str, dict[str, str]]
+    recognition: RecognitionOut
     labels: dict[str, str]
     policy: PolicyName
     mode: Mode
@@ -150,6 +164,7 @@ def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOu
         RunOut.model_validate(
             structs.asdict(run)
             | {
+                "recognition": recognition.told(run),
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
                 "should_stop": run.id in on_record and on_record[run.id].stops(now),
                 "decision": decision_out(tx, on_record[run.id]) if run.id in on_record else None,

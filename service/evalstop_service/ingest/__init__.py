@@ -9,13 +9,14 @@ Any process may take news of any run at any time: what is remembered is a cache 
 from evalstop_service.ingest.committer import Committer, Limits
 from evalstop_service.ingest.junction import take
 from evalstop_service.ingest.live import CHOOSER, LiveRuns
-from evalstop_service.ingest.news import Arrival, Contradiction, News, Points, Receipt, Resumed, Saved
+from evalstop_service.ingest.news import Arrival, Contradiction, Corrected, News, Points, Receipt, Resumed, Saved
 
 __all__ = [
     "CHOOSER",
     "Arrival",
     "Committer",
     "Contradiction",
+    "Corrected",
     "Limits",
     "LiveRuns",
     "News",

@@ -11,22 +11,24 @@ from uuid import UUID
 from evalstop_detectors import Best, Observation, advance, is_late, start, verdict_to_document
 from msgspec.structs import replace
 
-from evalstop_service import cases, hindsight, watching
+from evalstop_service import cases, hindsight, recognition, watching
 from evalstop_service.errors import Conflict, NotFound, ServiceError
 from evalstop_service.ingest import announcing, attempts
 from evalstop_service.ingest.identity import sort_out
 from evalstop_service.ingest.live import LATE_WEIGHT, SHARED_FOR, LiveRun, LiveRuns
-from evalstop_service.ingest.news import Arrival, Points, Receipt, Resumed, Saved
+from evalstop_service.ingest.news import Arrival, Corrected, Points, Receipt, Resumed, Saved
 from evalstop_service.ingest.recall import after, recall, scores_of
 from evalstop_service.ingest.work import Moved, Work
 from evalstop_service.liveness import FOUND_AGAIN, Pulse
+from evalstop_service.recognition import Cast
 from evalstop_service.retention import refuse_if_pruned
-from evalstop_service.store import checkpoints, pulses
+from evalstop_service.store import audit, checkpoints, projects, pulses, runs
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.telemetry import Telemetry
 from evalstop_service.traces import Tracer
+from evalstop_service.watching import Watch
 
 Answer = Receipt | ServiceError
 """What became of an arrival, or why it could not be taken: NotFound, Conflict. Then nothing of it was stored."""
@@ -91,18 +93,22 @@ def _answer(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
                 return _take_checkpoint(work, live, at, uri)
             case Resumed(at):
                 return _take_resumption(work, live, at)
+            case Corrected(metrics, actor):
+                return _take_correction(work, live, metrics, actor)
     except ServiceError as error:  # raised before anything of it was stored
         return error
 
 
 def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receipt:
+    names = _names(live, points) if recognition.is_open(live.run) else None
     found = sort_out(work, live, points)
     fresh = found.fresh
     if fresh:
         work.store(live, fresh, found.late)
+    recast = None if names is None else _recognise(work, live, names)
     if fresh or live.reached:
-        rewritten = _step(work, live, fresh)
-        late, moved = _weigh(work, live, fresh)
+        rewritten = recast is not None or _step(work, live, fresh)
+        late, moved = (False, recast) if recast is not None else _weigh(work, live, fresh)
         last_step = live.run.last_step
         if fresh and (last_step is None or max(point.step for point in fresh) > last_step):
             moved["last_step"] = max(point.step for point in fresh)
@@ -138,6 +144,47 @@ def _take_resumption(work: Work, live: LiveRun, at: int) -> Receipt:
     _go_back(work, live, None)
     _settle(work, live, begun.changes | _pointers(work, live, ended=False), rewritten=True)
     return Receipt(live.run, work.decision(live), superseded=begun.superseded)
+
+
+def _take_correction(work: Work, live: LiveRun, metrics: dict[str, dict[str, str]], actor: str) -> Receipt:
+    run, as_said = live.run, recognition.corrected(live.run, metrics)
+    if (run.metrics, run.recognition) != as_said:
+        details = {"before": run.metrics, "after": metrics}
+        audit.record(work.tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, work.now)
+        _settle(work, live, _recast(work, live, as_said), rewritten=True)
+    return Receipt(live.run, work.decision(live))
+
+
+def _names(live: LiveRun, points: Sequence[Point]) -> set[str] | None:
+    """All names of a run's metrics when these points bring new ones; None when they bring none."""
+    known = live.last_steps.keys() | live.run.metrics.keys()
+    new = {point.metric for point in points} - known
+    return known | new if new and len(known) < recognition.MOST_NAMES else None
+
+
+def _recognise(work: Work, live: LiveRun, names: set[str]) -> dict[str, Any] | None:
+    """Find out the roles of a run with these metrics; what it changes of the row if they are others than before."""
+    patterns = projects.get(work.tx, live.run.project_id).role_patterns
+    found = recognition.cast(names, live.run.labels, patterns)
+    if found.metrics != live.run.metrics:
+        return _recast(work, live, found)
+    if found.recognition != live.run.recognition:
+        _store_cast(work, live, found)
+    return None
+
+
+def _recast(work: Work, live: LiveRun, roles: Cast) -> dict[str, Any]:
+    """Show the detectors other metrics than before, from the first observation on; what it changes of the row."""
+    _store_cast(work, live, roles)
+    live.watch, live.scores = Watch(live.run, live.policy), None
+    work.write()
+    _go_back(work, live, None)
+    return {"best_checkpoint": None, "raw_maximum": None} | _pointers(work, live)
+
+
+def _store_cast(work: Work, live: LiveRun, roles: Cast) -> None:
+    runs.cast(work.tx, live.run.id, roles.metrics, roles.recognition)
+    live.run = replace(live.run, metrics=roles.metrics, recognition=roles.recognition)
 
 
 def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bool = False) -> None:

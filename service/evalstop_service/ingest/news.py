@@ -32,7 +32,15 @@ class Resumed:
     step: int
 
 
-News = Points | Saved | Resumed
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """News: a person says which metrics play which role, `actor` being what is written down of whom."""
+
+    metrics: dict[str, dict[str, str]]
+    actor: str
+
+
+News = Points | Saved | Resumed | Corrected
 
 
 @dataclass(frozen=True, slots=True)

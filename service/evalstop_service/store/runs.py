@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -75,6 +75,13 @@ def add(tx: Transaction, run: Run) -> bool:
 def save(tx: Transaction, run: Run) -> None:
     """Store a run that was locked in this transaction."""
     tx.execute(runs.update().where(runs.c.id == run.id).values(**_columns_of(run)))
+
+
+def cast(
+    tx: Transaction, run_id: UUID, metrics: Mapping[str, Mapping[str, str]], recognition: Mapping[str, Any]
+) -> None:
+    """Store which metrics of a run that is locked play which role, and how that was found."""
+    tx.execute(runs.update().where(runs.c.id == run_id).values(metrics=metrics, recognition=recognition))
 
 
 def add_attempt(tx: Transaction, run_id: UUID, attempt: int, resumed_from_step: int, now: datetime) -> None:

@@ -34,6 +34,9 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("POST", "/project/pause"): {"actor": "dana", "reason": "the eval set is broken"},
     ("POST", "/project/resume"): {"actor": "dana"},
+    ("PUT", "/project/role-patterns"): {
+        "role_patterns": [{"pattern": "val-core/*/mean@*", "signal": "eval", "direction": "maximize"}]
+    },
     ("POST", "/keys"): {"name": "k", "scopes": ["ingest"]},
     ("POST", "/policies"): {
         "name": "patient",
@@ -53,6 +56,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "mode": "enforce",
         "total_steps": 100,
     },
+    ("PATCH", "/runs/{run_id}/metrics"): {"metrics": {"gold": {"signal": "eval", "direction": "maximize"}}},
     ("POST", "/runs/{run_id}/resume"): {"step": 3},
     ("POST", "/runs/{run_id}/finish"): {"status": "completed"},
     ("POST", "/runs/{run_id}/observations"): {

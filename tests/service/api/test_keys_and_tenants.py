@@ -29,6 +29,8 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("DELETE", "/policies/{name}/authority"): set(),
     ("GET", "/precision"): {"read"},
     ("GET", "/cases"): {"read"},
+    ("PUT", "/project/role-patterns"): set(),
+    ("PATCH", "/runs/{run_id}/metrics"): {"operate"},
     ("GET", "/runs"): {"read"},
     ("POST", "/runs"): {"ingest"},
     ("GET", "/runs/{run_id}"): {"read", "ingest"},

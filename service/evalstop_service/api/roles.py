@@ -1,0 +1,78 @@
+"""Which metric plays which role: corrected for a run, and told by patterns for a project."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import AfterValidator, Field
+
+from evalstop_service.api.bodies import JsonRoute
+from evalstop_service.api.context import Admin, Commit, Db, Now, Operate
+from evalstop_service.api.runs import Roles, written_out
+from evalstop_service.api.schemas import Body, Name, ProjectOut, Role
+from evalstop_service.api.views import RunOut, run_out
+from evalstop_service.ingest import Arrival, Corrected
+from evalstop_service.store import audit, projects
+
+router = APIRouter(tags=["roles"], route_class=JsonRoute)
+
+
+def _closed(pattern: str) -> str:
+    if pattern.count("[") > pattern.count("]"):
+        raise ValueError("a [ that is not closed; write [[] for the character itself")
+    return pattern
+
+
+class MetricsIn(Body):
+    """All metrics of a run that play a role."""
+
+    metrics: Roles = Field(
+        examples=[{"val-core/gsm8k/mean@4": {"signal": "eval"}, "critic/score/mean": {"signal": "proxy"}}]
+    )
+
+
+class Pattern(Role):
+    """The role of all metrics whose name fits."""
+
+    pattern: Annotated[Name, AfterValidator(_closed)] = Field(
+        description="* is any text, ? any character, [ab] one of these; upper and lower case differ",
+        examples=["val-core/*/mean@*"],
+    )
+
+
+class PatternsIn(Body):
+    """The patterns of a project: the first that fits a name counts, and of a signal the metric that fits first."""
+
+    role_patterns: Annotated[list[Pattern], Field(max_length=100)]
+
+
+@router.patch("/runs/{run_id}/metrics", tags=["runs"])
+def correct_metrics(
+    run_id: UUID, body: MetricsIn, caller: Operate, committer: Commit, database: Db, now: Now
+) -> RunOut:
+    """Say which metrics play which role: these and no others. The run is judged anew from its first observation on.
+
+    What was recognised no longer counts, and nothing is recognised in this run from now on.
+    """
+    news = Corrected(written_out(body.metrics), f"key {caller.key.name}")
+    receipt = committer.take(Arrival(caller.project_id, run_id, news))
+    with database.reading() as tx:
+        return run_out(tx, receipt.run, now)
+
+
+@router.put("/project/role-patterns", tags=["projects"])
+def set_role_patterns(body: PatternsIn, caller: Admin, database: Db, now: Now) -> ProjectOut:
+    """Say by pattern which metrics play which role, in runs of the key's project whose trainers do not say it.
+
+    Runs that are open take them up when a metric comes in for the first time.
+    """
+    patterns = [pattern.model_dump(exclude_none=True) for pattern in body.role_patterns]
+    with database.transaction() as tx:
+        project = replace(projects.lock(tx, caller.project_id), role_patterns=patterns)
+        projects.change(tx, project)
+        actor, details = f"key {caller.key.name}", {"role_patterns": patterns}
+        audit.record(tx, project.id, actor, "project.changed", f"project {project.name}", details, now)
+    return ProjectOut.model_validate(project)

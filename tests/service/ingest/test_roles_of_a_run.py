@@ -1,0 +1,142 @@
+"""Runs whose metrics get their roles while they go on: recognised with each new name, and corrected by a person."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from evalstop_service import opening
+from evalstop_service.errors import Conflict
+from evalstop_service.ingest import Corrected, LiveRuns, Points, Saved
+from evalstop_service.store import audit, projects
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.service.scenes import FALLING, NOW, Scene
+
+LAWS = settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+GOLD = {"signal": "eval", "direction": "maximize"}
+
+
+def falling(metric: str) -> list[Point]:
+    return [Point(metric, point.step, point.value) for point in FALLING]
+
+
+def test_recognised_while_it_runs(scene: Scene) -> None:
+    """A run that says nothing of its metrics gets its roles by their names, and a stop by what was seen before."""
+    run = scene.open(recognise=True, policy="paper")
+    assert (run.metrics, run.recognition is not None) == ({}, True)
+    scene.take(run, Saved(1, "file:///1"))
+    scene.post(run, [Point("train_runtime", point.step, 1.0) for point in FALLING])
+    receipt = scene.post(run, falling("eval_accuracy"))
+    assert receipt.run.metrics == {"eval_accuracy": GOLD}
+    assert receipt.run.verdict["verdict"] == "stop"
+    assert receipt.run.best_checkpoint is not None
+    assert scene.read(run).metrics == receipt.run.metrics
+    assert scene.read(run).verdict == receipt.run.verdict
+
+
+def test_a_better_candidate_takes_the_role(scene: Scene) -> None:
+    """When a better gold metric comes in, the run is judged by it alone, from its first observation on."""
+    run = scene.open(recognise=True, policy="paper")
+    assert scene.post(run, falling("eval_loss")).run.verdict["verdict"] == "continue"
+    before = scene.read(run)
+    after = scene.post(run, falling("eval_accuracy")).run
+    assert after.rewritten_version > before.rewritten_version
+    assert [name for name, role in after.metrics.items() if role["signal"] == "eval"] == ["eval_accuracy"]
+    assert after.verdict["verdict"] == "stop"
+    assert after.raw_maximum == {"step": 1, "score": 0.9}
+
+
+@LAWS
+@given(cuts=st.lists(st.integers(1, 14), unique=True), shuffled=st.permutations(range(15)))
+def test_the_order_of_names_changes_nothing(scene: Scene, cuts: list[int], shuffled: list[int]) -> None:
+    """However the points of all metrics are mixed and cut into batches, roles, verdict and pointers are the same."""
+    points = [*falling("eval_accuracy"), *falling("reward"), *falling("eval_loss")]
+    whole, parts = scene.open(recognise=True, policy="paper"), scene.open(recognise=True, policy="paper")
+    scene.post(whole, points)
+    mixed, bounds = [points[place] for place in shuffled], [0, *sorted(cuts), len(points)]
+    for start, end in itertools.pairwise(bounds):
+        scene.post(parts, mixed[start:end])
+    assert essence(scene.read(parts)) == essence(scene.read(whole))
+
+
+def essence(run: Run) -> tuple[object, ...]:
+    return run.metrics, run.recognition, run.verdict["verdict"], run.raw_maximum
+
+
+def test_a_person_has_the_last_word(scene: Scene) -> None:
+    """A correction is judged by at once, is on the audit log, and no new name changes it; neither does the trainer."""
+    run = scene.open(recognise=True, policy="paper")
+    scene.post(run, [*falling("odd"), *[Point("eval_accuracy", point.step, 0.5) for point in FALLING]])
+    receipt = scene.take(run, Corrected({"odd": GOLD}, "dana"))
+    assert receipt.run.verdict["verdict"] == "stop"
+    assert receipt.run.recognition is not None
+    assert receipt.run.recognition["sources"] == {"odd": "person"}
+    with scene.database.reading() as tx:
+        (entry,) = audit.listing(tx, scene.project_id, action="run.metrics_changed")
+    assert (entry.actor, entry.details["after"]) == ("dana", {"odd": GOLD})
+    assert scene.post(run, falling("eval_f1")).run.metrics == {"odd": GOLD}
+    assert scene.open(run.name, metrics={"eval_accuracy": GOLD}).metrics == {"odd": GOLD}
+
+
+def test_correcting_twice_is_harmless(scene: Scene) -> None:
+    """The same correction, sent again, changes nothing and is written down once."""
+    run = scene.open()
+    first = scene.take(run, Corrected({"odd": GOLD}, "dana")).run
+    assert scene.take(run, Corrected({"odd": GOLD}, "dana")).run.version == first.version
+    with scene.database.reading() as tx:
+        assert len(audit.listing(tx, scene.project_id, action="run.metrics_changed")) == 1
+
+
+def test_another_process_notices(scene: Scene) -> None:
+    """A process that remembers a run by its old roles judges by the new ones as soon as it takes more of it in."""
+    other = replace(scene, live=LiveRuns())
+    run = scene.open(policy="paper")
+    other.post(run, falling("odd"))
+    scene.take(run, Corrected({"odd": GOLD}, "dana"))
+    receipt = other.post(run, [Point("odd", 5, 0.5)])
+    assert receipt.run.metrics == {"odd": GOLD}
+    assert receipt.run.verdict["verdict"] == "stop"
+
+
+def test_gold_that_is_taken_away(scene: Scene) -> None:
+    """When nothing is gold any more, nothing is pointed at any more."""
+    run = scene.open()
+    scene.take(run, Saved(1, "file:///1"))
+    assert scene.post(run, FALLING).run.best_checkpoint is not None
+    after = scene.take(run, Corrected({}, "dana")).run
+    assert (after.best_checkpoint, after.raw_maximum) == (None, None)
+
+
+def test_patterns_of_the_project(scene: Scene) -> None:
+    """In a project with patterns, runs that do not say their metrics get their roles by them."""
+    with scene.database.transaction() as tx:
+        project = projects.lock(tx, scene.project_id)
+        projects.change(tx, replace(project, role_patterns=[{"pattern": "odd/*", "signal": "eval"}]))
+    run = scene.open(policy="paper")
+    assert scene.post(run, falling("odd/one")).run.verdict["verdict"] == "stop"
+    said = scene.open(metrics={"odd/two": GOLD | {"direction": "minimize"}})
+    assert said.recognition is None
+
+
+def test_another_word_of_the_trainer(scene: Scene) -> None:
+    """A run whose roles are recognised cannot be opened with others by its trainer."""
+    run = scene.open(recognise=True)
+    with pytest.raises(Conflict):
+        scene.open(run.name, metrics={"odd": GOLD})
+    assert opening.Request("n").recognise is False
+
+
+def test_names_without_end(scene: Scene) -> None:
+    """Past a thousand names the roles stay as they are, and points are taken as ever."""
+    run = scene.open(recognise=True)
+    scene.post(run, [Point(f"m{number}", 0, 1.0) for number in range(1000)])
+    receipt = scene.take(run, Points((Point("eval_accuracy", 0, 1.0),)), NOW)
+    assert (receipt.accepted, receipt.run.metrics) == (1, {})
