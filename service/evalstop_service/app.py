@@ -16,7 +16,20 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import authority, chores, deadlines, pages, retention, targets, traces, vault, vigil, webhooks
+from evalstop_service import (
+    authority,
+    chores,
+    deadlines,
+    grants,
+    openid,
+    pages,
+    retention,
+    targets,
+    traces,
+    vault,
+    vigil,
+    webhooks,
+)
 from evalstop_service.api import (
     audit,
     authorities,
@@ -128,7 +141,7 @@ def create_app(
     app.include_router(api)
     app.include_router(health.router)
     app.include_router(metrics.routes(telemetry, settings.metrics_public))
-    pages.install(app, database, clock, session_secret)
+    pages.install(app, database, clock, session_secret, _openid(settings))
     lane = ExpressLane(
         ProxyHeadersMiddleware(app.behind, settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
@@ -138,6 +151,20 @@ def create_app(
     )
     app.front = Watch(lane, telemetry, tracer, settings.access_log)
     return app
+
+
+def _openid(settings: Settings) -> pages.OpenId | None:
+    if settings.oidc_issuer is None or settings.oidc_client_id is None or settings.oidc_grants is None:
+        return None
+    secret = settings.oidc_client_secret
+    terms = openid.Terms(
+        issuer=settings.oidc_issuer,
+        client_id=settings.oidc_client_id,
+        client_secret=secret.get_secret_value() if secret else None,
+        scopes=settings.oidc_scopes,
+    )
+    who = grants.Grants(grants.parse(settings.oidc_grants), settings.oidc_groups_claim, settings.oidc_name_claim)
+    return pages.OpenId(openid.Provider(terms), who)
 
 
 def _send_once(settings: Settings) -> webhooks.Send:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import sqlalchemy as sa
-from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from evalstop_service import targets, vault
+from evalstop_service import grants, targets, vault
 
 
 def _database_url(url: str) -> str:
@@ -26,6 +27,19 @@ def _database_url(url: str) -> str:
 def _keys(given: SecretStr) -> SecretStr:
     vault.parse(given.get_secret_value())
     return given
+
+
+def _issuer(url: str) -> str:
+    parts = urlsplit(url)
+    local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)) or parts.query:
+        raise ValueError("an issuer is an https URL, exactly as the provider calls itself")
+    return url
+
+
+def _grants(text: str) -> str:
+    grants.parse(text)
+    return text
 
 
 def _networks(text: str) -> str:
@@ -87,6 +101,18 @@ class Settings(BaseSettings):
         None, description="signs the sessions of the pages, the same for all replicas; None makes one at each start"
     )
 
+    oidc_issuer: Annotated[str, AfterValidator(_issuer)] | None = Field(
+        None, description="the URL of an OpenID provider that people may sign in by; None is by keys alone"
+    )
+    oidc_client_id: str | None = Field(None, description="what the provider knows this service as")
+    oidc_client_secret: SecretStr | None = Field(None, description="None for a public client, which has PKCE alone")
+    oidc_grants: Annotated[str, AfterValidator(_grants)] | None = Field(
+        None, description="who gets which role in which project: JSON, or the path of a file that holds it"
+    )
+    oidc_groups_claim: str = Field("groups", description="the claim that lists somebody's groups")
+    oidc_name_claim: str = Field("name", description="the claim to call somebody by who has no verified e-mail address")
+    oidc_scopes: str = Field("openid email profile", description="what is asked for; some providers want groups, too")
+
     secret_keys: Annotated[SecretStr, AfterValidator(_keys)] | None = Field(
         None, description="seal webhook secrets at rest; each 32 bytes in base64, the first seals, all open"
     )
@@ -126,6 +152,15 @@ class Settings(BaseSettings):
         if seconds <= timeout_seconds:
             raise ValueError(f"it must be longer than EVALSTOP_DELIVERY_TIMEOUT_SECONDS, which is {timeout_seconds:g}")
         return seconds
+
+    @model_validator(mode="after")
+    def oidc_is_whole(self) -> Settings:
+        needed = {"EVALSTOP_OIDC_ISSUER": self.oidc_issuer, "EVALSTOP_OIDC_CLIENT_ID": self.oidc_client_id}
+        needed["EVALSTOP_OIDC_GRANTS"] = self.oidc_grants
+        missing = [name for name, value in needed.items() if value is None]
+        if missing and len(missing) < len(needed):
+            raise ValueError(f"to sign in by OpenID set {', '.join(missing)} as well")
+        return self
 
     @property
     def url(self) -> str:

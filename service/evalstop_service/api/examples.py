@@ -37,6 +37,14 @@ CHANGE = {
     "reason": VERDICT["reason"],
     "details": {},
 }
+AUDIT_ENTRY = {
+    "id": "0199aa13-2222-7a33-8b44-5c6d7e8f9a0b",
+    "at": STOPPED,
+    "actor": "key operators",
+    "action": "decision.vetoed",
+    "subject": f"decision {DECISION_ID}",
+    "details": {"run": "ppo-7b-seed3", "said_by": "dana", "reason": "the eval set was broken this morning"},
+}
 POLICY_NAME = {"name": "default", "version": 1}
 DECISION = {
     "id": DECISION_ID,
@@ -281,6 +289,7 @@ EXAMPLES: dict[str, Any] = {
         "total_steps": 10000,
     },
     "RunOut": RUN,
+    "AuditPage": _page(AUDIT_ENTRY),
     "RunPage": _page(RUN),
     "SavedOut": CHECKPOINT | {"created": True, "best_checkpoint": BEST},
     "SettleIn": {"delivery_id": DELIVERY["id"], "attempt": 1, "status": 202},

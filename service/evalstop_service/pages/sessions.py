@@ -1,4 +1,4 @@
-"""Signed: the session in a visitor's cookie and the token of a sign-in link, which name a key, and tokens of forms."""
+"""What is signed: sessions and sign-in links, which name a key, a sign-in under way elsewhere, and tokens of forms."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from itsdangerous import BadData, Signer, TimestampSigner, URLSafeTimedSerialize
 
 from evalstop_service.clock import Clock
 
-COOKIE = "evalstop_session"
 SESSION_SECONDS = 7 * 24 * 3600
 LINK_SECONDS = 12 * 3600
+FLOW_SECONDS = 600
 
 
 class Sessions:
     """Makes and reads them. What was signed for one purpose is worth nothing for another."""
 
     def __init__(self, secret: str, clock: Clock) -> None:
+        self._flow = _serializer(secret, "evalstop.openid", clock)
         self._form = Signer(secret, salt="evalstop.form", key_derivation="hmac", digest_method=hashlib.sha256)
         self._session = _serializer(secret, "evalstop.session", clock)
         self._link = _serializer(secret, "evalstop.link", clock)
@@ -38,6 +39,18 @@ class Sessions:
     def of_link(self, text: str) -> UUID | None:
         """The key that a sign-in token names; None when it is forged or too old."""
         return _load(self._link, text, LINK_SECONDS)
+
+    def flow(self, begun: dict[str, str]) -> str:
+        """A sign-in that goes on at an OpenID provider, for the browser to keep for ten minutes."""
+        return self._flow.dumps(begun)
+
+    def of_flow(self, text: str) -> dict[str, str] | None:
+        """The sign-in that a browser kept; None when it is forged or too old."""
+        try:
+            begun: dict[str, str] = self._flow.loads(text, max_age=FLOW_SECONDS)
+        except BadData:
+            return None
+        return begun
 
     def form(self, cookie: str) -> str:
         """The token that goes with every form of the session in this cookie, so that no other site can send one.

@@ -8,17 +8,18 @@ from fastapi import FastAPI
 
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.pages import assets, run, runs, signing_in
+from evalstop_service.pages import openid as openid_pages
 from evalstop_service.pages.answers import TEMPLATES
 from evalstop_service.pages.live import Streams
 from evalstop_service.pages.sessions import Sessions
-from evalstop_service.pages.visitor import Site
+from evalstop_service.pages.visitor import OpenId, Site
 from evalstop_service.store.database import Database
 
 
-def install(app: FastAPI, database: Database, clock: Clock, session_secret: str) -> None:
+def install(app: FastAPI, database: Database, clock: Clock, session_secret: str, openid: OpenId | None = None) -> None:
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
-    app.state.pages = Site(database, clock, Sessions(session_secret, clock), TEMPLATES, Streams())
-    for part in (assets, signing_in, runs, run):
+    app.state.pages = Site(database, clock, Sessions(session_secret, clock), TEMPLATES, Streams(), openid)
+    for part in (assets, signing_in, openid_pages, runs, run):
         app.include_router(part.router, include_in_schema=False)
 
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import Depends, Request
 from jinja2 import Environment
 
 from evalstop_service.clock import Clock
-from evalstop_service.grants import VisitorRole, of_scopes
+from evalstop_service.grants import EVERY, Grants, VisitorRole, of_scopes, role_in
+from evalstop_service.openid import Provider
 from evalstop_service.pages.answers import MayNot, SignInNeeded, StrangeForm
+from evalstop_service.pages.cookies import PROJECT, SESSION
 from evalstop_service.pages.live import Streams
-from evalstop_service.pages.sessions import COOKIE, Sessions
-from evalstop_service.store import keys, projects
+from evalstop_service.pages.sessions import Sessions
+from evalstop_service.store import keys, projects, sessions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
+from evalstop_service.store.sessions import Session
+
+
+@dataclass(frozen=True)
+class OpenId:
+    """Who is asked who a visitor is, and what that lets them be."""
+
+    provider: Provider
+    grants: Grants
 
 
 @dataclass(frozen=True)
@@ -29,19 +41,27 @@ class Site:
     sessions: Sessions
     templates: Environment
     streams: Streams
+    openid: OpenId | None = None
 
 
 @dataclass(frozen=True)
 class Visitor:
     """Who looks at a project, and what they may do in it.
 
-    `actor`: as what they do is written down. `csrf`: the token that each of their forms carries.
+    `actor`: as what they do is written down. `csrf`: the token that each of their forms carries. `session`: of those
+    who signed in by an OpenID provider.
     """
 
     project: Project
     role: VisitorRole
     actor: str
     csrf: str
+    session: Session | None = None
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether they may go to another project."""
+        return self.session is not None and (len(self.session.grants) > 1 or EVERY in self.session.grants)
 
     def may(self, role: str) -> bool:
         """Whether they may do what this role may; for templates, which do not show what would be refused."""
@@ -66,14 +86,45 @@ def may_look(key: Key | None) -> bool:
 
 
 def known(tx: Transaction, site: Site, request: Request) -> Visitor | None:
-    """The visitor that a request's cookie names, if their key still opens the pages."""
-    cookie = request.cookies.get(COOKIE, "")
+    """The visitor that a request's cookie names, if their key or their session still opens the pages."""
+    cookie = request.cookies.get(SESSION, "")
+    form = site.sessions.form(cookie)
+    if cookie.startswith(sessions.PREFIX):
+        session = sessions.find(tx, cookie, site.clock())
+        project = _entered(tx, session, request.cookies.get(PROJECT, "")) if session else None
+        role = role_in(session.grants, project.name) if session and project else None
+        if session is None or project is None or role is None:
+            return None
+        return Visitor(project, role, user(session), form, session)
     key_id = site.sessions.of_session(cookie)
     key = keys.find(tx, key_id) if key_id else None
     role = of_scopes(key.scopes) if key else None
     if key is None or key.project_id is None or role is None:
         return None
-    return Visitor(projects.get(tx, key.project_id), role, f"key {key.name}", site.sessions.form(cookie))
+    return Visitor(projects.get(tx, key.project_id), role, f"key {key.name}", form)
+
+
+def user(session: Session) -> str:
+    """How somebody who signed in by a provider is written down."""
+    return f"user {session.name}"
+
+
+def granted(tx: Transaction, grants: Mapping[str, str]) -> list[Project]:
+    """The projects that these grants open and that there are, by name."""
+    if EVERY in grants:
+        return projects.listing(tx)
+    return [found for name in sorted(grants) if (found := projects.find_by_name(tx, name)) is not None]
+
+
+def _entered(tx: Transaction, session: Session, chosen: str) -> Project | None:
+    """The project that the visitor chose, if it is open to them, else the first that is."""
+    try:
+        project = projects.find(tx, UUID(chosen))
+    except ValueError:
+        project = None
+    if project is not None and role_in(session.grants, project.name) is not None:
+        return project
+    return next(iter(granted(tx, session.grants)), None)
 
 
 def foreign(request: Request) -> bool:
@@ -101,7 +152,7 @@ def _visitor(request: Request, site: SiteOf) -> Visitor:
 async def _signed_in(request: Request, site: SiteOf, visitor: Annotated[Visitor, Depends(_visitor)]) -> Visitor:
     if request.method not in _SAFE:
         token = await form_token(request)
-        if foreign(request) or not site.sessions.is_form(request.cookies.get(COOKIE, ""), token):
+        if foreign(request) or not site.sessions.is_form(request.cookies.get(SESSION, ""), token):
             raise StrangeForm
     return visitor
 

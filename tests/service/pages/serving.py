@@ -43,9 +43,9 @@ class NoChromium(Exception):
 
 
 @contextmanager
-def serving(database: Database, clock: Clock = utc_now) -> Iterator[str]:
+def serving(database: Database, clock: Clock = utc_now, settings: Settings | None = None) -> Iterator[str]:
     """A server on a database at head; yields its address."""
-    app = create_app(Settings(), database, clock, session_secret=SECRET)
+    app = create_app(settings or Settings(), database, clock, session_secret=SECRET)
     config = uvicorn.Config(app, "127.0.0.1", 0, ws="none", log_config=None, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -66,6 +66,19 @@ def serving(database: Database, clock: Clock = utc_now) -> Iterator[str]:
 def token_of(visitor: httpx.Client, path: str = "/runs") -> str:
     """The token that the forms of a visitor's session carry, as a page has it."""
     return visitor.get(path).text.split('<meta name="csrf" content="')[1].split('"')[0]
+
+
+def form_token_of(stranger: httpx.Client) -> str:
+    """The token that the form to sign in carries, for the browser that it is shown to."""
+    return stranger.get("/login").text.split('name="csrf" value="')[1].split('"')[0]
+
+
+def sign_in(
+    stranger: httpx.Client, key: str, target: str = "/", headers: dict[str, str] | None = None
+) -> httpx.Response:
+    """Sign in by the form, as a browser sends it."""
+    form = {"key": key, "next": target, "csrf": form_token_of(stranger)}
+    return stranger.post("/login", data=form, headers=headers)
 
 
 @contextmanager

@@ -16,8 +16,9 @@ import httpx
 import pytest
 from evalstop_service import responses
 from evalstop_service.lifecycle import State
+from evalstop_service.pages.cookies import SESSION
 from evalstop_service.pages.live import Streams
-from evalstop_service.pages.sessions import COOKIE, Sessions
+from evalstop_service.pages.sessions import Sessions
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from fastapi import Response
@@ -155,7 +156,7 @@ def test_a_server_with_open_streams_shuts_down(
         )
     try:
         with httpx.Client(base_url=address_in(log, server), timeout=DEADLINE_SECONDS) as client:
-            client.cookies.set(COOKIE, Sessions(SECRET, lambda: now).session(tenant.key.id))
+            client.cookies.set(SESSION, Sessions(SECRET, lambda: now).session(tenant.key.id))
             with events(client, "/runs/events?since=") as names:
                 assert next(names) == "changed"
                 server.send_signal(ending)

@@ -9,7 +9,8 @@ from uuid import uuid4
 import httpx
 import pytest
 from evalstop_service import pages
-from evalstop_service.pages.sessions import COOKIE, LINK_SECONDS, SESSION_SECONDS, Sessions
+from evalstop_service.pages.cookies import SESSION
+from evalstop_service.pages.sessions import LINK_SECONDS, SESSION_SECONDS, Sessions
 from evalstop_service.pages.signing_in import local_path
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
@@ -17,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.service.pages.recorded import Tenant, add_tenant, open_run
-from tests.service.pages.serving import EMBEDDED, SECRET, token_of
+from tests.service.pages.serving import EMBEDDED, SECRET, form_token_of, sign_in, token_of
 
 PATHS = ("", "/series.json", "/events")
 
@@ -25,7 +26,7 @@ PATHS = ("", "/series.json", "/events")
 @EMBEDDED
 def test_a_key_opens_the_pages(stranger: httpx.Client, tenant: Tenant) -> None:
     """A key with the scope read gives a session that scripts cannot see and other sites cannot send."""
-    answer = stranger.post("/login", data={"key": f" {tenant.secret}\n", "next": "/?status=running"})
+    answer = sign_in(stranger, f" {tenant.secret}\n", "/?status=running")
     assert (answer.status_code, answer.headers["location"]) == (303, "/?status=running")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
@@ -38,7 +39,7 @@ def test_a_key_opens_the_pages(stranger: httpx.Client, tenant: Tenant) -> None:
 @EMBEDDED
 def test_the_cookie_is_secure_on_https(stranger: httpx.Client, tenant: Tenant) -> None:
     """Behind a proxy that ends TLS the browser is told to send the cookie over https only."""
-    answer = stranger.post("/login", data={"key": tenant.secret}, headers={"X-Forwarded-Proto": "https"})
+    answer = sign_in(stranger, tenant.secret, headers={"X-Forwarded-Proto": "https"})
     assert "; secure" in answer.headers["set-cookie"].lower()
 
 
@@ -58,7 +59,7 @@ def test_forged_links_do_not(stranger: httpx.Client, tenant: Tenant, token: str)
     """A token that this service did not sign opens nothing."""
     answer = stranger.get("/login", params={"token": token})
     assert answer.status_code == 401
-    assert COOKIE not in stranger.cookies
+    assert SESSION not in stranger.cookies
 
 
 def test_signatures_are_for_one_purpose_and_one_time(now: datetime) -> None:
@@ -86,11 +87,11 @@ def test_wrong_keys_are_told_why(stranger: httpx.Client, database: Database, now
         ("", 401, "No key in use"),
         (deaf.secret, 403, "scope read"),
     ):
-        answer = stranger.post("/login", data={"key": key})
+        answer = sign_in(stranger, key)
         assert answer.status_code == status
         assert words in answer.text
         assert not key or key not in answer.text
-        assert COOKIE not in stranger.cookies
+        assert SESSION not in stranger.cookies
 
 
 @EMBEDDED
@@ -98,7 +99,7 @@ def test_a_key_to_the_installation_opens_no_pages(stranger: httpx.Client, databa
     """Pages show one project: a key that is bound to none is told so."""
     with database.transaction() as tx:
         _, secret = keys.add(tx, project_id=None, name="root", scopes=("admin",), now=now)
-    assert stranger.post("/login", data={"key": secret}).status_code == 403
+    assert sign_in(stranger, secret).status_code == 403
 
 
 @EMBEDDED
@@ -126,9 +127,12 @@ def test_signing_out(visitor: httpx.Client) -> None:
 @EMBEDDED
 def test_another_site_cannot_sign_a_visitor_in(stranger: httpx.Client, tenant: Tenant) -> None:
     """A form that another site sends is refused, so that nobody looks at a stranger's project unawares."""
-    answer = stranger.post("/login", data={"key": tenant.secret}, headers={"Sec-Fetch-Site": "cross-site"})
-    assert answer.status_code == 403
-    assert COOKIE not in stranger.cookies
+    assert sign_in(stranger, tenant.secret, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert stranger.post("/login", data={"key": tenant.secret}).status_code == 403
+    token = form_token_of(stranger)
+    stranger.cookies.clear()
+    assert stranger.post("/login", data={"key": tenant.secret, "csrf": token}).status_code == 403
+    assert SESSION not in stranger.cookies
 
 
 @EMBEDDED

@@ -1,0 +1,171 @@
+"""Signing in by somebody else's word: an OpenID provider is asked who a visitor is (authorization code, PKCE).
+
+The protocol is Authlib's. What is said here beside it: the provider found has to be the one that was named, its tokens
+are signed by a key pair, and whatever it answers otherwise proves nothing.
+
+Sources: OpenID Connect Core 1.0 (3.1), OpenID Connect Discovery 1.0 (4.3), RFC 7636 (PKCE), RFC 9207 (`iss`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+from authlib.integrations.base_client import BaseApp, OAuth2Mixin, OpenIDMixin
+from authlib.integrations.httpx_client import OAuth2Client
+
+from evalstop_service.errors import ServiceError
+
+_log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 10.0
+LEEWAY_SECONDS = 60
+"""So far the clocks of the provider and of the service may be apart."""
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+"""By which a token may be signed: whoever knows the client's secret can sign by the others, or anybody can."""
+
+_ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint")
+
+
+class ProviderAway(ServiceError):
+    """The OpenID provider does not answer as one does. Try again in a moment, or sign in with a key."""
+
+
+class NotProved(ServiceError):
+    """The OpenID provider's answer does not prove who you are. Start again from here."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The provider (its issuer URL), the client that the service is to it, and what is asked for."""
+
+    issuer: str
+    client_id: str
+    client_secret: str | None
+    scopes: str
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A sign-in under way, kept by the browser that began it."""
+
+    state: str
+    nonce: str
+    verifier: str
+
+
+class Provider:
+    """One provider, found when it is first asked for and remembered from then on."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.issuer = terms.issuer
+        self._app = _App(terms)
+
+    def begin(self, redirect_uri: str) -> tuple[str, Begun]:
+        """Where to send a visitor, who comes back to `redirect_uri`; raises ProviderAway."""
+        try:
+            begun = self._app.create_authorization_url(redirect_uri)
+        except Exception as error:
+            raise self._away(error) from error
+        return begun["url"], Begun(begun["state"], begun["nonce"], begun["code_verifier"])
+
+    def finish(
+        self, begun: Begun, redirect_uri: str, answer: Mapping[str, str], wanted: Iterable[str]
+    ) -> dict[str, Any]:
+        """The claims of a visitor who came back, the `wanted` ones asked for if need be.
+
+        Raises NotProved on whatever is not the answer to what was begun, ProviderAway when nobody answers.
+        """
+        if not hmac.compare_digest(answer.get("state", "").encode(), begun.state.encode()):
+            raise NotProved("This is not the sign-in that was begun in this browser. Start again from here.")
+        if "iss" in answer and answer["iss"] != self.issuer:
+            raise NotProved("Another OpenID provider answered than was asked. Start again from here.")
+        if "code" not in answer:
+            raise NotProved("The OpenID provider did not let you in. Start again from here, or sign in with a key.")
+        try:
+            return self._claims(begun, redirect_uri, answer["code"], wanted)
+        except httpx2.TransportError as error:
+            raise self._away(error) from error
+        except NotProved:
+            raise
+        except Exception as error:  # what it answers may be anything, and lets nobody in
+            _log.warning("the OpenID provider %s proved nothing: %s", self.issuer, _named(error))
+            raise NotProved from error
+
+    def _claims(self, begun: Begun, redirect_uri: str, code: str, wanted: Iterable[str]) -> dict[str, Any]:
+        token = self._app.fetch_access_token(redirect_uri, code=code, code_verifier=begun.verifier)
+        claims = self._app.parse_id_token(token, nonce=begun.nonce, leeway=LEEWAY_SECONDS)
+        if not claims or not isinstance(claims["sub"], str) or not claims["sub"]:
+            raise NotProved
+        missing = [name for name in wanted if name not in claims]
+        if missing and "userinfo_endpoint" in self._app.load_server_metadata():
+            told = self._app.userinfo(token=token)
+            if told.get("sub") != claims["sub"]:
+                raise NotProved
+            return dict(told) | dict(claims)
+        return dict(claims)
+
+    def _away(self, error: Exception) -> ProviderAway:
+        _log.warning("the OpenID provider %s does not answer as one does: %s", self.issuer, _named(error))
+        return ProviderAway()
+
+
+class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
+    """Authlib's client of one provider."""
+
+    client_cls = OAuth2Client
+    server_metadata: dict[str, Any]
+
+    def __init__(self, terms: Terms) -> None:
+        super().__init__(
+            framework=None,
+            name="provider",
+            client_id=terms.client_id,
+            client_secret=terms.client_secret,
+            client_kwargs={
+                "scope": terms.scopes,
+                "code_challenge_method": "S256",
+                "timeout": TIMEOUT_SECONDS,
+                **({} if terms.client_secret else {"token_endpoint_auth_method": "none"}),
+            },
+        )
+        self._issuer = terms.issuer
+        self._finding = threading.Lock()
+
+    def load_server_metadata(self) -> dict[str, Any]:
+        """What the provider says of itself, once it was found to be the one that was named."""
+        with self._finding:
+            if not self.server_metadata:
+                with self._get_session() as session:
+                    address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
+                    answer = session.request("GET", address, withhold_token=True)
+                    answer.raise_for_status()
+                    self.server_metadata = _checked(answer.json(), self._issuer)
+            found: dict[str, Any] = self.server_metadata
+        return found
+
+
+def _checked(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
+    if metadata["issuer"] != issuer:
+        raise ValueError(f"it calls itself {metadata['issuer']!r}")
+    places = {name: metadata[name] for name in _ENDPOINTS if name in metadata}
+    if any(urlsplit(place).scheme not in ("https", urlsplit(issuer).scheme) for place in places.values()):
+        raise ValueError("it wants to be talked to without TLS")
+    methods = metadata.get("token_endpoint_auth_methods_supported")
+    return {
+        "issuer": issuer,
+        "id_token_signing_alg_values_supported": list(ALGORITHMS),
+        **({"token_endpoint_auth_methods_supported": methods} if methods else {}),
+        **places,
+    }
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

@@ -1,0 +1,343 @@
+"""Signing in by OpenID: at a real provider, and at one that lies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from evalstop_service.grants import Grant, Grants, VisitorRole, parse, role_in
+from evalstop_service.openid import Begun, NotProved, Provider, ProviderAway, Terms
+from evalstop_service.pages.cookies import FLOW, SESSION
+from evalstop_service.settings import Settings
+from evalstop_service.store import audit
+from evalstop_service.store.database import Database
+from joserfc.jwk import RSAKey
+from pydantic import SecretStr, ValidationError
+
+from tests.service.pages.fake_provider import CLIENT_ID, CLIENT_SECRET, FakeProvider, lying
+from tests.service.pages.recorded import Tenant, add_tenant
+from tests.service.pages.serving import serving, token_of
+
+GRANTS = [
+    {"group": "ml-oncall", "project": "alignment", "role": "operator"},
+    {"group": "everyone", "project": "safety", "role": "viewer"},
+    {"email": "Kim@example.com", "project": "safety", "role": "admin"},
+    {"email": "mallory@example.com", "project": "alignment", "role": "admin"},
+]
+
+
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real provider: django-oauth-toolkit, in a process of its own."""
+    program = Path(__file__).parent / "provider_process.py"
+    command = [sys.executable, str(program), str(tmp_path_factory.mktemp("provider"))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, "the provider did not start"
+        yield address
+        process.stdin.close()
+
+
+@dataclass
+class House:
+    """A service whose visitors sign in by the provider, and the moment that it believes in."""
+
+    address: str
+    database: Database
+    tenants: dict[str, Tenant]
+    past: timedelta = timedelta()
+
+    def browser(self) -> httpx.Client:
+        """A browser of somebody's; follows no redirect."""
+        return httpx.Client(base_url=self.address, timeout=30)
+
+
+@pytest.fixture
+def house(embedded_database: Database, issuer: str, now: datetime) -> Iterator[House]:
+    settings = Settings(
+        oidc_issuer=issuer,
+        oidc_client_id=CLIENT_ID,
+        oidc_client_secret=SecretStr(CLIENT_SECRET),
+        oidc_grants=json.dumps(GRANTS),
+    )
+    tenants = {name: add_tenant(embedded_database, now, name) for name in ("alignment", "safety", "secret")}
+    house = House("", embedded_database, tenants)
+    with serving(embedded_database, lambda: now + house.past, settings) as house.address:
+        yield house
+
+
+def answer_of(browser: httpx.Client, name: str, target: str = "/settings") -> str:
+    """Sign in at the provider by a browser; gives the address that it is sent back to."""
+    begun = browser.get("/openid/start", params={"next": target})
+    assert begun.status_code == 303, begun.text
+    url = begun.headers["location"]
+    with httpx.Client(timeout=30, base_url=f"http://{urlsplit(url).netloc}") as there:
+        form = there.get(url, follow_redirects=True)
+        token = form.text.split('name="csrfmiddlewaretoken" value="')[1].split('"')[0]
+        said = there.post(str(form.url), data={"csrfmiddlewaretoken": token, "username": name, "password": name})
+        while urlsplit(said.headers["location"]).path != "/openid/callback":
+            said = there.get(said.headers["location"])
+    return str(said.headers["location"])
+
+
+def test_a_visitor_signs_in_and_out(house: House) -> None:
+    """Who is in a group gets its role in its project, is in the audit log, and is out for good after signing out."""
+    with house.browser() as browser:
+        answer = browser.get(answer_of(browser, "dana"))
+        assert answer.status_code == 200, answer.text
+        assert 'content="0;url=/settings"' in answer.text
+        cookies = {text.split("=")[0]: text.lower() for text in answer.headers.get_list("set-cookie")}
+        assert "httponly" in cookies[SESSION]
+        assert "samesite=strict" in cookies[SESSION]
+        assert FLOW not in browser.cookies
+        shown = browser.get("/projects").text
+        assert "user dana@example.com" in shown
+        assert "operator" in shown
+        assert "safety" not in shown
+        with house.database.reading() as tx:
+            (entry,) = audit.listing(tx, house.tenants["alignment"].project.id)
+        assert (entry.actor, entry.action) == ("user dana@example.com", "session.opened")
+        assert entry.details["role"] == "operator"
+        session = browser.cookies[SESSION]
+        assert browser.post("/logout", data={"csrf": token_of(browser, "/projects")}).status_code == 303
+        browser.cookies.set(SESSION, session)
+        assert browser.get("/session").json() == {"signed_in": False}
+
+
+def test_a_session_ends_by_itself(house: House) -> None:
+    """After a working day the provider is asked again."""
+    with house.browser() as browser:
+        browser.get(answer_of(browser, "dana"))
+        house.past = timedelta(hours=11, minutes=59)
+        assert browser.get("/session").json() == {"signed_in": True}
+        house.past = timedelta(hours=12)
+        assert browser.get("/session").json() == {"signed_in": False}
+
+
+def test_a_visitor_goes_from_project_to_project(house: House) -> None:
+    """Who has roles in several projects sees them, and no others, and goes to one of them."""
+    with house.browser() as browser:
+        browser.get(answer_of(browser, "kim"))
+        token = token_of(browser, "/projects")
+        for name, status in (("safety", 303), ("secret", 404)):
+            wanted = {"project": str(house.tenants[name].project.id), "csrf": token}
+            assert browser.post("/projects", data=wanted).status_code == status
+        shown = browser.get("/projects").text
+        assert "secret" not in shown
+        assert shown.index("safety") < shown.index("you are here")
+        assert "admin" in shown
+
+
+def test_to_be_known_is_not_enough(house: House) -> None:
+    """An address that the provider did not verify, and no group, give nothing."""
+    with house.browser() as browser:
+        answer = browser.get(answer_of(browser, "mallory"))
+        assert answer.status_code == 403
+        assert "nothing here was granted" in answer.text
+        assert SESSION not in browser.cookies
+
+
+def test_an_answer_is_good_once_and_in_one_browser(house: House) -> None:
+    """What comes back is worth nothing a second time, in another browser, or after ten minutes."""
+    with house.browser() as browser, house.browser() as other:
+        answer = answer_of(browser, "dana")
+        flow = browser.cookies[FLOW]
+        assert other.get(answer).status_code == 401
+        assert "Start again" in other.get(answer).text
+        answer_of(other, "dana")
+        assert other.get(answer).status_code == 401  # another sign-in was begun there
+        assert browser.get(answer).status_code == 200
+        browser.cookies.delete(SESSION)
+        assert browser.get(answer).status_code == 401
+        browser.cookies.set(FLOW, flow)
+        assert browser.get(answer).status_code == 401  # the provider knows the code no more
+        assert SESSION not in browser.cookies
+        answer = answer_of(other, "dana")
+        house.past = timedelta(minutes=11)
+        assert other.get(answer).status_code == 401
+
+
+def test_the_way_back_stays_on_this_host(house: House) -> None:
+    """A link to sign in cannot lead anywhere else afterwards."""
+    with house.browser() as browser:
+        answer = browser.get(answer_of(browser, "dana", "//evil.example/"))
+        assert 'content="0;url=/"' in answer.text
+
+
+def test_without_a_provider_there_is_no_such_page(stranger: httpx.Client) -> None:
+    """Where no provider is set the form offers none."""
+    assert stranger.get("/openid/start").status_code == 404
+    assert stranger.get("/openid/callback", params={"code": "x", "state": "y"}).status_code == 404
+    assert "/openid/start" not in stranger.get("/login").text
+
+
+@pytest.fixture(scope="module")
+def liar() -> Iterator[FakeProvider]:
+    with lying() as provider:
+        yield provider
+
+
+Finish = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def finish(liar: FakeProvider) -> Finish:
+    """Begins a sign-in at the provider, which is honest so far, and finishes it with its answer."""
+    liar.tell_truth()
+
+    def finished(**answer: str | None) -> dict[str, Any]:
+        provider = Provider(Terms(liar.address, CLIENT_ID, CLIENT_SECRET, "openid email"))
+        url, begun = provider.begin("http://127.0.0.1/openid/callback")
+        asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
+        assert asked["code_challenge_method"] == "S256"
+        liar.nonce = asked["nonce"]
+        said = {"code": "c", "state": asked["state"], **answer}
+        kept = {name: value for name, value in said.items() if value is not None}
+        return provider.finish(begun, "http://127.0.0.1/openid/callback", kept, ("email", "groups"))
+
+    return finished
+
+
+def test_an_honest_answer_is_taken(finish: Finish, liar: FakeProvider) -> None:
+    """The claims of the token, and what it leaves out as the provider tells it besides; PKCE is proved."""
+    claims = finish()
+    assert (claims["sub"], claims["email"]) == ("1", "dana@example.com")
+    assert liar.asked["code_verifier"]
+    assert finish(iss=liar.address)["sub"] == "1"
+
+
+LIES: dict[str, Callable[[FakeProvider], object]] = {
+    "an unknown key": lambda liar: setattr(liar, "signs_with", RSAKey.generate_key(2048)),
+    "no signature": lambda liar: setattr(liar, "algorithm", "none"),
+    "signed with the client's secret": lambda liar: setattr(liar, "algorithm", "HS256"),
+    "another issuer": lambda liar: liar.claims.update(iss="https://evil.example"),
+    "no issuer": lambda liar: liar.claims.update(iss=None),
+    "another audience": lambda liar: liar.claims.update(aud="another-client"),
+    "another audience too": lambda liar: liar.claims.update(aud=["evalstop", "other"], azp="other"),
+    "another nonce": lambda liar: liar.claims.update(nonce="of another sign-in"),
+    "no nonce": lambda liar: liar.claims.update(nonce=None),
+    "expired": lambda liar: liar.claims.update(exp=1_700_000_000),
+    "no expiry": lambda liar: liar.claims.update(exp=None),
+    "nobody": lambda liar: liar.claims.update(sub=None),
+    "a number for a name": lambda liar: liar.claims.update(sub=1),
+    "an empty name": lambda liar: liar.claims.update(sub=""),
+    "claims of somebody else": lambda liar: liar.userinfo.update(sub="2"),
+    "no token": lambda liar: liar.raw.update({"/token": b"{}"}),
+    "a token that is none": lambda liar: liar.raw.update({"/token": b'{"access_token":"a","id_token":"a.b.c"}'}),
+    "no JSON": lambda liar: liar.raw.update({"/token": b"<html>"}),
+    "a list": lambda liar: liar.raw.update({"/token": b"[1]"}),
+    "keys that are none": lambda liar: liar.raw.update({"/jwks": b'{"keys": [{"kty": "oct"}]}'}),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_proves_nothing(finish: Finish, liar: FakeProvider, lie: str) -> None:
+    """Whatever else a provider answers lets nobody in."""
+    LIES[lie](liar)
+    with pytest.raises(NotProved):
+        finish()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"state": "of another"},
+        {"state": None},
+        {"code": None, "error": "access_denied"},
+        {"iss": "https://evil.example"},
+    ],
+)
+def test_an_answer_to_something_else_proves_nothing(finish: Finish, answer: dict[str, str | None]) -> None:
+    """Nor does what is no answer to what this browser began, or one of another provider."""
+    with pytest.raises(NotProved):
+        finish(**answer)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"issuer": "https://evil.example"}, {"token_endpoint": "ftp://evil.example"}, {"authorization_endpoint": None}],
+)
+def test_another_provider_than_was_named_is_none(liar: FakeProvider, metadata: dict[str, Any]) -> None:
+    """What is found has to be what was named, and is looked for again the next time."""
+    liar.tell_truth()
+    liar.metadata = metadata
+    provider = Provider(Terms(liar.address, CLIENT_ID, None, "openid"))
+    with pytest.raises(ProviderAway):
+        provider.begin("http://127.0.0.1/openid/callback")
+    liar.tell_truth()
+    assert provider.begin("http://127.0.0.1/openid/callback")[0].startswith(f"{liar.address}/authorize?")
+
+
+def test_a_provider_that_is_away_is_said_to_be() -> None:
+    """Nobody is told that they were not believed when nobody was asked."""
+    provider = Provider(Terms("http://127.0.0.1:9", CLIENT_ID, None, "openid"))
+    with pytest.raises(ProviderAway):
+        provider.begin("http://127.0.0.1/openid/callback")
+    with pytest.raises(ProviderAway):
+        provider.finish(Begun("s", "n", "v"), "http://127.0.0.1/", {"state": "s", "code": "c"}, ())
+
+
+def test_what_is_granted() -> None:
+    """The highest role counts, groups may be one or many, and only what a provider verified is an address."""
+    grants = Grants(parse(json.dumps([*GRANTS, {"group": "root", "project": "*", "role": "viewer"}])))
+    verified = {"email": "KIM@example.com", "email_verified": True}
+    assert grants.of({"groups": ["everyone", 7, None]} | verified) == {"safety": "admin"}
+    assert grants.of({"groups": "everyone", "email": "kim@example.com"}) == {"safety": "viewer"}
+    assert grants.of({"groups": {"everyone": 1}, "email": 7, "email_verified": "true"}) == {}
+    held = grants.of({"groups": ["root", "ml-oncall"]})
+    assert role_in(held, "alignment") == VisitorRole.OPERATOR
+    assert role_in(held, "any other") == VisitorRole.VIEWER
+    assert role_in({}, "alignment") is None
+    assert grants.name({"sub": "1", "name": "key\x00 first\n" + "x" * 500}).startswith("key  first")
+    assert len(grants.name({"sub": "1", "name": "x" * 500})) == 200
+    assert grants.name({"sub": "1", "name": 7}) == "1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/no/such/file",
+        "[",
+        "[]",
+        '[{"group": "a", "email": "b", "project": "c", "role": "viewer"}]',
+        '[{"project": "c", "role": "viewer"}]',
+        '[{"group": "a", "project": "c", "role": "root"}]',
+        '[{"group": "", "project": "c", "role": "viewer"}]',
+        "[7]",
+    ],
+)
+def test_grants_that_are_none_are_refused(text: str) -> None:
+    """A service does not start with grants that cannot be read."""
+    with pytest.raises(ValidationError, match="grants"):
+        Settings(oidc_issuer="https://id.example", oidc_client_id="x", oidc_grants=text)
+
+
+def test_grants_are_read_from_a_file(tmp_path: Path) -> None:
+    """Long lists go into a file of their own."""
+    file = tmp_path / "grants.json"
+    file.write_text(json.dumps(GRANTS[:1]))
+    assert parse(str(file)) == (Grant("alignment", VisitorRole.OPERATOR, group="ml-oncall"),)
+
+
+@pytest.mark.parametrize("issuer", ["http://id.example", "id.example", "https://", "https://id.example/?a=b"])
+def test_an_issuer_is_talked_to_by_tls(issuer: str) -> None:
+    """Only on the own machine may a provider do without."""
+    with pytest.raises(ValidationError, match="issuer"):
+        Settings(oidc_issuer=issuer, oidc_client_id="x", oidc_grants=json.dumps(GRANTS))
+
+
+def test_half_a_provider_is_refused() -> None:
+    """What is missing is named."""
+    with pytest.raises(ValidationError, match="EVALSTOP_OIDC_GRANTS"):
+        Settings(oidc_issuer="https://id.example", oidc_client_id="x")
