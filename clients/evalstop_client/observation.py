@@ -65,7 +65,7 @@ def number_of(raw: Any) -> float | None:
     if isinstance(raw, str | bytes | bytearray):  # float() would read them, and hide a mistake
         return None
     try:
-        return float(raw)
+        return float(raw.detach() if hasattr(raw, "detach") else raw)  # torch warns of what still has a gradient
     except Exception:  # whatever a foreign type's conversion raises
         return None
 

@@ -31,9 +31,11 @@ class Run:
                     break
 
     Arguments left out are taken from EVALSTOP_URL, EVALSTOP_KEY, EVALSTOP_RUN_NAME, EVALSTOP_LABELS (`k=v,k2=v2`, added
-    to `labels`) and EVALSTOP_SPOOL. In Slurm and Kubernetes the run also gets the labels by which a receiver finds its
-    job. Without a url nothing is posted. `limits`, when given, stands for all bounds. Only the construction raises
-    (ConfigurationError); no other method ever does, nor waits for disk or network, except `flush` and `finish`.
+    to `labels`) and EVALSTOP_SPOOL. With `metrics="auto"` the service tells the roles of metrics from the names that
+    trainers give them; left out, metrics called eval, proxy, kl and loss are what they are called. In Slurm and
+    Kubernetes the run also gets the labels by which a receiver finds its job. Without a url nothing is posted.
+    `limits`, when given, stands for all bounds. Only the construction raises (ConfigurationError); no other method
+    ever does, nor waits for disk or network, except `flush` and `finish`.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Run:
         url: str | None = None,
         key: str | None = None,
         name: str | None = None,
-        metrics: Mapping[str, Mapping[str, str]] | None = None,
+        metrics: Mapping[str, Mapping[str, str]] | Literal["auto"] | None = None,
         labels: Mapping[str, str] | None = None,
         policy: str | None = None,
         mode: Literal["shadow", "enforce"] | None = None,

@@ -8,11 +8,12 @@ import json
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from evalstop_client.version import __version__
+
+if TYPE_CHECKING:
+    import httpx  # at run time with the first request, in the thread that makes it: a trainer's start does not wait
 
 Json = dict[str, Any]
 
@@ -87,6 +88,8 @@ class Service:
             self._client = None
 
     def _request(self, method: str, path: str, content: bytes | None) -> Answer:
+        import httpx
+
         try:
             if self._client is None:
                 self._client = httpx.Client(headers=self._headers, timeout=self._timeout_seconds, verify=_trusted())
@@ -98,6 +101,8 @@ class Service:
 @functools.cache
 def _trusted() -> ssl.SSLContext:
     """The certificates that are trusted, loaded once, and not before they are needed: that takes its time."""
+    import httpx
+
     return httpx.create_ssl_context()
 
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import httpx
+from urllib.parse import urlsplit
 
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.scheduler_labels import scheduler_labels
 
+AUTO = "auto"  # the service tells the roles of metrics from their names
 SIGNALS = ("eval", "proxy", "kl", "loss")
 DIRECTIONS = ("maximize", "minimize")
 ROLE = {"signal", "direction"}
@@ -51,9 +51,10 @@ class Settings:
 def checked_url(url: str) -> str:
     """The url without trailing slashes; ConfigurationError when no request could go there."""
     try:
-        parsed = httpx.URL(url.strip())
-        usable = parsed.scheme in ("http", "https") and bool(parsed.host) and (parsed.port or 1) < 2**16
-    except (httpx.InvalidURL, AttributeError, TypeError):
+        parsed = urlsplit(url.strip())
+        usable = parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0
+        usable = usable and url.strip().isprintable() and " " not in url.strip()
+    except (ValueError, AttributeError, TypeError):
         usable = False
     if not usable:
         raise ConfigurationError(f"url {url!r}: write it like http://127.0.0.1:8787, in url= or EVALSTOP_URL.")
@@ -90,7 +91,7 @@ def resolve(
     url: str | None,
     key: str | None,
     name: str | None,
-    metrics: Mapping[str, Mapping[str, str]] | None,
+    metrics: Mapping[str, Mapping[str, str]] | str | None,
     labels: Mapping[str, str] | None,
     policy: str | None,
     mode: str | None,
@@ -128,7 +129,7 @@ def resolve(
 def _opening(
     *,
     name: str,
-    metrics: Mapping[str, Mapping[str, str]] | None,
+    metrics: Mapping[str, Mapping[str, str]] | str | None,
     labels: Mapping[str, str],
     policy: str | None,
     mode: str | None,
@@ -171,7 +172,11 @@ def spool_folder_of(root: str | Path | None, environment: Mapping[str, str], url
     return Path(chosen) / f"{legible}-{digest}"
 
 
-def _checked_metrics(metrics: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+def _checked_metrics(metrics: Mapping[str, Mapping[str, str]] | str) -> dict[str, dict[str, str]] | str:
+    if metrics == AUTO:
+        return AUTO
+    if not isinstance(metrics, Mapping):
+        raise ConfigurationError(f'metrics {metrics!r:.80}: name the role of each metric, or write "auto".')
     taken: dict[str, str] = {}
     for name, role in metrics.items():
         if not isinstance(name, str) or not name or not isinstance(role, Mapping) or not role.keys() <= ROLE:

@@ -1,0 +1,46 @@
+"""What all callbacks hand on to `evalstop_client.Run`: its own arguments, under its own names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from evalstop_client.observation import number_of
+from evalstop_client.settings import Limits
+
+
+class RunArguments(TypedDict, total=False):
+    """The arguments of `Run`; `metrics` is "auto" where it is left out, and `name` what the framework calls the run."""
+
+    url: str | None
+    key: str | None
+    name: str | None
+    metrics: Mapping[str, Mapping[str, str]] | Literal["auto"] | None
+    labels: Mapping[str, str] | None
+    policy: str | None
+    mode: Literal["shadow", "enforce"] | None
+    total_steps: int | None
+    spool_folder: str | Path | None
+    limits: Limits | None
+
+
+def filled(given: RunArguments, *, name: str | None = None, total_steps: int | None = None) -> RunArguments:
+    """What `given` leaves out, as the framework knows it; EVALSTOP_RUN_NAME goes before the framework's name."""
+    chosen = given.get("name") or os.environ.get("EVALSTOP_RUN_NAME") or name
+    return {"metrics": "auto", "total_steps": total_steps, **given, "name": chosen}
+
+
+def numbers_in(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is a number among the things that a framework logs; the rest is left to others without a word."""
+    return {
+        name: value
+        for name, value in (values or {}).items()
+        if not isinstance(value, bool) and number_of(value) is not None
+    }
+
+
+def uri_of(path: str | os.PathLike[str]) -> str:
+    """Where a file is, as a person would write it: nothing in it is escaped."""
+    return f"file://{Path(path).absolute().as_posix()}"

@@ -1,0 +1,59 @@
+"""Keras' `fit`, on any backend.
+
+    model.fit(..., callbacks=[ModelCheckpoint(path), EvalStopCallback(name="classifier", checkpoints=path)])
+
+Steps are epochs, counted from 1: what Keras logs within an epoch are means that are still moving.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Unpack
+
+from keras.callbacks import Callback
+
+from evalstop_client.callbacks.arguments import RunArguments, filled, numbers_in, uri_of
+from evalstop_client.run import Run
+
+
+class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
+    """Reports a `fit` to EvalStop and ends it at a stop, in the middle of an epoch if need be.
+
+    Takes the arguments of `evalstop_client.Run`, by name; a name is needed, here or in EVALSTOP_RUN_NAME.
+    `checkpoints` is the path that a ModelCheckpoint before it in the list writes to, with its `{epoch}`: Keras tells
+    nobody what it has saved, so that the file is looked for. `fit` with an `initial_epoch` goes on from a checkpoint.
+    """
+
+    def __init__(self, *, checkpoints: str | None = None, **arguments: Unpack[RunArguments]) -> None:
+        super().__init__()
+        self._arguments = arguments
+        self._checkpoints = checkpoints
+        self._run: Run | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Open the run, and say so where it goes on from a checkpoint."""
+        if self._run is None:
+            self._run = Run(**filled(self._arguments, total_steps=self.params.get("epochs")))
+            if epoch > 0:
+                self._run.resume(step=epoch)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """End the training when the service says so."""
+        if self._run is not None and self._run.should_stop:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Report what the epoch came to, and the checkpoint that it left."""
+        if self._run is None:
+            return
+        self._run.log(numbers_in(logs), step=epoch + 1)
+        if self._checkpoints is not None:
+            path = Path(self._checkpoints.format(epoch=epoch + 1, **(logs or {})))
+            if path.exists():
+                self._run.checkpoint(uri_of(path), step=epoch + 1)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Say that the run has ended; a `fit` that fails never comes here, and its run is found lost."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

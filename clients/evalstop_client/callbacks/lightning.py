@@ -1,0 +1,102 @@
+"""Lightning's Trainer.
+
+    trainer = Trainer(..., callbacks=[EvalStopCallback(name="sft-7b")])
+
+What a module logs reaches loggers alone at the moment it is new, so the callback puts a logger of its own beside those
+of the trainer. Rank 0 alone talks to the service; all ranks stop at the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import Logger
+
+from evalstop_client.callbacks.arguments import RunArguments, filled, numbers_in, uri_of
+from evalstop_client.run import Run
+
+AGREE_EVERY_STEPS = 10
+
+
+class EvalStopCallback(Callback):
+    """Reports a run of Lightning's Trainer to EvalStop and ends it at a stop.
+
+    Takes the arguments of `evalstop_client.Run`, by name; a name is needed, here or in EVALSTOP_RUN_NAME. Steps are
+    the trainer's `global_step`. Checkpoints are those that a ModelCheckpoint keeps, `last.ckpt` left aside, which is
+    another one at every save. The ranks agree on stopping after every `agree_every_steps`-th step.
+    """
+
+    def __init__(self, *, agree_every_steps: int = AGREE_EVERY_STEPS, **arguments: Unpack[RunArguments]) -> None:
+        self._arguments = arguments
+        self._agree_every_steps = max(1, agree_every_steps)
+        self._logger: _RunLogger | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Open the run, and say so where it goes on from a checkpoint."""
+        if trainer.is_global_zero:
+            total_steps = trainer.max_steps if trainer.max_steps > 0 else None
+            run = Run(**filled(self._arguments, total_steps=total_steps))
+            if trainer.global_step > 0:
+                run.resume(step=trainer.global_step)
+            self._logger = _RunLogger(run, trainer)
+            trainer.loggers = [*trainer.loggers, self._logger]  # so late that no folder is named after it
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the training when the service says so."""
+        every = self._agree_every_steps if trainer.world_size > 1 else 1
+        if trainer.global_step % every == 0:
+            wanted = self._logger is not None and self._logger.run.should_stop
+            if trainer.strategy.broadcast(wanted):
+                trainer.should_stop = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say that the run has ended, once the last checkpoint is registered."""
+        if self._logger is not None:
+            self._logger.done = True
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Let go of the run: one whose training failed is found lost by the service."""
+        if self._logger is not None:
+            trainer.loggers = [logger for logger in trainer.loggers if logger is not self._logger]
+            if self._logger.done:
+                self._logger.run.finish()
+            self._logger = None
+
+
+class _RunLogger(Logger):
+    """Hands on what the trainer tells its loggers."""
+
+    def __init__(self, run: Run, trainer: Trainer) -> None:
+        self.run = run
+        self.done = False
+        self._trainer = trainer
+        self._registered: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        """How the service knows the run."""
+        return self.run.name
+
+    @property
+    def version(self) -> str:
+        """There are no versions."""
+        return ""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Report what is new, at the trainer's step, by which checkpoints are named too."""
+        self.run.log(numbers_in(metrics), step=self._trainer.global_step)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing is made of them."""
+
+    def after_save_checkpoint(self, checkpoint_callback: Checkpoint) -> None:
+        """Register the checkpoints that are new."""
+        kept = {*getattr(checkpoint_callback, "best_k_models", ()), getattr(checkpoint_callback, "best_model_path", "")}
+        for path in sorted(kept - self._registered - {""}):
+            self._registered.add(path)
+            self.run.checkpoint(uri_of(path), step=self._trainer.global_step)

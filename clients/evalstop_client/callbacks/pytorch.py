@@ -1,0 +1,93 @@
+"""A plain PyTorch loop, on one process or on many: one reports, and all stop at the same step.
+
+    with DistributedRun(name="sft-7b") as run:
+        for step, batch in enumerate(loader):
+            ...
+            run.log({"loss": loss}, step=step)
+            if run.should_stop_at(step):
+                break
+
+Under DDP and FSDP every rank executes these same lines. What another rank than 0 logs goes nowhere. Ranks that would
+each look at the service's answer by themselves would see it at different steps, and those that go on would wait for the
+others for ever: so rank 0 looks, and tells.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, Unpack
+
+import torch.distributed as dist
+
+from evalstop_client.callbacks.arguments import RunArguments, filled, numbers_in
+from evalstop_client.run import Run
+
+AGREE_EVERY_STEPS = 10
+
+
+def rank() -> int:
+    """The rank of this process, 0 where there is only one."""
+    return dist.get_rank() if _is_distributed() else 0
+
+
+def agreed(word: bool) -> bool:
+    """What rank 0 says, for all ranks; each of them has to call it, as often as the others."""
+    if not _is_distributed() or dist.get_world_size() == 1:
+        return word
+    words = [word]
+    dist.broadcast_object_list(words, src=0)
+    return words[0]
+
+
+class DistributedRun:
+    """A run that rank 0 reports, with the methods of `evalstop_client.Run`; on other ranks they do nothing.
+
+    Takes the arguments of `Run`, by name. The ranks agree on stopping at every `agree_every_steps`-th step, since it
+    takes a broadcast; a single process asks itself at each step. To be made after the process group.
+    """
+
+    def __init__(self, *, agree_every_steps: int = AGREE_EVERY_STEPS, **arguments: Unpack[RunArguments]) -> None:
+        self._agree_every_steps = max(1, agree_every_steps) if _is_distributed() else 1
+        self._stops = False
+        self.run: Run | None = Run(**filled(arguments)) if rank() == 0 else None
+
+    def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
+        """Report the numbers among `values` at `step`; a tensor on a GPU is waited for."""
+        if self.run is not None:
+            self.run.log(numbers_in(values), step=step, stderr=stderr)
+
+    def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
+        """Report that the checkpoint of `step` exists at `uri`: call it when the slowest rank has written its part."""
+        if self.run is not None:
+            self.run.checkpoint(uri, step=step)
+
+    def resume(self, *, step: int) -> None:
+        """Report that training goes on from the checkpoint of `step`."""
+        if self.run is not None:
+            self.run.resume(step=step)
+
+    def should_stop_at(self, step: int) -> bool:
+        """Whether to stop after `step`: the same answer on every rank, each of which has to ask at the same steps."""
+        if not self._stops and step % self._agree_every_steps == 0:
+            self._stops = agreed(self.run is not None and self.run.should_stop)
+        return self._stops
+
+    def finish(self, status: Literal["completed", "failed"] = "completed") -> None:
+        """Report how the run ended, and wait a little for the service."""
+        if self.run is not None:
+            self.run.finish(status)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.run is not None:
+            self.run.__exit__(kind, error, traceback)
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()

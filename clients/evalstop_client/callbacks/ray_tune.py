@@ -1,0 +1,86 @@
+"""Ray Tune: each trial is a run, and a trial whose run has turned is ended while the others go on.
+
+    watch = EvalStop(name="search-1")
+    Tuner(train, run_config=RunConfig(stop=watch.stopper, callbacks=[watch]))
+
+Everything happens in the driver, where Tune hands in the trials' results.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from ray.tune import Callback, Stopper
+from ray.tune.experiment import Trial
+
+from evalstop_client.callbacks.arguments import RunArguments, filled, numbers_in
+from evalstop_client.run import Run
+
+
+class EvalStop(Callback):
+    """Reports the trials of a Tuner to EvalStop; its `stopper` ends those that are to stop.
+
+    Takes the arguments of `evalstop_client.Run`, by name. The run of a trial is called `<name>-<trial id>`, its step
+    is the result's `step_key`. Two threads a trial: meant for hundreds of trials, not for tens of thousands.
+    """
+
+    def __init__(self, *, step_key: str = "training_iteration", **arguments: Unpack[RunArguments]) -> None:
+        self._arguments = arguments
+        self._step_key = step_key
+        self._runs: dict[str, Run] = {}
+        self.stopper = EvalStopStopper(self)
+
+    def should_stop(self, trial_id: str) -> bool:
+        """Whether the service wants this trial to end."""
+        return trial_id in self._runs and self._runs[trial_id].should_stop
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Report a result; the first one opens the run."""
+        self._run_of(trial.trial_id).log(numbers_in(result), step=result[self._step_key])
+
+    def on_checkpoint(self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Any, **info: Any) -> None:
+        """Register a checkpoint, which belongs to the latest result."""
+        uri = f"{getattr(checkpoint.filesystem, 'type_name', 'file')}://{checkpoint.path}".replace(
+            "local://", "file://"
+        )
+        self._run_of(trial.trial_id).checkpoint(uri, step=(trial.last_result or {}).get(self._step_key, 0))
+
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """Say that a trial has ended, by itself or by its stopper."""
+        self._finish(trial.trial_id, "completed")
+
+    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
+        """Say that a trial has failed."""
+        self._finish(trial.trial_id, "failed")
+
+    def _run_of(self, trial_id: str) -> Run:
+        if trial_id not in self._runs:
+            arguments = filled(self._arguments, name="tune")
+            self._runs[trial_id] = Run(**(arguments | {"name": f"{arguments['name']}-{trial_id}"}))
+        return self._runs[trial_id]
+
+    def _finish(self, trial_id: str, status: Any) -> None:
+        run = self._runs.pop(trial_id, None)
+        if run is not None:
+            run.finish(status)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune writes its callbacks down: without the runs, which another process opens anew by their names."""
+        return self.__dict__ | {"_runs": {}}
+
+
+class EvalStopStopper(Stopper):
+    """Ends the trials that the service wants to end."""
+
+    def __init__(self, watch: EvalStop) -> None:
+        self._watch = watch
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether to end this trial."""
+        return self._watch.should_stop(trial_id)
+
+    def stop_all(self) -> bool:
+        """Trials are ended one by one."""
+        return False

@@ -1,0 +1,81 @@
+"""transformers' Trainer, and with it TRL, Axolotl and LLaMA-Factory.
+
+    trainer = Trainer(..., callbacks=[EvalStopCallback()])
+
+It logs what the trainer logs, registers what it saves, says when it goes on from a checkpoint, and stops it when the
+service says so. Rank 0 alone talks to the service; all ranks stop at the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Unpack
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from evalstop_client.callbacks.arguments import RunArguments, filled, uri_of
+from evalstop_client.callbacks.pytorch import AGREE_EVERY_STEPS, DistributedRun
+
+logger = logging.getLogger("evalstop_client")
+
+
+class EvalStopCallback(TrainerCallback):
+    """Reports a Trainer's run to EvalStop and ends it at a stop.
+
+    Takes the arguments of `evalstop_client.Run`, by name. The run is called as EVALSTOP_RUN_NAME says, else as the
+    training arguments' `run_name`, else as the output folder. Its roles are told by the service from the metrics'
+    names unless `metrics` says them.
+    """
+
+    def __init__(self, *, agree_every_steps: int = AGREE_EVERY_STEPS, **arguments: Unpack[RunArguments]) -> None:
+        self._arguments = arguments
+        self._agree_every_steps = agree_every_steps
+        self._run: DistributedRun | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Open the run, and say so where it goes on from a checkpoint."""
+        name = getattr(args, "run_name", None) or args.output_dir
+        arguments = filled(self._arguments, name=name, total_steps=state.max_steps or None)
+        self._run = DistributedRun(agree_every_steps=self._agree_every_steps, **arguments)
+        if args.save_total_limit:
+            logger.warning(
+                "evalstop: save_total_limit=%d deletes checkpoints that EvalStop may come to call the best",
+                args.save_total_limit,
+            )
+        if state.global_step > 0:
+            self._run.resume(step=state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Report what is logged, evals among it."""
+        if self._run is not None and logs:
+            self._run.log(logs, step=state.global_step)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Register the checkpoint."""
+        if self._run is not None:
+            folder = Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+            self._run.checkpoint(uri_of(folder), step=state.global_step)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """End the training when the service says so."""
+        if self._run is not None and self._run.should_stop_at(state.global_step):
+            control.should_training_stop = True
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Say that the run has ended; a training that fails never comes here, and its run is found lost."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

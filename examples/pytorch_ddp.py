@@ -1,0 +1,53 @@
+"""A PyTorch loop under DDP, watched: `torchrun --nproc-per-node 2 examples/pytorch_ddp.py`, or plain `python`.
+
+Every process executes the same lines; rank 0 reports, and all of them stop at the same step. The model has more weights
+than data and learns the noise by heart: the loss on held-out data turns.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from evalstop_client.callbacks.pytorch import DistributedRun
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS, EVAL_EVERY = 20_000, 50
+torch.set_num_threads(1)
+if "RANK" in os.environ:  # torchrun says so
+    dist.init_process_group("gloo")  # "nccl" on GPUs
+rank = dist.get_rank() if dist.is_initialized() else 0
+
+torch.manual_seed(1)
+truth = torch.randn(64, 1)
+points, held_out = torch.randn(40, 64), torch.randn(500, 64)
+targets = points @ truth + 4 * torch.randn(40, 1)
+mine = slice(rank, None, dist.get_world_size() if dist.is_initialized() else 1)
+
+model = torch.nn.Linear(64, 1)
+parallel = DistributedDataParallel(model) if dist.is_initialized() else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+folder = Path("checkpoints")
+folder.mkdir(exist_ok=True)
+
+metrics = {"held_out_loss": {"signal": "eval", "direction": "minimize"}, "loss": {"signal": "loss"}}
+
+with DistributedRun(name="pytorch-ddp", metrics=metrics, policy="paper", mode="enforce") as run:
+    for step in range(STEPS):
+        loss = torch.nn.functional.mse_loss(parallel(points[mine]), targets[mine])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % EVAL_EVERY == 0:
+            if rank == 0:
+                torch.save(model.state_dict(), folder / f"{step}.pt")
+                run.checkpoint((folder / f"{step}.pt").absolute().as_uri(), step=step)
+            with torch.no_grad():
+                score = torch.nn.functional.mse_loss(model(held_out), held_out @ truth)
+            run.log({"held_out_loss": score, "loss": loss}, step=step)  # goes nowhere but on rank 0
+        if run.should_stop_at(step):  # the same answer on every rank: ask at the same steps everywhere
+            break
+
+print(f"rank {rank} ended at step {step} of {STEPS}")
+if dist.is_initialized():
+    dist.destroy_process_group()

@@ -1,0 +1,35 @@
+"""Ray Tune, watched: `python examples/ray_tune.py`.
+
+Each trial is a run. The one whose score turns is ended, while the one that goes on rising has its time.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+
+from evalstop_client.callbacks.ray_tune import EvalStop
+from ray import init, tune
+
+STEPS = 200
+
+
+def train(config: dict[str, float]) -> None:
+    for step in range(1, STEPS + 1):
+        score = step - config["fall"] * max(0, step - 20)  # stands for an evaluation
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "weights").write_text(str(step))
+            tune.report({"score": score}, checkpoint=tune.Checkpoint.from_directory(folder))
+        time.sleep(0.02)
+
+
+watch = EvalStop(name="ray-tune", metrics={"score": {"signal": "eval"}}, policy="paper", mode="enforce")
+init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+tuner = tune.Tuner(
+    train,
+    param_space={"fall": tune.grid_search([0.0, 3.0])},
+    run_config=tune.RunConfig(
+        stop=watch.stopper, callbacks=[watch], storage_path=str(Path("checkpoints").absolute()), verbose=0
+    ),
+)
+for result in tuner.fit():
+    print(f"fall {result.config['fall']}: ended at step {result.metrics['training_iteration']} of {STEPS}")

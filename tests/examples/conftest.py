@@ -1,0 +1,37 @@
+"""A service for the examples to report to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from evalstop_lab.service import Service, running_service
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """`evalstop up`."""
+    with running_service(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
+@pytest.fixture
+def environment(service: Service, tmp_path: Path) -> dict[str, str]:
+    """What an example finds: where the service is, a folder of its own, one thread a process, and no network to ask."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("EVALSTOP_", "SLURM_"))}
+    return plain | {
+        "EVALSTOP_URL": service.url,
+        "EVALSTOP_KEY": service.key,
+        "EVALSTOP_SPOOL": str(tmp_path / "spool"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "KERAS_BACKEND": "torch",
+        "KERAS_HOME": str(tmp_path / "keras"),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path / "hub"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

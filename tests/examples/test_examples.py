@@ -1,0 +1,83 @@
+"""Every example does what it says, as a program, with the real framework, against a real service."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from evalstop_lab.service import Service
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE_SECONDS = 240.0  # a framework alone takes half a minute to import on a busy machine
+ENDED = re.compile(r"ended at step (\d+) of (\d+)")
+
+
+def play(command: list[str], environment: dict[str, str], folder: Path) -> str:
+    """What an example prints; it has to end well."""
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "evalstop:" not in done.stderr, done.stderr  # the client complains of nothing
+    return done.stdout
+
+
+def run_of(service: Service, name: str) -> dict[str, Any]:
+    """The one run whose name begins so, as the service has it."""
+    headers = {"Authorization": f"Bearer {service.key}"}
+    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api:
+        (found,) = api.get("/runs", params={"name": name}).raise_for_status().json()["items"]
+    return dict(found)
+
+
+def stopped(service: Service, name: str, said: str) -> dict[str, Any]:
+    """The run, which was stopped at its turn, before its end, by the service's word, with a checkpoint to ship."""
+    ((at, planned),) = set(ENDED.findall(said))
+    assert int(at) < int(planned)
+    run = run_of(service, name)
+    assert run["decision"] is not None
+    assert run["decision"]["state"] != "shadow"
+    assert run["status"] != "running"
+    best = run["best_checkpoint"]
+    assert best["step"] < run["decision"]["verdict"]["step"]
+    assert Path(best["uri"].removeprefix("file://")).exists()
+    return run
+
+
+def test_a_plain_loop_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """The example of the README, with a model that learns noise by heart."""
+    said = play([sys.executable, str(EXAMPLES / "plain_loop.py")], environment, tmp_path)
+    run = stopped(service, "plain-loop", said)
+    assert run["best_checkpoint"]["uri"] in said
+
+
+def test_all_ranks_stop_at_the_same_step(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """Two real processes under DDP and gloo: one poster, and nobody is left waiting for the other."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    said = play([*command, str(EXAMPLES / "pytorch_ddp.py")], environment, tmp_path)
+    assert len(ENDED.findall(said)) == 2
+    stopped(service, "pytorch-ddp", said)
+
+
+@pytest.mark.parametrize("example", ["transformers_trainer", "lightning_trainer", "keras_fit"])
+def test_a_framework_is_stopped_by_its_callback(
+    example: str, service: Service, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The trainer's own logs and checkpoints are the run's, and it ends the training by its own means."""
+    said = play([sys.executable, str(EXAMPLES / f"{example}.py")], environment, tmp_path)
+    run = stopped(service, example.replace("_", "-"), said)
+    signals = {role["signal"]: metric for metric, role in run["metrics"].items()}
+    assert signals["eval"] in ("eval_loss", "val_loss")  # nobody said so
+
+
+def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """And the other one, which goes on rising, has its time."""
+    said = play([sys.executable, str(EXAMPLES / "ray_tune.py")], environment, tmp_path)
+    (rising, falling) = sorted(ENDED.findall(said), key=lambda found: -int(found[0]))
+    assert rising[0] == rising[1]
+    assert int(falling[0]) < int(falling[1])
