@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from evalstop_detectors import DETECTORS, Detector, Kind, Observation, Signal
+from evalstop_detectors import DETECTORS, Detector, Kind, Observation
 from rich.console import Console
 from rich.table import Table
 
@@ -23,7 +23,7 @@ from evalstop_lab.arguments import positive_number, rate, whole_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.evidence import Records, records, to_alarm
 from evalstop_lab.history import healthy_runs
-from evalstop_lab.replay.sources import default_roles
+from evalstop_lab.replay.options import add_role_options, asked_by
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.thresholds import Threshold, threshold
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan
@@ -87,11 +87,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--families", nargs="+", choices=HEALTHY, default=list(HEALTHY), metavar="FAMILY", help=", ".join(HEALTHY)
     )
     parser.add_argument("--history", type=Path, nargs="+", metavar="FILE", help="healthy runs, rather than drawn ones")
-    for signal in reversed(Signal):
-        parser.add_argument(f"--{signal}", metavar="COLUMN", help=f"of a history, the column with the {signal}")
-    parser.add_argument(
-        "--minimize", action="append", default=[], metavar="COLUMN", help="a column that is better when lower"
-    )
+    add_role_options(parser)
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON object here")
     parser.add_argument("--json", action="store_true", help="print the JSON object rather than a table")
@@ -102,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab calibrate`; return its exit code."""
     detector = _detector(args.detector, args.params)
     if args.history is not None:
-        runs = healthy_runs(args.history, default_roles({item: getattr(args, item) for item in Signal}, args.minimize))
+        runs = healthy_runs(args.history, asked_by(args))
         found = sweep(partial(_over_runs, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
         groups = ["history"] * len(runs)
         data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}

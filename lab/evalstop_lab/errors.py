@@ -42,7 +42,7 @@ class CannotHasten(UnusableArguments):
 class UnreadableInput(LabError):
     """The log of a run cannot be read."""
 
-    def __init__(self, path: Path, words: str, line: int | None = None) -> None:
+    def __init__(self, path: Path | str, words: str, line: int | None = None) -> None:
         place = "standard input" if path == Path("-") else str(path)
         super().__init__(f"{place}{'' if line is None else f', line {line}'}: {words}.")
 

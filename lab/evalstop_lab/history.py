@@ -8,21 +8,21 @@ from pathlib import Path
 
 from evalstop_detectors import Observation
 
-from evalstop_lab.replay import Roles, read
+from evalstop_lab.replay import Asked, read
 from evalstop_lab.replay.lines import lines
 
 HEALTHY = "healthy"
 
 
-def healthy_runs(paths: Sequence[Path], roles: Roles) -> dict[str, list[Observation]]:
+def healthy_runs(paths: Sequence[Path], asked: Asked | None = None) -> dict[str, list[Observation]]:
     """The runs of these files by name, each in order; raises UnreadableInput naming file and line at fault.
 
     A run of JSON lines with a `label` other than "healthy" on any of its lines is left out.
     """
-    runs = read(paths, roles)
+    runs = read(paths, asked)
     runs.settle()
     left_out = {run for path in paths if path.suffix == ".jsonl" for run in _otherwise_labeled(path)}
-    return {name: run.observations(roles) for name, run in runs.by_name.items() if name not in left_out}
+    return {name: run.observations() for name, run in runs.by_name.items() if name not in left_out}
 
 
 def _otherwise_labeled(path: Path) -> Iterator[str]:

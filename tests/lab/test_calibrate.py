@@ -14,7 +14,6 @@ from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.evidence import Records, records, to_alarm
 from evalstop_lab.history import healthy_runs
-from evalstop_lab.replay import Roles
 from evalstop_lab.thresholds import threshold
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, make, plan
 from hypothesis import given, settings
@@ -126,11 +125,11 @@ def test_ones_own_history_calibrates_too(tmp_path: Path, capsys: pytest.CaptureF
     rows = [row for seed in range(20) for row in make("plateau", seed, length=30, level=0.1).rows()]
     bad = [{"run": "bad", "step": step, "eval": -step, "label": "hacking"} for step in range(30)]
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *bad]))
-    assert set(healthy_runs([file], Roles())) == {f"plateau-{seed}" for seed in range(20)}
+    assert set(healthy_runs([file])) == {f"plateau-{seed}" for seed in range(20)}
     assert main(["calibrate", "k_decline", "--history", str(file), "--rates", "0.1", "--jobs", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["data"] == {"source": [str(file)], "runs": 20}
-    highest = [records(KDecline(), run).highest for run in healthy_runs([file], Roles()).values()]
+    highest = [records(KDecline(), run).highest for run in healthy_runs([file]).values()]
     stop_at = document["thresholds"][0]["threshold"]
     assert sum(value >= stop_at for value in highest) == document["thresholds"][0]["stopped"]["hits"] <= 2
 
@@ -156,7 +155,7 @@ def test_a_bad_line_of_a_history_is_named(tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
     file.write_text('{"run": "a", "step": 0, "eval": 1.0}\n{"run": "a", "eval": 1.0}\n')
     with pytest.raises(UnreadableInput, match=r"line 2.*step"):
-        healthy_runs([file], Roles())
+        healthy_runs([file])
 
 
 def test_columns_of_a_history_may_have_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

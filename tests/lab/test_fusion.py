@@ -20,7 +20,6 @@ from evalstop_lab.fusion import report
 from evalstop_lab.fusion.command import module_of, witnesses
 from evalstop_lab.fusion.fit import EVALS_OF_A_RUN, exported, fit, log_odds, posteriors, rows
 from evalstop_lab.fusion.passages import Passage, labeled_runs, over_worlds, passage, turn_of
-from evalstop_lab.replay import Roles
 from evalstop_lab.worlds import CALIBRATION, REPORTING_SEED, Label, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,7 +158,7 @@ def test_a_label_that_cannot_be_read_is_named(tmp_path: Path, line: str, words: 
     history, labels = write_history(tmp_path, 2)
     labels.write_text(labels.read_text() + line + "\n")
     with pytest.raises(UnreadableInput, match=words) as raised:
-        labeled_runs([history], Roles(), labels)
+        labeled_runs([history], labels)
     assert "line 3" in str(raised.value)
 
 

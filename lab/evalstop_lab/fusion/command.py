@@ -24,7 +24,6 @@ from evalstop_lab.fusion import report as reports
 from evalstop_lab.fusion import tables
 from evalstop_lab.fusion.fit import EVALS_OF_A_RUN, PARAMETERS, exported, fit, posteriors
 from evalstop_lab.fusion.passages import Passage, Recipe, labeled_runs, over_runs, over_worlds
-from evalstop_lab.replay import Roles
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds import CALIBRATION, CALIBRATION_SEED, FAMILIES, REPORTING, REPORTING_SEED, Group, make, plan
 
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.history is not None:
         if args.report:
             raise UnusableArguments("--report leaves out families of drawn runs; it goes without --history.")
-        runs = labeled_runs(args.history, Roles(), args.labels)
+        runs = labeled_runs(args.history, args.labels)
         passages = sweep(over_runs, runs, "passing through the runs", args.jobs)
         data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}
     else:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.evidence import Records
-from evalstop_lab.replay import Roles, read
+from evalstop_lab.replay import read
 from evalstop_lab.replay.lines import lines
 from evalstop_lab.worlds import Label, World, make
 
@@ -73,14 +73,12 @@ def turn_of(world: World) -> int | None:
     return world.truth.peak_step if world.truth.label is Label.HACKING else None
 
 
-def labeled_runs(
-    paths: Sequence[Path], roles: Roles, labels: Path
-) -> list[tuple[str, Sequence[Observation], int | None]]:
+def labeled_runs(paths: Sequence[Path], labels: Path) -> list[tuple[str, Sequence[Observation], int | None]]:
     """The runs of these files of which `labels` says where they turned; raises UnreadableInput naming file and line.
 
     A line of `labels` is `{"run": "a", "turn_step": 120}`, with null for a run that never turned.
     """
-    runs = read(paths, roles)
+    runs = read(paths)
     runs.settle()
     found: dict[str, tuple[str, Sequence[Observation], int | None]] = {}
     for number, line in lines(labels):
@@ -97,6 +95,6 @@ def labeled_runs(
             )
         if name not in runs.by_name:
             raise UnreadableInput(labels, f"there is no run {name!r} in the files", number)
-        if observed := runs.by_name[name].observations(roles):
+        if observed := runs.by_name[name].observations():
             found[name] = (name, observed, turn)
     return list(found.values())

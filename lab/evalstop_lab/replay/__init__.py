@@ -2,7 +2,18 @@
 
 from evalstop_lab.replay.judged import Judged, judge
 from evalstop_lab.replay.policy_file import load_policy, policy_from_file
-from evalstop_lab.replay.runs import Roles, Run, Runs
-from evalstop_lab.replay.sources import read
+from evalstop_lab.replay.runs import Roles, Run, Runs, Troubles
+from evalstop_lab.replay.sources import Asked, read
 
-__all__ = ["Judged", "Roles", "Run", "Runs", "judge", "load_policy", "policy_from_file", "read"]
+__all__ = [
+    "Asked",
+    "Judged",
+    "Roles",
+    "Run",
+    "Runs",
+    "Troubles",
+    "judge",
+    "load_policy",
+    "policy_from_file",
+    "read",
+]

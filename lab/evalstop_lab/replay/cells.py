@@ -8,23 +8,38 @@ from typing import Any
 
 from evalstop_detectors import Signal
 
-from evalstop_lab.replay.runs import MAX_STEP, Roles, Run
+from evalstop_lab.replay.runs import MAX_STEP, Run
 
 NOT_FINITE = {"nan": math.nan, "infinity": math.inf, "-infinity": -math.inf, "inf": math.inf, "-inf": -math.inf}
 
 
-def add_row(
-    run: Run, step: int, row: Mapping[str, Any], roles: Roles, number: Callable[[Any, str], float | None]
-) -> int:
+Number = Callable[[Any, str], float | None]
+"""Reads a cell of this column; None for an empty one."""
+
+STEPS = ("step", "train/global_step", "trainer/global_step", "global_step", "_step", "Step")
+"""Columns that count steps, the best known first: W&B's own `_step` counts calls of its logger."""
+
+SECONDS = ("seconds", "_runtime")
+"""Columns that say how many seconds a run has been at it."""
+
+NO_METRICS = frozenset({"run", "epoch", "gpus", "_timestamp", *STEPS, *SECONDS})
+
+
+def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
     """Take the signals of one row into the run; `number` reads a cell. Returns how many there were."""
     added = 0
-    for signal, column in roles.columns.items():
+    for signal, column in run.roles.columns.items():
         cell = row.get(column)
         if cell is None or (value := number(cell, column)) is None:
             continue
         beside = row.get(f"{column}_stderr")
         run.add(signal, step, value, None if beside is None else stderr_of(number(beside, f"{column}_stderr"), signal))
         added += 1
+    for column in SECONDS:
+        if (cell := row.get(column)) is not None and (seconds := number(cell, column)) is not None:
+            run.seconds = max(run.seconds or 0.0, _cost(seconds, column))
+    if (cell := row.get("gpus")) is not None and (gpus := number(cell, "gpus")) is not None:
+        run.gpus = _cost(gpus, "gpus")
     return added
 
 
@@ -82,6 +97,12 @@ def run_of(cell: object) -> str:
     if isinstance(cell, str) and cell:
         return cell
     raise ValueError(f"the run is {shown(cell)}; give its name as text")
+
+
+def _cost(value: float, column: str) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{column} is {value:g}; give a finite number of at least 0, or leave it out")
+    return value
 
 
 def shown(cell: object) -> str:

@@ -6,20 +6,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import msgspec
-from evalstop_detectors import Call, Policy, Signal
+from evalstop_detectors import Call, Policy
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.replay.judged import Judged, judge
+from evalstop_lab.replay.options import add_role_options, asked_by
 from evalstop_lab.replay.policy_file import load_policy
-from evalstop_lab.replay.runs import Conflict, Roles, Run
+from evalstop_lab.replay.runs import Conflict, Run
 from evalstop_lab.replay.side_by_side import TOGETHER, can_judge, judge_together
-from evalstop_lab.replay.sources import default_roles, read
+from evalstop_lab.replay.sources import SOURCES, read
 from evalstop_lab.sweep import cores, sweep
 
 FEW_RUNS = 500
@@ -33,10 +33,6 @@ EXAMPLES = """examples:
   evalstop-lab replay out/trainer_state.json --eval eval_loss --minimize eval_loss
   evalstop-lab replay logs/tensorboard --eval eval/score
 
-JSON lines hold one object an observation set,
-  {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02, "proxy": 1.2, "kl": 3.4}
-and a CSV has these names as its header. `eval_stderr` is the standard error of `eval`, and so for every column. A
-folder may hold trainer_state.json files and TensorBoard events. - reads JSON lines from standard input.
 """
 
 
@@ -45,16 +41,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "replay",
         help="run logged runs through a policy: where it would have stopped each, and why",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + SOURCES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines, CSV, trainer state or events")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or servers, see below")
     parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="default: default")
-    for signal in reversed(Signal):
-        parser.add_argument(f"--{signal}", metavar="COLUMN", help=f"the column with the {signal} (default: {signal})")
-    parser.add_argument(
-        "--minimize", action="append", default=[], metavar="COLUMN", help="a column that is better when lower"
-    )
+    add_role_options(parser)
     parser.add_argument(
         "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not say"
     )
@@ -72,18 +64,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab replay`; return its exit code."""
     policy = load_policy(args.policy)
-    roles = default_roles({signal: getattr(args, signal) for signal in Signal}, args.minimize)
-    runs = read(args.files, roles)
-    _report_conflicts(runs.settle())
+    runs = read(args.sources, asked_by(args))
+    report_conflicts(runs.settle())
     logged = list(runs.by_name.values())
     for item in logged:
         item.total_steps = item.total_steps or args.total_steps
-    jobs = args.jobs or (cores() if len(logged) > FEW_RUNS else 1)
-    title = f"replaying under {policy.name}"
-    if args.one_by_one or not can_judge(policy):
-        judged = sweep(partial(_judge_some, policy, roles), logged, title, jobs)
-    else:
-        judged = sweep(partial(judge_together, policy, roles), logged, title, jobs, chunk=TOGETHER)
+    judged = judge_all(policy, logged, args.jobs, one_by_one=args.one_by_one)
     if args.json:
         for result in judged:
             sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
@@ -92,11 +78,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _judge_some(policy: Policy, roles: Roles, runs: Sequence[Run]) -> list[Judged]:
-    return [judge(policy, roles, item) for item in runs]
+def judge_all(
+    policy: Policy, runs: Sequence[Run], jobs: int | None = None, *, one_by_one: bool = False
+) -> list[Judged]:
+    """What the policy makes of these settled runs, with a progress bar, side by side where its detectors allow it."""
+    jobs = jobs or (cores() if len(runs) > FEW_RUNS else 1)
+    title = f"replaying under {policy.name}"
+    if one_by_one or not can_judge(policy):
+        return sweep(partial(_judge_some, policy), runs, title, jobs)
+    return sweep(partial(judge_together, policy), runs, title, jobs, chunk=TOGETHER)
 
 
-def _report_conflicts(conflicts: Sequence[Conflict]) -> None:
+def _judge_some(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
+    return [judge(policy, item) for item in runs]
+
+
+def report_conflicts(conflicts: Sequence[Conflict]) -> None:
+    """Say on standard error which points were logged twice with different values."""
     for item in conflicts[:MOST_CONFLICTS_SHOWN]:
         sys.stderr.write(
             f"evalstop-lab: run {item.run!r}: {item.column} at step {item.step} is {item.first:g} and again"

@@ -1,4 +1,7 @@
-"""CSV: a header with `step`, a column a signal, and `run` unless the file is a single run."""
+"""CSV: a header with `step`, a column a signal, and `run` unless the file is a single run.
+
+What W&B's pages export of a chart has a column a run instead, called `run - metric`.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +10,79 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, number_in, run_of, step_of
+from evalstop_lab.replay.cells import STEPS, add_row, number_in, run_of, step_of
 from evalstop_lab.replay.lines import lines
-from evalstop_lab.replay.runs import Runs
+from evalstop_lab.replay.runs import Roles, Runs, Troubles
+
+BETWEEN = " - "
+_ENVELOPES = ("__MIN", "__MAX")  # of the points that W&B's chart has joined in one
 
 
-def read(path: Path, name: str, runs: Runs) -> set[str]:
-    """Take in every row; returns the columns beside run and step. Without a column `run` the run is called `name`."""
-    where = [0]
-    rows = csv.reader(_noting(path, where), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-    header: list[str] | None = None
-    try:
-        for cells in rows:
-            if header is None:
-                header = _header(path, cells)
+def metrics(path: Path, troubles: Troubles) -> set[str]:
+    """The columns; of a chart the metrics."""
+    header = next((cells for _, cells in _rows(path, troubles)), [])
+    return {metric for _, metric in _chart(header).values()} | set(header[:1]) if _chart(header) else set(header)
+
+
+def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+    """Take in every row. Without a column `run` the run is called `name`."""
+    header: list[str] = []
+    chart: dict[str, tuple[str, str]] = {}
+    for number, cells in _rows(path, troubles):
+        try:
+            if not header:
+                header, chart = cells, _chart(cells)
+                if not chart and roles.step not in header:
+                    raise ValueError(f"the header has no column `{roles.step}`, but {', '.join(header)[:200]}")
             elif len(cells) != len(header):
                 raise ValueError(f"{len(cells)} cells where the header has {len(header)}; quote cells with commas")
             else:
                 row = dict(zip(header, cells, strict=True))
-                run = runs.run(run_of(row["run"]) if "run" in row else name)
-                add_row(run, step_of(row["step"]), row, runs.roles, number_in)
-    except (ValueError, csv.Error) as error:
-        raise UnreadableInput(path, str(error), where[0]) from error
-    return set(header or ()) - {"run", "step"}
+                if chart:
+                    for column, (run, metric) in chart.items():
+                        add_row(runs.run(run, roles), step_of(cells[0]), {metric: row[column]}, number_in)
+                    continue
+                run = run_of(row["run"]) if "run" in row else name
+                add_row(runs.run(run, roles), step_of(row[roles.step]), row, number_in)
+        except ValueError as error:
+            troubles.add(UnreadableInput(path, str(error), number))
 
 
-def _noting(path: Path, where: list[int]) -> Iterator[str]:
-    for number, line in lines(path):
+def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, list[str]]]:
+    """The header, checked, and what follows."""
+    where = [0]
+    rows = csv.reader(_noting(path, where, troubles), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    first = True
+    while True:
+        try:
+            cells = next(rows, None)
+        except csv.Error as error:
+            troubles.add(UnreadableInput(path, str(error), where[0]))
+            continue
+        if cells is None:
+            return
+        if first:
+            first, cells = False, [cell.strip() for cell in cells]
+            if twice := {cell for cell in cells if cells.count(cell) > 1}:
+                words = f"the header has {', '.join(sorted(twice))} twice; name each column once"
+                troubles.add(UnreadableInput(path, words, 1))
+                return
+            if not _chart(cells) and not set(STEPS) & set(cells):
+                words = f"the header has no column `step`, but {', '.join(cells)[:200]}"
+                troubles.add(UnreadableInput(path, words, 1))
+                return
+        yield where[0], cells
+
+
+def _chart(header: list[str]) -> dict[str, tuple[str, str]]:
+    """Run and metric by column, if this is the header of a chart."""
+    if not header or header[0] not in STEPS or not all(BETWEEN in column for column in header[1:]):
+        return {}
+    parts = {column: column.rpartition(BETWEEN) for column in header[1:] if not column.endswith(_ENVELOPES)}
+    return {column: (run, metric) for column, (run, _, metric) in parts.items()}
+
+
+def _noting(path: Path, where: list[int], troubles: Troubles) -> Iterator[str]:
+    for number, line in lines(path, troubles):
         where[0] = number
         yield line
-
-
-def _header(path: Path, cells: list[str]) -> list[str]:
-    header = [cell.strip() for cell in cells]
-    if "step" not in header:
-        raise UnreadableInput(path, f"the header has no column `step`, but {', '.join(header)[:200]}", 1)
-    if twice := {cell for cell in header if header.count(cell) > 1}:
-        raise UnreadableInput(path, f"the header has {', '.join(sorted(twice))} twice; name each column once", 1)
-    return header

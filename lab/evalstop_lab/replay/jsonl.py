@@ -1,8 +1,12 @@
-"""JSON lines: one object an observation set, `{"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}`."""
+"""JSON lines: one object an observation set, `{"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}`.
+
+verl's file logger puts the metrics of a step under `data`, and W&B's history counts steps by a column of its own.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +15,53 @@ import msgspec
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import add_row, number_of, run_of, shown, step_of
 from evalstop_lab.replay.lines import lines
-from evalstop_lab.replay.runs import Runs
+from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 ROW = 'one row is {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}'
 
 _decode = msgspec.json.Decoder().decode
 
 
-def read(path: Path, name: str, runs: Runs) -> set[str]:
-    """Take in every row; returns the keys that occurred beside run and step.
+def metrics(path: Path, troubles: Troubles) -> set[str]:
+    """The keys that occur."""
+    keys: set[str] = set()
+    for _, row in _rows(path, troubles):
+        keys.update(row)
+    return keys
+
+
+def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+    """Take in every row.
 
     A file whose first row names no run holds one run, called `name`; otherwise every row has to name its run.
     """
-    keys: set[str] = set()
     alone: bool | None = None
-    for number, line in lines(path):
-        row = _row(path, number, line)
+    reached: dict[str, int] = {}
+    for number, row in _rows(path, troubles):
         try:
             alone = "run" not in row if alone is None else alone
-            run = runs.run(name if alone and "run" not in row else run_of(row.get("run")))
-            add_row(run, step_of(row.get("step")), row, runs.roles, number_of)
+            run = name if alone and "run" not in row else run_of(row.get("run"))
+            cell = row.get(roles.step)
+            if cell is None and roles.step != "step":
+                cell = reached.get(run)  # W&B logs a step in several rows, of which some do not name it
+                if cell is None:
+                    continue
+            step = reached[run] = step_of(cell)
+            add_row(runs.run(run, roles), step, row, number_of)
         except ValueError as error:
-            raise UnreadableInput(path, f"{error}; {ROW}", number) from error
-        keys.update(row)
-    return keys - {"run", "step"}
+            troubles.add(UnreadableInput(path, f"{error}; {ROW}", number))
+
+
+def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in lines(path, troubles):
+        try:
+            row = _row(path, number, line)
+        except UnreadableInput as error:
+            troubles.add(error)
+            continue
+        if type(data := row.get("data")) is dict:
+            row = {"step": row.get("step")} | data
+        yield number, row
 
 
 def _row(path: Path, number: int, line: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from evalstop_detectors import (
     step,
 )
 
-from evalstop_lab.replay.runs import Roles, Run
+from evalstop_lab.replay.runs import Run
 
 CHOOSER: Chooser = SmoothedMaximum()
 
@@ -41,15 +41,14 @@ class Judged:
     detectors: dict[str, dict[str, Any]]
 
 
-def judge(policy: Policy, roles: Roles, run: Run) -> Judged:
+def judge(policy: Policy, run: Run) -> Judged:
     """Replay a settled run up to its stop: later observations change no verdict, and there would have been none."""
-    state = until_stop(policy, run.observations(roles))
-    return judged(policy, roles, run, state.verdict, state.evidence, state.suspect_step)
+    state = until_stop(policy, run.observations())
+    return judged(policy, run, state.verdict, state.evidence, state.suspect_step)
 
 
 def judged(
     policy: Policy,
-    roles: Roles,
     run: Run,
     verdict: Verdict,
     evidence: Sequence[Evidence | None],
@@ -57,7 +56,7 @@ def judged(
 ) -> Judged:
     """What became of a run whose last verdict, on this evidence of each member, was this."""
     stop_step = verdict.step if verdict.stops else None
-    scores = run.scores(roles, stop_step)
+    scores = run.scores(stop_step)
     best = CHOOSER.choose(scores, {score.step for score in scores})
     return Judged(
         run=run.name,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from evalstop_lab.errors import UnreadableInput
+from evalstop_lab.replay.runs import Troubles
 
 LONGEST_LINE = 1 << 20
 STANDARD_INPUT = Path("-")
@@ -19,20 +23,35 @@ _LONG_FILE = 16 << 20
 _LINES_BETWEEN_UPDATES = 10_000
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Each line that is not blank with its number, from 1; raises UnreadableInput for what is no text."""
+def lines(path: Path, troubles: Troubles | None = None) -> Iterator[tuple[int, str]]:
+    """Each line that is not blank with its number, from 1; what is no text is trouble."""
+    troubles = troubles or Troubles()
     try:
-        with nullcontext(sys.stdin.buffer) if path == STANDARD_INPUT else path.open("rb") as file:
+        with nullcontext(_standard_input()) if path == STANDARD_INPUT else path.open("rb") as file:
             size = 0 if path == STANDARD_INPUT else path.stat().st_size
             for number, line in _with_progress(file, path, size):
                 if len(line) > LONGEST_LINE:
-                    raise UnreadableInput(
-                        path, f"the line is longer than {LONGEST_LINE:,} bytes; one row a line", number
-                    )
-                if not line.isspace():
+                    words = f"the line is longer than {LONGEST_LINE:,} bytes; one row a line"
+                    troubles.add(UnreadableInput(path, words, number))
+                    return  # what has no line ends is no text
+                if line.isspace():
+                    continue
+                try:
                     yield number, _text(path, number, line)
+                except UnreadableInput as error:
+                    troubles.add(error)
     except OSError as error:
-        raise UnreadableInput(path, f"{error.strerror}; give a file that can be read") from error
+        troubles.add(UnreadableInput(path, f"{error.strerror}; give a file that can be read"))
+
+
+def _standard_input() -> BinaryIO:
+    """Standard input from its beginning; what can be read only once is kept aside on disk first."""
+    if not sys.stdin.seekable():
+        kept = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the process
+        shutil.copyfileobj(sys.stdin.buffer, kept)
+        sys.stdin = io.TextIOWrapper(kept)
+    sys.stdin.buffer.seek(0)
+    return sys.stdin.buffer
 
 
 def _with_progress(file: BinaryIO, path: Path, size: int) -> Iterator[tuple[int, bytes]]:

@@ -9,19 +9,23 @@ from dataclasses import dataclass, field
 
 from evalstop_detectors import Observation, Score, Signal
 
+from evalstop_lab.errors import UnreadableInput
+
 MAX_STEP = 2**53 - 1
 """The largest step that the service takes, too."""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column (JSON key, TensorBoard tag) plays which role, and which columns are better when lower.
+    """Which column (JSON key, TensorBoard tag) plays which role, which are better when lower, which counts steps.
 
-    The standard error of a column stands in a column of its name with `_stderr` at the end.
+    The standard error of a column stands in a column of its name with `_stderr` at the end. A signal without a column
+    is one that nothing in the log was recognised as.
     """
 
     columns: Mapping[Signal, str] = field(default_factory=lambda: {signal: signal.value for signal in Signal})
     minimized: frozenset[str] = frozenset({"loss"})
+    step: str = "step"
 
     def sign(self, signal: Signal) -> float:
         """What turns the column so that higher is better. A KL is a distance, not a quality: it stays as it is."""
@@ -77,11 +81,27 @@ class Series:
 
 @dataclass
 class Run:
-    """One run. `total_steps` is its planned end, None when it is not known."""
+    """One run. `total_steps` is its planned end; None there, as in `gpus` and `seconds`, for what nobody said.
+
+    `seconds`: how long it ran, from its first moment on record to its last.
+    """
 
     name: str
     total_steps: int | None = None
+    roles: Roles = field(default_factory=Roles)
     series: dict[Signal, Series] = field(default_factory=dict)
+    gpus: float | None = None
+    seconds: float | None = None
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """What the run cost; None when its GPUs or its length are not known."""
+        return None if self.gpus is None or self.seconds is None else self.gpus * self.seconds / 3600
+
+    @property
+    def last_step(self) -> int:
+        """The last step at which anything was logged; 0 of nothing."""
+        return max((max(series.steps) for series in self.series.values()), default=0)
 
     def add(self, signal: Signal, step: int, value: float, stderr: float | None) -> None:
         """Take in one value as it was logged."""
@@ -90,46 +110,59 @@ class Run:
             series = self.series[signal] = Series()
         series.add(step, value, stderr)
 
-    def observations(self, roles: Roles) -> list[Observation]:
+    def observations(self) -> list[Observation]:
         """The settled run as detectors see it, in order, turned so that higher is better."""
-        found = [item for signal in self.series for item in self._of(signal, roles)]
+        found = [item for signal in self.series for item in self._of(signal)]
         return sorted(found, key=lambda item: item.order)
 
-    def scores(self, roles: Roles, until: int | None) -> list[Score]:
+    def scores(self, until: int | None = None) -> list[Score]:
         """The finite gold scores of the settled run, up to the step at which it was stopped."""
         return [
             Score(item.step, item.value, item.stderr)
-            for item in self._of(Signal.EVAL, roles)
+            for item in self._of(Signal.EVAL)
             if item.finite and (until is None or item.step <= until)
         ]
 
-    def _of(self, signal: Signal, roles: Roles) -> Iterator[Observation]:
+    def _of(self, signal: Signal) -> Iterator[Observation]:
         if (series := self.series.get(signal)) is None:
             return
-        sign, total = roles.sign(signal), self.total_steps
+        sign, total = self.roles.sign(signal), self.total_steps
         for step, value, stderr in zip(series.steps, series.values, series.stderrs, strict=True):
             progress = min(1.0, step / total) if total else None
             yield Observation(signal, step, sign * value, None if math.isnan(stderr) else stderr, progress)
 
 
 @dataclass
+class Troubles:
+    """What could not be read. A strict reader raises the first of it, another one keeps it and reads on."""
+
+    strict: bool = True
+    found: list[UnreadableInput] = field(default_factory=list)
+
+    def add(self, error: UnreadableInput) -> None:
+        """Raise the error, or remember it."""
+        if self.strict:
+            raise error
+        self.found.append(error)
+
+
+@dataclass
 class Runs:
     """All runs that were read, by name in the order of their first point. Rows of one run may be anywhere."""
 
-    roles: Roles = field(default_factory=Roles)
     by_name: dict[str, Run] = field(default_factory=dict)
 
-    def run(self, name: str) -> Run:
+    def run(self, name: str, roles: Roles) -> Run:
         """The run of this name, new if there is none yet."""
         run = self.by_name.get(name)
         if run is None:
-            run = self.by_name[name] = Run(name)
+            run = self.by_name[name] = Run(name, roles=roles)
         return run
 
     def settle(self) -> list[Conflict]:
         """Bring every run in order; returns the points that were logged twice with different values."""
         return [
-            Conflict(run.name, self.roles.columns[signal], *conflict)
+            Conflict(run.name, run.roles.columns[signal], *conflict)
             for run in self.by_name.values()
             for signal, series in run.series.items()
             for conflict in series.settle()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from evalstop_lab.replay.judged import Judged, judge, judged
 from evalstop_lab.replay.plateau_columns import PlateauColumns
-from evalstop_lab.replay.runs import Roles, Run, Series
+from evalstop_lab.replay.runs import Run
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -45,7 +45,7 @@ class Columns(Protocol):
         """What the detector would have said of this run last."""
 
 
-def judge_together(policy: Policy, roles: Roles, runs: Sequence[Run]) -> list[Judged]:
+def judge_together(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
     """What `judge` makes of each of these settled runs."""
     fit = [index for index, run in enumerate(runs) if _fits(policy, run)] if can_judge(policy) else []
     found: dict[int, Judged] = {}
@@ -53,8 +53,8 @@ def judge_together(policy: Policy, roles: Roles, runs: Sequence[Run]) -> list[Ju
         fit.sort(key=lambda index: -len(runs[index].series[Signal.EVAL].steps))
         for start in range(0, len(fit), TOGETHER):
             some = fit[start : start + TOGETHER]
-            found.update(zip(some, _Together(policy, roles, [runs[index] for index in some]).judge(), strict=True))
-    return [found[index] if index in found else judge(policy, roles, run) for index, run in enumerate(runs)]
+            found.update(zip(some, _Together(policy, [runs[index] for index in some]).judge(), strict=True))
+    return [found[index] if index in found else judge(policy, run) for index, run in enumerate(runs)]
 
 
 def can_judge(policy: Policy) -> bool:
@@ -82,16 +82,16 @@ def _fits(policy: Policy, run: Run) -> bool:
 class _Together:
     """Some runs that fit, those with the most evals first."""
 
-    def __init__(self, policy: Policy, roles: Roles, runs: Sequence[Run]) -> None:
-        self._policy, self._roles, self._runs = policy, roles, runs
+    def __init__(self, policy: Policy, runs: Sequence[Run]) -> None:
+        self._policy, self._runs = policy, runs
         evals = [run.series[Signal.EVAL] for run in runs]
         self._counts = np.array([len(series.steps) for series in evals])
         shape = (int(self._counts.max()), len(runs))
         self._gold, self._stderrs = np.zeros(shape), np.full(shape, np.nan)
         self._steps = np.zeros(shape, dtype=np.int64)
-        for column, series in enumerate(evals):
+        for column, (run, series) in enumerate(zip(runs, evals, strict=True)):
             count = len(series.steps)
-            self._gold[:count, column] = roles.sign(Signal.EVAL) * np.frombuffer(series.values)
+            self._gold[:count, column] = run.roles.sign(Signal.EVAL) * np.frombuffer(series.values)
             self._stderrs[:count, column] = np.frombuffer(series.stderrs)
             self._steps[:count, column] = np.frombuffer(series.steps, dtype=np.int64)
         self._columns = [self._columns_of(member.detector) for member in policy.members]
@@ -131,7 +131,7 @@ class _Together:
     def _judged(
         self, run: int, verdict: Verdict, evidence: Sequence[Evidence | None], suspect_steps: dict[int, int]
     ) -> Judged:
-        return judged(self._policy, self._roles, self._runs[run], verdict, evidence, suspect_steps.get(run))
+        return judged(self._policy, self._runs[run], verdict, evidence, suspect_steps.get(run))
 
     def _evidence(self, run: int, step: int | None) -> list[Evidence | None]:
         """By member, at the eval of this step or at the end of the run."""
@@ -159,13 +159,14 @@ class _Together:
             for column, run in enumerate(self._runs):
                 if Signal.PROXY in run.series:
                     steps = self._steps[: self._counts[column], column]
-                    _add_proxies(run.series[Signal.PROXY], self._roles, steps, sums[:, column], counts[:, column])
+                    _add_proxies(run, steps, sums[:, column], counts[:, column])
         return PlateauColumns(detector, self._gold, self._stderrs, self._steps, sums, counts)
 
 
-def _add_proxies(series: Series, roles: Roles, steps: Integers, sums: Floats, counts: Integers) -> None:
+def _add_proxies(run: Run, steps: Integers, sums: Floats, counts: Integers) -> None:
     """Add each proxy, counted from the first, to what comes with the first eval at or after it."""
-    values = np.clip(roles.sign(Signal.PROXY) * np.frombuffer(series.values), clipped(-np.inf), clipped(np.inf))
+    series = run.series[Signal.PROXY]
+    values = np.clip(run.roles.sign(Signal.PROXY) * np.frombuffer(series.values), clipped(-np.inf), clipped(np.inf))
     values = np.clip(values - values[0], clipped(-np.inf), clipped(np.inf))
     places = np.searchsorted(steps, np.frombuffer(series.steps, dtype=np.int64))
     inside = places < len(steps)

@@ -1,74 +1,244 @@
-"""Which reader a path wants, and what its run is called when the file does not say."""
+"""Which reader a source wants, what its runs are called when it does not say, and which metric plays which role."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 from evalstop_detectors import Signal
+from evalstop_detectors.roles import Recognised, recognise
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay import csv_table, jsonl, tensorboard_events, trainer_state
+from evalstop_lab.replay import (
+    console_log,
+    csv_table,
+    evalstop_runs,
+    jsonl,
+    mlflow_files,
+    mlflow_server,
+    tensorboard_events,
+    trainer_state,
+    wandb_offline,
+)
+from evalstop_lab.replay.cells import NO_METRICS, STEPS
 from evalstop_lab.replay.lines import STANDARD_INPUT
-from evalstop_lab.replay.runs import Roles, Runs
+from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 EVENTS = "events.out.tfevents"
 STATE = "trainer_state.json"
+OFFLINE = ".wandb"
+MLFLOW, EVALSTOP = "mlflow+", "evalstop+"
+"""What an address begins with, before http:// or https://."""
+
+CONNECTIONS = 8
+
+_BY_SUFFIX: Mapping[str, ModuleType] = {
+    ".csv": csv_table,
+    ".tsv": csv_table,
+    ".json": trainer_state,
+    ".log": console_log,
+    ".out": console_log,
+    ".txt": console_log,
+    OFFLINE: wandb_offline,
+}
+
+SOURCES = """A source is a file or a folder, or the address of a server:
+  runs.jsonl, runs.csv          a row an eval, {"run": "a", "step": 10, "eval": 0.61, "eval_stderr": 0.02}; what W&B
+                                exports, too, and what verl's file logger writes
+  trainer_state.json            of the Hugging Face Trainer
+  logs/                         TensorBoard events, trainer states, an MLflow file store and W&B's offline runs in it
+  train.log                     the console of verl, OpenRLHF or NeMo-RL (.log, .out, .txt)
+  mlflow+http://host:5000       an MLflow server; ?experiment=NAME behind it for one experiment
+  evalstop+http://host:8000     the service itself, with a key in EVALSTOP_KEY
+  -                             JSON lines from standard input
+"""
 
 
-def read(paths: Sequence[Path], roles: Roles) -> Runs:
-    """Read all runs of these files and folders. Runs of one name are one run, wherever their rows stand.
+@dataclass(frozen=True)
+class Asked:
+    """What the options say of the roles: a column by signal, columns that are better when lower, the one of steps."""
 
-    Raises UnreadableInput naming file and line, and UnusableArguments for a column that occurs nowhere.
+    named: Mapping[Signal, str] = field(default_factory=dict)
+    minimized: frozenset[str] = frozenset()
+    step: str | None = None
+
+
+@dataclass(frozen=True)
+class Log:
+    """Something that is read in one go, whose metrics keep their roles throughout.
+
+    `roles`: what its runs themselves say of their metrics. What is `remote` may be read beside others.
     """
-    runs = Runs(roles)
+
+    place: Path | str
+    metrics: Callable[[Troubles], set[str]]
+    read: Callable[[Runs, Roles, Troubles], None]
+    tags: Mapping[str, str] = field(default_factory=dict)
+    roles: Roles | None = None
+    remote: bool = False
+
+
+def read(sources: Sequence[str | Path], asked: Asked | None = None, troubles: Troubles | None = None) -> Runs:
+    """Read all runs of these sources. Runs of one name are one run, wherever their rows stand.
+
+    Raises UnreadableInput naming file and line, unless `troubles` are to be remembered; then what can be read is.
+    Raises UnusableArguments for a column that was asked for and occurs nowhere.
+    """
+    asked, troubles = asked or Asked(), troubles or Troubles()
+    runs = Runs()
     everywhere: set[str] = set()
-    for path in paths:
-        found: set[str] = set()
-        for source in _sources(path):
-            found |= _read_one(source, runs)
-        if not found & set(roles.columns.values()):
-            raise UnreadableInput(
-                path,
-                f"it has none of the columns {', '.join(roles.columns.values())}, but {_listed(found)}; say which"
-                " is which with --eval, --proxy, --kl or --loss COLUMN",
-            )
+    for source in sources:
+        found = _read_source(source, runs, asked, troubles)
         everywhere |= found
-    for signal, column in roles.columns.items():
-        if column != signal and column not in everywhere:
-            raise UnusableArguments(f"--{signal} {column}: there is no such column; there are {_listed(everywhere)}.")
-    if missing := sorted(roles.minimized - everywhere - {"loss"}):
-        raise UnusableArguments(f"--minimize {missing[0]}: there is no such column; there are {_listed(everywhere)}.")
+    if everywhere:
+        _check(asked, everywhere)
     return runs
 
 
-def default_roles(named: dict[Signal, str | None], minimized: Sequence[str]) -> Roles:
-    """The roles when some columns are named: the others are called as their signal is, and a loss is minimized."""
-    columns = {signal: named.get(signal) or signal.value for signal in Signal}
-    return Roles(columns, frozenset({*minimized, columns[Signal.LOSS]}))
+def logs_of(source: str | Path) -> Iterator[Log]:
+    """The logs of a source: a file is one, a folder or a server has many."""
+    text = str(source)
+    if text.startswith(MLFLOW):
+        for item in mlflow_server.runs_of(text.removeprefix(MLFLOW)):
+            place = f"{item.remote.url}, run {item.name}"
+            yield Log(place, partial(_known, item.metrics), item.read, item.tags, remote=True)
+    elif text.startswith(EVALSTOP):
+        for known in evalstop_runs.runs_of(text.removeprefix(EVALSTOP)):
+            place = f"{known.remote.url}, run {known.name}"
+            metrics = frozenset(known.roles.columns.values())
+            yield Log(place, partial(_known, metrics), known.read, roles=known.roles, remote=True)
+    elif "://" in text:
+        raise UnusableArguments(f"{text}: say which server it is, {MLFLOW}{text} or {EVALSTOP}{text}.")
+    else:
+        for path in _paths(Path(text)):
+            module = _reader(path)
+            tags = mlflow_files.tags(path) if module is mlflow_files else {}
+            yield Log(path, partial(module.metrics, path), partial(_read_path, module, path, _name(path)), tags)
 
 
-def _read_one(path: Path, runs: Runs) -> set[str]:
-    if path.is_dir() or EVENTS in path.name:
-        return tensorboard_events.read(path, _name(path), runs)
-    if path.suffix in (".csv", ".tsv"):
-        return csv_table.read(path, _name(path), runs)
-    if path.suffix == ".json":
-        return trainer_state.read(path, _name(path), runs)
-    return jsonl.read(path, _name(path), runs)
+def choose(asked: Asked, metrics: set[str], tags: Mapping[str, str], roles: Roles | None) -> tuple[Roles, Recognised]:
+    """The roles of these metrics: as asked for, else as their run says, else by name; and what names alone told."""
+    names = metrics - NO_METRICS
+    recognised = recognise(names, tags)
+    columns: dict[Signal, str] = {}
+    minimized = set(asked.minimized)
+    for signal in Signal:
+        said = roles.columns.get(signal) if roles is not None else None
+        known = next((name for name, role in recognised.roles.items() if role.signal is signal), None)
+        literal = signal.value if signal.value in names else None
+        chosen = asked.named.get(signal) or said or literal or (known if roles is None else None)
+        if chosen is None or chosen in columns.values():
+            continue
+        columns[signal] = chosen
+        if signal not in asked.named and chosen == known and recognised.roles[known].direction == "minimize":
+            minimized.add(chosen)
+    if Signal.LOSS in columns:
+        minimized.add(columns[Signal.LOSS])
+    if roles is not None:
+        minimized |= roles.minimized
+    step = asked.step or next((name for name in STEPS if name in metrics), "step")
+    return Roles(columns, frozenset(minimized), step), recognised
 
 
-def _sources(path: Path) -> Iterator[Path]:
-    """The file itself; of a folder every trainer state in it and every folder in it that holds event files."""
+def _read_source(source: str | Path, runs: Runs, asked: Asked, troubles: Troubles) -> set[str]:
+    """Take in one source; returns the columns that occur in it."""
+    everything: set[str] = set()
+    known = False
+    logs = list(logs_of(source))
+    columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
+    with (
+        Progress(*columns, console=Console(stderr=True), transient=True, disable=len(logs) < 2) as progress,
+        ThreadPoolExecutor(CONNECTIONS) as pool,
+    ):
+        task = progress.add_task(str(source), total=len(logs))
+
+        def whole(log: Log) -> tuple[set[str], bool, Runs, Troubles]:
+            own, trouble = Runs() if log.remote else runs, Troubles(troubles.strict)
+            try:
+                names, fits = _read_log(log, own, asked, trouble)
+            except UnreadableInput as error:
+                trouble.add(error)
+                names, fits = set(), False
+            return names, fits, own, trouble
+
+        remote = bool(logs) and logs[0].remote
+        for names, fits, own, trouble in pool.map(whole, logs) if remote else map(whole, logs):
+            everything |= names
+            known = known or fits
+            troubles.found += trouble.found
+            if own is not runs:
+                runs.by_name.update(own.by_name)
+            progress.advance(task)
+    if not known:
+        wanted = [asked.named.get(signal, signal.value) for signal in Signal]
+        error = UnreadableInput(
+            source,
+            f"it has none of the columns {', '.join(wanted)}, but {_listed(everything)}; say which"
+            " is which with --eval, --proxy, --kl or --loss COLUMN",
+        )
+        troubles.add(error)
+    return everything
+
+
+def _read_log(log: Log, runs: Runs, asked: Asked, troubles: Troubles) -> tuple[set[str], bool]:
+    """Take in one log; returns its columns, and whether any of them plays a role."""
+    first = Troubles(troubles.strict)
+    metrics = log.metrics(first)
+    roles, _ = choose(asked, metrics, log.tags, log.roles)
+    fits = bool(metrics & set(roles.columns.values()))
+    if fits:
+        log.read(runs, roles, troubles)
+    else:
+        troubles.found += first.found
+    return metrics - NO_METRICS, fits
+
+
+def _check(asked: Asked, everywhere: set[str]) -> None:
+    for signal, column in asked.named.items():
+        if column not in everywhere:
+            raise UnusableArguments(f"--{signal} {column}: there is no such column; there are {_listed(everywhere)}.")
+    if missing := sorted(asked.minimized - everywhere):
+        raise UnusableArguments(f"--minimize {missing[0]}: there is no such column; there are {_listed(everywhere)}.")
+
+
+def _known(metrics: frozenset[str], troubles: Troubles) -> set[str]:
+    return set(metrics)
+
+
+def _read_path(module: ModuleType, path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+    module.read(path, name, runs, roles, troubles)
+
+
+def _reader(path: Path) -> ModuleType:
+    if EVENTS in path.name:
+        return tensorboard_events
+    if path.is_dir():
+        return mlflow_files if mlflow_files.is_run(path) else tensorboard_events
+    return _BY_SUFFIX.get(path.suffix, jsonl)
+
+
+def _paths(path: Path) -> Iterator[Path]:
+    """The file itself; of a folder what is known by its name, wherever it lies in it."""
     if not path.is_dir():
         yield path
         return
     states = sorted(path.rglob(STATE))
     folders = sorted({file.parent for file in path.rglob(f"{EVENTS}*")})
-    if not states and not folders:
-        raise UnreadableInput(path, f"the folder holds neither {STATE} nor TensorBoard event files; name the files")
-    yield from states
-    yield from folders
+    offline = sorted(file for file in path.rglob(f"run-*{OFFLINE}") if file.is_file())
+    stored = sorted(file.parent for file in path.rglob("meta.yaml") if mlflow_files.is_run(file.parent))
+    if not (states or folders or offline or stored):
+        raise UnreadableInput(
+            path,
+            f"the folder holds neither {STATE} nor TensorBoard event files, no MLflow file store and no offline run of"
+            " W&B; name the files",
+        )
+    yield from (*states, *folders, *offline, *stored)
 
 
 def _name(path: Path) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import add_row, number_of, step_of
-from evalstop_lab.replay.runs import Runs
+from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 try:
     with warnings.catch_warnings():
@@ -19,11 +20,41 @@ except ImportError:
     event_accumulator = None
 
 
-def read(path: Path, name: str, runs: Runs) -> set[str]:
-    """Take in the scalars of a folder or an event file; returns their tags.
+def metrics(path: Path, troubles: Troubles) -> set[str]:
+    """The tags of the scalars."""
+    try:
+        tags = _loaded(path).Tags()
+    except UnreadableInput as error:
+        troubles.add(error)
+        return set()
+    return {*tags["scalars"], *tags["tensors"]}
+
+
+def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+    """Take in the scalars of a folder or an event file.
 
     A trainer that restarted from an earlier step has superseded what it had written after that step.
     """
+    accumulator = _loaded(path)
+    run = runs.run(name, roles)
+    there = metrics(path, troubles)
+    rows: dict[int, dict[str, float]] = {}
+    moments: list[float] = []
+    for tag in (tag for column in roles.columns.values() for tag in (column, f"{column}_stderr") if tag in there):
+        for step, moment, value in _points(accumulator, tag):
+            moments.append(moment)
+            rows.setdefault(step, {}).setdefault(tag, value)
+    if moments:
+        run.seconds = max(moments) - min(moments)
+    for step, row in rows.items():
+        try:
+            add_row(run, step_of(step), row, number_of)
+        except ValueError as error:
+            troubles.add(UnreadableInput(path, str(error)))
+
+
+@lru_cache(maxsize=1)  # a log is looked at twice, for its metrics and for their values
+def _loaded(path: Path) -> event_accumulator.EventAccumulator:
     if event_accumulator is None:
         raise UnreadableInput(
             path, "reading TensorBoard events needs the package tensorboard: pip install 'evalstop-lab[tensorboard]'"
@@ -34,28 +65,16 @@ def read(path: Path, name: str, runs: Runs) -> set[str]:
         accumulator.Reload()
     except Exception as error:  # what is no event file fails in many ways, in its reader as in protobuf
         raise UnreadableInput(path, f"this is no TensorBoard event file ({error})") from error
-    tags = accumulator.Tags()
-    run = runs.run(name)
-    wanted = [tag for column in runs.roles.columns.values() for tag in (column, f"{column}_stderr")]
-    rows: dict[int, dict[str, float]] = {}
-    for tag in wanted:
-        if tag in tags["scalars"] or tag in tags["tensors"]:
-            for step, value in _points(accumulator, tag):
-                rows.setdefault(step, {}).setdefault(tag, value)
-    try:
-        for step, row in rows.items():
-            add_row(run, step_of(step), row, runs.roles, number_of)
-    except ValueError as error:
-        raise UnreadableInput(path, str(error)) from error
-    return {*tags["scalars"], *tags["tensors"]}
+    return accumulator
 
 
-def _points(accumulator: event_accumulator.EventAccumulator, tag: str) -> Iterator[tuple[int, float]]:
+def _points(accumulator: event_accumulator.EventAccumulator, tag: str) -> Iterator[tuple[int, float, float]]:
+    """Step, moment (seconds since 1970) and value of each point."""
     if tag in accumulator.Tags()["scalars"]:
         for event in accumulator.Scalars(tag):
-            yield event.step, float(event.value)
+            yield event.step, event.wall_time, float(event.value)
         return
     for event in accumulator.Tensors(tag):
         values = tensor_util.make_ndarray(event.tensor_proto)
         if values.size == 1 and values.dtype.kind in "fiu":
-            yield event.step, float(values.reshape(()))
+            yield event.step, event.wall_time, float(values.reshape(()))

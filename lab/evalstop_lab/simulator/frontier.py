@@ -27,7 +27,7 @@ from evalstop_lab.simulator.metrics import Figures
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.stopping import ROLES, logs
+from evalstop_lab.simulator.stopping import logs
 from evalstop_lab.simulator.study import CALIBRATION_SEED, NONE, ORACLE, REPORTING_SEED, Cell, Rows
 from evalstop_lab.sweep import sweep
 
@@ -142,7 +142,7 @@ def _of_seed(setting: Setting, seed: int) -> dict[str, list[Records]]:
     signals = frozenset().union(*(detector.signals for detector in detectors.values()))
     for run, hacking in zip(logs(workload, signals), hidden.hacking.tolist(), strict=True):
         if not hacking:
-            observations = run.observations(ROLES)
+            observations = run.observations()
             for name, detector in detectors.items():
                 found[name].append(records(detector, observations))
     return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from evalstop_detectors import POLICIES, MonitorState, Observation, Policy, Signal, policy_from_document, start, step
 
-from evalstop_lab.replay import Roles, Run
+from evalstop_lab.replay import Run
 from evalstop_lab.replay.side_by_side import judge_together
 from evalstop_lab.simulator.engine import Cluster
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Workload
@@ -21,7 +21,6 @@ from evalstop_lab.simulator.schedulers import Scheduler
 
 STEPS_AN_EVAL = 1000
 
-ROLES = Roles()
 
 FIXED_PROGRESS = policy_from_document(
     {
@@ -71,7 +70,7 @@ def nobody(workload: Workload) -> Stops:
 
 def decide(policy: Policy, workload: Workload) -> Stops:
     """What the policy makes of every job, ahead of time."""
-    found = judge_together(policy, ROLES, logs(workload, policy.signals))
+    found = judge_together(policy, logs(workload, policy.signals))
     return Stops(_evals([item.stop_step for item in found]), _evals([item.best_step for item in found]))
 
 
@@ -124,7 +123,7 @@ class WithStop:
         """Show the policy what the job posted with this eval."""
         if self._beneath.stops(job, evals):
             return True
-        unseen = self._unseen.setdefault(job.number, self._logs[job.number].observations(ROLES))
+        unseen = self._unseen.setdefault(job.number, self._logs[job.number].observations())
         state = self._states.get(job.number) or start(self._policy)
         here = [item for item in unseen if item.step == evals * STEPS_AN_EVAL]
         for item in here:

@@ -49,11 +49,10 @@ def test_replay_is_the_monitor(tmp_path: Path, replay: Replay, name: str) -> Non
 @given(policy=policies(), observations=series(set(Signal), max_size=25))
 def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: list[Any]) -> None:
     """Any policy on any observations: verdict, evidence and best step are those of the monitor at its stop."""
-    run = Run("a")
+    run = Run("a", roles=Roles(minimized=frozenset()))
     for item in observations:
         run.add(item.signal, item.step, item.value, item.stderr)
-    roles = Roles(minimized=frozenset())
-    shown = run.observations(roles)
+    shown = run.observations()
     assert [(item.order, repr(item.value), item.stderr) for item in shown] == [
         (item.order, repr(item.value), item.stderr) for item in observations
     ]
@@ -62,7 +61,7 @@ def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: lis
         state, verdict = step(policy, state, item)
         if verdict.stops:
             break
-    result = judge(policy, roles, run)
+    result = judge(policy, run)
     assert (result.verdict, result.reason, result.suspect_step) == (
         state.verdict.verdict,
         state.verdict.reason,
@@ -70,7 +69,7 @@ def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: lis
     )
     assert [item["value"] for item in result.detectors.values()] == [e.value for e in state.evidence if e is not None]
     stop = result.stop_step
-    scores = [score for score in run.scores(roles, None) if stop is None or score.step <= stop]
+    scores = [score for score in run.scores() if stop is None or score.step <= stop]
     best = SmoothedMaximum().choose(scores, {score.step for score in scores})
     assert result.best_step == (best.step if best else None)
     json.dumps(result.detectors, allow_nan=False)
@@ -78,11 +77,10 @@ def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: lis
 
 def test_a_loss_is_turned_and_a_kl_is_not() -> None:
     """Detectors see that higher is better, but a distance stays a distance, even where it is to be minimized."""
-    run = Run("a")
+    run = Run("a", roles=Roles(minimized=frozenset({"kl", "loss", "proxy"})))
     for signal in Signal:
         run.add(signal, 1, 2.0, 0.5)
-    minimized = Roles(minimized=frozenset({"kl", "loss", "proxy"}))
-    assert [(item.signal, item.value) for item in run.observations(minimized)] == [
+    assert [(item.signal, item.value) for item in run.observations()] == [
         ("kl", 2.0),
         ("loss", -2.0),
         ("proxy", -2.0),

@@ -42,7 +42,7 @@ Refused = Callable[..., str]
         ("a.jsonl", '{"run": "a", "step": 1, "eval": {}}\n', ["line 1", "eval is {}"]),
         ("a.jsonl", '{"run": "a", "step": 1, "eval": 1' + "0" * 400 + "}\n", ["line 1", "eval is 1000"]),
         ("a.jsonl", '{"run": "a", "step": 1, "eval": 1, "eval_stderr": -1}\n', ["line 1", "standard error", "-1"]),
-        ("a.jsonl", '{"run": "a", "step": 1, "gold": 1}\n', ["but gold;", "--eval"]),
+        ("a.jsonl", '{"run": "a", "step": 1, "mark": 1}\n', ["but mark;", "--eval"]),
         ("a.csv", "", ["none of the columns"]),
         ("a.csv", "a,b\n1,2\n", ["line 1", "no column `step`", "a, b"]),
         ("a.csv", "step;eval\n1;2\n", ["line 1", "step;eval"]),

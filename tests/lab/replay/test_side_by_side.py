@@ -29,7 +29,7 @@ MIXED: list[dict[str, Any]] = [
 
 def logged(world: World, lost: float = 0.0) -> Run:
     """The world as a log; of the proxies the share `lost` is missing, and some are logged between evals."""
-    run = Run(world.name)
+    run = Run(world.name, roles=ROLES)
     for number, row in enumerate(world.rows()):
         for signal in Signal:
             if signal in row and not (signal is Signal.PROXY and (number * 7 % 10) / 10 < lost):
@@ -49,7 +49,7 @@ def policies() -> list[Policy]:
 def test_side_by_side_is_one_by_one(policy: Policy, lost: float) -> None:
     """Verdict, steps, reason and the evidence of each detector are the same, over runs of all lengths and noises."""
     runs = [logged(world, lost) for world in sample(120, 77)]
-    assert judge_together(policy, ROLES, runs) == [judge(policy, ROLES, run) for run in runs]
+    assert judge_together(policy, runs) == [judge(policy, run) for run in runs]
 
 
 @patiently
@@ -63,7 +63,7 @@ def test_so_it_is_for_runs_of_any_shape(policy: Policy, scale: float, seed: int)
     chance = random.Random(seed)
     runs = []
     for number in range(40):
-        run, level = Run(str(number)), 0.0
+        run, level = Run(str(number), roles=ROLES), 0.0
         for step in range(chance.choice([1, 5, 30, 70])):
             level += chance.choice([0.0, 0.25, 0.25, -0.25])
             stderr = chance.choice([None, None, 0.0, 0.1])
@@ -74,7 +74,7 @@ def test_so_it_is_for_runs_of_any_shape(policy: Policy, scale: float, seed: int)
             run.add(Signal.EVAL, 100, chance.choice([math.nan, 1.0]), None)
         if run.series:
             runs.append(run)
-    assert judge_together(policy, ROLES, runs) == [judge(policy, ROLES, run) for run in runs]
+    assert judge_together(policy, runs) == [judge(policy, run) for run in runs]
 
 
 def test_what_cannot_be_judged_so_is_judged_one_by_one() -> None:
@@ -83,4 +83,4 @@ def test_what_cannot_be_judged_so_is_judged_one_by_one() -> None:
     for document in (MIXED[2] | {"warmup_steps": 5}, {"name": "floor", "members": [{"detector": "floor"}]}):
         policy = policy_from_document(document)
         assert not can_judge(policy)
-        assert judge_together(policy, ROLES, runs) == [judge(policy, ROLES, run) for run in runs]
+        assert judge_together(policy, runs) == [judge(policy, run) for run in runs]

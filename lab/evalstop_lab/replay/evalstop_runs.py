@@ -1,0 +1,79 @@
+"""The EvalStop service itself: the runs of the project that the key in `EVALSTOP_KEY` is for.
+
+A metric plays the role that its run gave it, unless an option says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from evalstop_detectors import Signal
+
+from evalstop_lab.errors import UnreadableInput, UnusableArguments
+from evalstop_lab.replay.cells import add_row, number_of, step_of
+from evalstop_lab.replay.remote import Remote, environment, pages
+from evalstop_lab.replay.runs import Roles, Runs, Troubles
+
+RUNS_A_PAGE = 200
+POINTS_A_PAGE = 10_000
+
+
+@dataclass(frozen=True)
+class ServiceRun:
+    """A run as the service lists it."""
+
+    remote: Remote
+    said: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.said["name"])
+
+    @property
+    def roles(self) -> Roles:
+        """The roles that the run gave its metrics."""
+        said = self.said["metrics"]
+        minimized = frozenset(metric for metric, role in said.items() if role.get("direction") == "minimize")
+        return Roles({Signal(role["signal"]): metric for metric, role in said.items()}, minimized)
+
+    def read(self, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+        """Fetch the observations that count, those of superseded attempts left aside."""
+        run = runs.run(self.name, roles)
+        run.total_steps = self.said.get("total_steps")
+        began, ended = (datetime.fromisoformat(self.said[key] or self.said["updated_at"]) for key in _MOMENTS)
+        run.seconds = max((ended - began).total_seconds(), 0.0)
+        gpus = str(self.said.get("labels", {}).get("gpus", ""))
+        run.gpus = float(gpus) if gpus.replace(".", "", 1).isdecimal() else None
+        for column in roles.columns.values():
+            for point in self._points(column):
+                if point["superseded_by"] is not None:
+                    continue
+                try:
+                    row = {column: point["value"], f"{column}_stderr": point["stderr"]}
+                    add_row(run, step_of(point["step"]), row, number_of)
+                except ValueError as error:
+                    troubles.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
+
+    def _points(self, metric: str) -> Iterator[dict[str, Any]]:
+        path = f"/api/v1/runs/{self.said['id']}/observations"
+        return pages(
+            lambda cursor: self.remote.get(path, metric=metric, limit=POINTS_A_PAGE, cursor=cursor),
+            "items",
+            "next_cursor",
+        )
+
+
+_MOMENTS = ("created_at", "ended_at")
+
+
+def runs_of(address: str) -> Iterator[ServiceRun]:
+    """The runs of the project, newest first; those whose observations were pruned are left out."""
+    key = environment("EVALSTOP_KEY")
+    if key is None:
+        raise UnusableArguments(f"{address} needs a key with the scope read; put it into EVALSTOP_KEY.")
+    remote = Remote(address, {"Authorization": f"Bearer {key}"})
+    listed = pages(lambda cursor: remote.get("/api/v1/runs", limit=RUNS_A_PAGE, cursor=cursor), "items", "next_cursor")
+    return (ServiceRun(remote, item) for item in listed if item.get("pruned_at") is None)

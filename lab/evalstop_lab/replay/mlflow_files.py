@@ -1,0 +1,104 @@
+"""MLflow's file store: a folder a run with `meta.yaml`, and under `metrics/` a file a metric.
+
+A line of it is `milliseconds value step`; what newer versions put behind that is passed over, and of the oldest ones,
+which knew no step, the lines count.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from evalstop_lab.errors import UnreadableInput
+from evalstop_lab.replay.cells import add_row, number_in, step_of
+from evalstop_lab.replay.lines import lines
+from evalstop_lab.replay.runs import Roles, Run, Runs, Troubles
+
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether this is the folder of a run."""
+    return (folder / "meta.yaml").is_file() and (folder / "metrics").is_dir()
+
+
+def metrics(folder: Path, troubles: Troubles) -> set[str]:
+    """The metrics, by their paths."""
+    root = folder / "metrics"
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def tags(folder: Path) -> dict[str, str]:
+    """The tags of the run that have one line."""
+    root = folder / "tags"
+    return {str(path.relative_to(root)): _text(path) for path in root.rglob("*") if path.is_file()}
+
+
+def read(folder: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) -> None:
+    """Take in one run, called by its name in MLflow and the first of its id; of deleted ones nothing."""
+    meta = _meta(folder, troubles)
+    if meta.get("lifecycle_stage") == "deleted":
+        return
+    run = runs.run(called(meta.get("run_name"), str(meta.get("run_id", folder.name))), roles)
+    set_cost(run, meta.get("start_time"), meta.get("end_time"), _text(folder / "params" / "gpus"))
+    there = metrics(folder, troubles)
+    for column in roles.columns.values():
+        for metric in (column, f"{column}_stderr"):
+            if metric in there and metric == column:
+                _read_metric(folder, column, f"{column}_stderr" in there, run, troubles)
+
+
+def called(name: object, run_id: str) -> str:
+    """What a run of MLflow is called here: names may repeat, ids do not."""
+    return f"{name} ({run_id[:8]})" if name else run_id
+
+
+def set_cost(run: Run, began: object, ended: object, gpus: str) -> None:
+    """Take in how long a run ran, in milliseconds since 1970, and the parameter or tag `gpus`."""
+    if isinstance(began, int) and isinstance(ended, int) and ended >= began > 0:
+        run.seconds = (ended - began) / 1000
+    if gpus.replace(".", "", 1).isdecimal():
+        run.gpus = float(gpus)
+
+
+def _read_metric(folder: Path, column: str, with_stderr: bool, run: Run, troubles: Troubles) -> None:
+    path = folder / "metrics" / column
+    stderrs = dict(_points(folder / "metrics" / f"{column}_stderr", Troubles(strict=False))) if with_stderr else {}
+    for step, value in _points(path, troubles):
+        try:
+            add_row(run, step, {column: value, f"{column}_stderr": stderrs.get(step)}, number_in)
+        except ValueError as error:
+            troubles.add(UnreadableInput(path, str(error)))
+
+
+def _points(path: Path, troubles: Troubles) -> list[tuple[int, str]]:
+    found = []
+    for number, line in lines(path, troubles):
+        cells = line.split()
+        try:
+            if len(cells) < 2:
+                raise ValueError("a line is `milliseconds value step`")
+            number_in(cells[1], "the value")
+            found.append((step_of(cells[2]) if len(cells) > 2 else number - 1, cells[1]))
+        except ValueError as error:
+            troubles.add(UnreadableInput(path, str(error), number))
+    return found
+
+
+def _meta(folder: Path, troubles: Troubles) -> dict[str, Any]:
+    path = folder / "meta.yaml"
+    try:
+        meta = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - the safe loader, written in C
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        troubles.add(UnreadableInput(path, f"{error}; give the meta.yaml that MLflow wrote"))
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
