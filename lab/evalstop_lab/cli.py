@@ -9,7 +9,8 @@ from typing import Protocol
 
 from evalstop_client import ConfigurationError, EvalStopError
 
-from evalstop_lab import calibrate, demo, survey
+from evalstop_lab import calibrate, demo, roles, survey
+from evalstop_lab.backtest import command as backtest
 from evalstop_lab.errors import LabError, UnusableArguments
 from evalstop_lab.fusion import command as train_fusion
 from evalstop_lab.replay import command as replay
@@ -29,7 +30,17 @@ class Subcommand(Protocol):
         """Runs the subcommand and returns its exit code: 0 ok, 1 failed, 2 wrongly used."""
 
 
-SUBCOMMANDS: tuple[Subcommand, ...] = (calibrate, cluster, demo, job, replay, survey, train_fusion)
+SUBCOMMANDS: tuple[Subcommand, ...] = (
+    backtest,
+    calibrate,
+    cluster,
+    demo,
+    job,
+    replay,
+    roles,
+    survey,
+    train_fusion,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

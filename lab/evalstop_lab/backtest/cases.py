@@ -1,0 +1,97 @@
+"""What a policy would have done to each past run, and whether the run's own later evals say that it was right.
+
+The truth of a run is told as the service tells it (`evalstop_service.truth`): by all of its evals, the best mean of
+neighbors against the last. A stop can be told right or wrong only where enough evals came after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from evalstop_detectors import Policy, Score
+from evalstop_service.truth import Judgement, Said, Truth, judge, of_decision, place
+
+from evalstop_lab.replay.command import judge_all
+from evalstop_lab.replay.judged import Judged
+from evalstop_lab.replay.runs import Run
+from evalstop_lab.sweep import sweep
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What one policy would have done to one run.
+
+    `said`: whether to stop it there, or never to stop it, was right. `saved`: the share of the run's steps that would
+    not have been run, 0 without a stop. `gpu_hours`: what that is worth at an even pace; None when the run does not say
+    its GPUs and its length. `later`: how much higher the best mean of evals after the stop is than the best before it,
+    as a share of the range of the means; None without a stop or with too few evals on either side.
+    """
+
+    judged: Judged
+    said: Said
+    saved: float
+    gpu_hours: float | None
+    later: float | None
+
+    @property
+    def stop_step(self) -> int | None:
+        return self.judged.stop_step
+
+
+@dataclass(frozen=True)
+class Case:
+    """A past run, what turned out to be true of it, and what each policy would have done to it, by its label."""
+
+    run: Run
+    found: Judgement
+    passed: Mapping[str, Passed]
+
+    @property
+    def turn_step(self) -> int | None:
+        """Where the run turned, if it did."""
+        return place(self.found)[0] if self.found.truth is Truth.TURNED else None
+
+
+def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
+    """The cases of these settled runs under policies by their labels, with progress bars."""
+    truths = sweep(truths_of, runs, "asking what turned out to be true")
+    judged = {label: judge_all(policy, runs, jobs) for label, policy in policies.items()}
+    return [
+        Case(run, found, {label: passed(run, found, judged[label][index]) for label in policies})
+        for index, (run, found) in enumerate(zip(runs, truths, strict=True))
+    ]
+
+
+def truths_of(runs: Iterable[Run]) -> list[Judgement]:
+    """What the evals of each run say of it in the end."""
+    return [judge(run.scores()) for run in runs]
+
+
+def passed(run: Run, found: Judgement, judged: Judged) -> Passed:
+    """Hold what a policy made of the run against what turned out to be true of it."""
+    stop = judged.stop_step
+    said = of_decision(found.truth, stop, place(found) if found.truth is Truth.TURNED else None)
+    if stop is None:
+        return Passed(judged, said, 0.0, 0.0 if run.gpu_hours is not None else None, None)
+    if found.last is not None and found.last.first_step <= stop:
+        said = Said.UNKNOWN  # too little came after the stop to tell
+    last = run.last_step
+    saved = (last - stop) / last if last else 0.0
+    hours = run.gpu_hours
+    return Passed(judged, said, saved, None if hours is None else hours * saved, _later(run.scores(), stop, found))
+
+
+def _later(scores: Sequence[Score], stop: int, found: Judgement) -> float | None:
+    width = found.window
+    if len(scores) < 2 * width:
+        return None
+    values = np.clip([score.value for score in scores], -1e150, 1e150)
+    means = np.convolve(values, np.full(width, 1 / width), "valid")
+    seen = sum(score.step <= stop for score in scores)
+    before, after = means[: max(seen - width + 1, 0)], means[seen:]
+    span = float(np.ptp(means))
+    if not len(before) or not len(after) or span == 0:
+        return None
+    return float((after.max() - before.max()) / span)

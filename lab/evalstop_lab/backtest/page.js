@@ -1,0 +1,309 @@
+// The page of a backtest. Runs are put on the page some at a time, and drawn while they are in sight.
+"use strict";
+
+(() => {
+  const report = JSON.parse(document.getElementById("report-data").textContent);
+  const runs = JSON.parse(document.getElementById("runs-data").textContent);
+  const labels = report.policies.map((item) => item.policy);
+  const AT_A_TIME = 30;
+  const MANY = 2000;
+  const GROUPS = ["wrongly stopped", "missed", "cannot be told", "rightly stopped", "rightly let alone"];
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+  const number = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 0 });
+
+  function put(parent, tag, text, className) {
+    const element = document.createElement(tag);
+    if (text !== undefined) element.textContent = text;
+    if (className) element.className = className;
+    parent.append(element);
+    return element;
+  }
+
+  // --- what is said of all runs
+
+  function interval(row, cell, signed) {
+    const place = put(row, "td");
+    if (!cell || cell.value === null || !cell.n) {
+      place.textContent = "–";
+      return;
+    }
+    const sign = signed && cell.value > 0 ? "+" : "";
+    place.append(sign + percent(cell.value));
+    put(place, "small", `[${percent(cell.low)}, ${percent(cell.high)}]`);
+  }
+
+  function figures() {
+    const table = document.getElementById("figures");
+    const head = put(put(table, "thead"), "tr");
+    put(head, "th", "");
+    for (const label of labels) put(head, "th", label).scope = "col";
+    if (report.difference) put(head, "th", "difference").scope = "col";
+    const body = put(table, "tbody");
+    const line = (words) => {
+      const row = put(body, "tr");
+      put(row, "th", words).scope = "row";
+      return row;
+    };
+    const counted = (words, count, alone) => {
+      const row = line(words);
+      for (const item of report.policies) put(row, "td", number(count(item)));
+      if (report.difference) put(row, "td", alone || "");
+    };
+    const alone = report.difference && `${number(report.difference.first_alone)} alone, ${number(report.difference.second_alone)} alone`;
+    counted("runs stopped", (item) => item.stopped, alone);
+    for (const said of ["right", "wrong", "unknown"]) counted(`… ${said}`, (item) => item.stops[said]);
+    for (const [name, words] of [
+      ["precision", "stops that were right"],
+      ["false_stops", "healthy runs stopped wrongly"],
+      ["caught", "turned runs stopped rightly"],
+      ["saved", "steps saved by right stops"],
+      ["cut", "steps cut off by wrong stops"],
+    ]) {
+      const row = line(words);
+      for (const item of report.policies) interval(row, item[name]);
+      if (report.difference) {
+        if (report.difference[name]) interval(row, report.difference[name], true);
+        else put(row, "td", "");
+      }
+    }
+    if (report.gpu_hours > 0) {
+      counted("GPU-hours saved by right stops", (item) => item.gpu_hours.right);
+      counted("GPU-hours cut off by wrong stops", (item) => item.gpu_hours.wrong);
+    }
+  }
+
+  function head() {
+    const { turned, healthy, undecided } = report.truths;
+    const more = [];
+    if (report.without_gold) more.push(`${number(report.without_gold)} have no evals and are stopped by no shipped policy`);
+    if (report.without_gpu_hours) more.push(`${number(report.without_gpu_hours)} do not say their GPU-hours`);
+    document.getElementById("counts").textContent =
+      `${number(report.runs)} runs: ${number(turned)} turned, ${number(healthy)} healthy, ${number(undecided)} undecided` +
+      more.map((words) => `; ${words}`).join("") + ".";
+    const story = document.getElementById("story");
+    for (const words of report.story) put(story, "p", words);
+    document.getElementById("command").textContent = report.command;
+    const table = document.getElementById("roles");
+    const row = put(put(table, "thead"), "tr");
+    for (const words of ["metric", "role", "better", "runs"]) put(row, "th", words).scope = "col";
+    const body = put(table, "tbody");
+    for (const item of report.roles) {
+      const cells = put(body, "tr");
+      put(cells, "th", item.metric).scope = "row";
+      put(cells, "td", item.signal);
+      put(cells, "td", item.signal === "kl" ? "–" : item.minimized ? "lower" : "higher");
+      put(cells, "td", number(item.runs));
+    }
+    if (report.troubles.length) {
+      const place = document.getElementById("troubles");
+      put(place, "h3", `What could not be read (${number(report.troubles.length)})`);
+      const list = put(place, "ul");
+      for (const words of report.troubles.slice(0, 200)) put(list, "li", words);
+      if (report.troubles.length > 200) put(list, "li", `and ${number(report.troubles.length - 200)} more`);
+    }
+  }
+
+  // --- drawing
+
+  const layout = (more) => ({
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: color("muted"), size: 11, family: "inherit" },
+    hoverlabel: { bgcolor: color("card"), font: { color: color("text") }, bordercolor: color("line") },
+    ...more,
+  });
+  const axis = (more) => ({ gridcolor: color("grid"), zeroline: false, linecolor: color("line"), automargin: true, ...more });
+  const OPTIONS = { responsive: true, displayModeBar: false };
+
+  function drawLater() {
+    const place = document.getElementById("later");
+    const traces = [];
+    labels.forEach((label, index) => {
+      for (const said of ["right", "wrong", "unknown"]) {
+        const some = runs.filter((run) => run.passed[index].said === said && run.passed[index].later !== null);
+        if (!some.length) continue;
+        traces.push({
+          type: runs.length > MANY ? "scattergl" : "scatter",
+          mode: "markers",
+          name: `${label}: ${said}`,
+          x: some.map((run) => 1 - run.passed[index].saved),
+          y: some.map((run) => run.passed[index].later),
+          text: some.map((run) => run.name.replaceAll("<", "&lt;")),
+          customdata: some.map((run) => run.name),
+          hovertemplate: "%{text}<br>stopped at %{x:.0%} of its steps<br>later %{y:+.0%}<extra></extra>",
+          marker: { color: color(said), size: 7, opacity: 0.75, symbol: index ? "diamond-open" : "circle" },
+        });
+      }
+    });
+    if (!traces.length) {
+      place.textContent = "No run would have been stopped with enough evals on either side.";
+      place.style.cssText = "height: auto; padding: 14px";
+      return;
+    }
+    Plotly.react(place, traces, layout({
+      margin: { l: 56, r: 16, t: 12, b: 44 },
+      xaxis: axis({ title: { text: "stopped at this share of its steps" }, tickformat: ".0%", range: [0, 1.02] }),
+      yaxis: axis({ title: { text: "better later, of its range" }, tickformat: "+.0%", zeroline: true, zerolinecolor: color("text") }),
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
+    }), OPTIONS);
+    place.removeAllListeners?.("plotly_click");
+    place.on("plotly_click", (event) => {
+      document.getElementById("name").value = event.points[0].customdata;
+      choose(null);
+      document.getElementById("runs-heading").scrollIntoView();
+    });
+  }
+
+  function upright(step, name, text, dash, level) {
+    return {
+      shape: { type: "line", x0: step, x1: step, yref: "paper", y0: 0, y1: 1, line: { color: color(name), width: 1.6, dash } },
+      annotation: {
+        x: step, yref: "paper", y: level, text, showarrow: false, xanchor: "left", xshift: 3,
+        font: { color: color(name), size: 11 },
+      },
+    };
+  }
+
+  function draw(place, run) {
+    const traces = [];
+    const line = (signal, name, more) => {
+      if (!run.series[signal]) return;
+      const [x, y] = run.series[signal];
+      traces.push({ type: "scatter", x, y, name, connectgaps: false, ...more });
+    };
+    line("proxy", "proxy", { mode: "lines", yaxis: "y2", line: { color: color("proxy"), width: 1.2 }, opacity: 0.75 });
+    line("eval", "gold", { mode: "lines+markers", line: { color: color("gold"), width: 2 }, marker: { size: 4 } });
+    const marks = [];
+    if (run.turn !== null) marks.push(upright(run.turn, "muted", "turned", "dot", 0.02));
+    run.passed.forEach((passed, index) => {
+      if (passed.stop === null) return;
+      const text = labels[index].replaceAll("<", "&lt;");
+      marks.push(upright(passed.stop, index ? "accent" : passed.said, text, index ? "dash" : "solid", 0.98 - 0.12 * index));
+    });
+    const best = run.passed[0].best;
+    if (best !== null && run.series.eval) {
+      const at = run.series.eval[0].indexOf(best);
+      if (at >= 0) {
+        traces.push({
+          type: "scatter", mode: "markers", x: [best], y: [run.series.eval[1][at]], name: "checkpoint kept",
+          marker: { color: color("right"), size: 10, symbol: "circle-open", line: { width: 2 } },
+        });
+      }
+    }
+    Plotly.newPlot(place, traces, layout({
+      margin: { l: 46, r: 46, t: 8, b: 30 },
+      showlegend: false,
+      hovermode: "x unified",
+      xaxis: axis({ showgrid: false }),
+      yaxis: axis({ autorange: run.lower ? "reversed" : true }),
+      yaxis2: axis({ overlaying: "y", side: "right", showgrid: false, tickfont: { color: color("proxy") } }),
+      shapes: marks.map((mark) => mark.shape),
+      annotations: marks.map((mark) => mark.annotation),
+    }), OPTIONS);
+  }
+
+  // --- the runs
+
+  const inSight = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (entry.isIntersecting && !entry.target.firstChild) draw(entry.target, entry.target.run);
+      else if (!entry.isIntersecting && entry.target.firstChild) Plotly.purge(entry.target);
+    }
+  }, { rootMargin: "600px" });
+
+  function told(passed, run, label) {
+    const what = passed.stop === null ? "let run" : `stopped at step ${number(passed.stop)} of ${number(run.last)}`;
+    const kept = passed.best !== null && passed.stop !== null ? `, keeping step ${number(passed.best)}` : "";
+    const hours = passed.hours ? `, ${passed.hours.toPrecision(3)} GPU-hours` : "";
+    const saved = passed.stop === null ? "" : `; ${percent(passed.saved, 0)} of it not run${hours}`;
+    const later = passed.later === null ? "" : passed.later > 0
+      ? `; it went on to be ${percent(passed.later, 0)} of its range better`
+      : `; nothing better came later`;
+    return `${label}: ${what}${kept}${saved}${later}. ${passed.reason}`;
+  }
+
+  function card(run) {
+    const article = document.createElement("article");
+    article.className = run.passed[0].said;
+    put(article, "h3", run.name);
+    put(article, "p", `${run.truth}: ${run.why}`, "muted");
+    run.passed.forEach((passed, index) => {
+      const line = put(article, "p");
+      put(line, "span", passed.said, `said ${passed.said}`);
+      line.append(` — ${told(passed, run, labels[index])}`);
+    });
+    const place = put(article, "div", undefined, "drawing");
+    place.run = run;
+    inSight.observe(place);
+    return article;
+  }
+
+  let group = null;
+  let chosen = runs;
+  let put_ = 0;
+
+  const differs = (run) => labels.length > 1 && run.passed[0].stop !== run.passed[1].stop;
+  const fits = (run, which) => which === null || (which === "differ" ? differs(run) : run.group === which);
+
+  function more() {
+    const list = document.getElementById("runs");
+    for (const run of chosen.slice(put_, put_ + AT_A_TIME)) list.append(card(run));
+    put_ = Math.min(put_ + AT_A_TIME, chosen.length);
+    document.getElementById("shown").textContent = chosen.length
+      ? `${number(chosen.length)} of ${number(runs.length)} runs`
+      : "No run fits. Take part of the name away, or choose all.";
+  }
+
+  function show() {
+    const part = document.getElementById("name").value.toLowerCase();
+    chosen = runs.filter((run) => fits(run, group) && run.name.toLowerCase().includes(part));
+    for (const place of document.querySelectorAll("#runs .drawing")) {
+      inSight.unobserve(place);
+      if (place.firstChild) Plotly.purge(place);
+    }
+    document.getElementById("runs").replaceChildren();
+    put_ = 0;
+    more();
+  }
+
+  function choose(which) {
+    group = which;
+    for (const button of document.querySelectorAll("#groups button")) {
+      button.setAttribute("aria-pressed", String(button.which === which));
+    }
+    show();
+  }
+
+  function chips() {
+    const place = document.getElementById("groups");
+    const chip = (which, words) => {
+      const count = runs.filter((run) => fits(run, which)).length;
+      if (!count) return;
+      const button = put(place, "button", `${words} ${number(count)}`);
+      button.type = "button";
+      button.which = which;
+      button.addEventListener("click", () => choose(which));
+    };
+    chip(null, "all");
+    GROUPS.forEach((words, index) => chip(index, words));
+    chip("differ", "stopped differently");
+  }
+
+  head();
+  figures();
+  drawLater();
+  chips();
+  document.getElementById("filter").addEventListener("submit", (event) => event.preventDefault());
+  document.getElementById("name").addEventListener("input", show);
+  choose(null);
+  new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting) && put_ < chosen.length) more();
+  }, { rootMargin: "1500px" }).observe(document.getElementById("end"));
+  dark.addEventListener("change", () => {
+    drawLater();
+    show();
+  });
+})();

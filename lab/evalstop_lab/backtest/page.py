@@ -1,0 +1,110 @@
+"""The page of a backtest: one HTML file that needs nothing else, with every run in it, drawn as one comes to it."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from evalstop_detectors import Signal
+from evalstop_service.truth import Said, Truth
+from plotly.offline import get_plotlyjs
+
+from evalstop_lab.backtest.cases import Case, Passed
+from evalstop_lab.replay.runs import Run
+
+MOST_POINTS = 160
+"""A longer series is drawn as the means of blocks of equal length."""
+
+_DIGITS = 4
+
+
+def write(path: Path, report: Mapping[str, Any], cases: Sequence[Case], labels: Sequence[str]) -> None:
+    """Write the page: what `report` says of all runs, and the runs, worst first for the first of these policies."""
+    ordered = sorted(cases, key=lambda case: harm(case, labels[0]))
+    parts = {
+        "title": "Backtest of " + html.escape(" against ".join(labels)),
+        "style": _file("page.css"),
+        "plotly": get_plotlyjs(),
+        "report": _json(report),
+        "runs": _json([_run(case, labels) for case in ordered]),
+        "script": _file("page.js"),
+    }
+    text = _file("page.html")
+    for name, part in parts.items():
+        text = text.replace(f"@@{name}@@", part)
+    path.write_text(text, encoding="utf-8")
+
+
+def harm(case: Case, label: str) -> tuple[int, float]:
+    """What sorts the worst case first: wrong stops by what they cut off, missed turns by what was wasted after them,
+    stops that nobody can judge, right ones by how late they came, and what was rightly let alone."""
+    passed, last = case.passed[label], case.run.last_step or 1
+    if passed.stop_step is None:
+        missed = case.found.truth is Truth.TURNED
+        return (1, (case.turn_step or 0) / last) if missed else (4, 0.0)
+    order = {Said.WRONG: 0, Said.UNKNOWN: 2, Said.RIGHT: 3}[passed.said]
+    return order, passed.saved if passed.said is Said.RIGHT else -passed.saved
+
+
+def _run(case: Case, labels: Sequence[str]) -> dict[str, Any]:
+    run = case.run
+    drawn = {
+        str(signal): _series(run, signal) for signal in (Signal.EVAL, Signal.PROXY, Signal.KL) if signal in run.series
+    }
+    return {
+        "name": run.name,
+        "truth": case.found.truth,
+        "why": case.found.reason,
+        "turn": case.turn_step,
+        "last": run.last_step,
+        "lower": run.roles.sign(Signal.EVAL) < 0,
+        "group": harm(case, labels[0])[0],
+        "series": drawn,
+        "passed": [_passed(case.passed[label]) for label in labels],
+    }
+
+
+def _passed(passed: Passed) -> dict[str, Any]:
+    return {
+        "stop": passed.stop_step,
+        "suspect": passed.judged.suspect_step,
+        "best": passed.judged.best_step,
+        "said": passed.said,
+        "saved": _short(passed.saved),
+        "hours": _short(passed.gpu_hours),
+        "later": _short(passed.later),
+        "reason": passed.judged.reason,
+    }
+
+
+def _series(run: Run, signal: Signal) -> list[list[float | None]]:
+    """Steps and values as they were logged."""
+    series = run.series[signal]
+    steps, values = np.frombuffer(series.steps, dtype=np.int64), np.frombuffer(series.values)
+    length = -(-len(steps) // MOST_POINTS)
+    if length > 1:
+        starts = np.arange(0, len(steps), length)
+        counts = np.diff(np.append(starts, len(steps)))
+        steps = steps[starts + (counts - 1) // 2]
+        values = np.add.reduceat(values, starts) / counts
+    return [steps.tolist(), [_short(value) for value in values.tolist()]]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
+
+
+def _json(data: object) -> str:
+    """JSON that can stand in a script of a page, whatever a run is called."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028")
+
+
+def _file(name: str) -> str:
+    return resources.files("evalstop_lab.backtest").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,118 @@
+"""`evalstop-lab roles`: which metrics of a log are taken for what, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from evalstop_detectors import Signal
+from evalstop_detectors.roles import NO_GOLD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from evalstop_lab.replay import Asked, Troubles
+from evalstop_lab.replay.cells import NO_METRICS
+from evalstop_lab.replay.options import add_role_options, asked_by
+from evalstop_lab.replay.sources import SOURCES, Log, choose, logs_of
+
+EXAMPLES = """examples:
+  evalstop-lab roles out/trainer_state.json
+  evalstop-lab roles wandb/offline-run-20260101_120000-abc --json
+  evalstop-lab roles mlflow+http://mlflow:5000?experiment=rlhf --eval exact_match
+
+"""
+
+ASKED, LITERAL, SAID = "an option says so", "it is called so", "its run says so"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `roles` to the command line."""
+    parser = subparsers.add_parser(
+        "roles",
+        help="explain a log: which metrics are gold, proxy, KL and loss, and why",
+        epilog=EXAMPLES + SOURCES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or servers, see below")
+    add_role_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object a kind of log rather than tables")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab roles`; return its exit code."""
+    troubles = Troubles(strict=False)
+    found = explained(args.sources, asked_by(args), troubles)
+    for error in troubles.found:
+        sys.stderr.write(f"evalstop-lab: {error}\n")
+    for item in found:
+        if args.json:
+            sys.stdout.write(json.dumps(item) + "\n")
+        else:
+            _print(item)
+    return 0 if found else 1
+
+
+def explained(sources: Sequence[str], asked: Asked, troubles: Troubles) -> list[dict[str, Any]]:
+    """What the metrics of these sources are taken for; logs with the same metrics are told of once."""
+    kinds: dict[tuple[frozenset[str], tuple[str, ...]], tuple[Log, int]] = {}
+    for source in sources:
+        for log in logs_of(source):
+            metrics = frozenset(log.metrics(troubles))
+            if not metrics - NO_METRICS:
+                continue
+            said = () if log.roles is None else tuple(f"{a}={b}" for a, b in sorted(log.roles.columns.items()))
+            first, count = kinds.get((metrics, said), (log, 0))
+            kinds[metrics, said] = (first, count + 1)
+    return [_explained(log, set(metrics), count, asked) for (metrics, _), (log, count) in kinds.items()]
+
+
+def _explained(log: Log, metrics: set[str], count: int, asked: Asked) -> dict[str, Any]:
+    roles, recognised = choose(asked, metrics, log.tags, log.roles)
+    taken = {}
+    for signal, metric in roles.columns.items():
+        if metric not in metrics:
+            continue
+        why = ASKED if signal in asked.named else SAID if log.roles is not None else None
+        why = why or (LITERAL if metric == signal else recognised.reasons.get(metric, ""))
+        direction = "minimize" if signal is Signal.KL or metric in roles.minimized else "maximize"
+        taken[metric] = {"signal": str(signal), "direction": direction, "reason": why}
+    warnings = [words for words in recognised.warnings if words != NO_GOLD]
+    if not any(item["signal"] == Signal.EVAL for item in taken.values()):
+        warnings.append(NO_GOLD)
+    return {
+        "log": str(log.place),
+        "logs": count,
+        "preset": recognised.preset,
+        "step": roles.step,
+        "roles": taken,
+        "refused": {metric: reason for metric, reason in sorted(recognised.reasons.items()) if metric not in taken},
+        "ignored": sorted(metrics - NO_METRICS - taken.keys() - recognised.reasons.keys()),
+        "warnings": warnings,
+    }
+
+
+def _print(item: dict[str, Any]) -> None:
+    console = Console()
+    more = f" and {item['logs'] - 1:,} more with the same metrics" if item["logs"] > 1 else ""
+    console.print(Text(item["log"] + more, style="bold"))
+    preset = f"the names are those of {item['preset']}" if item["preset"] else "no trainer's own names were seen"
+    console.print(Text(f"{preset}; steps are counted by {item['step']}"))
+    table = Table()
+    for heading in ("metric", "role", "better", "why"):
+        table.add_column(heading, overflow="fold")
+    for metric, role in item["roles"].items():
+        better = "lower" if role["direction"] == "minimize" else "higher"
+        table.add_row(Text(metric), role["signal"], better, Text(role["reason"]))
+    for metric, reason in item["refused"].items():
+        table.add_row(Text(metric), "-", "", Text(reason))
+    console.print(table)
+    if item["ignored"]:
+        names = ", ".join(item["ignored"][:20]) + (" ..." if len(item["ignored"]) > 20 else "")
+        console.print(Text(f"not looked at: {names}"))
+    for words in item["warnings"]:
+        console.print(Text(f"Warning: {words}", style="yellow"))
