@@ -20,10 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number, rate, whole_number
+from evalstop_lab.backtest import own_history
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.evidence import Records, records, to_alarm
 from evalstop_lab.history import healthy_runs
 from evalstop_lab.replay.options import add_role_options, asked_by
+from evalstop_lab.replay.sources import SOURCES
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.thresholds import Threshold, threshold
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan
@@ -39,10 +41,15 @@ EXAMPLES = """examples:
   evalstop-lab calibrate k_decline
   evalstop-lab calibrate k_below_best --params '{"tolerance": 0.02}' --rates 0.01 0.02 0.05 --output thresholds.json
   evalstop-lab calibrate k_decline --history our-healthy-runs.jsonl
+  evalstop-lab calibrate mlflow+http://mlflow:5000 --false-stops 0.01 --output ours.json
+
+With --false-stops the runs of a SOURCE are told healthy or turned by their own later evals; the threshold is found on
+one half of the healthy ones and reported on the other. What --output writes is a policy.
 
 A history holds runs that were healthy, in any format that `evalstop-lab replay` reads, such as JSON lines:
   {"run": "a", "step": 10, "eval": 0.61, "proxy": 1.2, "kl": 3.4}
 Runs of JSON lines with a "label" other than "healthy" are left out.
+
 """
 
 
@@ -73,10 +80,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "calibrate",
         help="find the thresholds of a detector at which a given share of healthy runs would be stopped",
-        epilog=EXAMPLES,
+        epilog=EXAMPLES + SOURCES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("detector", choices=sorted(DETECTORS))
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="DETECTOR|SOURCE",
+        help=f"one of {', '.join(sorted(DETECTORS))}; with --false-stops past runs, see below",
+    )
+    parser.add_argument(
+        "--false-stops", type=rate, metavar="SHARE", help="find a policy that stops this share of one's healthy runs"
+    )
+    parser.add_argument(
+        "--detector", default="plateau_drop", metavar="NAME", help="with --false-stops (default: plateau_drop)"
+    )
+    parser.add_argument("--name", default="ours", help="of the policy, with --false-stops (default: ours)")
     parser.add_argument("--params", default="{}", metavar="JSON", help="parameters of the detector (default: its own)")
     parser.add_argument(
         "--rates", type=rate, nargs="+", default=list(RATES), metavar="SHARE", help="of healthy runs stopped (.01 .05)"
@@ -88,15 +107,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--history", type=Path, nargs="+", metavar="FILE", help="healthy runs, rather than drawn ones")
     add_role_options(parser)
+    parser.add_argument("--total-steps", type=positive_number, metavar="STEPS", help="the planned end of past runs")
     parser.add_argument("--jobs", type=positive_number, default=cores(), help="processes (default: one a core)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON object here")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write the JSON object here; with --false-stops the policy"
+    )
     parser.add_argument("--json", action="store_true", help="print the JSON object rather than a table")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab calibrate`; return its exit code."""
-    detector = _detector(args.detector, args.params)
+    if args.false_stops is not None:
+        return own_history.run(args, _detector(args.detector, args.params))
+    if len(args.sources) > 1:
+        raise UnusableArguments("Give one detector, or past runs and --false-stops.")
+    detector = _detector(args.sources[0], args.params)
     if args.history is not None:
         runs = healthy_runs(args.history, asked_by(args))
         found = sweep(partial(_over_runs, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
@@ -143,6 +169,10 @@ def versions() -> dict[str, str]:
 
 
 def _detector(name: str, params: str) -> Detector[Any]:
+    if name not in DETECTORS:
+        raise UnusableArguments(
+            f"There is no detector {name!r}; there are {', '.join(sorted(DETECTORS))}. Past runs go with --false-stops."
+        )
     try:
         detector: Detector[Any] = msgspec.convert(json.loads(params), DETECTORS[name])
     except (ValueError, msgspec.ValidationError) as error:

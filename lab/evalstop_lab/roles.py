@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from evalstop_detectors import Signal
@@ -60,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
 def explained(sources: Sequence[str], asked: Asked, troubles: Troubles) -> list[dict[str, Any]]:
     """What the metrics of these sources are taken for; logs with the same metrics are told of once."""
     kinds: dict[tuple[frozenset[str], tuple[str, ...]], tuple[Log, int]] = {}
-    for source in sources:
-        for log in logs_of(source):
+    with ExitStack() as stack:
+        for log in (log for source in sources for log in logs_of(source, stack)):
             metrics = frozenset(log.metrics(troubles))
             if not metrics - NO_METRICS:
                 continue

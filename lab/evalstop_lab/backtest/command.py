@@ -69,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab backtest`; return its exit code."""
     policies = _policies(args.policy, args.against)
     runs, troubles = history(args)
+    for item in runs.by_name.values():
+        item.gpus = args.gpus if item.gpus is None else item.gpus
     found = cases(list(runs.by_name.values()), policies, args.jobs)
     labels = list(policies)
     report = report_of(found, labels, troubles.found, "evalstop-lab " + shlex.join(sys.argv[1:]))
@@ -102,7 +104,6 @@ def history(args: argparse.Namespace) -> tuple[Runs, Troubles]:
         raise UnreadableInput(args.sources[0], "there is no run in it that could be read")
     for item in runs.by_name.values():
         item.total_steps = item.total_steps or args.total_steps
-        item.gpus = item.gpus if item.gpus is not None else args.gpus
     return runs, troubles
 
 

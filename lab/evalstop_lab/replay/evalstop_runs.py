@@ -6,6 +6,7 @@ A metric plays the role that its run gave it, unless an option says otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -69,11 +70,11 @@ class ServiceRun:
 _MOMENTS = ("created_at", "ended_at")
 
 
-def runs_of(address: str) -> Iterator[ServiceRun]:
-    """The runs of the project, newest first; those whose observations were pruned are left out."""
+def runs_of(address: str, open_until: ExitStack) -> Iterator[ServiceRun]:
+    """The runs of the project, newest first, which can be read until then; what was pruned is left out."""
     key = environment("EVALSTOP_KEY")
     if key is None:
         raise UnusableArguments(f"{address} needs a key with the scope read; put it into EVALSTOP_KEY.")
-    remote = Remote(address, {"Authorization": f"Bearer {key}"})
+    remote = open_until.enter_context(Remote(address, {"Authorization": f"Bearer {key}"}))
     listed = pages(lambda cursor: remote.get("/api/v1/runs", limit=RUNS_A_PAGE, cursor=cursor), "items", "next_cursor")
     return (ServiceRun(remote, item) for item in listed if item.get("pruned_at") is None)

@@ -7,6 +7,7 @@ It signs in as MLflow's own client does: by `MLFLOW_TRACKING_TOKEN`, or by `MLFL
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -65,14 +66,15 @@ class ServerRun:
             yield int(point.get("step") or 0), point.get("value")  # protobuf leaves zeros out
 
 
-def runs_of(address: str) -> Iterator[ServerRun]:
-    """The runs of a server at this address, which may end in `?experiment=NAME`."""
+def runs_of(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
+    """The runs of a server at this address, which may end in `?experiment=NAME`; they can be read until then."""
     parts = urlsplit(address)
     wanted = parse_qs(parts.query).get("experiment")
     user, password = environment("MLFLOW_TRACKING_USERNAME"), environment("MLFLOW_TRACKING_PASSWORD")
     token = environment("MLFLOW_TRACKING_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    remote = Remote(parts._replace(query="").geturl(), headers, (user, password or "") if user else None)
+    auth = (user, password or "") if user else None
+    remote = open_until.enter_context(Remote(parts._replace(query="").geturl(), headers, auth))
 
     def experiments(page: str | None) -> dict[str, Any]:
         body = {"max_results": EXPERIMENTS_A_PAGE, "page_token": page}

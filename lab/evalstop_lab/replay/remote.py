@@ -16,13 +16,22 @@ TIMEOUT_SECONDS = 30.0
 
 
 class Remote:
-    """A server at `url`. What fails in passing is tried again; what it refuses is said with its own words."""
+    """A server at `url`, until the end of the block.
+
+    What fails in passing is tried again; what it refuses is said with its own words.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str], auth: tuple[str, str] | None = None) -> None:
         self.url = url.rstrip("/")
         self._client = httpx.Client(
             base_url=self.url, headers=dict(headers), auth=auth, timeout=TIMEOUT_SECONDS, follow_redirects=False
         )
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._client.close()
 
     def get(self, path: str, **query: Any) -> dict[str, Any]:
         """GET; parameters that are None are left out."""

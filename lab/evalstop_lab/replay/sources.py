@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -101,15 +102,15 @@ def read(sources: Sequence[str | Path], asked: Asked | None = None, troubles: Tr
     return runs
 
 
-def logs_of(source: str | Path) -> Iterator[Log]:
-    """The logs of a source: a file is one, a folder or a server has many."""
+def logs_of(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
+    """The logs of a source, which can be read until then: a file is one, a folder or a server has many."""
     text = str(source)
     if text.startswith(MLFLOW):
-        for item in mlflow_server.runs_of(text.removeprefix(MLFLOW)):
+        for item in mlflow_server.runs_of(text.removeprefix(MLFLOW), open_until):
             place = f"{item.remote.url}, run {item.name}"
             yield Log(place, partial(_known, item.metrics), item.read, item.tags, remote=True)
     elif text.startswith(EVALSTOP):
-        for known in evalstop_runs.runs_of(text.removeprefix(EVALSTOP)):
+        for known in evalstop_runs.runs_of(text.removeprefix(EVALSTOP), open_until):
             place = f"{known.remote.url}, run {known.name}"
             metrics = frozenset(known.roles.columns.values())
             yield Log(place, partial(_known, metrics), known.read, roles=known.roles, remote=True)
@@ -133,7 +134,8 @@ def choose(asked: Asked, metrics: set[str], tags: Mapping[str, str], roles: Role
         known = next((name for name, role in recognised.roles.items() if role.signal is signal), None)
         literal = signal.value if signal.value in names else None
         chosen = asked.named.get(signal) or said or literal or (known if roles is None else None)
-        if chosen is None or chosen in columns.values():
+        others = {*columns.values(), *(column for other, column in asked.named.items() if other is not signal)}
+        if chosen is None or chosen in others:
             continue
         columns[signal] = chosen
         if signal not in asked.named and chosen == known and recognised.roles[known].direction == "minimize":
@@ -150,12 +152,12 @@ def _read_source(source: str | Path, runs: Runs, asked: Asked, troubles: Trouble
     """Take in one source; returns the columns that occur in it."""
     everything: set[str] = set()
     known = False
-    logs = list(logs_of(source))
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn())
-    with (
-        Progress(*columns, console=Console(stderr=True), transient=True, disable=len(logs) < 2) as progress,
-        ThreadPoolExecutor(CONNECTIONS) as pool,
-    ):
+    with ExitStack() as stack:
+        logs = list(logs_of(source, stack))
+        console = Console(stderr=True)
+        progress = stack.enter_context(Progress(*columns, console=console, transient=True, disable=len(logs) < 2))
+        pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS))
         task = progress.add_task(str(source), total=len(logs))
 
         def whole(log: Log) -> tuple[set[str], bool, Runs, Troubles]:

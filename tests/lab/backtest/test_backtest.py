@@ -1,0 +1,169 @@
+"""Policies held against past runs: what is counted is right by hand, and the page holds every run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evalstop_detectors import POLICIES, Signal
+from evalstop_lab.backtest.cases import Case, cases
+from evalstop_lab.backtest.figures import difference, summary
+from evalstop_lab.backtest.page import MOST_POINTS, harm
+from evalstop_lab.cli import main
+from evalstop_lab.replay import Run
+from evalstop_service.truth import Said, Truth
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.lab.replay.conftest import write_jsonl
+from tests.service.pages.serving import NoChromium, browsing
+
+RISING = [0.1 * index for index in range(24)]
+TURNS = [*RISING[:12], *(1.1 - 0.1 * index for index in range(12))]
+"""The best mean is around the twelfth eval; three declines in a row are complete at the sixteenth."""
+
+DIPS = [*RISING[:6], 0.4, 0.3, 0.2, *RISING[9:]]
+LATE = [*RISING[:20], *(1.9 - 0.3 * index for index in range(1, 5))]
+
+
+def run_of(name: str, golds: Sequence[float], gpus: float | None = None) -> Run:
+    run = Run(name, gpus=gpus, seconds=3600.0)
+    for index, gold in enumerate(golds):
+        run.add(Signal.EVAL, 10 * (index + 1), gold, None)
+    return run
+
+
+def passed_under_paper(*runs: Run) -> dict[str, Case]:
+    return {case.run.name: case for case in cases(runs, {"paper": POLICIES["paper"]})}
+
+
+def test_by_hand() -> None:
+    """A stop after the turn is right, one in a dip wrong, one near the end untold; what rises is rightly let alone."""
+    found = passed_under_paper(
+        run_of("turns", TURNS, 8), run_of("dips", DIPS), run_of("late", LATE), run_of("rises", RISING)
+    )
+    said = {
+        name: (case.found.truth, case.passed["paper"].stop_step, case.passed["paper"].said)
+        for name, case in found.items()
+    }
+    assert said == {
+        "turns": (Truth.TURNED, 160, Said.RIGHT),
+        "dips": (Truth.HEALTHY, 90, Said.WRONG),
+        "late": (Truth.TURNED, 230, Said.UNKNOWN),
+        "rises": (Truth.HEALTHY, None, Said.RIGHT),
+    }
+    turns, dips = found["turns"].passed["paper"], found["dips"].passed["paper"]
+    assert turns.saved == pytest.approx(80 / 240)
+    assert turns.gpu_hours == pytest.approx(8 / 3)
+    assert dips.gpu_hours is None
+    assert turns.later is not None
+    assert dips.later is not None
+    assert turns.later < 0 < dips.later
+    figures = summary(list(found.values()), "paper")
+    assert (figures.stopped, figures.stops) == (3, {Said.RIGHT: 1, Said.WRONG: 1, Said.UNKNOWN: 1})
+    assert (figures.false_stops.hits, figures.false_stops.n) == (1, 2)
+    assert (figures.caught.hits, figures.caught.n) == (1, 2)
+    assert figures.saved.value == pytest.approx(80 / 240 / 4)
+    assert figures.cut.value == pytest.approx(150 / 240 / 4)
+    assert figures.gpu_hours == {Said.RIGHT: pytest.approx(8 / 3), Said.WRONG: 0.0, Said.UNKNOWN: 0.0}
+    assert sorted(found, key=lambda name: harm(found[name], "paper")) == ["dips", "late", "turns", "rises"]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=40), min_size=1, max_size=12))
+def test_figures_add_up(walks: list[list[int]]) -> None:
+    """Whatever the runs are, every stop is right, wrong or untold, and the difference is that of the figures."""
+    runs = [run_of(str(number), walk) for number, walk in enumerate(walks)]
+    found = cases(runs, {name: POLICIES[name] for name in ("paper", "default")})
+    paper, default = summary(found, "paper"), summary(found, "default")
+    for figures, name in ((paper, "paper"), (default, "default")):
+        assert figures.stopped == sum(case.passed[name].stop_step is not None for case in found)
+        assert 0 <= figures.saved.value + figures.cut.value <= 1
+    changed = difference(found, "paper", "default")
+    assert changed.saved.value == pytest.approx(paper.saved.value - default.saved.value)
+    assert changed.first_alone - changed.second_alone == paper.stopped - default.stopped
+    same = difference(found, "paper", "paper")
+    assert (same.saved.value, same.saved.low, same.cut.high, same.first_alone) == (0, 0, 0, 0)
+
+
+def test_the_command_says_everything_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures, roles, each run, and what could not be read; a run without evals is counted, and stopped by nobody."""
+    rows = [
+        {"run": name, "step": 10 * index, "reward": gold, "eval/score": gold}
+        for name, golds in (("turns", TURNS), ("dips", DIPS))
+        for index, gold in enumerate(golds)
+    ]
+    blind: list[dict[str, Any]] = [{"run": "blind", "step": 0, "reward": 1.0}]
+    file = write_jsonl(tmp_path / "runs.jsonl", [*rows, *blind])
+    with file.open("a") as more:
+        more.write('{"run": "tur')
+    assert main(["backtest", str(file), "--policy", "paper", "--against", "cautious", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["runs"], found["without_gold"], found["truths"]["turned"]) == (3, 1, 1)
+    assert {"signal": "eval", "metric": "eval/score", "minimized": False, "runs": 2} in found["roles"]
+    assert [item["policy"] for item in found["policies"]] == ["paper", "cautious"]
+    assert found["cases"][1]["policies"]["paper"]["said"] == "wrong"
+    assert found["cases"][2] == found["cases"][2] | {"run": "blind", "truth": "undecided"}
+    assert "line 50" in captured.err
+    assert found["troubles"] == [captured.err.strip().removeprefix("evalstop-lab: ")]
+
+
+def test_nothing_to_hold_a_policy_against(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without one run that can be read the command fails, and says what stands there."""
+    file = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", "step": 0, "lr": 1.0}])
+    assert main(["backtest", str(file)]) == 1
+    assert "but lr; say which is which with --eval" in capsys.readouterr().err
+
+
+def test_the_page(tmp_path: Path) -> None:
+    """It needs nothing from elsewhere, says names as they are, draws what is in sight alone, and finds runs by name."""
+    long = [0.01 * index for index in range(5 * MOST_POINTS)]
+    runs = [run_of(f"dips-{number}", DIPS) for number in range(60)]
+    runs += [run_of("</script><script>alert(1)</script>", TURNS, 8), run_of("long", long)]
+    file = write_jsonl(
+        tmp_path / "runs.jsonl",
+        [
+            {"run": run.name, "step": step, "eval": value}
+            for run in runs
+            for step, value in zip(run.series[Signal.EVAL].steps, run.series[Signal.EVAL].values, strict=True)
+        ],
+    )
+    page_file = tmp_path / "page.html"
+    arguments = ["backtest", str(file), "--policy", "paper", "--against", "default", "--html", str(page_file)]
+    assert main(arguments) == 0
+    problems: list[str] = []
+    try:
+        with browsing() as browser:
+            page = browser.new_page(viewport={"width": 375, "height": 900})
+            page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.on("dialog", lambda dialog: problems.append(dialog.message))
+            page.on("request", lambda request: problems.append(request.url) if "http" in request.url[:4] else None)
+            page.goto(page_file.as_uri())
+            assert page.locator("#runs .drawing svg").count() == 0
+            page.locator("#runs-heading").scroll_into_view_if_needed()
+            page.wait_for_selector("#runs article .drawing svg")
+            assert page.locator("#runs article").count() < 60
+            assert page.locator("#runs .drawing svg.main-svg").count() < 60
+            assert page.evaluate("document.documentElement.scrollWidth") == 375
+            assert page.locator("#runs article h3").first.inner_text().startswith("dips-")
+            page.fill("#name", "alert")
+            assert page.locator("#shown").inner_text() == "1 of 62 runs"
+            assert page.locator("#runs article h3").inner_text() == "</script><script>alert(1)</script>"
+            page.fill("#name", "")
+            page.get_by_role("button", name="rightly stopped").click()
+            assert page.locator("#runs article").count() == 1
+    except NoChromium as error:
+        pytest.skip(str(error))
+    assert problems == []
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and which file it was."""
+    file = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", "step": 0, "eval": 1.0}])
+    assert main(["backtest", str(file), "--html", str(tmp_path / "absent" / "page.html")]) == 2
+    assert "absent/page.html: No such file" in capsys.readouterr().err

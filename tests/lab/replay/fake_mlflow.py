@@ -1,0 +1,75 @@
+"""A stand-in for an MLflow server: it speaks what a real one (3.17) answered, kept in tests/data/mlflow_server.json."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+RECORDED = json.loads((Path(__file__).parents[2] / "data" / "mlflow_server.json").read_text())
+TOKEN = "let-me-in"
+MOST = 3
+"""Items a page at most, whatever is asked for, so that every listing has several pages."""
+
+
+@contextmanager
+def fake_mlflow() -> Iterator[str]:
+    """The address at which it answers whoever brings `TOKEN`; each path fails once before that."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.seen = set()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer(urlsplit(self.path).path, body)
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        self._answer(parts.path, {key: values[0] for key, values in parse_qs(parts.query).items()})
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+    def _answer(self, path: str, asked: dict[str, Any]) -> None:
+        seen: set[str] = self.server.seen  # type: ignore[attr-defined]
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self._send(401, {"message": "You are not authenticated."})
+        elif path not in seen:
+            seen.add(path)
+            self._send(503, {})
+        elif path == "/api/2.0/mlflow/experiments/search":
+            self._page("experiments", RECORDED["experiments"]["experiments"], asked)
+        elif path == "/api/2.0/mlflow/runs/search":
+            runs = RECORDED["runs"]["runs"]
+            self._page("runs", [run for run in runs if run["info"]["experiment_id"] in asked["experiment_ids"]], asked)
+        elif path == "/api/2.0/mlflow/metrics/get-history":
+            self._page("metrics", RECORDED["histories"][f"{asked['run_id']} {asked['metric_key']}"], asked)
+        else:
+            self._send(404, {"error_code": "ENDPOINT_NOT_FOUND"})
+
+    def _page(self, name: str, items: list[Any], asked: dict[str, Any]) -> None:
+        start = int(asked.get("page_token", 0))
+        end = start + min(MOST, int(asked["max_results"]))
+        self._send(200, {name: items[start:end]} | ({"next_page_token": str(end)} if end < len(items) else {}))
+
+    def _send(self, status: int, answer: dict[str, Any]) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

@@ -1,0 +1,189 @@
+"""Runs are read from where they are kept: each source gives the same run, and a broken one gives what is whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from evalstop_detectors import Signal
+from evalstop_lab.errors import UnreadableInput, UnusableArguments
+from evalstop_lab.replay import Asked, Run, Troubles, judge, load_policy, read
+from evalstop_lab.service import running_service
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.lab.replay.conftest import TURNING, patiently
+from tests.lab.replay.fake_mlflow import TOKEN, fake_mlflow
+
+OFFLINE = Path(__file__).parents[2] / "data" / "wandb" / "run-offline.wandb"
+
+WRITE_A_FILE_STORE = """
+import sys
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+client = MlflowClient("file:" + sys.argv[1])
+experiment = client.create_experiment("rlhf")
+for name, golds in (("seed1", {turning}), ("deleted", [1.0, 2.0])):
+    run = client.create_run(experiment, run_name=name, start_time=1_000)
+    client.log_param(run.info.run_id, "gpus", 8)
+    metrics = [Metric("eval/score", gold, 1_000, 10 * index) for index, gold in enumerate(golds)]
+    client.log_batch(run.info.run_id, [*metrics, Metric("train/kl", float("nan"), 1_000, 20)])
+    client.set_terminated(run.info.run_id, end_time=3_601_000)
+    if name == "deleted":
+        client.delete_run(run.info.run_id)
+"""
+
+
+def golds(run: Run) -> list[tuple[int, float]]:
+    series = run.series[Signal.EVAL]
+    return list(zip(series.steps, series.values, strict=True))
+
+
+TURNED = [(10 * index, gold) for index, gold in enumerate(TURNING)]
+
+
+def test_an_offline_run_of_wandb() -> None:
+    """What the real wandb 0.31 wrote: steps by the trainer's own count, NaN, GPUs of the config, name and id."""
+    (run,) = read([OFFLINE]).by_name.values()
+    assert run.name == "grpo-seed3 (ir2a0mcn)"
+    assert golds(run) == [(50 * index, gold) for index, gold in enumerate(TURNING)]
+    assert len(run.series[Signal.PROXY].steps) == 40
+    assert [
+        step
+        for step, value in zip(run.series[Signal.LOSS].steps, run.series[Signal.LOSS].values, strict=True)
+        if math.isnan(value)
+    ] == [70]
+    assert run.gpus == 8
+    assert judge(load_policy("paper"), run).stop_step == 300
+
+
+@patiently
+@given(data=st.data())
+def test_an_offline_run_that_breaks_off_or_is_broken(tmp_path: Path, data: st.DataObject) -> None:
+    """Of a file cut off anywhere, or with any byte changed, what is read is the beginning of the whole history."""
+    whole = OFFLINE.read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    changed = whole[:at] + (b"" if data.draw(st.booleans()) else bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+    (tmp_path / "run-x.wandb").write_bytes(changed)
+    troubles = Troubles(strict=False)
+    steps = [
+        list(run.series[Signal.PROXY].steps)
+        for run in read([tmp_path], None, troubles).by_name.values()
+        if Signal.PROXY in run.series
+    ]
+    everything = list(range(0, 400, 10))
+    assert all(found == everything[: len(found)] for found in steps)
+    assert troubles.found or steps == [everything] or at > len(whole) - 2000
+
+
+def test_a_file_store_of_mlflow(tmp_path: Path) -> None:
+    """What the real mlflow wrote: names with slashes, NaN, its length in hours and GPUs; a deleted run is not there."""
+    script = WRITE_A_FILE_STORE.format(turning=list(TURNING))
+    environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "GIT_PYTHON_REFRESH": "quiet"}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "mlruns")], env=environment, check=True, timeout=120)
+    (run,) = read([tmp_path]).by_name.values()
+    assert run.name.startswith("seed1 (")
+    assert (golds(run), run.gpu_hours) == (TURNED, 8.0)
+    assert math.isnan(run.series[Signal.KL].values[0])
+
+
+def test_an_mlflow_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are followed, what fails in passing is tried again, NaN is read, and one experiment can be chosen."""
+    with fake_mlflow() as address:
+        with pytest.raises(UnreadableInput, match=r"401.*key that may read"):
+            read([f"mlflow+{address}"])
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+        for source in (f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"):
+            second, first = sorted(read([source]).by_name.values(), key=lambda run: run.name, reverse=True)
+            assert (first.name[:6], second.name[:6]) == ("seed1 ", "seed2 ")
+            assert (golds(first), first.gpus) == (TURNED, 8.0)
+            assert math.isnan(second.series[Signal.KL].values[2])
+        with pytest.raises(UnreadableInput, match="no experiment 'other'; there are Default, rlhf"):
+            read([f"mlflow+{address}?experiment=other"])
+    with pytest.raises(UnusableArguments, match=r"mlflow\+http"):
+        read([address])
+
+
+def test_the_service_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a real service come with the roles they said, without what an earlier attempt left behind."""
+    with running_service(tmp_path) as service:
+        with httpx.Client(
+            base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {service.key}"}
+        ) as client:
+            metrics = {"odd": {"signal": "eval", "direction": "minimize"}}
+            body = {"name": "a", "metrics": metrics, "labels": {"gpus": "4"}, "total_steps": 200}
+            run_id = client.post("/runs", json=body).raise_for_status().json()["id"]
+            points = [{"metric": "odd", "step": step, "value": -gold, "stderr": 0.1} for step, gold in TURNED]
+            late = [{"metric": "odd", "step": 80, "value": 9.0}, {"metric": "odd", "step": 90, "value": "NaN"}]
+            client.post(f"/runs/{run_id}/observations", json={"observations": points + late}).raise_for_status()
+            client.post(f"/runs/{run_id}/resume", json={"step": 70}).raise_for_status()
+        monkeypatch.delenv("EVALSTOP_KEY", raising=False)
+        with pytest.raises(UnusableArguments, match="EVALSTOP_KEY"):
+            read([f"evalstop+{service.url}"])
+        monkeypatch.setenv("EVALSTOP_KEY", service.key)
+        (run,) = read([f"evalstop+{service.url}"]).by_name.values()
+    assert [(score.step, score.value, score.stderr) for score in run.scores()] == [(*point, 0.1) for point in TURNED]
+    assert (run.gpus, run.total_steps) == (4.0, 200)
+
+
+CONSOLES = {
+    "verl": "(TaskRunner pid=7) \x1b[36mstep:{step} - critic/score/mean:0.5 - actor/ppo_kl:nan"
+    " - val-core/gsm8k/reward/mean@1:np.float64({gold})\x1b[0m",
+    "openrlhf": "(PPOTrainer pid=7) 2026-01-01 INFO \u2728 Global step {step}: {{'policy_loss': tensor(0.5),"
+    " 'reward': {gold}, 'ppo_kl': 1e-05, 'text': 'x: 1'}}",
+    "nemo-rl": "========== Step {step}/900 ==========\n\u25b6 Starting validation at step {step}...\n"
+    "  \u2022 Accuracy: {gold}\n  \u2022 Avg Reward: 0.5\n  \u2022 Generation KL Error: 0.1",
+}
+
+
+@pytest.mark.parametrize("trainer", CONSOLES)
+def test_a_console_of(trainer: str, tmp_path: Path) -> None:
+    """The lines in which a trainer prints its metrics are found among everything else that it prints."""
+    lines = ["step: a word about steps", *(CONSOLES[trainer].format(step=step, gold=gold) for step, gold in TURNED)]
+    (tmp_path / "train.log").write_text("\n".join(lines), encoding="utf-8")
+    asked = Asked({Signal.EVAL: "reward"}) if trainer == "openrlhf" else None
+    (run,) = read([tmp_path / "train.log"], asked).by_name.values()
+    assert golds(run) == TURNED
+
+
+def test_rows_by_other_names(tmp_path: Path) -> None:
+    """verl's file logger, W&B's history as JSON and what its pages export of a chart."""
+    verl = [{"step": step, "data": {"val-core/gsm8k/reward/mean@1": gold, "text": "x"}} for step, gold in TURNED]
+    (tmp_path / "verl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verl))
+    history = [{"_step": 2 * i, "train/global_step": step, "loss": 1.0} for i, (step, _) in enumerate(TURNED)]
+    evals = [{"_step": 2 * i + 1, "eval/score": gold, "_runtime": 3600.0} for i, (_, gold) in enumerate(TURNED)]
+    rows = [row for pair in zip(history, evals, strict=True) for row in pair]
+    (tmp_path / "history.json").write_text(json.dumps(rows))
+    chart = ["Step,a - b - eval/score,a - b - eval/score__MIN,c - eval/score"]
+    chart += [f'"{step}","{gold}","{gold}",""' for step, gold in TURNED]
+    (tmp_path / "chart.csv").write_text("\n".join(chart) + "\n")
+    found = {name: read([tmp_path / name]).by_name for name in ("verl.jsonl", "history.json", "chart.csv")}
+    assert [golds(next(iter(runs.values()))) for runs in found.values()] == [TURNED] * 3
+    assert set(found["chart.csv"]) == {"a - b", "c"}
+    assert next(iter(found["history.json"].values())).seconds == 3600
+
+
+def test_what_is_broken_costs_nothing_else(tmp_path: Path) -> None:
+    """A reader that goes on names each file and line at fault, once, and has every row that is whole."""
+    good = [json.dumps({"step": step, "eval": gold}) for step, gold in TURNED]
+    (tmp_path / "half.jsonl").write_text(
+        "\n".join([*good[:3], "{broken", *good[3:], '{"step": -1, "eval": 1}', good[0][:9]])
+    )
+    (tmp_path / "table.csv").write_text("step,eval\n" + "\n".join(f"{a},{b}" for a, b in TURNED) + "\n70,high\n80\n")
+    (tmp_path / "trainer_state.json").write_text("{")
+    names = ("half.jsonl", "table.csv", "trainer_state.json", "absent.jsonl")
+    troubles = Troubles(strict=False)
+    runs = read([tmp_path / name for name in names], None, troubles)
+    assert [golds(run) for run in runs.by_name.values()] == [TURNED] * 2
+    words = [str(error).split(f"{tmp_path}/")[1] for error in troubles.found]
+    assert [item.split(": ")[0] for item in words if "none of" not in item] == [
+        "half.jsonl, line 4", "half.jsonl, line 10", "half.jsonl, line 11", "table.csv, line 10", "table.csv, line 11",
+        "trainer_state.json", "absent.jsonl",
+    ]  # fmt: skip
