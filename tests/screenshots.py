@@ -10,7 +10,7 @@ from pathlib import Path
 from evalstop_service import pages, responses
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
 from tests.service.pages.serving import SECRET, browsing, serving
@@ -117,6 +117,7 @@ def wait_until_drawn(page: Page) -> None:
         page.wait_for_selector('.live[data-live="on"]')
     if page.locator("#chart").count():
         page.wait_for_selector("#chart .scatterlayer, .chart-empty:not([hidden])", state="attached")
+        expect(page.locator("[data-note=gao]")).not_to_have_text("Fitting…")
 
 
 if __name__ == "__main__":

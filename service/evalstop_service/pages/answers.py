@@ -65,7 +65,9 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals["asset"] = assets.url
-    environment.filters.update(step=words.step, number=words.number, moment=words.moment, iso=words.iso)
+    environment.filters.update(
+        step=words.step, number=words.number, exact=words.exact, moment=words.moment, iso=words.iso
+    )
     return environment
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from fastapi.responses import JSONResponse
 
 from evalstop_service import vitals
 from evalstop_service.errors import NotFound
+from evalstop_service.lifecycle import State
 from evalstop_service.pages import words
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.thinning import outlined, thin
@@ -56,6 +58,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         histories=histories,
         outcomes=judged,
         states=words.STATES,
+        outcome_words=words.OUTCOMES,
+        can=_can(run, present, site.clock()),
         told=words.told,
         changes=changes,
         metrics=metrics[:MOST_METRICS],
@@ -130,6 +134,19 @@ def _found(tx: Transaction, visitor: Visitor, run_id: UUID) -> Run:
 
 def _present(run: Run, on_record: list[Decision]) -> Decision | None:
     return next((decision for decision in on_record if decision.attempt == run.attempt), None)
+
+
+def _can(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:
+    """What may be done about the run as it stands."""
+    state = State(decision.state) if decision else None
+    stopping = decision is not None and decision.stops(now)
+    return {
+        "veto": state is State.WITHHELD or (state is State.PENDING and not stopping),
+        "release": state is State.WITHHELD,
+        "undo": stopping,
+        "stop": False,
+        "label": False,
+    }
 
 
 def _turn(run: Run, decision: Decision | None) -> int | None:

@@ -25,6 +25,8 @@ STATES: dict[str, str] = {
     State.UNDONE: "undone",
 }
 
+OUTCOMES = {"right": "right", "wrong": "wrong", "unknown": "can’t tell"}
+
 
 def step(number: int) -> str:
     """A step with its thousands set apart."""
@@ -41,6 +43,11 @@ def number(value: float | None) -> str:
         return "∞" if value > 0 else "−∞"
     text = f"{value:.4g}" if value % 1 or abs(value) >= 1e6 else f"{value:.0f}"
     return text.replace("-", "−")
+
+
+def exact(value: float) -> str:
+    """A number to its last digit, as it is on record."""
+    return repr(value).replace("-", "−") if math.isfinite(value) else number(value)
 
 
 def moment(at: datetime) -> str:

@@ -1,0 +1,70 @@
+"""What a visitor does about a run: veto, release, undo and label its decisions, by forms on any page."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Form, Response
+
+from evalstop_service import responses
+from evalstop_service.pages import forms
+from evalstop_service.pages.answers import PageRoute
+from evalstop_service.pages.visitor import Operating, SiteOf
+
+router = APIRouter(route_class=PageRoute)
+
+Why = Annotated[str, Form(alias="reason")]
+Note = Annotated[str, Form()]
+Next = Annotated[str, Form(alias="next")]
+"""The page to go back to; by default the run's."""
+
+Said = Annotated[Literal["right", "wrong", "unknown"], Form()]
+
+
+@router.post("/decisions/{decision_id}/veto")
+def veto(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
+    """Let the run go on."""
+    said = forms.reason(why)
+    decision = responses.veto(site.database, visitor.project.id, decision_id, visitor.actor, said, site.clock())
+    return forms.back(decision.run_id, target)
+
+
+@router.post("/decisions/{decision_id}/release")
+def release(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
+    """Have a withheld stop carried out."""
+    said = forms.reason(why)
+    decision = responses.release(site.database, visitor.project.id, decision_id, visitor.actor, said, site.clock())
+    return forms.back(decision.run_id, target)
+
+
+@router.post("/decisions/{decision_id}/undo")
+def undo(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
+    """Take back a stop that was handed out."""
+    said = forms.reason(why)
+    decision = responses.undo(site.database, visitor.project.id, decision_id, visitor.actor, said, site.clock())
+    return forms.back(decision.run_id, target)
+
+
+@router.post("/decisions/{decision_id}/outcome")
+def judge(
+    decision_id: UUID,
+    site: SiteOf,
+    visitor: Operating,
+    outcome: Said,
+    turn_step: Annotated[str, Form()] = "",
+    note: Note = "",
+    target: Next = "",
+) -> Response:
+    """Say whether the decision was right."""
+    decision = responses.judge(
+        site.database,
+        visitor.project.id,
+        decision_id,
+        outcome=outcome,
+        turn_step=forms.step(turn_step),
+        actor=visitor.actor,
+        note=forms.note(note),
+        now=site.clock(),
+    )
+    return forms.back(decision.run_id, target)

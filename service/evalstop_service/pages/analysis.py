@@ -1,0 +1,142 @@
+"""What a run's numbers mean: its detectors' evidence over time, and gold over the distance from the initial policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from evalstop_detectors import Observation, Policy, Signal, policy_from_document
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from evalstop_service import watching
+from evalstop_service.errors import NotFound
+from evalstop_service.pages import evidence, overoptimization
+from evalstop_service.pages.answers import PageRoute
+from evalstop_service.pages.evidence import Track
+from evalstop_service.pages.overoptimization import Picture
+from evalstop_service.pages.visitor import SignedIn, SiteOf
+from evalstop_service.store import observations, policies, runs, series, verdicts
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.observations import MAX_STEP, Point
+from evalstop_service.store.runs import Run
+from evalstop_service.watching import Watch
+
+router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
+
+MOST_REPLAYED = 3_000
+"""Of a run with more observations the evidence is drawn at the changes of its verdict alone."""
+
+MOST_PAIRS = 1_000
+MOST_CHANGES = 100
+
+
+@router.get("/analysis.json")
+def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """What the charts of the evidence and of gold over the distance draw; what is not finite is null."""
+    with site.database.reading() as tx:
+        run = runs.find(tx, visitor.project.id, run_id)
+        if run is None:
+            raise NotFound
+        policy = policy_from_document(policies.get(tx, run.policy_id).document)
+        paired = _paired(run)
+        long = {metric for metric in {*Watch(run, policy).metrics, *paired} if series.is_long(tx, run.id, metric)}
+    for metric in long & set(paired):
+        series.catch_up(site.database, run.id, metric)
+    with site.database.reading() as tx:
+        tracks, replayed = _tracks(tx, run, policy, long)
+        picture = overoptimization.picture(_pairs(tx, run, paired, long)) if len(paired) == 2 else None
+    return JSONResponse(
+        {
+            "evidence": {"replayed": replayed, "tracks": [_track(track) for track in tracks if track.moves]},
+            "gao": None if picture is None else _picture(picture, _sign(run)),
+        }
+    )
+
+
+def _paired(run: Run) -> list[str]:
+    """The metrics that are gold and KL, where there are both."""
+    return [metric for metric, role in run.metrics.items() if role["signal"] in (Signal.EVAL, Signal.KL)]
+
+
+def _tracks(tx: Transaction, run: Run, policy: Policy, long: set[str]) -> tuple[list[Track], bool]:
+    """The evidence of each member, and whether it was got by replaying the run."""
+    watch = Watch(run, policy)
+    if not long & set(watch.metrics):
+        points = observations.series(tx, run.id, watch.metrics)
+        if len(points) <= MOST_REPLAYED:
+            return evidence.replayed(policy, watch.observations(points)), True
+    changes = verdicts.listing(tx, run.id, limit=MOST_CHANGES)
+    present = [change.document for change in reversed(changes) if change.attempt == run.attempt]
+    return evidence.told([*present, run.verdict]), False
+
+
+def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) -> list[Observation]:
+    """Gold and KL in the order of their steps; of a long series the last value of each bucket, as it was observed."""
+    points = observations.series(tx, run.id, [metric for metric in metrics if metric not in long])
+    for metric in metrics:
+        if metric in long:
+            buckets = series.resolved(tx, run.id, metric, 0, MAX_STEP, MOST_PAIRS)
+            points += [Point(metric, bucket.last_step, bucket.last) for bucket in buckets]
+    gold = watching.eval_metric(run)
+    evals = [point for point in points if point.metric == gold]
+    every = -(-len(evals) // MOST_PAIRS)
+    kept = {id(point) for point in evals[:: every or 1]}
+    found = [
+        Observation(
+            Signal(run.metrics[point.metric]["signal"]),
+            point.step,
+            watching.sign(run.metrics, point.metric) * point.value,
+            point.stderr,
+        )
+        for point in points
+        if point.metric != gold or id(point) in kept
+    ]
+    return sorted(found, key=lambda item: item.order)
+
+
+def _sign(run: Run) -> float:
+    gold = watching.eval_metric(run)
+    return 1.0 if gold is None else watching.sign(run.metrics, gold)
+
+
+def _track(track: Track) -> dict[str, Any]:
+    points = evidence.thinned(track)
+    return {
+        "member": track.member,
+        "kind": track.kind,
+        "suspect_at": track.suspect_at,
+        "stop_at": track.stop_at,
+        "steps": [point.step for point in points],
+        "values": [_finite(point.value) for point in points],
+    }
+
+
+def _picture(picture: Picture, sign: float) -> dict[str, Any]:
+    """In gold's own direction."""
+    line = picture.line
+    sides = (line.low, line.high) if line is not None else ([], [])
+    low, high = sides if sign > 0 else reversed(sides)
+    return {
+        "note": picture.note,
+        "steps": [pair.step for pair in picture.pairs],
+        "distances": [pair.distance for pair in picture.pairs],
+        "gold": [_finite(sign * pair.gold) for pair in picture.pairs],
+        "stderrs": [None if pair.stderr is None else _finite(pair.stderr) for pair in picture.pairs],
+        "line": None
+        if line is None
+        else {
+            "form": line.form,
+            "distances": line.distances,
+            "gold": [sign * value for value in line.gold],
+            "low": [sign * value for value in low],
+            "high": [sign * value for value in high],
+            "peak": None if line.peak is None else {"distance": line.peak[0], "stderr": line.peak[1]},
+        },
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

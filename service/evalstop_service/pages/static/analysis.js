@@ -1,0 +1,108 @@
+// Two charts of a run: gold over its distance from the initial policy, and the evidence of its detectors over steps.
+
+import { axis, band, draw, narrow, palette, redrawn } from "./charts.js";
+import { fetchSameOrigin, onNews } from "./live.js";
+
+const main = document.querySelector("main");
+const TRACK_PX = 96;
+let analysis = null;
+
+async function load() {
+  const response = await fetchSameOrigin(main.dataset.analysis);
+  analysis = await response.json();
+  await drawAll();
+}
+
+function drawAll() {
+  return Promise.all([drawGao(analysis.gao), drawEvidence(analysis.evidence)]);
+}
+
+function show(name, empty, note) {
+  const chart = document.getElementById(name);
+  chart.hidden = empty;
+  document.querySelector(`[data-note="${name}"]`).textContent = note;
+  return chart;
+}
+
+// --- Gold over the distance. ---
+
+function drawGao(gao) {
+  const empty = gao === null || gao.steps.length === 0;
+  const chart = show("gao", empty, gaoNote(gao));
+  if (empty) return undefined;
+  const color = palette();
+  const line = gao.line;
+  const traces = [
+    { type: "scatter", mode: "lines", ...(line ? band(line.distances, line.low, line.high) : { x: [], y: [] }), fill: "toself",
+      fillcolor: color("kl-band"), line: { width: 0 }, hoverinfo: "skip" },
+    { type: "scatter", mode: "lines", name: "fit", x: line ? line.distances : [], y: line ? line.gold : [],
+      line: { color: color("kl"), width: 2 }, hoverinfo: "skip" },
+    { type: "scatter", mode: "markers", name: "evals", x: gao.distances, y: gao.gold,
+      marker: { color: color("gold"), size: gao.steps.length > 200 ? 4 : 6 },
+      error_y: { type: "data", array: gao.stderrs.map((stderr) => stderr ?? 0), color: color("gold"), thickness: 1, width: 0, visible: gao.steps.length <= 200 },
+      customdata: gao.steps, hovertemplate: "step %{customdata:,d}<br>√KL %{x:.3~g}<br>gold %{y:.4~g}<extra></extra>" },
+  ];
+  const peak = line && line.peak;
+  const shapes = peak ? [{ type: "line", xref: "x", yref: "paper", x0: peak.distance, x1: peak.distance, y0: 0, y1: 1, layer: "below", line: { color: color("muted"), width: 1.4, dash: "dot" } }] : [];
+  const annotations = peak ? [{ xref: "x", yref: "paper", x: peak.distance, y: 1, yanchor: "bottom", text: "peak of the fit", showarrow: false, font: { color: color("muted"), size: 12 } }] : [];
+  return draw(chart, traces, {
+    margin: { l: 46, r: 16, t: 24, b: 48 }, shapes, annotations, hovermode: "closest",
+    xaxis: axis(color, { title: { text: "√KL to the initial policy", font: { size: 12, color: color("muted") } }, rangemode: "tozero", fixedrange: false }),
+    yaxis: axis(color, { tickfont: { color: color("gold") }, fixedrange: false }),
+  });
+}
+
+function gaoNote(gao) {
+  if (gao === null) return "It takes a metric with the role eval and one with the role kl.";
+  if (gao.steps.length === 0) return "Waiting for an eval after the first KL.";
+  if (gao.line === null) return `No line yet: ${gao.note}.`;
+  return `Line: ${gao.line.form}, 95 % band. The detector gao_fit says: ${gao.note}.`;
+}
+
+// --- Evidence: a strip a detector, in the order of the policy. ---
+
+const KINDS = { count: "count", fraction: "share", p_value: "p-value", log_e_value: "log e-value", statistic: "statistic", posterior: "posterior" };
+
+function drawEvidence(evidence) {
+  const tracks = evidence.tracks;
+  const chart = show("evidence", tracks.length === 0, evidenceNote(evidence));
+  if (tracks.length === 0) return undefined;
+  const color = palette();
+  const layout = { margin: { l: 52, r: 16, t: 22, b: 30 }, hovermode: "x unified", hoversubplots: "axis", shapes: [], annotations: [] };
+  const traces = tracks.map((track, i) => strip(layout, color, track, i, tracks.length));
+  layout.height = Math.max(300, 60 + TRACK_PX * tracks.length);
+  layout.xaxis = axis(color, { anchor: `y${tracks.length}`, fixedrange: false, tickformat: ",d", nticks: narrow.matches ? 4 : 8, unifiedhovertitle: { text: "step %{x}" } });
+  return draw(chart, traces, layout);
+}
+
+function strip(layout, color, track, i, count) {
+  const name = i === 0 ? "y" : `y${i + 1}`;
+  const height = 1 / count;
+  const top = 1 - i * height;
+  const log = track.kind === "p_value";
+  layout[i === 0 ? "yaxis" : `yaxis${i + 1}`] = axis(color, {
+    domain: [top - height * 0.72, top], nticks: 3, tickmode: "auto", type: log ? "log" : "linear", autorange: log ? "reversed" : true, rangemode: "tozero",
+  });
+  for (const [at, paint, dash] of [[track.suspect_at, "suspect", "dot"], [track.stop_at, "stop", "dash"]]) {
+    if (at === null) continue;
+    layout.shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, yref: name, y0: at, y1: at, line: { color: color(paint), width: 1.3, dash } });
+  }
+  // Members are called by the policy's words alone, which are letters, digits, dots and dashes.
+  layout.annotations.push({ xref: "paper", yref: "paper", x: 0, y: top, xanchor: "left", yanchor: "bottom", showarrow: false, text: `${track.member} · ${KINDS[track.kind]}`, font: { size: 12, color: color("text") } });
+  return {
+    type: "scatter", mode: track.steps.length < 30 ? "lines+markers" : "lines", name: track.member, x: track.steps, y: track.values, yaxis: name,
+    line: { color: color("accent"), width: 1.8, shape: "hv" }, marker: { size: 4, color: color("accent") }, hovertemplate: "%{y:.4~g}",
+  };
+}
+
+function evidenceNote(evidence) {
+  if (evidence.tracks.length === 0) return "No detector of the policy has anything to show yet.";
+  const how = evidence.replayed
+    ? "Got by replaying the run; detectors that never moved are left out."
+    : "The run is too long to be replayed for a page: drawn at the changes of its verdict alone.";
+  return `Dotted: suspect. Dashed: stop. ${how}`;
+}
+
+onNews(load);
+redrawn(() => analysis && drawAll());
+load();

@@ -1,0 +1,117 @@
+"""What the charts of a run's page show beside its numbers."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+import httpx
+from evalstop_detectors import Observation, Signal, policy_from_document, replay
+from evalstop_service.ingest import Points
+from evalstop_service.pages import analysis, evidence
+from evalstop_service.pages.overoptimization import picture
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.service.pages.recorded import LEVEL, Tenant, open_run, recorded, report
+from tests.service.pages.serving import EMBEDDED
+from tests.service.scenes import take
+
+HACKING = recorded("np-0044")
+
+
+def told(evals: int, gold: float = 1.0) -> list[Observation]:
+    """A recorded run as its detectors see it, with gold times `gold`."""
+    return [
+        observation
+        for item in HACKING[:evals]
+        for observation in (
+            Observation(Signal.KL, item.step, item.kl),
+            Observation(Signal.EVAL, item.step, gold * item.gold, abs(gold) * item.gold_stderr),
+        )
+    ]
+
+
+def test_the_line_goes_through_the_evals() -> None:
+    """It lies within its band among the evals, and its peak is near where this run turned."""
+    drawn = picture(told(29))
+    line = drawn.line
+    assert line is not None
+    assert line.peak is not None
+    offs = []
+    for pair in drawn.pairs:
+        place = min(range(len(line.distances)), key=lambda i: abs(line.distances[i] - pair.distance))
+        assert line.low[place] < line.gold[place] < line.high[place]
+        offs.append(pair.gold - line.gold[place])
+    assert abs(sum(offs) / len(offs)) < 0.05
+    highest = max(drawn.pairs, key=lambda pair: pair.gold)
+    assert abs(line.peak[0] - highest.distance) < 3 * line.peak[1] + 0.5
+
+
+def test_no_line_before_there_is_enough() -> None:
+    """A few evals are shown as points, with what is waited for."""
+    drawn = picture(told(5))
+    assert drawn.line is None
+    assert len(drawn.pairs) == 5
+    assert "5 more evals" in drawn.note
+
+
+@given(st.lists(st.tuples(st.sampled_from([Signal.KL, Signal.EVAL]), st.floats()), max_size=60))
+def test_no_series_breaks_the_picture(values: list[tuple[Signal, float]]) -> None:
+    """NaN, infinities, negative KLs, numbers at the ends of a double: what is drawn is finite, or is not drawn."""
+    found = picture([Observation(signal, step, value, 0.1) for step, (signal, value) in enumerate(values)])
+    assert all(math.isfinite(pair.distance) and math.isfinite(pair.gold) for pair in found.pairs)
+    if found.line is not None:
+        assert all(map(math.isfinite, (*found.line.gold, *found.line.low, *found.line.high)))
+
+
+def test_evidence_is_what_the_monitor_saw() -> None:
+    """The last of each track is the evidence that the monitor ends with, and the stop is where its threshold is met."""
+    policy = policy_from_document(LEVEL)
+    seen = told(29)
+    tracks = evidence.replayed(policy, seen)
+    ends = replay(policy, seen)
+    assert [track.points[-1].value for track in tracks] == [item.value for item in ends.evidence if item is not None]
+    track = tracks[0]
+    assert (track.member, track.stop_at) == ("k_below_best", 5)
+    assert next(point.step for point in track.points if point.value >= 5) == 280
+
+
+@EMBEDDED
+def test_a_run_is_analysed(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A run with gold and KL has both pictures; minimized gold is drawn in its own direction."""
+    run = open_run(database, tenant, now, "ppo")
+    report(database, tenant, run.id, HACKING[:29], now)
+    found = visitor.get(f"/runs/{run.id}/analysis.json").json()
+    assert found["evidence"]["replayed"]
+    assert [track["member"] for track in found["evidence"]["tracks"]] == ["k_below_best"]
+    assert found["gao"]["gold"] == [item.gold for item in HACKING[:29]]
+    line = found["gao"]["line"]
+    assert all(low <= gold <= high for low, gold, high in zip(line["low"], line["gold"], line["high"], strict=True))
+
+
+@EMBEDDED
+def test_a_run_too_long_to_be_replayed(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """Its evidence is drawn as its verdicts kept it, and the answer says so."""
+    run = open_run(database, tenant, now, "long")
+    report(database, tenant, run.id, HACKING[:29], now)
+    points = tuple(Point("policy/kl", 1000 + step, 1.0) for step in range(analysis.MOST_REPLAYED))
+    take(database, tenant.project.id, run.id, Points(points), now)
+    found = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
+    assert not found["replayed"]
+    track = found["tracks"][0]
+    assert (track["steps"][:2], track["values"][:2]) == ([270, 280], [4, 5])
+
+
+@EMBEDDED
+def test_a_run_without_kl_has_no_distance(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """A run without numbers, or without KL, is told as such."""
+    run = open_run(database, tenant, now, "bare")
+    found = visitor.get(f"/runs/{run.id}/analysis.json").json()
+    assert (found["evidence"]["tracks"], found["gao"]["steps"]) == ([], [])

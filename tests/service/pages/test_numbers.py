@@ -1,0 +1,69 @@
+"""The numbers of a run: the table of them, and what is taken away as CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from datetime import datetime
+from uuid import UUID
+
+import httpx
+from evalstop_service.ingest import Points, Resumed
+from evalstop_service.pages.numbers import AT_A_TIME, PAGE
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+
+from tests.service.pages.recorded import Tenant, open_run
+from tests.service.pages.serving import EMBEDDED
+from tests.service.scenes import take
+
+ODD = "=SUM(A1)"
+
+
+def told(database: Database, tenant: Tenant, now: datetime, *points: Point) -> str:
+    run = open_run(database, tenant, now, "weird/../name \u202e")
+    take(database, tenant.project.id, run.id, Points(points), now)
+    return f"/runs/{run.id}"
+
+
+def test_nothing_is_left_out(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """Both files hold every observation, superseded ones too, to the last digit, over many pages of the store."""
+    steps = AT_A_TIME + 7
+    points = [Point("reward/gold", step, 0.1 + step / 3, 0.1) for step in range(steps)]
+    path = told(database, tenant, now, *points, Point(ODD, 3, math.nan), Point(ODD, 4, -math.inf))
+    run_id = path.rsplit("/", 1)[1]
+    take(database, tenant.project.id, UUID(run_id), Resumed(steps - 3), now)
+    answer = visitor.get(f"{path}/export.json")
+    document = answer.json()
+    rows = document["observations"]
+    assert document["columns"][:3] == ["metric", "step", "value"]
+    assert [row[2] for row in rows if row[0] == "reward/gold"] == [point.value for point in points]
+    assert [row[2] for row in rows if row[0] == ODD] == ["NaN", "-Infinity"]
+    assert [row[7] for row in rows if row[0] == "reward/gold"][-3:] == [None, 2, 2]
+    assert 'filename="weird-..-name.json"' in answer.headers["content-disposition"]
+    table = list(csv.DictReader(io.StringIO(visitor.get(f"{path}/export.csv").text)))
+    assert len(table) == len(rows)
+    assert {float(row["value"]) for row in table if row["metric"] == "reward/gold"} == {p.value for p in points}
+    assert {row["metric"] for row in table} == {"reward/gold", f"'{ODD}"}
+
+
+@EMBEDDED
+def test_the_table_goes_on(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """A page shows so many, and leads to those after them; a metric that is not there shows one that is."""
+    path = told(database, tenant, now, *(Point("reward/gold", step, float(step)) for step in range(PAGE + 5)))
+    first = visitor.get(f"{path}/numbers?metric=gone").text
+    assert first.count("<tr>") == PAGE + 1
+    following = first.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
+    second = visitor.get(following).text
+    assert second.count("<tr>") == 5 + 1
+    assert "Later steps" not in second
+    assert ">104" in second
+
+
+@EMBEDDED
+def test_a_run_without_numbers(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """It says what will fill the table."""
+    run = open_run(database, tenant, now, "empty")
+    assert "Nothing has been observed yet" in visitor.get(f"/runs/{run.id}/numbers").text
+    assert visitor.get(f"/runs/{run.id}/export.json").json()["observations"] == []
