@@ -21,9 +21,9 @@ from evalstop_service import (
     chores,
     deadlines,
     grants,
-    mlflow,
     openid,
     pages,
+    rehearsing,
     retention,
     targets,
     traces,
@@ -51,6 +51,7 @@ from evalstop_service.api import (
     projects,
     pull,
     reference,
+    rehearsals,
     replays,
     roles,
     runs,
@@ -68,7 +69,6 @@ from evalstop_service.delivery.backoff import Answer, Backoff
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.ingest import Committer, Limits, LiveRuns
-from evalstop_service.mlflow import Tee
 from evalstop_service.settings import Settings
 from evalstop_service.store.breakers import Breaker
 from evalstop_service.store.database import Database
@@ -79,7 +79,7 @@ from evalstop_service.vault import Vault
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
-    *(projects, keys, policies, runs, roles, observations, series, checkpoints, decisions),
+    *(projects, keys, rehearsals, policies, runs, roles, observations, series, checkpoints, decisions),
     *(endpoints, deliveries, events, audit, precision, authorities),
     pull.signed_by(signature.headers),
 )
@@ -120,11 +120,8 @@ def create_app(
     live = LiveRuns(settings.live_runs)
     committer = Committer(database, live, clock, telemetry, _limits(settings, database), tracer)
     keyring = Keyring(database, settings.key_cache_seconds)
-    may_reach = targets.parse(settings.webhook_networks)
-    context = Context(database, clock, committer, keyring, may_reach, create_vault(settings))
-    tee = _create_tee(settings, database, clock, telemetry)
     app = _App(
-        lifespan=_living(settings, database, committer, telemetry, tracer, tee, deliver=deliver),
+        lifespan=_living(settings, database, committer, telemetry, tracer, deliver=deliver),
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
@@ -133,7 +130,8 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    app.state.context = context
+    may_reach = targets.parse(settings.webhook_networks)
+    app.state.context = Context(database, clock, committer, keyring, may_reach, create_vault(settings))
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED)
     problems.install(app)
     reference.install(app)
@@ -146,7 +144,6 @@ def create_app(
     app.include_router(health.router)
     app.include_router(metrics.routes(telemetry, settings.metrics_public))
     pages.install(app, database, clock, session_secret, _openid(settings))
-    app.mount("/mlflow", mlflow.create(context, telemetry, tee))
     lane = ExpressLane(
         ProxyHeadersMiddleware(app.behind, settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
@@ -170,13 +167,6 @@ def _openid(settings: Settings) -> pages.OpenId | None:
     )
     who = grants.Grants(grants.parse(settings.oidc_grants), settings.oidc_groups_claim, settings.oidc_name_claim)
     return pages.OpenId(openid.Provider(terms), who)
-
-
-def _create_tee(settings: Settings, database: Database, clock: Clock, telemetry: Telemetry) -> Tee | None:
-    if settings.mlflow_tee_url is None:
-        return None
-    token = settings.mlflow_tee_token
-    return Tee(settings.mlflow_tee_url, None if token is None else token.get_secret_value(), database, clock, telemetry)
 
 
 def _send_once(settings: Settings) -> webhooks.Send:
@@ -227,6 +217,7 @@ async def deliver(
         deadlines.chore(database, utc_now),
         vigil.chore(database, utc_now),
         authority.chore(database, utc_now),
+        rehearsing.chore(database, utc_now),
     )
     with chores.at_work(*seen_to):
         await _deliver(settings, database, stop, telemetry, tracer)
@@ -275,7 +266,6 @@ def _living(
     committer: Committer,
     telemetry: Telemetry,
     tracer: Tracer,
-    tee: Tee | None,
     *,
     deliver: bool,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -284,8 +274,6 @@ def _living(
         async with _delivering(settings, database, telemetry, tracer) if deliver else nullcontext():
             yield
         await asyncio.to_thread(committer.close)
-        if tee is not None:
-            await asyncio.to_thread(tee.close)
         await asyncio.to_thread(tracer.close)  # it may wait for a collector that does not answer
 
     return lifespan

@@ -27,6 +27,7 @@ from evalstop_service.liveness import Pulse
 from evalstop_service.store import decisions, outcomes, projects, pulses
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.rehearsals import Rehearsal
 from evalstop_service.store.runs import Run
 
 
@@ -193,6 +194,6 @@ def _pulses(tx: Transaction, found: Sequence[Run], now: datetime) -> dict[UUID, 
     }
 
 
-def next_cursor(items: Sequence[Run] | Sequence[Decision], limit: int) -> str | None:
+def next_cursor(items: Sequence[Run] | Sequence[Decision] | Sequence[Rehearsal], limit: int) -> str | None:
     """The cursor past a page that was filled to its limit."""
     return str(items[-1].id) if len(items) == limit else None

@@ -48,6 +48,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "warmup_steps": 5,
     },
     ("PUT", "/policies/{name}/authority"): {"precision_wanted": 0.9, "canary_share": 0.25},
+    ("POST", "/policies/rehearsals"): {"policy": "paper", "runs": 10},
     ("POST", "/runs"): {
         "name": "r",
         "metrics": {"gold": {"signal": "eval", "direction": "maximize"}},
@@ -106,6 +107,8 @@ PLAIN = {
     ("DELETE", "/policies/{name}/authority"),
     ("GET", "/precision"),
     ("GET", "/cases"),
+    ("GET", "/policies/rehearsals"),
+    ("GET", "/policies/rehearsals/{rehearsal_id}"),
     ("GET", "/runs"),
     ("GET", "/runs/{run_id}"),
     ("POST", "/runs/{run_id}/heartbeat"),
@@ -160,6 +163,8 @@ def populate(admin: httpx.Client) -> World:
     said(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)
     ids["decision_id"] = said(admin.get("/decisions"), 200)["items"][0]["id"]
     ids["delivery_id"] = said(admin.get("/deliveries"), 200)["items"][0]["id"]
+    rehearsed = BODIES["POST", "/policies/rehearsals"]
+    ids["rehearsal_id"] = said(admin.post("/policies/rehearsals", json=rehearsed), 202)["id"]
     return World(ids)
 
 

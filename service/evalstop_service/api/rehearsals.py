@@ -1,0 +1,135 @@
+"""Rehearsals: a policy tried on the runs of the past, before it is let loose."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from evalstop_service import rehearsing
+from evalstop_service.api.bodies import JsonRoute
+from evalstop_service.api.context import Db, Now, Operate, Read
+from evalstop_service.api.examples import POLICY_DOCUMENT
+from evalstop_service.api.schemas import Answer, Body, Page, Plain, Time
+from evalstop_service.api.views import next_cursor
+from evalstop_service.errors import NotFound
+from evalstop_service.store import rehearsals
+from evalstop_service.store.rehearsals import Rehearsal
+
+router = APIRouter(prefix="/policies/rehearsals", tags=["policies"], route_class=JsonRoute)
+
+
+class RehearsalIn(Body):
+    """Which policy, on how many of the newest runs that have ended."""
+
+    policy: Annotated[str, Field(max_length=100), Plain] | dict[str, Any] = Field(
+        description="NAME, NAME@VERSION, or a document that need not be on record",
+        examples=["cautious", POLICY_DOCUMENT],
+    )
+    runs: Annotated[int, Field(ge=1, le=rehearsing.MOST_RUNS)] = rehearsing.MOST_RUNS
+
+
+class FindingOut(Answer):
+    """What the policy would have said of one run, beside what was decided and what was true."""
+
+    run_id: UUID
+    run_name: str
+    status: str
+    last_step: int | None
+    policy: str = Field(description="under which the run went on, as NAME@VERSION")
+    decision_id: UUID | None
+    decided_step: int | None
+    state: str | None = Field(description="of the decision on record")
+    truth: Literal["turned", "healthy", "undecided"] | None
+    turn_step: int | None
+    verdict: Literal["continue", "suspect", "stop"]
+    step: int | None = Field(description="at which the rehearsed policy would have stopped the run; null: never")
+    reason: str
+    outcome: Literal["right", "wrong", "unknown"] = Field(description="of what it would have done")
+    hours_after: float | None = Field(description="GPU-hours that the run spent after `step`; null: not known")
+    error: str | None = Field(description="why the run could not be replayed")
+
+
+class SummaryOut(Answer):
+    """The findings counted; see `rehearsing.Summary`."""
+
+    runs: int
+    stops: int
+    right: int
+    wrong: int
+    unknown: int
+    missed: int = Field(description="runs that turned and that it would have let go on")
+    decided: int = Field(description="stops that are on record")
+    only_it: int = Field(description="runs that it would have stopped and that were not to be stopped")
+    only_decided: int = Field(description="runs that were to be stopped and that it would have let go on")
+    hours_after: float = Field(description="GPU-hours after those of its stops that were right")
+    hours_wrong: float = Field(description="GPU-hours after those of its stops that were wrong")
+    hours_unsaid: int = Field(description="stops whose GPU-hours are not known")
+    failed: int = Field(description="runs that could not be replayed")
+
+
+class RehearsalOut(Answer):
+    """A rehearsal and how far it got; without `summary` and `findings` in a list."""
+
+    id: UUID
+    state: Literal["waiting", "running", "done", "failed"]
+    document: dict[str, Any] = Field(examples=[POLICY_DOCUMENT])
+    most_runs: int
+    total: int = Field(description="runs to be replayed; 0 until it has begun")
+    done: int
+    actor: str
+    created_at: Time
+    ended_at: Time | None
+    summary: SummaryOut | None = None
+    findings: list[FindingOut] | None = Field(None, description="what differs from what was decided first")
+
+
+class RehearsalPage(Page):
+    """Rehearsals, newest first."""
+
+    items: list[RehearsalOut]
+
+
+@router.get("")
+def list_rehearsals(
+    caller: Read,
+    database: Db,
+    cursor: UUID | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> RehearsalPage:
+    """The project's rehearsals, newest first."""
+    with database.reading() as tx:
+        found = rehearsals.listing(tx, caller.project_id, before=cursor, limit=limit)
+    items = [RehearsalOut.model_validate(vars(one) | {"findings": None}) for one in found]
+    return RehearsalPage(items=items, next_cursor=next_cursor(found, limit))
+
+
+@router.post("", status_code=202)
+def ask_for_rehearsal(body: RehearsalIn, caller: Operate, database: Db, now: Now) -> RehearsalOut:
+    """Have a policy tried on the newest runs that have ended; a worker does it in the background."""
+    document = body.policy
+    if isinstance(document, str):
+        with database.reading() as tx:
+            document = rehearsing.resolve(tx, caller.project_id, document)
+    actor = f"key {caller.key.name}"
+    return _out(rehearsing.ask(database, caller.project_id, document, body.runs, actor, now))
+
+
+@router.get("/{rehearsal_id}")
+def get_rehearsal(rehearsal_id: UUID, caller: Read, database: Db) -> RehearsalOut:
+    """How far it got, and what it has found so far."""
+    with database.reading() as tx:
+        found = rehearsals.find(tx, caller.project_id, rehearsal_id)
+    if found is None:
+        raise NotFound(f"there is no rehearsal {rehearsal_id} in this project")
+    return _out(found)
+
+
+def _out(rehearsal: Rehearsal) -> RehearsalOut:
+    told = {
+        "summary": vars(rehearsing.summary(rehearsal.findings)),
+        "findings": rehearsing.in_order(rehearsal.findings),
+    }
+    return RehearsalOut.model_validate(vars(rehearsal) | told)

@@ -1,0 +1,111 @@
+"""The pages of policies: what there is, what each says, and how two of them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from evalstop_detectors import POLICIES, policy_to_document
+from fastapi import APIRouter, Query, Response
+
+from evalstop_service.errors import NotFound
+from evalstop_service.pages import differences
+from evalstop_service.pages.answers import PageRoute, page
+from evalstop_service.pages.visitor import SignedIn, SiteOf
+from evalstop_service.rehearsing import MOST_RUNS
+from evalstop_service.store import policies, rehearsals
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.projects import Project
+
+router = APIRouter(prefix="/policies", route_class=PageRoute)
+
+MOST_REHEARSALS = 10
+
+SETTINGS = {
+    "at_least": "stops when the weights of those that call for it reach",
+    "suspect_at_least": "suspects when they reach",
+    "gate": "no stop without",
+    "gold_required": "needs evidence from gold",
+    "min_evals": "no stop before so many evals",
+    "warmup_steps": "no stop before step",
+    "stops_despite": "stops despite",
+}
+"""What a policy says beside its members, in words."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a policy; `created_at` is None for a shipped one that no run uses yet."""
+
+    name: str
+    version: int
+    document: dict[str, Any]
+    created_at: datetime | None
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+@router.get("")
+def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
+    """Each policy by its newest version, and the rehearsals of late."""
+    with site.database.reading() as tx:
+        versions = _versions(tx, visitor.project)
+        recent = rehearsals.listing(tx, visitor.project.id, limit=MOST_REHEARSALS)
+    newest: dict[str, Version] = {}
+    for version in versions:
+        newest.setdefault(version.name, version)
+    return page(
+        "policies.html",
+        visitor=visitor,
+        newest=list(newest.values()),
+        counts={name: sum(version.name == name for version in versions) for name in newest},
+        recent=recent,
+    )
+
+
+@router.get("/{name}")
+def show_policy(
+    name: str,
+    site: SiteOf,
+    visitor: SignedIn,
+    version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    against: Annotated[str, Query(max_length=100)] = "",
+) -> Response:
+    """One version of a policy, beside another one if it is to be compared."""
+    with site.database.reading() as tx:
+        versions = _versions(tx, visitor.project)
+    own = [one for one in versions if one.name == name]
+    shown = next((one for one in own if version in (None, one.version)), None)
+    if shown is None:
+        raise NotFound
+    other = next((one for one in versions if one.reference == against), None)
+    return page(
+        "policy.html",
+        visitor=visitor,
+        shown=shown,
+        versions=own,
+        links={one.version: f"/policies/{name}?{urlencode({'version': one.version})}" for one in own},
+        choices=[one.reference for one in versions if one is not shown],
+        members=differences.named_members(shown.document),
+        settings=SETTINGS,
+        text=differences.pretty(shown.document),
+        other=other,
+        changes=differences.fields(other.document, shown.document) if other else [],
+        lines=differences.lines(other.document, shown.document) if other else [],
+        most_runs=MOST_RUNS,
+    )
+
+
+def _versions(tx: Transaction, project: Project) -> Sequence[Version]:
+    """All versions by name, the newest first; the shipped policies among them."""
+    stored = [Version(one.name, one.version, one.document, one.created_at) for one in policies.listing(tx, project.id)]
+    names = {one.name for one in stored}
+    shipped = [
+        Version(name, 1, policy_to_document(policy), None) for name, policy in POLICIES.items() if name not in names
+    ]
+    return sorted([*stored, *shipped], key=lambda one: (one.name, -one.version))

@@ -1,0 +1,79 @@
+"""The pages of rehearsals: a policy is asked to show what it would have done, and one looks on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Form, Header, Request, Response
+from fastapi.responses import RedirectResponse
+
+from evalstop_service import rehearsing
+from evalstop_service.errors import NotFound
+from evalstop_service.pages import words
+from evalstop_service.pages.answers import PageRoute, page
+from evalstop_service.pages.visitor import Operating, SignedIn, SiteOf, known
+from evalstop_service.store import rehearsals
+
+router = APIRouter(prefix="/policies/rehearsals", route_class=PageRoute)
+
+MOST_SHOWN = 200
+
+
+@router.post("")
+def ask(
+    site: SiteOf,
+    visitor: Operating,
+    policy: Annotated[str, Form(max_length=100)],
+    runs: Annotated[int, Form(ge=1, le=rehearsing.MOST_RUNS)] = rehearsing.MOST_RUNS,
+) -> Response:
+    """Have a policy tried on the newest runs that have ended."""
+    with site.database.reading() as tx:
+        document = rehearsing.resolve(tx, visitor.project.id, policy)
+    asked = rehearsing.ask(site.database, visitor.project.id, document, runs, visitor.actor, site.clock())
+    return RedirectResponse(f"/policies/rehearsals/{asked.id}", 303)
+
+
+@router.get("/{rehearsal_id}")
+def show_rehearsal(rehearsal_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+    """How far it got, what it found, and where that differs from what was decided."""
+    with site.database.reading() as tx:
+        revision = rehearsals.revision(tx, visitor.project.id, rehearsal_id)
+        found = rehearsals.find(tx, visitor.project.id, rehearsal_id)
+    if found is None:
+        raise NotFound
+    ordered = rehearsing.in_order(found.findings)
+    return page(
+        "rehearsal.html",
+        visitor=visitor,
+        rehearsal=found,
+        revision=revision,
+        figures=rehearsing.summary(found.findings),
+        differing=sum(map(rehearsing.differs, ordered)),
+        findings=ordered[:MOST_SHOWN],
+        left_out=max(0, len(ordered) - MOST_SHOWN),
+        states=words.STATES,
+    )
+
+
+@router.get("/{rehearsal_id}/events")
+def follow_rehearsal(
+    rehearsal_id: UUID,
+    request: Request,
+    site: SiteOf,
+    visitor: SignedIn,
+    since: str = "",
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Tell whenever it has got on."""
+    with site.database.reading() as tx:
+        if rehearsals.revision(tx, visitor.project.id, rehearsal_id) is None:
+            raise NotFound
+
+    def poll() -> str | None:
+        with site.database.reading() as tx:
+            if known(tx, site, request) is None:
+                return None
+            return rehearsals.revision(tx, visitor.project.id, rehearsal_id)
+
+    return site.streams.answer(last_event_id or since, poll)

@@ -1,0 +1,156 @@
+"""Rehearsals: policies tried on runs of the past, what each has found so far, and whose hands it is in.
+
+waiting ──> running ──> done       a worker holds it by a lease, which each step that is kept makes longer; whoever
+                 └────> failed     takes it over after the lease goes on behind the last run that was kept
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.runs import Run
+from evalstop_service.store.tables import attempts, cases, decisions, policies, rehearsals, runs
+
+WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A row: `done` of `total` runs were replayed; `findings` has an entry for each of them, the newest run first."""
+
+    id: UUID
+    project_id: UUID
+    document: dict[str, Any]
+    most_runs: int
+    state: str
+    total: int
+    done: int
+    findings: list[dict[str, Any]]
+    actor: str
+    lease_until: datetime | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run that has ended, with the decision on its last attempt and what turned out to be true of it."""
+
+    run: Run
+    began_at_step: int
+    decision_id: UUID | None
+    decided_step: int | None
+    state: str | None
+    truth: str | None
+    turn_step: int | None
+    gpu_hours: float | None
+
+
+def add(tx: Transaction, rehearsal: Rehearsal) -> None:
+    """Store a new one."""
+    tx.execute(rehearsals.insert().values(**vars(rehearsal)))
+
+
+def find(tx: Transaction, project_id: UUID, rehearsal_id: UUID) -> Rehearsal | None:
+    """The project's rehearsal with this id."""
+    query = sa.select(rehearsals).where(rehearsals.c.project_id == project_id, rehearsals.c.id == rehearsal_id)
+    row = tx.execute(query).mappings().one_or_none()
+    return Rehearsal(**row) if row else None
+
+
+def revision(tx: Transaction, project_id: UUID, rehearsal_id: UUID) -> str | None:
+    """Differs whenever the rehearsal has got on; None when there is none."""
+    query = sa.select(rehearsals.c.state, rehearsals.c.done, rehearsals.c.total)
+    row = tx.execute(query.where(rehearsals.c.project_id == project_id, rehearsals.c.id == rehearsal_id)).one_or_none()
+    return "-".join(map(str, row)) if row else None
+
+
+def listing(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int = 20) -> list[Rehearsal]:
+    """A project's rehearsals, newest first, without their findings."""
+    columns = [column for column in rehearsals.c if column.name != "findings"]
+    query = sa.select(*columns).where(rehearsals.c.project_id == project_id)
+    if before is not None:
+        query = query.where(rehearsals.c.id < before)
+    rows = tx.execute(query.order_by(rehearsals.c.id.desc()).limit(limit)).mappings()
+    return [Rehearsal(**row, findings=[]) for row in rows]
+
+
+def count_unfinished(tx: Transaction, project_id: UUID) -> int:
+    """How many of a project wait or are under way."""
+    query = sa.select(sa.func.count()).where(rehearsals.c.project_id == project_id, _UNFINISHED)
+    return tx.execute(query).scalar_one()
+
+
+def claim(tx: Transaction, now: datetime, lease_until: datetime) -> Rehearsal | None:
+    """The oldest that nobody holds, held until `lease_until`; None when there is none."""
+    free = rehearsals.c.lease_until.is_(None) | (rehearsals.c.lease_until <= now)
+    query = sa.select(rehearsals).where(_UNFINISHED, free).order_by(rehearsals.c.id).limit(1)
+    row = tx.execute(query.with_for_update(skip_locked=True)).mappings().one_or_none()
+    if row is None:
+        return None
+    taken = dict(row) | {"state": RUNNING, "lease_until": lease_until}
+    tx.execute(rehearsals.update().where(rehearsals.c.id == row["id"]).values(state=RUNNING, lease_until=lease_until))
+    return Rehearsal(**taken)
+
+
+def keep(tx: Transaction, held: Rehearsal, changed: Rehearsal) -> bool:
+    """Store how far it got; False when the lease by which it was held has gone to another, and nothing is stored."""
+    query = rehearsals.update().where(
+        rehearsals.c.id == held.id, rehearsals.c.state == RUNNING, rehearsals.c.lease_until == held.lease_until
+    )
+    return tx.execute(query.values(**vars(changed))).rowcount == 1
+
+
+def count_past(tx: Transaction, project_id: UUID, before: UUID, most: int) -> int:
+    """How many runs there are to replay, up to `most`."""
+    query = _ended(sa.select(runs.c.id), project_id, before).limit(most)
+    return tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
+
+
+def past(tx: Transaction, project_id: UUID, before: UUID, limit: int) -> list[Past]:
+    """Runs that have ended and were not pruned, made before the id `before`, newest first."""
+    own = [column for column in runs.c if column.name != "monitor_state"]
+    page = _ended(sa.select(*own), project_id, before).order_by(runs.c.id.desc()).limit(limit).subquery()
+    query = (
+        sa.select(
+            page,
+            policies.c.name.label("policy_name"),
+            policies.c.version.label("policy_version"),
+            sa.func.coalesce(attempts.c.resumed_from_step, 0),
+            decisions.c.id,
+            decisions.c.step,
+            decisions.c.state,
+            cases.c.truth,
+            cases.c.turn_step,
+            cases.c.gpu_hours,
+        )
+        .join(policies, policies.c.id == page.c.policy_id)
+        .join(attempts, (attempts.c.run_id == page.c.id) & (attempts.c.attempt == page.c.attempt))
+        .outerjoin(decisions, (decisions.c.run_id == page.c.id) & (decisions.c.attempt == page.c.attempt))
+        .outerjoin(cases, (cases.c.run_id == page.c.id) & (cases.c.attempt == page.c.attempt))
+        .order_by(page.c.id.desc())
+    )
+    names = [*(column.name for column in own), "policy_name", "policy_version"]
+    found = []
+    for row in tx.execute(query):
+        values = tuple(row)
+        found.append(Past(Run(**dict(zip(names, values, strict=False))), *values[len(names) :]))
+    return found
+
+
+def _ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[Any]:
+    return query.where(
+        runs.c.project_id == project_id,
+        runs.c.id < before,
+        runs.c.ended_at.is_not(None),
+        runs.c.pruned_at.is_(None),
+    )
+
+
+_UNFINISHED = rehearsals.c.state.in_((WAITING, RUNNING))

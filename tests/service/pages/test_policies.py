@@ -1,0 +1,87 @@
+"""The pages of policies and of their rehearsals."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import httpx
+from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
+from evalstop_service import rehearsing, responses
+from evalstop_service.clock import utc_now
+from evalstop_service.pages import differences
+from evalstop_service.store import policies
+from evalstop_service.store.database import Database
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.service.pages.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
+from tests.service.pages.serving import EMBEDDED, token_of
+
+HACKING = recorded("np-0044")
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return policy_to_document(policy_from_document(LEVEL)) | changes
+
+
+@given(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(POLICIES)))
+def test_what_differs(one: str, other: str) -> None:
+    """A policy does not differ from itself; what is before and after changes places with the documents."""
+    before, after = policy_to_document(POLICIES[one]), policy_to_document(POLICIES[other])
+    assert differences.fields(before, before) == []
+    assert differences.lines(before, before) == []
+    there = {(change.field, change.before, change.after) for change in differences.fields(before, after)}
+    back = {(change.field, change.after, change.before) for change in differences.fields(after, before)}
+    assert there == back
+    assert bool(there) == (one != other)
+
+
+def test_a_member_is_known_by_its_id() -> None:
+    """A detector put before the others is one new member, not a change of all."""
+    before = document()
+    after = document(members=[{"detector": "floor", "params": {}, "weight": 1.0}, *before["members"]])
+    changed = {change.field.split(" · ")[0] for change in differences.fields(before, after)}
+    assert changed == {"floor"}
+
+
+@EMBEDDED
+def test_policies_are_shown(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """The project's and the shipped ones, each version, and in what two of them differ; others' do not exist."""
+    with database.transaction() as tx:
+        policies.add(tx, tenant.project, "level", document(min_evals=12, description="<b>slow</b>"), now)
+    listed = visitor.get("/policies").text
+    assert all(f'href="/policies/{name}"' in listed for name in ("level", "cautious", "paper"))
+    assert "&lt;b&gt;slow" in listed
+    shown = visitor.get("/policies/level?against=level@1").text
+    assert "min_evals" in shown
+    assert "description" in shown
+    assert "They say the same." not in shown
+    assert visitor.get("/policies/level?version=1").status_code == 200
+    for path in ("/policies/level?version=9", "/policies/gone", f"/policies/rehearsals/{uuid4()}"):
+        assert visitor.get(path).status_code == 404
+
+
+@EMBEDDED
+def test_a_rehearsal_is_asked_for_and_shown(
+    visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
+) -> None:
+    """By a form with its token; its page shows what it waits for, and in the end each run with what was decided."""
+    run = open_run(database, tenant, now, "hacking")
+    report(database, tenant, run.id, HACKING, now)
+    responses.finish(database, tenant.project.id, run.id, "completed", now)
+    wanted = {"policy": "paper@1", "runs": "50"}
+    assert visitor.post("/policies/rehearsals", data=wanted).status_code == 403
+    answer = visitor.post("/policies/rehearsals", data=wanted | {"csrf": token_of(visitor)})
+    assert answer.status_code == 303
+    path = answer.headers["location"]
+    assert "waits for a worker" in visitor.get(path).text
+    assert rehearsing.work(database, utc_now)
+    done = visitor.get(path).text
+    assert "1 runs replayed" in done
+    assert f'href="/runs/{run.id}"' in done
+    assert "step 280" in done.replace("\u202f", "")
+    other = add_tenant(database, now, "others")
+    asked = rehearsing.ask(database, other.project.id, document(), 5, "eve", utc_now())
+    assert visitor.get(f"/policies/rehearsals/{asked.id}").status_code == 404

@@ -1,0 +1,139 @@
+"""A policy is tried on the runs of the past."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from evalstop_detectors import POLICIES, InvalidPolicy, policy_to_document
+from evalstop_service import rehearsing, responses
+from evalstop_service.clock import utc_now
+from evalstop_service.errors import Conflict, Invalid
+from evalstop_service.ingest import Points
+from evalstop_service.store import rehearsals
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from evalstop_service.store.rehearsals import Rehearsal
+
+from tests.service.pages.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
+from tests.service.scenes import take
+
+HACKING = recorded("np-0044")
+HEALTHY = recorded("np-0082")
+
+EAGER: dict[str, Any] = {"name": "eager", "members": [{"detector": "k_below_best", "params": {"k": 2}}]}
+NEVER: dict[str, Any] = {"name": "never", "members": [{"detector": "k_below_best", "params": {"k": 900}}]}
+
+
+@pytest.fixture
+def now() -> datetime:
+    return utc_now()
+
+
+@pytest.fixture
+def tenant(database: Database, now: datetime) -> Tenant:
+    return add_tenant(database, now)
+
+
+def ended(database: Database, tenant: Tenant, now: datetime, name: str, evals: tuple[Any, ...]) -> UUID:
+    run = open_run(database, tenant, now, name, labels={"gpus": "2"})
+    report(database, tenant, run.id, evals, now)
+    responses.finish(database, tenant.project.id, run.id, "completed", now + timedelta(hours=10))
+    return run.id
+
+
+def asked(database: Database, tenant: Tenant, document: dict[str, Any], runs: int = 500) -> Rehearsal:
+    return rehearsing.ask(database, tenant.project.id, document, runs, "dana", utc_now())
+
+
+def result(database: Database, asked_for: Rehearsal) -> Rehearsal:
+    with database.reading() as tx:
+        found = rehearsals.find(tx, asked_for.project_id, asked_for.id)
+    assert found is not None
+    return found
+
+
+def test_what_a_policy_would_have_done(database: Database, tenant: Tenant, now: datetime) -> None:
+    """The policy under which the runs went on comes to the same stops; others to theirs, held against what was true."""
+    hacking = ended(database, tenant, now, "hacking", HACKING)
+    ended(database, tenant, now, "healthy", HEALTHY)
+    open_run(database, tenant, now, "still running")
+    same, eager, never = (asked(database, tenant, document) for document in (LEVEL, EAGER, NEVER))
+    while rehearsing.work(database, utc_now):
+        pass
+    found = {finding["run_name"]: finding for finding in result(database, same).findings}
+    assert set(found) == {"hacking", "healthy"}
+    assert found["hacking"]["step"] == found["hacking"]["decided_step"] == 280
+    assert found["hacking"]["outcome"] == "right"
+    assert 0 < found["hacking"]["hours_after"] < 20
+    assert not any(rehearsing.differs(finding) for finding in found.values())
+    figures = rehearsing.summary(result(database, eager).findings)
+    assert (figures.runs, figures.stops, figures.wrong) == (2, 2, 2)  # of the one that turned too early
+    lax = result(database, never)
+    assert rehearsing.summary(lax.findings).missed == 1
+    assert rehearsing.in_order(lax.findings)[0]["run_id"] == str(hacking)
+    assert (lax.state, lax.done, lax.total) == ("done", 2, 2)
+
+
+def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenant, now: datetime) -> None:
+    """A process killed in the middle costs the runs of one step; another takes over after the lease, none twice."""
+    ids = []
+    for number in range(3 * rehearsing.RUNS_AT_A_TIME):
+        run = open_run(database, tenant, now, f"run-{number}")
+        points = tuple(Point("reward/gold", step, float(step % 7), 0.1) for step in range(1500))
+        take(database, tenant.project.id, run.id, Points(points), now)
+        responses.finish(database, tenant.project.id, run.id, "completed", now)
+        ids.append(str(run.id))
+    wanted = asked(database, tenant, policy_to_document(POLICIES["cautious"]))
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, database.url.render_as_string(hide_password=False)])
+    try:
+        deadline = time.monotonic() + 120
+        while result(database, wanted).done == 0:
+            assert worker.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    left = result(database, wanted)
+    assert left.state == "running"
+    assert 0 < left.done < len(ids)
+    assert not rehearsing.work(database, utc_now), "the lease of whoever was killed still runs"
+    with database.transaction() as tx:  # time passes
+        assert rehearsals.keep(tx, left, replace(left, lease_until=now))
+    assert rehearsing.work(database, utc_now)
+    found = result(database, wanted)
+    assert found.state == "done"
+    assert [finding["run_id"] for finding in found.findings] == ids[::-1]
+
+
+def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datetime) -> None:
+    """No policy, too many runs, more rehearsals than may wait: each is refused with what may be."""
+    with pytest.raises(InvalidPolicy):
+        asked(database, tenant, {"name": "x", "members": []})
+    with pytest.raises(Invalid, match="1 to 500"):
+        asked(database, tenant, LEVEL, runs=501)
+    with database.reading() as tx, pytest.raises(Invalid, match="cautious"):
+        rehearsing.resolve(tx, tenant.project.id, "gone")
+    for _ in range(rehearsing.MOST_UNFINISHED):
+        asked(database, tenant, LEVEL)
+    with pytest.raises(Conflict, match="not done yet"):
+        asked(database, tenant, LEVEL)
+
+
+WORKER = """
+import sys
+from evalstop_service import rehearsing
+from evalstop_service.clock import utc_now
+from evalstop_service.store.database import Database
+database = Database(sys.argv[1])
+while True:
+    rehearsing.work(database, utc_now)
+"""
