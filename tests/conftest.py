@@ -20,6 +20,7 @@ from evalstop_service.store.database import Database
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
 from evalstop_lab.postgres_server import NoPostgres, connected, postgres
 
+os.environ["EVALSTOP_HELD_OUT_SHARE"] = "0"  # what is to be stopped is stopped, unless a test is about chance
 os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # where the receivers of the tests listen
 
 # A script that runs the tests in the background has them ignore Ctrl-C, and all programs that they start with them.

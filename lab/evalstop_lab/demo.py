@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=args.json, highlight=False)
     folder = (args.folder or _new_folder()).resolve()
     with running_service(folder / "service") as service, _client(service) as api:
-        api.patch("/project", json={"default_mode": "enforce"}).raise_for_status()
+        api.patch("/project", json={"default_mode": "enforce", "held_out_share": 0}).raise_for_status()
+        console.print("Every stop is carried out here; elsewhere a tenth is held out, to learn whether it was right.")
         console.print(f"EvalStop is up; watch the run in a browser: {service.sign_in}", soft_wrap=True)
         with _training(args, service, folder) as job:
             _subscribe(api, folder, job)

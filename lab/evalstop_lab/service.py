@@ -14,7 +14,10 @@ from pathlib import Path
 from evalstop_lab.errors import ServiceUnavailable
 
 STOP_SECONDS = 15
-LOOPBACK = {"EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8,::1/128"}
+HERE = {
+    "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8,::1/128",
+    "EVALSTOP_HELD_OUT_SHARE": "0",  # what is shown or measured is a stop, and each is carried out
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Service:
 def running_service(folder: Path, environment: Mapping[str, str] | None = None) -> Iterator[Service]:
     """`evalstop up` on an embedded database in `folder`, stopped at the end of the block; its log is in service.log.
 
-    Its webhooks may go to this machine, where the receivers of a demo and of a benchmark are.
+    Its webhooks may go to this machine, where the receivers of a demo and of a benchmark are; its first project holds
+    no stop out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log_path = folder / "service.log"
@@ -45,7 +49,7 @@ def running_service(folder: Path, environment: Mapping[str, str] | None = None) 
         "--data-folder",
         str(folder),
     ]
-    environment = {**os.environ, **LOOPBACK, **(environment or {})}
+    environment = {**os.environ, **HERE, **(environment or {})}
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     try:

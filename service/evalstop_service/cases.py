@@ -24,7 +24,7 @@ import msgspec
 from evalstop_detectors import Evidence, InvalidPolicy, Kind, policy_from_document
 from evalstop_detectors.risk import stated
 
-from evalstop_service import hindsight, truth, watching
+from evalstop_service import hindsight, lifecycle, truth, watching
 from evalstop_service.lifecycle import SERVICE, STOPPING, State
 from evalstop_service.store import cases, decisions, observations, outcomes, policies, runs
 from evalstop_service.store.cases import Case
@@ -223,7 +223,7 @@ def gpus_of(labels: Mapping[str, str]) -> float | None:
 
 def treatment_of(state: State) -> str:
     """What became of a stop that stands so when its run has ended."""
-    if state is State.SHADOW:
+    if state in lifecycle.LET_RUN:
         return LET_RUN
     return STOPPED if state in STOPPING else PREVENTED
 

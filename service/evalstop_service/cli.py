@@ -66,7 +66,7 @@ def up(settings: Settings, options: argparse.Namespace) -> int:
     database = app.create_database(settings)
     schema.upgrade(database)
     _tell_of_secrets(settings)
-    first = installation.first_key(database, utc_now())
+    first = installation.first_key(database, utc_now(), settings.held_out_share)
     secret = _session_secret(settings)
 
     def ready(address: str) -> None:
@@ -135,7 +135,15 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
     database = app.create_database(settings)
     _require_schema(database)
     project = installation.add_project(
-        database, options.name, options.mode, options.grace_seconds, utc_now(), options.policy
+        database,
+        options.name,
+        options.mode,
+        options.grace_seconds,
+        utc_now(),
+        options.policy,
+        held_out_share=settings.held_out_share,
+        price_per_gpu_hour=options.price_per_gpu_hour,
+        currency=options.currency,
     )
     _print(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
     return OK
@@ -379,6 +387,11 @@ def _add_project(commands: Any, add: Callable[..., argparse.ArgumentParser]) -> 
     create.add_argument(
         "--grace-seconds", type=float, default=0.0, help="within which a stop can be vetoed (default 0)"
     )
+    create.add_argument(
+        "--held-out-share", type=float, metavar="SHARE", help="of its stops, let run to learn the truth (default 0.1)"
+    )
+    create.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help="what an hour of a GPU costs")
+    create.add_argument("--currency", default="USD", help="of that price (default USD)")
 
 
 def _add_key(commands: Any, add: Callable[..., argparse.ArgumentParser]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import secrets
 from datetime import datetime
 
 from evalstop_service import opening
@@ -15,13 +17,23 @@ from evalstop_service.store.projects import Project
 FIRST_PROJECT = "default"
 
 
-def first_key(database: Database, now: datetime) -> str | None:
+def first_key(database: Database, now: datetime, held_out_share: float = 0.0) -> str | None:
     """The secret of a key that may do everything in a first project, if there was no key yet; else None."""
     with database.transaction() as tx:
         if keys.any_exists(tx):
             return None
         project = projects.find_by_name(tx, FIRST_PROJECT) or _make(
-            tx, Project(new_id(), FIRST_PROJECT, opening.DEFAULT_POLICY, "shadow", 0.0, now)
+            tx,
+            Project(
+                id=new_id(),
+                name=FIRST_PROJECT,
+                default_policy=opening.DEFAULT_POLICY,
+                default_mode="shadow",
+                grace_seconds=0.0,
+                created_at=now,
+                seed=new_seed(),
+                held_out_share=held_out_share,
+            ),
         )
         return keys.add(tx, project_id=project.id, name="first", scopes=SCOPES, now=now)[1]
 
@@ -42,13 +54,37 @@ def add_project(
     grace_seconds: float,
     now: datetime,
     policy: str = opening.DEFAULT_POLICY,
+    *,
+    held_out_share: float = 0.0,
+    price_per_gpu_hour: float | None = None,
+    currency: str = "USD",
 ) -> Project:
     """Make a project; raises Conflict if there is one of that name, Invalid if there is no such policy."""
     _check_name("project", name)
+    if not 0 <= held_out_share <= 1:
+        raise Invalid(f"held_out_share is {held_out_share}; it is a share of the stops, 0 to 1")
+    if price_per_gpu_hour is not None and not 0 <= price_per_gpu_hour <= 1e6:
+        raise Invalid(f"price_per_gpu_hour is {price_per_gpu_hour}; it may be 0 to 1000000")
+    if not re.fullmatch("[A-Z]{3}", currency):
+        raise Invalid(f"currency is {currency!r}; it has three capital letters, as in USD")
     if not 0 <= grace_seconds <= 30 * 86400:
         raise Invalid(f"grace_seconds is {grace_seconds}; it may be 0 to {30 * 86400}")
     with database.transaction() as tx:
-        return _make(tx, Project(new_id(), name, policy, mode, grace_seconds, now))
+        return _make(
+            tx,
+            Project(
+                id=new_id(),
+                name=name,
+                default_policy=policy,
+                default_mode=mode,
+                grace_seconds=grace_seconds,
+                created_at=now,
+                seed=new_seed(),
+                held_out_share=held_out_share,
+                price_per_gpu_hour=price_per_gpu_hour,
+                currency=currency,
+            ),
+        )
 
 
 def add_key(
@@ -72,6 +108,11 @@ def project_named(database: Database, name: str) -> Project:
     if project is None:
         raise NotFound(f"there is no project {name!r}; `evalstop project create` makes one")
     return project
+
+
+def new_seed() -> str:
+    """The seed of all that is left to chance in a new project."""
+    return secrets.token_hex(16)
 
 
 def _check_name(noun: str, name: str) -> None:

@@ -8,6 +8,7 @@ withheld <──> pending ──> requested ──> acknowledged      acknowledg
 requested, acknowledged, escalated, failed ──> confirmed  the scheduler says that the job is gone
 whatever was handed out ─────────────────────> undone     a person takes it back
 shadow                                                    recorded, nobody is told
+held_out                                                  by chance not carried out, to learn whether it is right
 
 The time that passes is an event like any other: `Passed`. What comes after the grace period finds a pending decision
 requested, whether or not anybody has noticed before.
@@ -42,6 +43,7 @@ class State(StrEnum):
     """Where a decision stands."""
 
     SHADOW = "shadow"
+    HELD_OUT = "held_out"
     WITHHELD = "withheld"
     PENDING = "pending"
     REQUESTED = "requested"
@@ -63,6 +65,7 @@ class Mode(StrEnum):
 
 FOLLOWS: dict[State, frozenset[State]] = {
     State.SHADOW: frozenset(),
+    State.HELD_OUT: frozenset(),
     State.WITHHELD: frozenset({State.PENDING, State.REQUESTED, State.VETOED, State.MOOT}),
     State.PENDING: frozenset({State.WITHHELD, State.REQUESTED, State.VETOED, State.MOOT}),
     State.REQUESTED: frozenset(
@@ -77,6 +80,9 @@ FOLLOWS: dict[State, frozenset[State]] = {
     State.UNDONE: frozenset(),
 }
 """Which state may follow which."""
+
+LET_RUN = frozenset({State.SHADOW, State.HELD_OUT})
+"""The states in which nobody is told, so that the run goes on and shows whether its stop is right."""
 
 AWAITING = frozenset({State.REQUESTED, State.ACKNOWLEDGED, State.ESCALATED})
 """The states in which somebody's word is waited for, until a deadline."""
@@ -121,13 +127,14 @@ class Life:
 
 @dataclass(frozen=True)
 class Decided:
-    """The policy wants a stop."""
+    """The policy wants a stop. `held_out`: the numbers of the chance that keeps it from being carried out, or None."""
 
     at: datetime
     actor: str
     reason: str
     mode: Mode
     brakes: tuple[Brake, ...]
+    held_out: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -261,6 +268,8 @@ def begin(event: Decided, terms: Terms) -> Outcome:
     due_at = event.at + timedelta(seconds=terms.grace_seconds)
     if event.mode is Mode.SHADOW:
         return Life(State.SHADOW, due_at), [Record(State.SHADOW, event.actor, event.reason)]
+    if event.held_out is not None:
+        return Life(State.HELD_OUT, due_at), [Record(State.HELD_OUT, event.actor, event.reason, event.held_out)]
     if event.brakes:
         return _withhold(Life(State.WITHHELD, due_at), event.at, event.brakes, event.actor, event.reason)
     return _let_go(Life(State.PENDING, due_at), event.at, event.actor, event.reason, terms)

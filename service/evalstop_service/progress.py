@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from evalstop_service import brakes, cases, events, lifecycle
+from evalstop_service import brakes, cases, chance, events, lifecycle
 from evalstop_service.errors import Conflict
 from evalstop_service.lifecycle import Brake, Decided, Event, Held, Instruction, Life, Mode, State, Terms, Weighed
 from evalstop_service.store import decisions, outbox, projects, runs
@@ -23,19 +24,22 @@ from evalstop_service.store.runs import Run
 
 
 def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
-    """Put the run's verdict on record as a decision, and have it carried out as its mode and the brakes allow."""
-    enforced = run.mode == Mode.ENFORCE
-    project = projects.lock(tx, run.project_id) if enforced else projects.get(tx, run.project_id)
+    """Put the run's verdict on record as a decision, and have it carried out as mode, chance and brakes allow."""
+    decision_id, project = new_id(), projects.get(tx, run.project_id)
+    enforced_share = 1.0 if run.mode == Mode.ENFORCE else 0.0
+    enforced = chance.drawn(project.seed, decision_id, chance.CARRIED_OUT) < enforced_share
+    held_out = _held_out(project, decision_id) if enforced else None
     event = Decided(
         now,
         actor=f"policy {run.policy_name} version {run.policy_version}",
         reason=str(run.verdict["reason"]),
-        mode=Mode(run.mode),
-        brakes=brakes.holding(tx, project, run, now) if enforced else (),
+        mode=Mode.ENFORCE if enforced else Mode.SHADOW,
+        brakes=brakes.holding(tx, projects.lock(tx, project.id), run, now) if enforced and held_out is None else (),
+        held_out=held_out,
     )
     life, instructions = lifecycle.begin(event, _terms(project))
     decision = Decision(
-        id=new_id(),
+        id=decision_id,
         run_id=run.id,
         project_id=run.project_id,
         attempt=run.attempt,
@@ -51,6 +55,7 @@ def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
         policy_version=run.policy_version,
         deadline_at=life.deadline_at,
         escalations=life.escalations,
+        observed_probability=chance.observed_probability(enforced_share, project.held_out_share),
     )
     decisions.add(tx, decision)
     _carry_out(tx, project, run, decision, instructions, now)
@@ -112,6 +117,12 @@ def hold_all(database: Database, project_id: UUID, held_by: Sequence[Brake], now
             run = runs.lock(tx, project_id, run_id)
             count += run is not None and hold(tx, run, held_by, now) is not None
     return count
+
+
+def _held_out(project: Project, decision_id: UUID) -> dict[str, Any] | None:
+    """The numbers of the chance by which a stop is held out; None when it is not."""
+    number = chance.drawn(project.seed, decision_id, chance.HELD_OUT)
+    return {"held_out_share": project.held_out_share, "drawn": number} if number < project.held_out_share else None
 
 
 def _carry_out(

@@ -15,13 +15,14 @@ from uuid import UUID
 from msgspec import structs
 
 from evalstop_service import brakes, cases, hindsight, lifecycle, progress
-from evalstop_service.errors import NotFound
+from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
 from evalstop_service.store import audit, decisions, outbox, outcomes, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
+from evalstop_service.truth import Said
 
 
 @dataclass(frozen=True)
@@ -118,22 +119,59 @@ def judge(
     now: datetime,
     proved: str | None = None,
 ) -> Decision:
-    """Record what turned out to be true of a decision; changing one's mind is a new row."""
+    """Record what turned out to be true of a decision; changing one's mind is a new row. Raises Invalid for what
+    contradicts itself."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        outcomes.add(
-            tx,
-            decision.run_id,
-            decision.attempt,
-            outcome=outcome,
-            turn_step=turn_step,
-            actor=actor,
-            note=note,
-            now=now,
-        )
-        cases.recount(tx, run, decision.attempt)
-        said = {"outcome": outcome, "turn_step": turn_step, "note": note}
+        said = _say(tx, run, decision.attempt, decision, (outcome, turn_step, note), actor, now)
         _record(tx, run, decision, "decision.judged", (actor, proved), said, now)
         return decision
+
+
+def judge_run(
+    database: Database,
+    project_id: UUID,
+    run_id: UUID,
+    *,
+    outcome: str,
+    turn_step: int | None,
+    actor: str,
+    note: str,
+    now: datetime,
+    proved: str | None = None,
+) -> Run:
+    """Record whether it was right to let a run go on, or to stop it if that was decided of its present attempt."""
+    with database.transaction() as tx:
+        run = runs.lock(tx, project_id, run_id)
+        if run is None:
+            raise NotFound(f"there is no run {run_id} in this project")
+        decision = decisions.of_attempt(tx, run.id, run.attempt)
+        said = _say(tx, run, run.attempt, decision, (outcome, turn_step, note), actor, now)
+        said |= {} if proved in (None, actor) else {"said_by": actor}
+        audit.record(tx, project_id, proved or actor, "run.judged", f"run {run.name}", said, now)
+        return run
+
+
+def _say(
+    tx: Transaction,
+    run: Run,
+    attempt: int,
+    decision: Decision | None,
+    word: tuple[str, int | None, str],
+    actor: str,
+    now: datetime,
+) -> dict[str, Any]:
+    outcome, turn_step, note = word
+    if outcome == Said.RIGHT and turn_step is not None:
+        if decision is None:
+            raise Invalid("to let a run go on was right if it did not turn: leave out turn_step, or say wrong")
+        if turn_step > decision.step:
+            raise Invalid(
+                f"a stop is right at the turn or after it, and this one was decided at step {decision.step}, "
+                f"before {turn_step}: say wrong, or another turn_step"
+            )
+    outcomes.add(tx, run.id, attempt, outcome=outcome, turn_step=turn_step, actor=actor, note=note, now=now)
+    cases.recount(tx, run, attempt)
+    return {"outcome": outcome, "turn_step": turn_step, "note": note}
 
 
 def finish(database: Database, project_id: UUID, run_id: UUID, status: str, now: datetime) -> Run:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from evalstop_service import grants, targets, vault
+from evalstop_service import chance, grants, targets, vault
 
 
 def _database_url(url: str) -> str:
@@ -63,6 +63,11 @@ class Settings(BaseSettings):
         "FULL", description="NORMAL is faster and may lose the last second when the power fails"
     )
     database_connections: Annotated[int, Field(ge=2)] = Field(20, description="the most a process opens")
+
+    held_out_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        chance.HELD_OUT_SHARE,
+        description="of a project that the command line makes: of its stops, let run to learn",
+    )
 
     host: str = Field("127.0.0.1", description="the address to listen on")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8787, description="0 takes any free one")

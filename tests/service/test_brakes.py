@@ -84,7 +84,7 @@ def test_a_paused_project_holds_everything(scene: Scene) -> None:
 
 def test_stops_that_were_handed_out_within_the_hour_are_counted(scene: Scene) -> None:
     """What was only recorded, withheld, vetoed or overtaken stopped nobody."""
-    for state in ("shadow", "withheld", "vetoed", "moot"):
+    for state in ("shadow", "held_out", "withheld", "vetoed", "moot"):
         decide(scene, scene.open(), state)
     settle(scene, stops_per_hour=1, stops_share=None)
     run = scene.open()

@@ -11,6 +11,7 @@ from evalstop_service import lifecycle
 from evalstop_service.lifecycle import (
     AWAITING,
     FOLLOWS,
+    LET_RUN,
     PAUSED,
     RESUME_REQUESTED,
     STOP_ESCALATED,
@@ -50,27 +51,34 @@ PAUSE = Brake(PAUSED, "the project is paused")
 STALE = Brake("stale", "nothing was heard of the run for 12 minutes", {"seconds": 720})
 BRAKES = st.sampled_from([(), (PAUSE,), (STALE,), (PAUSE, STALE)])
 HELD_BY = st.sampled_from([(PAUSE,), (STALE,), (PAUSE, STALE)])
+HELD_OUT = st.sampled_from([None, None, {"held_out_share": 0.1, "drawn": 0.05}])
 SECONDS = st.sampled_from([0.0, 1.0, 59.0, 60.0, 300.0, 901.0, 86_400.0])
 REPORTS = st.sampled_from([State.ACKNOWLEDGED, State.CONFIRMED, State.FAILED])
 TERMS = Terms(grace_seconds=60.0, confirm_seconds=900.0)
 NO_GRACE = Terms(grace_seconds=0.0, confirm_seconds=900.0)
 
-OVER = frozenset({State.SHADOW, State.CONFIRMED, State.FAILED, State.VETOED, State.MOOT, State.UNDONE})
+OVER = LET_RUN | frozenset({State.CONFIRMED, State.FAILED, State.VETOED, State.MOOT, State.UNDONE})
 """Where time alone changes nothing any more."""
 
 
 class Lives(RuleBasedStateMachine):
     """One decision, the stop events that may still go out, and what went out."""
 
-    @initialize(mode=st.sampled_from(Mode), brakes=BRAKES, grace_seconds=st.sampled_from([0.0, 60.0]))
-    def begin(self, mode: Mode, brakes: tuple[Brake, ...], grace_seconds: float) -> None:
+    @initialize(
+        mode=st.sampled_from(Mode), brakes=BRAKES, grace_seconds=st.sampled_from([0.0, 60.0]), held_out=HELD_OUT
+    )
+    def begin(
+        self, mode: Mode, brakes: tuple[Brake, ...], grace_seconds: float, held_out: dict[str, Any] | None
+    ) -> None:
         self.now = NOW
         self.terms = Terms(grace_seconds, 900.0)
         self.history: list[Record] = []
         self.waiting: list[Announce] = []  # stops that wait for their time, or for a worker
         self.sent: list[str] = []
-        self.life, instructions = lifecycle.begin(Decided(NOW, "policy", "three declines", mode, brakes), self.terms)
+        decided = Decided(NOW, "policy", "three declines", mode, brakes, held_out)
+        self.life, instructions = lifecycle.begin(decided, self.terms)
         self.obey(instructions)
+        assert (self.life.state in LET_RUN) == (mode is Mode.SHADOW or held_out is not None)
 
     def befall(self, event: Event) -> list[Instruction]:
         before = self.life
@@ -180,8 +188,15 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_for_what_is_over(self) -> None:
-        if self.life.state in (State.SHADOW, State.WITHHELD, State.VETOED, State.MOOT, State.UNDONE):
+        if self.life.state in LET_RUN | {State.WITHHELD, State.VETOED, State.MOOT, State.UNDONE}:
             assert not self.waiting
+
+    @invariant()
+    def what_is_let_run_stays_so(self) -> None:
+        """Whatever befalls it, nobody is told of it: the run has to go on to its own end."""
+        if self.history[0].state in LET_RUN:
+            assert len(self.history) == 1
+            assert not self.sent
 
     @invariant()
     def each_end_is_told_once(self) -> None:
@@ -240,6 +255,7 @@ def test_who_acknowledges_gets_the_time_it_asks_for() -> None:
 REFUSED: dict[str, tuple[State, Event]] = {
     "a veto of what was handed out": (State.ACKNOWLEDGED, Vetoed(NOW, "dana", "")),
     "a veto of a shadow": (State.SHADOW, Vetoed(NOW, "dana", "")),
+    "an undo of what is held out": (State.HELD_OUT, Undone(NOW, "dana", "")),
     "a release of what was vetoed": (State.VETOED, Released(NOW, "dana", "", ())),
     "an undo of what was not handed out": (State.WITHHELD, Undone(NOW, "dana", "")),
     "a failure after the end": (State.CONFIRMED, Reported(NOW, State.FAILED, "receiver", "", {})),

@@ -45,7 +45,7 @@ def evalstop(folder: Path, key: str, environment: Mapping[str, str], port: int =
 def prepared(environment: Mapping[str, str]) -> str:
     """Bring the database that the environment names to head; gives a key that may do everything in its project."""
     _evalstop(["migrate"], environment)
-    _evalstop(["project", "create", "default"], environment)
+    _evalstop(["project", "create", "default", "--held-out-share", "0"], environment)
     made = _evalstop(["key", "create", "--name", "bench", "--scopes", "admin", "--json"], environment)
     key: str = json.loads(made)["key"]
     return key

@@ -11,12 +11,12 @@ from pydantic import Field, field_validator, model_validator
 from evalstop_service import responses
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Now, Operate, Read
-from evalstop_service.api.schemas import Body, Line, Name, Step, plain
-from evalstop_service.api.views import DecisionOut, DecisionPage, decision_out, next_cursor
+from evalstop_service.api.schemas import Body, Line, Name, OutcomeIn, plain
+from evalstop_service.api.views import DecisionOut, DecisionPage, OutcomesOut, decision_out, next_cursor, outcomes_out
 from evalstop_service.errors import NotFound
 from evalstop_service.lifecycle import State
 from evalstop_service.store import decisions
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
@@ -61,15 +61,6 @@ class ReportIn(Body):
     def storable(cls, details: dict[str, Any]) -> dict[str, Any]:
         _check(details, depth=8)
         return details
-
-
-class OutcomeIn(Body):
-    """What turned out to be true."""
-
-    outcome: Literal["right", "wrong", "unknown"]
-    turn_step: Step | None = None
-    actor: Name | None = Field(None, description="by default the name of the key")
-    note: Line = ""
 
 
 @router.get("")
@@ -129,6 +120,14 @@ def report(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now
     return _view(database, responses.report(database, caller.project_id, decision_id, said, now))
 
 
+@router.get("/{decision_id}/outcomes")
+def list_outcomes(decision_id: UUID, caller: Read, database: Db) -> OutcomesOut:
+    """All that was ever said of the attempt that the decision is about, by people and by later evals."""
+    with database.reading() as tx:
+        decision = _found(tx, caller.project_id, decision_id)
+        return outcomes_out(tx, decision.run_id, decision.attempt)
+
+
 @router.post("/{decision_id}/outcome")
 def judge(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Say whether the decision was right; changing one's mind adds a row."""
@@ -148,10 +147,14 @@ def judge(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now
 
 def _answer(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:
     with database.reading() as tx:
-        decision = decisions.find(tx, project_id, decision_id)
-        if decision is None:
-            raise NotFound(f"there is no decision {decision_id} in this project")
-        return decision_out(tx, decision)
+        return decision_out(tx, _found(tx, project_id, decision_id))
+
+
+def _found(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision:
+    decision = decisions.find(tx, project_id, decision_id)
+    if decision is None:
+        raise NotFound(f"there is no decision {decision_id} in this project")
+    return decision
 
 
 def _view(database: Database, decision: Decision) -> DecisionOut:

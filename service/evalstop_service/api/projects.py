@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service import administration, opening, pausing
+from evalstop_service import administration, chance, installation, opening, pausing
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Installation, Now, Operate, Read
 from evalstop_service.api.schemas import Answer, Body, Line, Mode, Name, ProjectOut, Whole
@@ -22,8 +22,11 @@ Grace = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
 Wait = Annotated[float, Field(ge=1, le=30 * 86400, allow_inf_nan=False)]
 PerHour = Annotated[Whole, Field(ge=1, le=1_000_000)]
 Share = Annotated[float, Field(gt=0, le=1)]
+ShareOrNone = Annotated[float, Field(ge=0, le=1)]
+Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", examples=["USD"])]
 
-NULLABLE = ("retention_days", "stops_per_hour", "stops_share")
+NULLABLE = ("retention_days", "stops_per_hour", "stops_share", "price_per_gpu_hour")
 """Settings of which null is a value of its own."""
 
 
@@ -43,10 +46,15 @@ class ProjectIn(Body):
     )
     confirm_seconds: Wait = Field(900.0, description="how long a stop may wait for its confirmation")
     stale_seconds: Wait = Field(300.0, description="a run is not stale before it was silent for so long")
+    held_out_share: ShareOrNone = Field(
+        chance.HELD_OUT_SHARE, description="of its stops: let run, to learn whether they are right"
+    )
+    price_per_gpu_hour: Price | None = Field(None, description="null: not said")
+    currency: Currency = "USD"
 
 
 class ProjectChange(Body):
-    """New settings; what is left out stays, and so does what is null, but for `retention_days` and the bounds."""
+    """New settings; what is left out stays, and so does null, but for `retention_days`, the bounds and the price."""
 
     default_policy: Line | None = None
     default_mode: Mode | None = None
@@ -56,6 +64,9 @@ class ProjectChange(Body):
     stops_share: Share | None = Field(None, description="null: without bound")
     confirm_seconds: Wait | None = None
     stale_seconds: Wait | None = None
+    held_out_share: ShareOrNone | None = None
+    price_per_gpu_hour: Price | None = Field(None, description="null: not said")
+    currency: Currency | None = None
 
 
 class ProjectPauseIn(Body):
@@ -80,7 +91,7 @@ class ProjectList(Answer):
 @router.post("/projects", status_code=201)
 def add_project(body: ProjectIn, key: Installation, database: Db, now: Now) -> ProjectOut:
     """Make a project."""
-    project = Project(id=new_id(), created_at=now, **body.model_dump())
+    project = Project(id=new_id(), created_at=now, seed=installation.new_seed(), **body.model_dump())
     return ProjectOut.model_validate(administration.add_project(database, project, f"key {key.name}", now))
 
 

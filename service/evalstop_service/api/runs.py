@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from evalstop_service import opening, responses
 from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Commit, Db, Ingest, Now, Read, ReadOrIngest
+from evalstop_service.api.context import Commit, Db, Ingest, Now, Operate, Read, ReadOrIngest
 from evalstop_service.api.schemas import (
     MAX_STEP,
     Answer,
@@ -19,6 +19,7 @@ from evalstop_service.api.schemas import (
     Line,
     Mode,
     Name,
+    OutcomeIn,
     Page,
     Plain,
     Role,
@@ -27,7 +28,7 @@ from evalstop_service.api.schemas import (
     VerdictOut,
     Whole,
 )
-from evalstop_service.api.views import RunOut, RunPage, next_cursor, run_out, runs_out
+from evalstop_service.api.views import OutcomesOut, RunOut, RunPage, next_cursor, outcomes_out, run_out, runs_out
 from evalstop_service.errors import NotFound
 from evalstop_service.ingest import Arrival, Resumed
 from evalstop_service.store import runs, verdicts
@@ -173,6 +174,38 @@ def finish(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now)
     run = responses.finish(database, caller.project_id, run_id, body.status, now)
     with database.reading() as tx:
         return run_out(tx, run, now)
+
+
+@router.get("/{run_id}/outcomes")
+def list_outcomes(
+    run_id: UUID,
+    caller: Read,
+    database: Db,
+    attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="by default the present one")] = None,
+) -> OutcomesOut:
+    """All that was ever said of an attempt of a run, by people and by later evals."""
+    with database.reading() as tx:
+        run = found(tx, caller.project_id, run_id)
+        return outcomes_out(tx, run.id, attempt or run.attempt)
+
+
+@router.post("/{run_id}/outcome")
+def judge(run_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> OutcomesOut:
+    """Say whether it was right to let the run go on, or to stop it if that was decided; changing one's mind adds a
+    row."""
+    run = responses.judge_run(
+        database,
+        caller.project_id,
+        run_id,
+        outcome=body.outcome,
+        turn_step=body.turn_step,
+        actor=body.actor or caller.actor,
+        note=body.note,
+        now=now,
+        proved=caller.actor,
+    )
+    with database.reading() as tx:
+        return outcomes_out(tx, run.id, run.attempt)
 
 
 @router.get("/{run_id}/verdicts")

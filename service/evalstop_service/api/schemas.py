@@ -165,6 +165,15 @@ class PolicyName(Answer):
     version: int
 
 
+class OutcomeIn(Body):
+    """What turned out to be true of what was decided: to stop a run, or to let it go on."""
+
+    outcome: Literal["right", "wrong", "unknown"]
+    turn_step: Step | None = None
+    actor: Name | None = Field(None, description="by default the name of the key")
+    note: Line = ""
+
+
 class ProjectOut(Answer):
     """A tenant, and what its runs get when they do not say otherwise."""
 
@@ -181,6 +190,9 @@ class ProjectOut(Answer):
     role_patterns: list[dict[str, str]] = Field(
         description="by which metrics get their roles in runs whose trainers do not say it; the first that fits counts"
     )
+    held_out_share: float = Field(description="of its stops: let run, to learn whether they are right")
+    price_per_gpu_hour: float | None = Field(description="null: not said")
+    currency: str
     paused_at: Time | None = Field(description="since then nothing is stopped; null: it is not paused")
     paused_by: str | None
     paused_reason: str | None

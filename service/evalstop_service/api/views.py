@@ -24,7 +24,7 @@ from evalstop_service.api.schemas import (
 )
 from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
-from evalstop_service.store import decisions, outcomes, projects, pulses
+from evalstop_service.store import cases, decisions, outcomes, projects, pulses
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.rehearsals import Rehearsal
@@ -49,7 +49,38 @@ class OutcomeOut(Answer):
     derived: bool = Field(description="from later evals; else a person said so")
     actor: str
     note: str
+    details: dict[str, Any] = Field(description="of a derived one the numbers that it rests on")
     at: Time
+
+
+class CaseOut(Answer):
+    """An attempt that has ended, as it is counted."""
+
+    truth: Literal["turned", "healthy", "undecided"]
+    derived: bool = Field(description="from its evals; else a person said so")
+    turn_step: int | None
+    outcome: Literal["right", "wrong", "unknown"] = Field(
+        description="of the decision to stop it or, where there was none, of letting it go on"
+    )
+    treatment: Literal["let_run", "stopped", "prevented"] | None = Field(
+        description="of the stop: deliberately not carried out, carried out, or kept from it; null: there was none"
+    )
+    observed_probability: float | None = Field(description="with which it was let run after the decision")
+    detectors: list[str] | None = Field(description="those that called for the stop")
+    stated_risk: float | None = Field(description="the share of healthy runs that its policy says it stops")
+    delay_steps: int | None = Field(description="from the turn to the decision")
+    gpu_hours: float | None = Field(description="null: the run says no number of GPUs by its label gpus")
+    gpu_hours_saved: float | None
+    gpu_hours_lost: float | None
+    ended_at: Time
+
+
+class OutcomesOut(Answer):
+    """All that was ever said of an attempt, oldest first: the last counts."""
+
+    attempt: int
+    items: list[OutcomeOut]
+    case: CaseOut | None = Field(description="what follows from it; null while the attempt goes on")
 
 
 class DecisionOut(Answer):
@@ -150,6 +181,12 @@ def decision_out(tx: Transaction, decision: Decision) -> DecisionOut:
     return DecisionOut.model_validate(
         vars(decision) | {"policy": policy, "outcome": outcome, "history": decisions.history(tx, decision)}
     )
+
+
+def outcomes_out(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
+    """What was said of an attempt, and what follows from it."""
+    items, case = outcomes.history(tx, run_id, attempt), cases.find(tx, run_id, attempt)
+    return OutcomesOut.model_validate({"attempt": attempt, "items": items, "case": case})
 
 
 def run_out(tx: Transaction, run: Run, now: datetime) -> RunOut:

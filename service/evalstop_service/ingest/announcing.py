@@ -15,7 +15,7 @@ from evalstop_service.store.runs import Run
 
 
 def decide(work: Work, live: LiveRun, verdict: Verdict) -> None:
-    """Put the first verdict that calls for a stop on record, and have it carried out unless it is a shadow's."""
+    """Put the first verdict that calls for a stop on record, and have it carried out unless it is let run."""
     assert verdict.step is not None, "a verdict to stop has a step"
     work.write()  # the brakes look at what was observed
     work.decided(live, progress.begin(work.tx, live.run, verdict.step, work.now))

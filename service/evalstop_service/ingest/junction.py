@@ -140,7 +140,7 @@ def _take_resumption(work: Work, live: LiveRun, at: int) -> Receipt:
     begun = attempts.begin(work, live, at)
     if begun is None:
         return Receipt(live.run, work.decision(live))
-    live.last_steps, live.decided, live.shadow, live.scores = begun.last_steps, False, None, None
+    live.last_steps, live.decided, live.let_run, live.scores = begun.last_steps, False, None, None
     _go_back(work, live, None)
     _settle(work, live, begun.changes | _pointers(work, live, ended=False), rewritten=True)
     return Receipt(live.run, work.decision(live), superseded=begun.superseded)

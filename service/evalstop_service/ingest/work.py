@@ -12,7 +12,7 @@ from uuid import UUID
 from evalstop_detectors import state_to_json
 
 from evalstop_service.ingest.live import KEEP_EVERY, LiveRun
-from evalstop_service.lifecycle import State
+from evalstop_service.lifecycle import LET_RUN
 from evalstop_service.store import decisions, monitors, observations, runs
 from evalstop_service.store.compare_and_save import compare_and_save
 from evalstop_service.store.database import Database, Transaction
@@ -73,13 +73,13 @@ class Work:
 
     def decision(self, live: LiveRun) -> Decision | None:
         """The decision on the run's present attempt."""
-        if not live.decided or live.shadow is not None:
-            return live.shadow
+        if not live.decided or live.let_run is not None:
+            return live.let_run
         found = self._on_record().get(live.run.id)
         if found is None or found.attempt != live.run.attempt:
             return None
-        if found.state == State.SHADOW:
-            live.shadow = found
+        if found.state in LET_RUN:
+            live.let_run = found
         return found
 
     def decided(self, live: LiveRun, decision: Decision) -> None:

@@ -13,6 +13,7 @@ from evalstop_service.store.runs import Run
 
 STATES: dict[str, str] = {
     State.SHADOW: "recorded only",
+    State.HELD_OUT: "held out",
     State.WITHHELD: "stop withheld",
     State.PENDING: "stop pending",
     State.REQUESTED: "stop requested",
@@ -96,6 +97,8 @@ def _decided(decision: Decision, now: datetime) -> str:
     match State(decision.state):
         case State.SHADOW:
             return f"Would have been stopped at step {at}. In shadow mode a stop is recorded and nobody is told."
+        case State.HELD_OUT:
+            return f"A stop at step {at} is held out: by chance it is not carried out, to learn whether it is right."
         case State.WITHHELD:
             return f"A stop at step {at} is withheld; what speaks against it is looked at again every minute."
         case State.PENDING if not decision.stops(now):

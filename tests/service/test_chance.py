@@ -1,0 +1,97 @@
+"""What is left to chance is left to nothing else, and can be drawn again."""
+
+from __future__ import annotations
+
+import uuid
+from itertools import product
+from uuid import UUID
+
+import pytest
+from evalstop_service import chance
+from evalstop_service.lifecycle import State
+from evalstop_service.store import tables
+from evalstop_service.store.database import Database
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.service.scenes import FALLING, LATER, Scene, deliveries_of_stops, set_up, unbound
+
+IDS = [UUID(int=number << 64) for number in range(20_000)]
+
+
+@given(st.text(max_size=64), st.uuids(), st.text(max_size=32))
+def test_drawn_again_it_is_the_same(seed: str, decision_id: UUID, question: str) -> None:
+    """The id and the seed decide, and whoever has them can see that nobody chose."""
+    number = chance.drawn(seed, decision_id, question)
+    assert 0 <= number < 1
+    assert chance.drawn(seed, UUID(str(decision_id)), question) == number
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("seed", ["", "a", "b"])
+def test_the_share_that_is_held_out_is_the_share_that_was_asked_for(seed: str, share: float) -> None:
+    """Of 20,000 ids in a row so many are below it, up to four standard errors."""
+    count = sum(chance.drawn(seed, decision_id, chance.HELD_OUT) < share for decision_id in IDS)
+    assert abs(count / len(IDS) - share) <= 4 * (share * (1 - share) / len(IDS)) ** 0.5
+
+
+def test_questions_and_seeds_draw_apart() -> None:
+    """What chance says to one question, or with one seed, tells nothing of another."""
+    questions = list(product(("a", "b"), (chance.CARRIED_OUT, chance.HELD_OUT)))
+    drawn = [[chance.drawn(seed, one, question) < 0.5 for one in IDS] for seed, question in questions]
+    for index, one in enumerate(drawn):
+        for other in drawn[index + 1 :]:
+            agree = sum(left == right for left, right in zip(one, other, strict=True))
+            assert abs(agree / len(IDS) - 0.5) < 4 * 0.5 / len(IDS) ** 0.5
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_each_road_to_the_truth_is_counted(enforced: float, held_out: float) -> None:
+    """A run goes on when its policy has not earned the stop, or has and the stop is held out."""
+    expected = (1 - enforced) + enforced * held_out
+    assert chance.observed_probability(enforced, held_out) == pytest.approx(expected)
+
+
+def hold_out(scene: Scene, share: float) -> None:
+    with scene.database.transaction() as tx:
+        tx.execute(tables.projects.update().values(held_out_share=share, seed="a seed"))
+
+
+def test_a_held_out_stop_is_told_to_nobody(graceful: Scene) -> None:
+    """Its run goes on; the numbers of the chance are on record, and no brake and no deadline looks after it."""
+    hold_out(graceful, 1.0)
+    run = graceful.open()
+    receipt = graceful.post(run, FALLING)
+    decision = receipt.decision
+    assert decision is not None
+    assert (decision.state, decision.observed_probability, decision.deadline_at) == (State.HELD_OUT, 1.0, None)
+    assert not decision.stops(LATER)
+    assert deliveries_of_stops(graceful) == []
+    assert graceful.events(run, "run.stop_requested") == []
+    (change,) = graceful.rows(tables.decision_changes, run)
+    number = chance.drawn("a seed", decision.id, chance.HELD_OUT)
+    assert change["details"] == {"held_out_share": 1.0, "drawn": number}
+
+
+def test_some_are_held_out_and_all_say_how_likely_it_was(database: Database) -> None:
+    """Whether a stop is held out can be told from its id; those carried out say the same probability."""
+    scene = set_up(database)
+    unbound(database)
+    hold_out(scene, 0.3)
+    for _ in range(30):
+        run = scene.open(uuid.uuid4().hex)
+        decision = scene.post(run, FALLING).decision
+        assert decision is not None
+        held_out = chance.drawn("a seed", decision.id, chance.HELD_OUT) < 0.3
+        assert (decision.state == State.HELD_OUT) == held_out
+        assert decision.observed_probability == pytest.approx(0.3)
+
+
+def test_a_shadow_is_always_let_run(database: Database) -> None:
+    """Nothing is left to chance where nothing is carried out."""
+    scene = set_up(database, "shadow")
+    hold_out(scene, 0.5)
+    run = scene.open()
+    decision = scene.post(run, FALLING).decision
+    assert decision is not None
+    assert (decision.state, decision.observed_probability) == (State.SHADOW, 1.0)
