@@ -127,14 +127,15 @@ class Life:
 
 @dataclass(frozen=True)
 class Decided:
-    """The policy wants a stop. `held_out`: the numbers of the chance that keeps it from being carried out, or None."""
+    """The policy wants a stop. `held_out`: chance keeps it from being carried out, by the numbers in `chance`."""
 
     at: datetime
     actor: str
     reason: str
     mode: Mode
     brakes: tuple[Brake, ...]
-    held_out: dict[str, Any] | None = None
+    held_out: bool = False
+    chance: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -267,9 +268,9 @@ def begin(event: Decided, terms: Terms) -> Outcome:
     """How a decision is born, and what is to be done about it."""
     due_at = event.at + timedelta(seconds=terms.grace_seconds)
     if event.mode is Mode.SHADOW:
-        return Life(State.SHADOW, due_at), [Record(State.SHADOW, event.actor, event.reason)]
-    if event.held_out is not None:
-        return Life(State.HELD_OUT, due_at), [Record(State.HELD_OUT, event.actor, event.reason, event.held_out)]
+        return Life(State.SHADOW, due_at), [Record(State.SHADOW, event.actor, event.reason, event.chance)]
+    if event.held_out:
+        return Life(State.HELD_OUT, due_at), [Record(State.HELD_OUT, event.actor, event.reason, event.chance)]
     if event.brakes:
         return _withhold(Life(State.WITHHELD, due_at), event.at, event.brakes, event.actor, event.reason)
     return _let_go(Life(State.PENDING, due_at), event.at, event.actor, event.reason, terms)

@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from evalstop_service import brakes, cases, chance, events, lifecycle
+from evalstop_service import authority, brakes, cases, chance, events, lifecycle
 from evalstop_service.errors import Conflict
 from evalstop_service.lifecycle import Brake, Decided, Event, Held, Instruction, Life, Mode, State, Terms, Weighed
-from evalstop_service.store import decisions, outbox, projects, runs
+from evalstop_service.store import authorities, decisions, outbox, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ids import new_id
@@ -26,16 +26,18 @@ from evalstop_service.store.runs import Run
 def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
     """Put the run's verdict on record as a decision, and have it carried out as mode, chance and brakes allow."""
     decision_id, project = new_id(), projects.get(tx, run.project_id)
-    enforced_share = 1.0 if run.mode == Mode.ENFORCE else 0.0
-    enforced = chance.drawn(project.seed, decision_id, chance.CARRIED_OUT) < enforced_share
-    held_out = _held_out(project, decision_id) if enforced else None
+    enforced_share = _share_enforced(tx, run) if run.mode == Mode.ENFORCE else 0.0
+    earned = chance.drawn(project.seed, decision_id, chance.CARRIED_OUT)
+    kept = chance.drawn(project.seed, decision_id, chance.HELD_OUT)
+    enforced, held_out = earned < enforced_share, kept < project.held_out_share
     event = Decided(
         now,
         actor=f"policy {run.policy_name} version {run.policy_version}",
         reason=str(run.verdict["reason"]),
         mode=Mode.ENFORCE if enforced else Mode.SHADOW,
-        brakes=brakes.holding(tx, projects.lock(tx, project.id), run, now) if enforced and held_out is None else (),
+        brakes=brakes.holding(tx, projects.lock(tx, project.id), run, now) if enforced and not held_out else (),
         held_out=held_out,
+        chance=_numbers(run, enforced, (enforced_share, earned), (project.held_out_share, kept)),
     )
     life, instructions = lifecycle.begin(event, _terms(project))
     decision = Decision(
@@ -119,10 +121,17 @@ def hold_all(database: Database, project_id: UUID, held_by: Sequence[Brake], now
     return count
 
 
-def _held_out(project: Project, decision_id: UUID) -> dict[str, Any] | None:
-    """The numbers of the chance by which a stop is held out; None when it is not."""
-    number = chance.drawn(project.seed, decision_id, chance.HELD_OUT)
-    return {"held_out_share": project.held_out_share, "drawn": number} if number < project.held_out_share else None
+def _share_enforced(tx: Transaction, run: Run) -> float:
+    """Of the stops of a run's policy the share that is carried out, by what it has earned."""
+    return authority.share_enforced(authorities.find(tx, run.project_id, run.policy_name), run.policy_version)
+
+
+def _numbers(run: Run, enforced: bool, earned: tuple[float, float], held_out: tuple[float, float]) -> dict[str, Any]:
+    """By which share and which number drawn a stop that its run's mode would have had carried out is let run."""
+    if run.mode != Mode.ENFORCE:
+        return {}
+    name, (share, drawn) = ("held_out_share", held_out) if enforced else ("enforced_share", earned)
+    return {name: share, "drawn": drawn}
 
 
 def _carry_out(

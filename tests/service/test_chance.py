@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 from evalstop_service import chance
 from evalstop_service.lifecycle import State
-from evalstop_service.store import tables
+from evalstop_service.store import authorities, tables
+from evalstop_service.store.authorities import Authority
 from evalstop_service.store.database import Database
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,3 +96,24 @@ def test_a_shadow_is_always_let_run(database: Database) -> None:
     decision = scene.post(run, FALLING).decision
     assert decision is not None
     assert (decision.state, decision.observed_probability) == (State.SHADOW, 1.0)
+
+
+def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
+    """Of a canary's stops a share is carried out, by a chance of its own, and of these a share is held out."""
+    scene = set_up(database)
+    unbound(database)
+    hold_out(scene, 0.5)
+    with database.transaction() as tx:
+        canary = Authority(scene.project_id, "paper", "canary", 0.9, 0.4, LATER, {}, 1)
+        authorities.keep(tx, canary)
+    for _ in range(30):
+        run = scene.open(uuid.uuid4().hex)
+        decision = scene.post(run, FALLING).decision
+        assert decision is not None
+        earned, kept = (chance.drawn("a seed", decision.id, of) for of in (chance.CARRIED_OUT, chance.HELD_OUT))
+        let_run = State.HELD_OUT if kept < 0.5 else State.REQUESTED
+        assert decision.state in ({let_run, State.WITHHELD} if earned < 0.4 else {State.SHADOW})
+        assert decision.observed_probability == pytest.approx(0.6 + 0.4 * 0.5)
+        if earned >= 0.4:
+            (change,) = scene.rows(tables.decision_changes, run)
+            assert change["details"] == {"enforced_share": 0.4, "drawn": earned}

@@ -51,7 +51,6 @@ PAUSE = Brake(PAUSED, "the project is paused")
 STALE = Brake("stale", "nothing was heard of the run for 12 minutes", {"seconds": 720})
 BRAKES = st.sampled_from([(), (PAUSE,), (STALE,), (PAUSE, STALE)])
 HELD_BY = st.sampled_from([(PAUSE,), (STALE,), (PAUSE, STALE)])
-HELD_OUT = st.sampled_from([None, None, {"held_out_share": 0.1, "drawn": 0.05}])
 SECONDS = st.sampled_from([0.0, 1.0, 59.0, 60.0, 300.0, 901.0, 86_400.0])
 REPORTS = st.sampled_from([State.ACKNOWLEDGED, State.CONFIRMED, State.FAILED])
 TERMS = Terms(grace_seconds=60.0, confirm_seconds=900.0)
@@ -65,11 +64,9 @@ class Lives(RuleBasedStateMachine):
     """One decision, the stop events that may still go out, and what went out."""
 
     @initialize(
-        mode=st.sampled_from(Mode), brakes=BRAKES, grace_seconds=st.sampled_from([0.0, 60.0]), held_out=HELD_OUT
+        mode=st.sampled_from(Mode), brakes=BRAKES, grace_seconds=st.sampled_from([0.0, 60.0]), held_out=st.booleans()
     )
-    def begin(
-        self, mode: Mode, brakes: tuple[Brake, ...], grace_seconds: float, held_out: dict[str, Any] | None
-    ) -> None:
+    def begin(self, mode: Mode, brakes: tuple[Brake, ...], grace_seconds: float, held_out: bool) -> None:
         self.now = NOW
         self.terms = Terms(grace_seconds, 900.0)
         self.history: list[Record] = []
@@ -78,7 +75,7 @@ class Lives(RuleBasedStateMachine):
         decided = Decided(NOW, "policy", "three declines", mode, brakes, held_out)
         self.life, instructions = lifecycle.begin(decided, self.terms)
         self.obey(instructions)
-        assert (self.life.state in LET_RUN) == (mode is Mode.SHADOW or held_out is not None)
+        assert (self.life.state in LET_RUN) == (mode is Mode.SHADOW or held_out)
 
     def befall(self, event: Event) -> list[Instruction]:
         before = self.life

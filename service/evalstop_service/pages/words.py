@@ -96,7 +96,7 @@ def _decided(decision: Decision, now: datetime) -> str:
     at = step(decision.step)
     match State(decision.state):
         case State.SHADOW:
-            return f"Would have been stopped at step {at}. In shadow mode a stop is recorded and nobody is told."
+            return f"Would have been stopped at step {at}; that is recorded, and nobody is told."
         case State.HELD_OUT:
             return f"A stop at step {at} is held out: by chance it is not carried out, to learn whether it is right."
         case State.WITHHELD:
