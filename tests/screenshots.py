@@ -1,12 +1,15 @@
-"""Draws docs/images/runs.png and docs/images/run.png from real recorded runs: `python -m tests.screenshots`."""
+"""Draws the pictures of docs/images that show pages, from real recorded runs: `python -m tests.screenshots`."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from evalstop_lab import cli as lab_cli
+from evalstop_lab.worlds.real import load
 from evalstop_service import pages, responses
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
@@ -16,6 +19,7 @@ from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, 
 from tests.service.pages.serving import SECRET, browsing, serving
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
+RECORDED = Path(__file__).parent / "data" / "rlhf_runs_public.jsonl"
 
 NOW = datetime.now(UTC)
 
@@ -59,7 +63,21 @@ def main() -> None:
                 shoot(browser, address, tenant, path, arguments.folder / "run-narrow.png", width=375, dark=True)
                 shoot(browser, address, empty, "/runs", arguments.folder / "empty.png")
                 shoot(browser, address, None, "/login", arguments.folder / "login.png")
+            shoot_backtest(browser, Path(scratch), arguments.folder / "backtest.png")
         database.close()
+
+
+def shoot_backtest(browser: Browser, scratch: Path, file: Path) -> None:
+    """A picture of the page that `evalstop-lab backtest` writes of the recorded runs, down to the worst of them."""
+    log, made = scratch / "recorded.jsonl", scratch / "backtest.html"
+    rows = (row for world in load(RECORDED) for row in world.rows())
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    lab_cli.main(["backtest", str(log), "--policy", "default", "--against", "paper", "--html", str(made)])
+    with browser.new_page(viewport={"width": 1160, "height": 1560}, color_scheme="light") as page:
+        page.goto(made.as_uri())
+        page.wait_for_selector("#runs .drawing svg")
+        page.screenshot(path=file)
+    print(file)
 
 
 def tell(database: Database, tenant: Tenant) -> str:

@@ -243,4 +243,6 @@ def _table(report: Mapping[str, Any]) -> Table:
 def _interval(cell: Mapping[str, Any]) -> str:
     if cell["value"] is None or not cell["n"]:
         return "-"
+    if cell["low"] == cell["high"]:  # of runs that are all alike the bootstrap knows nothing
+        return f"{cell['value']:.1%}"
     return f"{cell['value']:.1%} [{cell['low']:.1%}, {cell['high']:.1%}]"

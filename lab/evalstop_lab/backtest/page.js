@@ -32,7 +32,7 @@
     }
     const sign = signed && cell.value > 0 ? "+" : "";
     place.append(sign + percent(cell.value));
-    put(place, "small", `[${percent(cell.low)}, ${percent(cell.high)}]`);
+    if (cell.low < cell.high) put(place, "small", `[${percent(cell.low)}, ${percent(cell.high)}]`);
   }
 
   function figures() {
