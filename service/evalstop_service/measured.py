@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
+from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -123,6 +125,17 @@ def measure(
     return [_figures(key, tally, late[key], alpha, whole=whole) for key, tally in sorted(tallies.items(), key=_by_key)]
 
 
+def running(tx: Transaction, project_id: UUID, wanted: Wanted, period: Grouping) -> list[Measured]:
+    """The figures of all cases up to the end of each period, in which some ended; their keys are its first day."""
+    counts = sorted(estimating.counts(tx, project_id, wanted, (period,)), key=lambda count: str(count.key[0]))
+    so_far, found = _Tally(), []
+    for key, those in groupby(counts, key=lambda count: count.key):
+        for count in those:
+            so_far.add(count)
+        found.append(_figures(key, so_far, (), ALPHA, whole=wanted.detector is None))
+    return found
+
+
 def as_json(found: Estimate) -> dict[str, Any]:
     """An estimate as events and answers hold it."""
     return asdict(found) | {"bounds": {"low": found.bounds[0], "high": found.bounds[1]}}
@@ -180,7 +193,7 @@ def _figures(key: Key, tally: _Tally, late: Sequence[Delay], alpha: float, *, wh
         estimates.false_stops(flagged, passed, alpha) if whole else None,
         _quartiles(late),
         Hours(**tally.hours, unsaid=tally.unsaid),
-        tally.cells,
+        deepcopy(tally.cells),
         tally.stated_risk,
     )
 

@@ -13,7 +13,7 @@ from evalstop_service.store.tables import cases
 
 from tests.service.scenes import NOW
 
-_ATTEMPTS = count(1)
+_ATTEMPTS = count(1000)
 
 
 def write(database: Database, run: Run, number: int, at: datetime = NOW, **known: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 from uuid import UUID
@@ -14,12 +13,11 @@ from evalstop_service import measured
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Read
 from evalstop_service.api.schemas import Answer, Line, Name, Page, PolicyName, Time, Whole
-from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Invalid
 from evalstop_service.estimates import ALPHA, Estimate
 from evalstop_service.measured import Measured
 from evalstop_service.store import estimating
-from evalstop_service.store.estimating import Grouping, Listed, Place, Wanted
+from evalstop_service.store.estimating import Grouping, Wanted
 
 router = APIRouter(tags=["precision"], route_class=JsonRoute)
 
@@ -188,31 +186,12 @@ def list_cases(
     """The attempts that have ended, with what was decided about them and what turned out."""
     wanted = Wanted(policy, version, detector, job_kind, since, until, flagged, treatment, outcome, truth)
     with database.reading() as tx:
-        found = estimating.listing(tx, caller.project_id, wanted, before=place(cursor), limit=limit)
+        found = estimating.listing(tx, caller.project_id, wanted, before=estimating.place(cursor), limit=limit)
     items = [
         CaseOut.model_validate(vars(one) | {"policy": PolicyName(name=one.policy_name, version=one.policy_version)})
         for one in found
     ]
-    return CasePage(items=items, next_cursor=cursor_past(found[-1]) if len(found) == limit else None)
-
-
-def place(cursor: str | None) -> Place | None:
-    """Where a cursor stands in the list; raises Invalid when it is none of ours."""
-    if cursor is None:
-        return None
-    try:
-        ended_at, run_id, attempt = cursor.split("_")
-        at = datetime.fromisoformat(ended_at)
-        if at.tzinfo is None or not 0 <= int(attempt) < 2**31:
-            raise ValueError
-        return at, UUID(run_id), int(attempt)
-    except ValueError:
-        raise Invalid("the cursor is none that this list has given; begin without one") from None
-
-
-def cursor_past(case: Listed) -> str:
-    """The cursor past a case."""
-    return f"{rfc3339(case.ended_at)}_{case.run_id}_{case.attempt}"
+    return CasePage(items=items, next_cursor=found[-1].cursor if len(found) == limit else None)
 
 
 def _group(one: Measured, wanted: Wanted, by: list[Grouping]) -> GroupOut:

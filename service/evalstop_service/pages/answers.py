@@ -68,6 +68,7 @@ def _templates() -> Environment:
     environment.filters.update(
         step=words.step, number=words.number, exact=words.exact, moment=words.moment, iso=words.iso
     )
+    environment.filters.update(percent=words.percent, amount=words.amount)
     return environment
 
 

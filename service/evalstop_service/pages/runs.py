@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.responses import RedirectResponse
 
 from evalstop_service import vitals, watching
 from evalstop_service.liveness import Pulse
@@ -53,12 +52,6 @@ class Row:
     gold: Sparkline | None
     pulse: Pulse
     dead: list[dict[str, str]]
-
-
-@router.get("/")
-def show_home(_: SignedIn) -> Response:
-    """Until there is an overview."""
-    return RedirectResponse("/runs", 303)
 
 
 @router.get("/runs")

@@ -7,7 +7,19 @@ from uuid import UUID
 from fastapi import FastAPI
 
 from evalstop_service.clock import Clock, utc_now
-from evalstop_service.pages import acting, analysis, assets, numbers, policies, rehearsals, run, runs, signing_in
+from evalstop_service.pages import (
+    acting,
+    analysis,
+    assets,
+    numbers,
+    overview,
+    policies,
+    precision,
+    rehearsals,
+    run,
+    runs,
+    signing_in,
+)
 from evalstop_service.pages import openid as openid_pages
 from evalstop_service.pages.answers import TEMPLATES
 from evalstop_service.pages.live import Streams
@@ -19,7 +31,7 @@ from evalstop_service.store.database import Database
 def install(app: FastAPI, database: Database, clock: Clock, session_secret: str, openid: OpenId | None = None) -> None:
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
     app.state.pages = Site(database, clock, Sessions(session_secret, clock), TEMPLATES, Streams(), openid)
-    ours = (runs, run, analysis, numbers, acting, rehearsals, policies)
+    ours = (overview, precision, runs, run, analysis, numbers, acting, rehearsals, policies)
     for part in (assets, signing_in, openid_pages, *ours):
         app.include_router(part.router, include_in_schema=False)
 

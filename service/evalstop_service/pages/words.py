@@ -51,6 +51,18 @@ def exact(value: float) -> str:
     return repr(value).replace("-", "−") if math.isfinite(value) else number(value)
 
 
+def percent(share: float | None) -> str:
+    """A share in percent, to a tenth where that tells something."""
+    if share is None:
+        return "–"
+    return f"{share * 100:.0f} %" if share in (0, 1) else f"{share * 100:.1f} %"
+
+
+def amount(value: float) -> str:
+    """A quantity without more digits than anybody reads."""
+    return step(round(value)) if abs(value) >= 10 else f"{value:.1f}"
+
+
 def moment(at: datetime) -> str:
     """A moment for those whose browser does not put it into their own zone."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

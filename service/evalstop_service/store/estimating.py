@@ -10,6 +10,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.clock import rfc3339
+from evalstop_service.errors import Invalid
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import cases, policies, runs
 
@@ -98,9 +100,28 @@ class Listed:
     gpu_hours_lost: float | None
     ended_at: datetime
 
+    @property
+    def cursor(self) -> str:
+        """What asks for the part of the list past this case."""
+        return f"{rfc3339(self.ended_at)}_{self.run_id}_{self.attempt}"
+
 
 Place = tuple[datetime, UUID, int]
 """Where a case stands in the list: by its end, newest first, then by its key."""
+
+
+def place(cursor: str | None) -> Place | None:
+    """Where a cursor stands in the list; None for none. Raises Invalid when it is none of ours."""
+    if cursor is None:
+        return None
+    try:
+        ended_at, run_id, attempt = cursor.split("_")
+        at = datetime.fromisoformat(ended_at)
+        if at.tzinfo is None or not 0 <= int(attempt) < 2**31:
+            raise ValueError
+        return at, UUID(run_id), int(attempt)
+    except ValueError:
+        raise Invalid("the cursor is none that this list has given; begin without one") from None
 
 
 def counts(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = ()) -> list[Count]:

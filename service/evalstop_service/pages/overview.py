@@ -1,0 +1,90 @@
+"""The first page: what it has saved, how often it was right, and what wants a person now."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Request, Response
+
+from evalstop_service import measured
+from evalstop_service.measured import Measured
+from evalstop_service.pages import words
+from evalstop_service.pages.answers import PageRoute, page
+from evalstop_service.pages.visitor import SignedIn, SiteOf, known
+from evalstop_service.store import attention, decisions, outcomes, runs
+from evalstop_service.store.attention import Found
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.estimating import Wanted
+from evalstop_service.store.outcomes import Outcome
+
+router = APIRouter(route_class=PageRoute)
+
+MOST_SHOWN = 5
+MOST_DECISIONS = 12
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the page shows; two that are the same look the same."""
+
+    whole: Measured
+    waiting: Found
+    suspects: Found
+    stale: Found
+    blind: Found
+    recent: list[tuple[Decision, Outcome | None]]
+    any_run: bool
+
+    @property
+    def revision(self) -> str:
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+
+@router.get("/")
+def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
+    """What it has saved, how often it was right, what waits, and the newest decisions."""
+    with site.database.reading() as tx:
+        standing = _standing(tx, visitor.project.id)
+    return page(
+        "overview.html",
+        visitor=visitor,
+        standing=standing,
+        states=words.STATES,
+        price=visitor.project.price_per_gpu_hour,
+        currency=visitor.project.currency,
+    )
+
+
+@router.get("/overview/events")
+def follow_overview(
+    request: Request,
+    site: SiteOf,
+    visitor: SignedIn,
+    since: str = "",
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Tell whenever what the page shows has changed."""
+
+    def poll() -> str | None:
+        with site.database.reading() as tx:
+            return None if known(tx, site, request) is None else _standing(tx, visitor.project.id).revision
+
+    return site.streams.answer(last_event_id or since, poll)
+
+
+def _standing(tx: Transaction, project_id: UUID) -> Standing:
+    (whole,) = measured.measure(tx, project_id, Wanted())
+    recent = decisions.listing(tx, project_id, limit=MOST_DECISIONS)
+    return Standing(
+        whole,
+        attention.waiting(tx, project_id, MOST_SHOWN),
+        attention.suspects(tx, project_id, MOST_SHOWN),
+        attention.stale(tx, project_id, MOST_SHOWN),
+        attention.blind(tx, project_id, MOST_SHOWN),
+        [(decision, outcomes.latest(tx, decision.run_id, decision.attempt)) for decision in recent],
+        bool(recent) or bool(runs.listing(tx, project_id, limit=1)),
+    )

@@ -1,0 +1,223 @@
+"""The page of precision: was it right? And the cases behind each of its figures."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from evalstop_service import measured
+from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.estimates import Estimate
+from evalstop_service.measured import Measured
+from evalstop_service.pages.answers import PageRoute, page
+from evalstop_service.pages.visitor import SignedIn, SiteOf, known
+from evalstop_service.store import authorities, estimating, policies
+from evalstop_service.store.estimating import Count, Delay, Grouping, Wanted
+
+router = APIRouter(route_class=PageRoute)
+
+PAGE = 50
+PERIODS = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year"}
+MOST_BINS = 24
+MOST_VERSIONS = 2**31 - 1
+
+Period = Literal["", "7", "30", "90", "365"]
+
+
+class Asked:
+    """What a visitor wants to see: of which policy, which kind of jobs, and how far back."""
+
+    def __init__(self, site: SiteOf, policy: str = "", job_kind: str = "", days: Period = "") -> None:
+        self.policy, self.job_kind, self.days = policy, job_kind, days
+        since = site.clock() - timedelta(days=int(days)) if days else None
+        # To the hour, so that the links on a page that is rendered again are the same.
+        since = since.replace(minute=0, second=0, microsecond=0) if since else None
+        self.wanted = Wanted(policy=_plain(policy), job_kind=_plain(job_kind), since=since)
+
+    def link(self, path: str) -> str:
+        said = {"policy": self.policy, "job_kind": self.job_kind, "days": self.days}
+        query = urlencode({name: value for name, value in said.items() if value})
+        return f"{path}?{query}" if query else path
+
+
+AskedOf = Annotated[Asked, Depends()]
+
+
+@router.get("/precision")
+def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
+    """Precision, recall and false stops, by policy and detector side by side, and what was right and wrong."""
+    project_id = visitor.project.id
+    with site.database.reading() as tx:
+        revision = _revision(estimating.counts(tx, project_id, Wanted()))
+        (whole,) = measured.measure(tx, project_id, asked.wanted)
+        by_policy = measured.measure(tx, project_id, asked.wanted, ("policy",))
+        by_detector = measured.measure(tx, project_id, asked.wanted, ("detector",))
+        kinds = estimating.job_kinds(tx, project_id)
+        names = sorted({policy.name for policy in policies.listing(tx, project_id)})
+        held = {one.policy_name: one for one in authorities.listing(tx, project_id)}
+    return page(
+        "precision.html",
+        visitor=visitor,
+        asked=asked,
+        revision=revision,
+        events=asked.link("/precision/events"),
+        figures=asked.link("/precision/figures.json"),
+        whole=whole,
+        by_policy=by_policy,
+        by_detector=by_detector,
+        policies=names,
+        kinds=kinds,
+        periods=PERIODS,
+        authorities=held,
+        any_case=any(sum(cells.values()) for cells in whole.counts.values()),
+        cases=lambda one, by, row=None, outcome=None: _cases(asked.wanted, one, by, row, outcome),
+        price=visitor.project.price_per_gpu_hour,
+        currency=visitor.project.currency,
+    )
+
+
+@router.get("/precision/figures.json")
+def show_figures(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> JSONResponse:
+    """What the charts draw."""
+    with site.database.reading() as tx:
+        so_far = measured.running(tx, visitor.project.id, asked.wanted, "week")
+        weeks = measured.measure(tx, visitor.project.id, asked.wanted, ("week",))
+        late = estimating.delays(tx, visitor.project.id, asked.wanted)
+        stated = measured.measure(tx, visitor.project.id, asked.wanted, ("policy",))
+    return JSONResponse(
+        {
+            "so_far": [_point(one) for one in so_far],
+            "weeks": [_point(one) for one in weeks],
+            "delays": _bins(late),
+            "calibration": [
+                {"label": f"v{one.key[1]}", "stated": one.stated_risk, **_ends(one.false_stops)}
+                for one in stated
+                if one.stated_risk is not None and one.false_stops is not None and one.false_stops.decided
+            ],
+        }
+    )
+
+
+@router.get("/precision/events")
+def follow_precision(
+    request: Request,
+    site: SiteOf,
+    visitor: SignedIn,
+    since: str = "",
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Tell whenever a case was added, or turned out otherwise."""
+
+    def poll() -> str | None:
+        with site.database.reading() as tx:
+            if known(tx, site, request) is None:
+                return None
+            return _revision(estimating.counts(tx, visitor.project.id, Wanted()))
+
+    return site.streams.answer(last_event_id or since, poll)
+
+
+class Chosen:
+    """Which cases a visitor wants to see, as the links of the figures ask for them."""
+
+    def __init__(
+        self,
+        policy: str = "",
+        version: Annotated[int | None, Query(ge=1, le=MOST_VERSIONS)] = None,
+        detector: str = "",
+        job_kind: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        flagged: bool | None = None,
+        treatment: Literal["", "let_run", "stopped", "prevented"] = "",
+        outcome: Literal["", "right", "wrong", "unknown"] = "",
+    ) -> None:
+        self.wanted = Wanted(
+            _plain(policy),
+            version,
+            _plain(detector),
+            None if job_kind is None else _plain(job_kind) or "",
+            since,
+            until,
+            flagged,
+            treatment or None,
+            outcome or None,
+        )
+
+
+@router.get("/cases")
+def show_cases(
+    site: SiteOf, visitor: SignedIn, chosen: Annotated[Chosen, Depends()], cursor: str | None = None
+) -> Response:
+    """The cases that a figure is made of."""
+    try:
+        before = estimating.place(cursor)
+    except Invalid as error:
+        raise NotFound from error
+    with site.database.reading() as tx:
+        found = estimating.listing(tx, visitor.project.id, chosen.wanted, before=before, limit=PAGE + 1)
+    parameters = measured.query(chosen.wanted)
+    more = {"cursor": found[PAGE - 1].cursor} if len(found) > PAGE else None
+    return page(
+        "cases.html",
+        visitor=visitor,
+        cases=found[:PAGE],
+        chosen=parameters,
+        next_page=more and f"/cases?{urlencode(parameters | more)}",
+        first_page=f"/cases?{urlencode(parameters)}" if before else None,
+    )
+
+
+def _cases(
+    wanted: Wanted, one: Measured, by: tuple[Grouping, ...], row: str | None = None, outcome: str | None = None
+) -> str:
+    own = measured.narrowed(wanted, by, one.key)
+    if row is not None and outcome is not None:
+        own = measured.cell(own, row, outcome)
+    elif row is not None:
+        own = replace(own, treatment=row)
+    return f"/cases?{urlencode(measured.query(own))}"
+
+
+def _revision(counts: Sequence[Count]) -> str:
+    return hashlib.sha256(repr(sorted(map(repr, counts))).encode()).hexdigest()[:16]
+
+
+def _point(one: Measured) -> dict[str, Any]:
+    figures = {"precision": one.precision, "recall": one.recall, "false_stops": one.false_stops}
+    return {"week": one.key[0]} | {name: _ends(found) for name, found in figures.items() if found is not None}
+
+
+def _ends(found: Estimate) -> dict[str, float | int | None]:
+    return {"value": found.value, "low": found.low, "high": found.high, "decided": found.decided}
+
+
+def _bins(late: Sequence[Delay]) -> dict[str, list[float]]:
+    """A histogram: the lower ends of the bins, their width, and the share of all weight in each."""
+    if not late:
+        return {"from": [], "width": [], "share": []}
+    first, last = min(one.steps for one in late), max(one.steps for one in late)
+    width = max(1, math.ceil((last - first + 1) / MOST_BINS))
+    weights = [0.0] * (1 + (last - first) // width)
+    for one in late:
+        weights[(one.steps - first) // width] += 1 / one.probability
+    total = sum(weights)
+    return {
+        "from": [first + width * index for index in range(len(weights))],
+        "width": [width] * len(weights),
+        "share": [weight / total for weight in weights],
+    }
+
+
+def _plain(text: str) -> str | None:
+    # PostgreSQL holds no NUL, and no name holds any control character.
+    return "".join(character for character in text if unicodedata.category(character) not in ("Cc", "Cs")) or None

@@ -1,0 +1,103 @@
+// The charts of precision: figures over time with their intervals, delays, and stated risks against what came true.
+
+import { axis, band, draw, narrow, palette, redrawn, toggles } from "./charts.js";
+import { fetchSameOrigin, onNews } from "./live.js";
+
+const PAINT = { precision: "best", recall: "kl", false_stops: "stop" };
+const NAMES = { precision: "precision", recall: "recall", false_stops: "false stops" };
+
+const main = document.querySelector("main");
+const shown = { precision: true, recall: false, false_stops: false };
+let figures = null;
+
+async function load() {
+  figures = await (await fetchSameOrigin(main.dataset.figures)).json();
+  drawAll();
+}
+
+function drawAll() {
+  if (!figures) return;
+  const color = palette();
+  drawOverTime(color);
+  drawDelays(color);
+  drawCalibration(color);
+}
+
+function drawOverTime(color) {
+  const traces = Object.keys(shown).filter((name) => shown[name]).flatMap((name) => overTime(color, name));
+  const share = axis(color, { tickformat: ".0%", range: [-0.02, 1.02], nticks: 6 });
+  const time = axis(color, { type: "date", nticks: narrow.matches ? 4 : 8, tickformat: "%b %-d\n%Y", showgrid: false });
+  draw(document.getElementById("over-time-chart"), traces, { xaxis: time, yaxis: share, hovermode: "closest" });
+}
+
+function overTime(color, name) {
+  const paint = color(PAINT[name]);
+  const [known, weeks] = [figures.so_far, figures.weeks].map((points) => points.filter((one) => one[name] && one[name].value !== null));
+  const at = known.map((one) => one.week);
+  const of = (points, end) => points.map((one) => one[name][end]);
+  const told = (points) => points.map((one) => `${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
+  return [
+    { type: "scatter", mode: "lines", ...band(at, of(known, "low"), of(known, "high")), fill: "toself", fillcolor: tinted(paint), line: { width: 0 }, hoverinfo: "skip" },
+    {
+      type: "scatter", mode: "markers", x: weeks.map((one) => one.week), y: of(weeks, "value"), text: told(weeks),
+      marker: { size: 7, color: color("card"), line: { color: paint, width: 1.5 } },
+      hovertemplate: `${NAMES[name]} of the week %{y:.1%}<br>%{text}<extra></extra>`,
+    },
+    {
+      type: "scatter", mode: "lines+markers", x: at, y: of(known, "value"), text: told(known), line: { color: paint, width: 2.2 }, marker: { size: 4, color: paint },
+      hovertemplate: `${NAMES[name]} so far %{y:.1%}<br>%{text}<extra></extra>`,
+    },
+  ];
+}
+
+function drawDelays(color) {
+  const { from, width, share } = figures.delays;
+  const chart = empty("delay-chart", from.length);
+  if (!chart) return;
+  const bars = { type: "bar", x: from, y: share, width, offset: 0, marker: { color: color("accent"), line: { color: color("card"), width: 1 } }, hovertemplate: "%{y:.1%} from %{x} steps on<extra></extra>" };
+  draw(chart, [bars], { xaxis: axis(color, { showgrid: false, tickformat: ",d" }), yaxis: axis(color, { tickformat: ".0%", nticks: 4, rangemode: "tozero" }), bargap: 0 });
+}
+
+function drawCalibration(color) {
+  const points = figures.calibration;
+  const chart = empty("calibration-chart", points.length);
+  if (!chart) return;
+  const most = Math.max(...points.flatMap((one) => [one.stated, Math.min(one.high, 2.5 * Math.max(one.value, one.stated, 0.02))])) * 1.1;
+  const diagonal = { type: "scatter", mode: "lines", x: [0, most], y: [0, most], line: { color: color("muted"), width: 1.2, dash: "dot" }, hoverinfo: "skip" };
+  const measured = {
+    type: "scatter", mode: "markers+text", x: points.map((one) => one.stated), y: points.map((one) => one.value), text: points.map((one) => one.label),
+    textposition: "middle right", textfont: { color: color("muted"), size: 11.5 }, cliponaxis: false,
+    error_y: { type: "data", symmetric: false, array: points.map((one) => one.high - one.value), arrayminus: points.map((one) => one.value - one.low), color: color("stop"), thickness: 1.6, width: 4 },
+    marker: { size: 9, color: color("stop") }, hovertemplate: "%{text}: states %{x:.1%}, measured %{y:.1%}<extra></extra>",
+  };
+  const share = { tickformat: ".0%", nticks: 5, range: [0, most] };
+  draw(chart, [diagonal, measured], {
+    xaxis: axis(color, { ...share, title: { text: "stated", font: { size: 11.5, color: color("muted") } } }),
+    yaxis: axis(color, { ...share, title: { text: "measured", font: { size: 11.5, color: color("muted") } } }),
+    margin: { l: 52, r: 24, t: 10, b: 44 },
+  });
+}
+
+// The chart of this id, or null while there is nothing to draw in it.
+function empty(id, count) {
+  const chart = document.getElementById(id);
+  chart.hidden = !count;
+  chart.nextElementSibling.hidden = Boolean(count);
+  return count ? chart : null;
+}
+
+function percent(share) {
+  return `${(100 * share).toFixed(1)} %`;
+}
+
+function tinted(paint) {
+  return `${paint}2b`; // colors are #rrggbb
+}
+
+const legend = document.querySelector(".legend");
+if (legend) {
+  toggles(legend, shown, drawAll);
+  redrawn(drawAll);
+  onNews(load);
+  load();
+}

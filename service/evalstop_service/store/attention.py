@@ -1,0 +1,112 @@
+"""What wants a person's attention in a project: stops that wait, and runs that go on and are not well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.lifecycle import State
+from evalstop_service.liveness import Pulse
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import decisions, pulses, runs
+
+WAITING = (State.PENDING, State.WITHHELD, State.REQUESTED, State.ACKNOWLEDGED, State.ESCALATED, State.FAILED)
+"""The states of a decision on a run that still runs, in which a person may have something to do."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A stop that is not at its end, of a run that still runs."""
+
+    id: UUID
+    run_id: UUID
+    run_name: str
+    state: str
+    step: int
+    reason: str
+    due_at: datetime
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A running run, and what is the matter with it."""
+
+    id: UUID
+    name: str
+    why: str
+    since: datetime
+
+
+@dataclass(frozen=True)
+class Found:
+    """The first of a kind, newest first, and how many there are."""
+
+    items: Sequence[Any]
+    count: int
+
+
+def waiting(tx: Transaction, project_id: UUID, limit: int) -> Found:
+    """Stops that wait for a veto, for what holds them back, or for a confirmation, the newest first."""
+    query = sa.select(
+        decisions.c.id,
+        decisions.c.run_id,
+        runs.c.name.label("run_name"),
+        decisions.c.state,
+        decisions.c.step,
+        decisions.c.verdict["reason"].as_string().label("reason"),
+        decisions.c.due_at,
+        decisions.c.created_at,
+    ).join(runs, (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt))
+    query = query.where(runs.c.project_id == project_id, runs.c.status == "running", decisions.c.state.in_(WAITING))
+    rows, count = _first(tx, query, decisions.c.id, limit)
+    return Found([Waiting(**row) for row in rows], count)
+
+
+def suspects(tx: Transaction, project_id: UUID, limit: int) -> Found:
+    """Running runs whose policy suspects that they have turned."""
+    verdict = runs.c.verdict
+    query = sa.select(
+        runs.c.id, runs.c.name, verdict["reason"].as_string().label("why"), runs.c.updated_at.label("since")
+    ).where(runs.c.project_id == project_id, runs.c.status == "running", verdict["verdict"].as_string() == "suspect")
+    rows, count = _first(tx, query, runs.c.id, limit)
+    return Found([Noted(**row) for row in rows], count)
+
+
+def stale(tx: Transaction, project_id: UUID, limit: int) -> Found:
+    """Running runs of which nothing was heard for longer than is usual for them, as of the last look at each."""
+    query = _looked_after(project_id, sa.literal("silent"), pulses.c.changed_at)
+    rows, count = _first(tx, query.where(pulses.c.state == Pulse.STALE), pulses.c.run_id, limit)
+    return Found([Noted(**row) for row in rows], count)
+
+
+def blind(tx: Transaction, project_id: UUID, limit: int) -> Found:
+    """Running runs with a metric that tells its detectors nothing, as of the last look at each."""
+    query = _looked_after(project_id, pulses.c.dead, pulses.c.changed_at)
+    rows, count = _first(tx, query.where(sa.cast(pulses.c.dead, sa.Text) != "[]"), pulses.c.run_id, limit)
+    found = [dict(row) for row in rows]
+    return Found([Noted(**row | {"why": _told(row["why"])}) for row in found], count)
+
+
+def _told(dead: Sequence[dict[str, str]]) -> str:
+    return "; ".join(f"{one['metric']}: {one['reason']}" for one in dead)
+
+
+def _looked_after(project_id: UUID, why: Any, since: Any) -> sa.Select[Any]:
+    query = sa.select(runs.c.id, runs.c.name, why.label("why"), since.label("since"))
+    query = query.join_from(pulses, runs, runs.c.id == pulses.c.run_id)
+    return query.where(pulses.c.project_id == project_id, pulses.c.look_at.is_not(None), runs.c.status == "running")
+
+
+def _first(
+    tx: Transaction, query: sa.Select[Any], newest: sa.ColumnElement[Any], limit: int
+) -> tuple[Sequence[Any], int]:
+    rows = tx.execute(query.order_by(newest.desc()).limit(limit)).mappings().all()
+    if len(rows) < limit:
+        return rows, len(rows)
+    return rows, tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
