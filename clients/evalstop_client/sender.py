@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.notices import Notices
+from evalstop_client.refusal import blamed, observations_of
 from evalstop_client.segment import Entry
 from evalstop_client.service import Accepted, Answer, Away, Json, Refused, Service, Unauthorized
 from evalstop_client.settings import Limits
@@ -22,7 +22,6 @@ from evalstop_client.standing import Standing
 logger = logging.getLogger("evalstop_client")
 
 HURRIED_WAIT_SECONDS = 0.5
-BAD_POINT = re.compile(r"^/observations/(\d+)(/|$)")
 
 
 class Sender:
@@ -146,7 +145,7 @@ class Sender:
                 if answer.status == 404 and not self._reopened:  # the service has lost the run: make it anew, once
                     self._opened, self._reopened = None, True
                     return answer
-                bad, rest = _blamed(part, answer)
+                bad, rest = blamed(part, answer)
                 if bad is not None:
                     self._lay_aside([bad], answer)
                 waiting.extend(reversed(rest))
@@ -215,28 +214,4 @@ def _merged(entries: Sequence[Entry]) -> Entry:
     """One entry with the observations of all of `entries`; an entry of another kind stands alone."""
     if len(entries) == 1:
         return entries[0]
-    return _observations([point for entry in entries for point in entry.body["observations"]])
-
-
-def _blamed(entry: Entry, refused: Refused) -> tuple[Entry | None, list[Entry]]:
-    """What to lay aside of a refused entry, and what to post again.
-
-    The service stores nothing of a batch with a bad point. Where it names the bad points only they go; where it does
-    not, the batch is halved until they are alone.
-    """
-    if entry.is_control:
-        return entry, []
-    points = entry.body["observations"]
-    named = {int(match[1]) for pointer in refused.pointers if (match := BAD_POINT.match(pointer))}
-    bad = [point for index, point in enumerate(points) if index in named]
-    if bad:
-        good = [point for index, point in enumerate(points) if index not in named]
-        return _observations(bad), [_observations(good)] if good else []
-    if len(points) == 1:
-        return entry, []
-    half = len(points) // 2
-    return None, [_observations(points[:half]), _observations(points[half:])]
-
-
-def _observations(points: Sequence[Json]) -> Entry:
-    return Entry("observations", {"observations": list(points)})
+    return observations_of([point for entry in entries for point in entry.body["observations"]])

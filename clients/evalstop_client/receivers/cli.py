@@ -1,4 +1,4 @@
-"""The command `evalstop-receiver`: stands beside a scheduler and ends jobs when EvalStop says so."""
+"""The command `evalstop-receiver`: ends jobs when EvalStop says so, and reports those that write for TensorBoard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers import cli_command, cli_kubernetes, cli_process, cli_slurm
+from evalstop_client.receivers import cli_command, cli_kubernetes, cli_process, cli_slurm, cli_tensorboard
 from evalstop_client.version import __version__
 
 
@@ -27,12 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evalstop-receiver",
-        description="Stands beside a scheduler, ends jobs when EvalStop asks for it, and reports that they are gone.",
-        epilog="`evalstop-receiver SCHEDULER --help` shows each with examples.",
+        description="Stands beside a scheduler, ends jobs when EvalStop asks for it, and reports that they are gone; "
+        "or stands beside trainers and reports what they write for TensorBoard.",
+        epilog="`evalstop-receiver COMMAND --help` shows each with examples.",
     )
     parser.add_argument("--version", action="version", version=__version__)
-    kinds = parser.add_subparsers(title="schedulers", required=True, metavar="SCHEDULER")
-    for module in (cli_process, cli_slurm, cli_kubernetes, cli_command):
+    kinds = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for module in (cli_process, cli_slurm, cli_kubernetes, cli_command, cli_tensorboard):
         module.add_parser(kinds)
     return parser
 

@@ -1,0 +1,129 @@
+"""`evalstop-receiver watch-tensorboard`: reports what trainers write for TensorBoard."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+import random
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from evalstop_client.backoff import wait_seconds
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.receivers.options import pairs, seconds, service_of, state_folder
+from evalstop_client.service import Service
+from evalstop_client.settings import AUTO, DIRECTIONS, MODES, SIGNALS
+from evalstop_client.tensorboard.watching import ServiceAway, Watch
+
+logger = logging.getLogger("evalstop_client.tensorboard")
+
+EXAMPLES = """\
+examples:
+  # each folder with event files below runs/ is a run, called runs/<folder>; roles are told from the tags
+  evalstop-receiver watch-tensorboard runs
+
+  # Keras writes train/ and validation/: one run, tags train/epoch_loss and validation/epoch_loss
+  evalstop-receiver watch-tensorboard logs --one-run --name classifier --metric validation/epoch_loss=eval:minimize
+
+  # so that a receiver finds the job that it is to stop
+  evalstop-receiver watch-tensorboard runs --label slurm_job_id=4711 --label slurm_cluster=alpha --mode enforce
+
+  # take in the past, and end
+  evalstop-receiver watch-tensorboard old-runs --once
+
+Where it has come to it remembers (--state). The files do not tell that a trainer has ended or died: without --once a
+run that has fallen silent is `lost` after a while. A trainer that restarts writes a new file; what it logs again, from
+an earlier step on, takes the place of what it had logged.
+"""
+
+
+def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `watch-tensorboard` to the command line."""
+    parser = kinds.add_parser(
+        "watch-tensorboard",
+        help="report what trainers write for TensorBoard",
+        description="Follows TensorBoard's event files as they grow and reports their scalars to EvalStop. It needs "
+        "neither TensorFlow nor TensorBoard, and changes nothing in the folder.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="FOLDER", help="where the event files are, at any depth")
+    add("--name", help="what the runs' names begin with (default: the folder's name)")
+    add("--one-run", action="store_true", help="all folders below are one run, their path before the tag")
+    add(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="TAG=SIGNAL[:DIRECTION]",
+        help="the role of a tag: eval, proxy, kl or loss; maximize or minimize (default: told from the tags)",
+    )
+    add("--label", action="append", default=[], metavar="NAME=VALUE", help="labels of the runs")
+    add("--policy", metavar="NAME[@VERSION]", help="what judges the runs (default: the project's)")
+    add("--mode", choices=MODES, help="whether stops are carried out (default: as the project has it)")
+    add("--once", action="store_true", help="send what is there, say that the runs have completed, and end")
+    add("--look-seconds", type=seconds, default=5.0, metavar="S", help="between looks (default: %(default)g)")
+    add("--state", type=Path, metavar="FILE", help="where it remembers how far it has come (default: in the user's)")
+    add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service (default: $EVALSTOP_URL)")
+    add("--key-env", default="EVALSTOP_KEY", metavar="NAME", help="variable with a key of scope ingest")
+    parser.set_defaults(run=watch_tensorboard)
+
+
+def watch_tensorboard(options: argparse.Namespace) -> int:
+    """Follow the folder until SIGTERM or Ctrl-C, or once."""
+    root: Path = options.folder
+    if not root.is_dir():
+        raise ConfigurationError(f"folder {str(root)!r}: there is no such folder.")
+    opening = {
+        "metrics": _roles(options.metric) or AUTO,
+        "labels": {name: values[-1] for name, values in pairs(options.label, "label").items()},
+        **({"policy": options.policy} if options.policy else {}),
+        **({"mode": options.mode} if options.mode else {}),
+    }
+    url, key = service_of(options)
+    if url is None:
+        raise ConfigurationError("url: say where the service is, with --url or EVALSTOP_URL.")
+    name = options.name or root.resolve().name or "tensorboard"
+    digest = hashlib.sha256(f"{url}\n{name}\n{root.resolve()}".encode(errors="replace")).hexdigest()[:12]
+    memory = options.state or state_folder(None, "tensorboard") / f"{digest}.json"
+    watch = Watch(root, Service(url, key), name, opening, memory, options.one_run)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    return _follow(watch, ended, options.look_seconds, options.once)
+
+
+def _follow(watch: Watch, ended: threading.Event, look_seconds: float, once: bool) -> int:
+    failures = 0
+    while not ended.is_set():
+        try:
+            watch.look()
+            if once:
+                watch.finish()
+                return 0
+        except ServiceAway as error:
+            failures += 1
+            if failures == 1:
+                logger.warning("the service does not take it now, it is tried again: %s", error)
+            ended.wait(wait_seconds(failures, random.random()))
+            continue
+        if failures:
+            logger.info("the service is back")
+        failures = 0
+        ended.wait(max(0.1, look_seconds))
+    return 0
+
+
+def _roles(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    roles: dict[str, dict[str, str]] = {}
+    for text in texts:
+        tag, _, role = text.rpartition("=")  # a tag may hold one, a role does not
+        signal_name, _, direction = role.partition(":")
+        if not tag or signal_name not in SIGNALS or direction not in ("", *DIRECTIONS):
+            raise ConfigurationError(f"metric {text!r}: write TAG=SIGNAL or TAG=SIGNAL:minimize; {', '.join(SIGNALS)}.")
+        roles[tag] = {"signal": signal_name, **({"direction": direction} if direction else {})}
+    return roles

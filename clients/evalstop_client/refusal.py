@@ -1,0 +1,36 @@
+"""What a refusal by the service means for what was sent: a little of it is laid aside, the rest sent again. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from evalstop_client.segment import Entry
+from evalstop_client.service import Json, Refused
+
+BAD_POINT = re.compile(r"^/observations/(\d+)(/|$)")
+
+
+def blamed(entry: Entry, refused: Refused) -> tuple[Entry | None, list[Entry]]:
+    """What to lay aside of a refused entry, and what to post again.
+
+    The service stores nothing of a batch with a bad point. Where it names the bad points only they go; where it does
+    not, the batch is halved until they are alone.
+    """
+    if entry.is_control:
+        return entry, []
+    points = entry.body["observations"]
+    named = {int(match[1]) for pointer in refused.pointers if (match := BAD_POINT.match(pointer))}
+    bad = [point for index, point in enumerate(points) if index in named]
+    if bad:
+        good = [point for index, point in enumerate(points) if index not in named]
+        return observations_of(bad), [observations_of(good)] if good else []
+    if len(points) == 1:
+        return entry, []
+    half = len(points) // 2
+    return None, [observations_of(points[:half]), observations_of(points[half:])]
+
+
+def observations_of(points: Sequence[Json]) -> Entry:
+    """An entry that holds these observations."""
+    return Entry("observations", {"observations": list(points)})

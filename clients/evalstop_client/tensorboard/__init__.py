@@ -1,0 +1,1 @@
+"""TensorBoard's event files: read as they grow, without TensorFlow and without the package tensorboard."""

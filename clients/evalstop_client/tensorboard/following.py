@@ -1,0 +1,143 @@
+"""Follows event files as they grow: what is new in a folder of runs since the last look.
+
+A folder that holds event files is a run. A trainer that starts again writes a new file beside the old one: what it logs
+anew from an earlier step on takes the place of what stood there, as TensorBoard has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from evalstop_client.tensorboard.events import MalformedEvent, Scalar, scalars_in
+from evalstop_client.tensorboard.records import DamagedRecord, Reader
+
+logger = logging.getLogger("evalstop_client.tensorboard")
+
+EVENTS = "events.out.tfevents"
+MOST_SCALARS = 1000
+
+
+@dataclass
+class Position:
+    """How far a file was read; `inode` tells whether it is still the same."""
+
+    inode: int
+    offset: int = 0
+
+
+@dataclass
+class Portion:
+    """Some scalars of one file, in their order, and where it goes on after them.
+
+    `restarts_at` is the step from which on they take the place of what was logged before, None when they go on.
+    """
+
+    scalars: list[Scalar]
+    position: Position
+    restarts_at: int | None = None
+
+
+@dataclass
+class Folder:
+    """What was read of one run's folder: how far of each file, and of each tag its last step and the file of that."""
+
+    positions: dict[str, Position] = field(default_factory=dict)
+    lasts: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _complained: set[str] = field(default_factory=set)
+
+    def portion(self, file: Path) -> Portion | None:
+        """What is new in `file`, at most `MOST_SCALARS` of it; None when there is nothing. Changes nothing."""
+        known = self.positions.get(file.name)
+        try:
+            # A pipe of that name would be waited for, and a link could lead anywhere.
+            descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError as error:
+            self._complain(file, str(error))
+            return None
+        with os.fdopen(descriptor, "rb") as opened:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                return None
+            same = known is not None and known.inode == found.st_ino and known.offset <= found.st_size
+            reader = Reader(opened, found.st_size, known.offset if known is not None and same else 0)
+            began = reader.offset
+            portion = self._read(file, reader, Position(found.st_ino))
+            return portion if portion.scalars or portion.position.offset > began else None
+
+    def take(self, file: Path, portion: Portion) -> None:
+        """Remember that a portion was dealt with."""
+        self.positions[file.name] = portion.position
+        if portion.restarts_at is not None:
+            self.lasts = {tag: last for tag, last in self.lasts.items() if last[0] < portion.restarts_at}
+        for scalar in portion.scalars:
+            step = max(scalar.step, self.lasts.get(scalar.tag, (0, ""))[0])
+            self.lasts[scalar.tag] = (step, file.name)
+
+    def _read(self, file: Path, reader: Reader, position: Position) -> Portion:
+        portion = Portion([], position)
+        while len(portion.scalars) < MOST_SCALARS:
+            before = reader.offset
+            try:
+                record = reader.next()
+                scalars = scalars_in(record) if record else []
+            except (DamagedRecord, MalformedEvent) as error:
+                self._complain(file, f"{error}; it is passed over")
+                if reader.offset == before:
+                    break
+                scalars = []
+            else:
+                if record is None:
+                    break
+            restart = min((one.step for one in scalars if self._is_restart(one, file)), default=None)
+            if restart is not None and portion.restarts_at is None:
+                if portion.scalars:
+                    break  # at a restart begins a portion of its own
+                portion.restarts_at = restart
+            portion.scalars += scalars
+            position.offset = reader.offset
+        return portion
+
+    def _is_restart(self, scalar: Scalar, file: Path) -> bool:
+        last = self.lasts.get(scalar.tag)
+        return last is not None and last[1] != file.name and scalar.step <= last[0]
+
+    def _complain(self, file: Path, what: str) -> None:
+        if file.name not in self._complained:
+            self._complained.add(file.name)
+            logger.warning("%s: %s (said once)", file, what)
+
+    def document(self) -> dict[str, Any]:
+        """What is to be remembered, as JSON."""
+        positions = {name: [position.inode, position.offset] for name, position in self.positions.items()}
+        return {"positions": positions, "lasts": self.lasts}
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Folder:
+        """The folder that `document` tells of. Raises KeyError, TypeError or ValueError."""
+        positions = {str(name): Position(int(at[0]), int(at[1])) for name, at in document["positions"].items()}
+        lasts = {str(tag): (int(last[0]), str(last[1])) for tag, last in document["lasts"].items()}
+        return cls(positions, lasts)
+
+
+def event_files(root: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Each folder at and below `root` that has event files, with these from the oldest on; links are not followed."""
+    for folder, folders, names in os.walk(root):
+        folders.sort()
+        files = sorted(Path(folder) / name for name in names if name.startswith(EVENTS))
+        if files:
+            yield Path(folder), files
+
+
+def all_scalars(files: list[Path]) -> Iterator[Portion]:
+    """Everything in the event files of one folder, portion by portion."""
+    folder = Folder()
+    for file in files:
+        while (portion := folder.portion(file)) is not None:
+            folder.take(file, portion)
+            yield portion

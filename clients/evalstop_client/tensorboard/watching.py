@@ -1,0 +1,143 @@
+"""Reports what grows in a folder of TensorBoard's runs, and remembers on disk how far it has come.
+
+A portion of a file is forgotten only when the service has it: a watcher that is killed sends some of it again, which
+counts once. It says nothing in the name of a trainer but what stands in its files: no heartbeats, and no end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from evalstop_client.observation import sendable
+from evalstop_client.refusal import blamed, observations_of
+from evalstop_client.service import Accepted, Answer, Json, Refused, Service
+from evalstop_client.tensorboard.events import Scalar
+from evalstop_client.tensorboard.following import Folder, Portion, event_files
+
+logger = logging.getLogger("evalstop_client.tensorboard")
+
+MOST_RUNS = 1000
+LONGEST_TAG = 256
+
+
+class ServiceAway(Exception):
+    """The service does not take anything now; nothing is lost, and all of it can be tried again."""
+
+
+class Watch:
+    """One root folder of runs. `opening` is what every run is opened with, but for its name.
+
+    With `one_run` the folders below are parts of one run: their path stands before the tag.
+    """
+
+    def __init__(
+        self, root: Path, service: Service, name: str, opening: Mapping[str, Any], memory: Path, one_run: bool = False
+    ) -> None:
+        self._root = root
+        self._service = service
+        self._name = name
+        self._opening = opening
+        self._memory = memory
+        self._one_run = one_run
+        self._folders = self._recall()
+        self._ids: dict[str, str] = {}
+        self._said: set[str] = set()
+
+    def look(self) -> None:
+        """Send what is new. Raises ServiceAway."""
+        for path, files in event_files(self._root):
+            inside = path.relative_to(self._root).as_posix()
+            if inside not in self._folders and len(self._folders) >= MOST_RUNS:
+                self._say("many", f"there are more than {MOST_RUNS} runs in {self._root}: the rest is left alone")
+                continue
+            folder = self._folders.setdefault(inside, Folder())
+            for file in files:
+                while (portion := folder.portion(file)) is not None:
+                    self._send(inside, portion)
+                    folder.take(file, portion)
+                    self._remember()
+
+    def finish(self) -> None:
+        """Say that all runs of which something was sent have ended well. Raises ServiceAway."""
+        for run in sorted(self._ids):
+            self._post(run, "finish", {"status": "completed"})
+
+    def _send(self, inside: str, portion: Portion) -> None:
+        below = "" if inside == "." else inside
+        run = self._name if self._one_run or not below else f"{self._name}/{below}"
+        before = f"{below}/" if self._one_run and below else ""
+        points = [point for scalar in portion.scalars if (point := self._point(before, scalar)) is not None]
+        if not points:
+            return
+        if portion.restarts_at is not None:
+            self._post(run, "resume", {"step": max(0, portion.restarts_at - 1)})
+        waiting = [observations_of(points)]
+        while waiting:
+            part = waiting.pop()
+            refused = self._post(run, part.to, dict(part.body))
+            if refused is not None:
+                bad, rest = blamed(part, refused)
+                if bad is not None:
+                    self._say("refused", f"the service refuses some of {run}: {refused.reason}")
+                waiting.extend(reversed(rest))
+
+    def _post(self, run: str, to: str, body: Json) -> Refused | None:
+        """Post to a run, which is opened first; what the service will never take is handed back."""
+        if run not in self._ids:
+            opened = self._answered(self._service.post("/runs", {**self._opening, "name": run}))
+            if isinstance(opened, Refused):
+                self._say(f"open {run}", f"{run} is NOT being watched: {opened.reason}")
+                return None
+            self._ids[run] = str(opened.body.get("id"))
+        answer = self._answered(self._service.post(f"/runs/{self._ids[run]}/{to}", body))
+        if isinstance(answer, Refused) and answer.status == 404:
+            del self._ids[run]  # the service has lost it: it is opened anew at the next look
+            raise ServiceAway(answer.reason)
+        return answer if isinstance(answer, Refused) else None
+
+    def _answered(self, answer: Answer) -> Accepted | Refused:
+        if isinstance(answer, Accepted | Refused):
+            return answer
+        raise ServiceAway(answer.reason)
+
+    def _point(self, before: str, scalar: Scalar) -> Json | None:
+        metric = before + scalar.tag
+        if scalar.step < 0 or len(metric) > LONGEST_TAG:
+            self._say("odd", f"{metric!r:.80} at step {scalar.step} is left out: no step, or a tag over {LONGEST_TAG}")
+            return None
+        point: Json = {"metric": metric, "step": scalar.step, "value": sendable(scalar.value)}
+        try:
+            time = datetime.fromtimestamp(scalar.wall_time, UTC)
+        except (OverflowError, ValueError, OSError):
+            return point
+        return point | {"time": time.isoformat().replace("+00:00", "Z")}
+
+    def _recall(self) -> dict[str, Folder]:
+        try:
+            document = json.loads(self._memory.read_text())
+            return {str(path): Folder.from_document(one) for path, one in document["folders"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            logger.warning("%s cannot be read, everything is sent again: %s", self._memory, error)
+            return {}
+
+    def _remember(self) -> None:
+        document = {"version": 1, "folders": {path: folder.document() for path, folder in self._folders.items()}}
+        draft = self._memory.with_suffix(".draft")
+        try:
+            self._memory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            draft.write_text(json.dumps(document))
+            draft.replace(self._memory)
+        except OSError as error:
+            self._say("memory", f"{self._memory} cannot be written, a restart will send everything again: {error}")
+
+    def _say(self, kind: str, what: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            logger.warning("%s (said once)", what)
