@@ -21,6 +21,7 @@ from evalstop_service import (
     chores,
     deadlines,
     grants,
+    mlflow,
     openid,
     pages,
     rehearsing,
@@ -69,6 +70,7 @@ from evalstop_service.delivery.backoff import Answer, Backoff
 from evalstop_service.delivery.sender import Sender
 from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.ingest import Committer, Limits, LiveRuns
+from evalstop_service.mlflow import Tee
 from evalstop_service.settings import Settings
 from evalstop_service.store.breakers import Breaker
 from evalstop_service.store.database import Database
@@ -120,8 +122,11 @@ def create_app(
     live = LiveRuns(settings.live_runs)
     committer = Committer(database, live, clock, telemetry, _limits(settings, database), tracer)
     keyring = Keyring(database, settings.key_cache_seconds)
+    may_reach = targets.parse(settings.webhook_networks)
+    context = Context(database, clock, committer, keyring, may_reach, create_vault(settings))
+    tee = _create_tee(settings, database, clock, telemetry)
     app = _App(
-        lifespan=_living(settings, database, committer, telemetry, tracer, deliver=deliver),
+        lifespan=_living(settings, database, committer, telemetry, tracer, tee, deliver=deliver),
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
@@ -130,8 +135,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    may_reach = targets.parse(settings.webhook_networks)
-    app.state.context = Context(database, clock, committer, keyring, may_reach, create_vault(settings))
+    app.state.context = context
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED)
     problems.install(app)
     reference.install(app)
@@ -144,6 +148,7 @@ def create_app(
     app.include_router(health.router)
     app.include_router(metrics.routes(telemetry, settings.metrics_public))
     pages.install(app, database, clock, session_secret, _openid(settings))
+    app.mount("/mlflow", mlflow.create(context, telemetry, tee))
     lane = ExpressLane(
         ProxyHeadersMiddleware(app.behind, settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
@@ -167,6 +172,13 @@ def _openid(settings: Settings) -> pages.OpenId | None:
     )
     who = grants.Grants(grants.parse(settings.oidc_grants), settings.oidc_groups_claim, settings.oidc_name_claim)
     return pages.OpenId(openid.Provider(terms), who)
+
+
+def _create_tee(settings: Settings, database: Database, clock: Clock, telemetry: Telemetry) -> Tee | None:
+    if settings.mlflow_tee_url is None:
+        return None
+    token = settings.mlflow_tee_token
+    return Tee(settings.mlflow_tee_url, None if token is None else token.get_secret_value(), database, clock, telemetry)
 
 
 def _send_once(settings: Settings) -> webhooks.Send:
@@ -266,6 +278,7 @@ def _living(
     committer: Committer,
     telemetry: Telemetry,
     tracer: Tracer,
+    tee: Tee | None,
     *,
     deliver: bool,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -274,6 +287,8 @@ def _living(
         async with _delivering(settings, database, telemetry, tracer) if deliver else nullcontext():
             yield
         await asyncio.to_thread(committer.close)
+        if tee is not None:
+            await asyncio.to_thread(tee.close)
         await asyncio.to_thread(tracer.close)  # it may wait for a collector that does not answer
 
     return lifespan

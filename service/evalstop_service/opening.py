@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -23,6 +24,9 @@ from evalstop_service.watching import DEFAULT_METRICS
 
 DEFAULT_POLICY = "default"
 """What a project judges its runs by unless it says otherwise."""
+
+
+LONGEST_NAME = 256
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,42 @@ def open_run(database: Database, project_id: UUID, request: Request, now: dateti
                 _look_after(tx, project, run, now)
                 return run, True
         return _reopen(tx, project, request, now), False
+
+
+def new_run(database: Database, project_id: UUID, request: Request, now: datetime) -> Run:
+    """A new run, called by this name or, where that is taken, by it and the end of the run's id."""
+    with database.transaction() as tx:
+        project = projects.get(tx, project_id)
+        run = _new(tx, project, request, now)
+        tail = f"-{run.id.hex[-12:]}"
+        run = replace(run, name=request.name[:LONGEST_NAME])
+        if not runs.add(tx, run):
+            run = replace(run, name=request.name[: LONGEST_NAME - len(tail)] + tail)
+            if not runs.add(tx, run):
+                raise Conflict(f"a run called {run.name!r} is on record; send the same again")
+        _look_after(tx, project, run, now)
+        return run
+
+
+def relabel(
+    database: Database,
+    project_id: UUID,
+    run_id: UUID,
+    relabelled: Callable[[dict[str, str]], dict[str, str]],
+    now: datetime,
+) -> Run:
+    """Give a run the labels that `relabelled` makes of those on record. Raises NotFound, and Conflict if pruned."""
+    with database.transaction() as tx:
+        run = runs.lock(tx, project_id, run_id)
+        if run is None:
+            raise NotFound(f"there is no run {run_id} in this project")
+        refuse_if_pruned(run)
+        labels = relabelled(run.labels)
+        if labels == run.labels:
+            return run
+        run = replace(run, labels=labels, version=run.version + 1, updated_at=now)
+        runs.save(tx, run)
+        return run
 
 
 def heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:

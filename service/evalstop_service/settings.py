@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -40,6 +41,12 @@ def _issuer(url: str) -> str:
 def _grants(text: str) -> str:
     grants.parse(text)
     return text
+
+
+def _web_address(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
+        raise ValueError("a server is named as http://HOST:PORT or https://HOST/PATH, without a password or a query")
+    return url
 
 
 def _networks(text: str) -> str:
@@ -137,6 +144,11 @@ class Settings(BaseSettings):
         10, description="after so many failures one after the other an endpoint is left alone for a while"
     )
     delivery_breaker_seconds: Positive = Field(30.0, description="for so long; then one attempt is made")
+
+    mlflow_tee_url: Annotated[str, AfterValidator(_web_address)] | None = Field(
+        None, description="an MLflow server that gets everything that is logged by its API here; None is nobody"
+    )
+    mlflow_tee_token: SecretStr | None = Field(None, description="the bearer token for it; None sends none")
 
     metrics_public: bool = Field(
         True, description="/metrics needs no key; it tells of the installation as a whole and of nobody's runs"

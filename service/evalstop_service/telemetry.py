@@ -37,7 +37,9 @@ class Telemetry:
     rebuilt), and how often memory was mistaken, so that a batch was worked in twice.
     `detector_seconds`: of each group. `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
-    answers by method, route template and class of status. `pruned_runs`, `pruned_rows`: what retention removed.
+    answers by method, route template and class of status. `mlflow_left_out`: metrics, labels and
+    checkpoints of MLflow's clients that were passed over. `mlflow_tee`: what was passed on to an MLflow server, or
+    could not be. `pruned_runs`, `pruned_rows`: what retention removed.
     """
 
     def __init__(self) -> None:
@@ -86,6 +88,16 @@ class Telemetry:
             ("method", "route", "status"),
             buckets=SHORT_SECONDS,
             registry=self.registry,
+        )
+        self.mlflow_left_out = self._counter(
+            "evalstop_mlflow_left_out",
+            "What clients of MLflow logged and has no place here, by what it was.",
+            ("what", "step", "label", "checkpoint"),
+        )
+        self.mlflow_tee = self._counter(
+            "evalstop_mlflow_tee",
+            "Requests that were to be passed on to an MLflow server, by what came of them.",
+            ("result", "sent", "refused", "dropped"),
         )
         self.pruned_runs = self._counter("evalstop_pruned_runs", "Runs whose details retention removed.")
         self.pruned_rows = self._counter("evalstop_pruned_rows", "Rows that retention removed.")

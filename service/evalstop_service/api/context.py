@@ -125,16 +125,19 @@ def may(*scopes: str) -> Callable[[Key], Caller]:
     """A dependency: the caller, if the key is bound to a project and has one of the scopes (or `admin`)."""
 
     def caller(key: AnyKey) -> Caller:
-        if not {*scopes, "admin"} & set(key.scopes):
-            raise Problem(403, "The key may not do this", f"it has {_list(key.scopes)}; this needs {_list(scopes)}")
-        if key.project_id is None:
-            raise Problem(
-                403, "The key is bound to no project", "a key to the installation only makes and lists projects"
-            )
-        logs.tell(project_id=key.project_id)
-        return Caller(key, key.project_id)
+        return allowed(key, *scopes)
 
     return caller
+
+
+def allowed(key: Key, *scopes: str) -> Caller:
+    """The caller behind a key, if it is bound to a project and has one of the scopes (or `admin`). Raises Problem."""
+    if not {*scopes, "admin"} & set(key.scopes):
+        raise Problem(403, "The key may not do this", f"it has {_list(key.scopes)}; this needs {_list(scopes)}")
+    if key.project_id is None:
+        raise Problem(403, "The key is bound to no project", "a key to the installation only makes and lists projects")
+    logs.tell(project_id=key.project_id)
+    return Caller(key, key.project_id)
 
 
 def _list(scopes: tuple[str, ...]) -> str:

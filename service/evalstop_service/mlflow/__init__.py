@@ -1,0 +1,13 @@
+"""MLflow's tracking API: whoever logs to MLflow is watched once `MLFLOW_TRACKING_URI` names this service.
+
+    client ──> verbs ──> labels (params and tags)      one transaction under the run's lock
+                 │  └──> committer (metrics)           the same way in as all others
+                 └─────> tee ──> an MLflow server      afterwards, by a thread of its own; nobody waits for it
+
+What MLflow keeps and this service does not, such as artifacts, models and traces, is refused by name.
+"""
+
+from evalstop_service.mlflow.tee import Tee
+from evalstop_service.mlflow.tracking import create
+
+__all__ = ["Tee", "create"]

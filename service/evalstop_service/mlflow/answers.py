@@ -1,0 +1,111 @@
+"""Runs and experiments as MLflow's clients read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from evalstop_service.api.schemas import written
+from evalstop_service.mlflow import labels
+from evalstop_service.mlflow.labels import Item
+from evalstop_service.mlflow.words import milliseconds
+from evalstop_service.store import decisions, experiments, observations
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.experiments import Experiment
+from evalstop_service.store.observations import StoredPoint
+from evalstop_service.store.runs import Run
+
+DEFAULT_ID, DEFAULT_NAME = "0", "Default"
+"""The experiment of whoever names none, and of runs that did not come in by MLflow."""
+
+_STATUS = {"running": "RUNNING", "completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED", "lost": "FAILED"}
+
+
+def experiment_document(experiment: Experiment | None) -> dict[str, Any]:
+    """An experiment; None is the default one."""
+    own_id = DEFAULT_ID if experiment is None else experiment.id.hex
+    document: dict[str, Any] = {
+        "experiment_id": own_id,
+        "name": DEFAULT_NAME if experiment is None else experiment.name,
+        "artifact_location": f"mlflow-artifacts:/{own_id}",
+        "lifecycle_stage": "active",
+        "tags": [],
+    }
+    if experiment is not None:
+        document |= dict.fromkeys(("creation_time", "last_update_time"), milliseconds(experiment.created_at))
+    return document
+
+
+def run_documents(tx: Transaction, found: Sequence[Run], now: datetime) -> list[dict[str, Any]]:
+    """Runs with the newest value of each metric, and what is to be told to their trainers as tags."""
+    on_record = decisions.of_runs(tx, [run.id for run in found])
+    documents = []
+    for run in found:
+        decision = on_record.get(run.id)
+        should_stop = decision is not None and decision.attempt == run.attempt and decision.stops(now)
+        tags = [*labels.tags_of(run.labels), *_told(run, should_stop)]
+        metrics = [
+            {"key": item.metric, "value": written(item.value), "step": item.step, "timestamp": _updated(run)}
+            for item in observations.latest(tx, run.id)
+        ]
+        data = {"metrics": metrics, "params": _pairs(labels.params_of(run.labels)), "tags": _pairs(tags)}
+        documents.append({"info": run_info(tx, run), "data": data, "inputs": {}, "outputs": {}})
+    return documents
+
+
+def run_info(tx: Transaction, run: Run) -> dict[str, Any]:
+    """What identifies a run, and how it stands."""
+    experiment = experiment_id(tx, run)
+    info = {
+        "run_id": run.id.hex,
+        "run_uuid": run.id.hex,
+        "run_name": run.labels.get(labels.RUN_NAME, run.name),
+        "experiment_id": experiment,
+        "user_id": run.labels.get(labels.USER, ""),
+        "status": _STATUS[run.status],
+        "start_time": milliseconds(run.created_at),
+        "artifact_uri": f"mlflow-artifacts:/{experiment}/{run.id.hex}/artifacts",
+        "lifecycle_stage": run.labels.get(labels.LIFECYCLE, "active"),
+    }
+    return info if run.ended_at is None else info | {"end_time": milliseconds(run.ended_at)}
+
+
+def experiment_id(tx: Transaction, run: Run) -> str:
+    """The id of the experiment that a run belongs to."""
+    name = run.labels.get(labels.EXPERIMENT)
+    experiment = None if name is None else experiments.find_by_name(tx, run.project_id, name)
+    return DEFAULT_ID if experiment is None else experiment.id.hex
+
+
+def history_document(points: Iterable[StoredPoint], metric: str) -> list[dict[str, Any]]:
+    """Values of a metric; what was superseded is left out."""
+    return [
+        {
+            "key": metric,
+            "value": written(point.value),
+            "step": point.step,
+            "timestamp": milliseconds(point.observed_at or point.received_at),
+        }
+        for point in points
+        if not point.superseded_by
+    ]
+
+
+def _told(run: Run, should_stop: bool) -> list[Item]:
+    told = {
+        "evalstop.should_stop": "true" if should_stop else "false",
+        "evalstop.verdict": run.verdict["verdict"],
+        "evalstop.reason": run.verdict["reason"],
+    }
+    if run.best_checkpoint is not None:
+        told["evalstop.best_checkpoint"] = run.best_checkpoint["uri"]
+    return [Item(*pair) for pair in told.items()]
+
+
+def _pairs(items: Iterable[Item]) -> list[dict[str, str]]:
+    return [item._asdict() for item in items]
+
+
+def _updated(run: Run) -> int:
+    return milliseconds(run.updated_at)

@@ -1,0 +1,80 @@
+"""Our problems as MLflow's errors: a code that its clients know, and a status that says whether to try again.
+
+A client tries 408, 429, 500, 502, 503 and 504 again, by itself and for minutes, and raises all others at once in the
+training loop. So 503 is what passes, and everything else is what no second try would mend.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from evalstop_service.api import problems
+from evalstop_service.api.problems import Problem
+
+MOST_SAID = 3
+
+_CODES = {
+    400: "INVALID_PARAMETER_VALUE",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "RESOURCE_DOES_NOT_EXIST",
+    409: "RESOURCE_CONFLICT",
+    500: "INTERNAL_ERROR",
+    501: "NOT_IMPLEMENTED",
+    503: "TEMPORARILY_UNAVAILABLE",
+}
+
+
+class Failure(Exception):
+    """A request that is answered with an error of MLflow's own."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.status, self.code, self.message = status, code, message
+
+
+def invalid(message: str) -> Failure:
+    """A parameter that cannot be taken; the message says which, and what it may be."""
+    return Failure(400, "INVALID_PARAMETER_VALUE", message)
+
+
+def missing(message: str) -> Failure:
+    """Something that is not on record."""
+    return Failure(404, "RESOURCE_DOES_NOT_EXIST", message)
+
+
+def exists(message: str) -> Failure:
+    """Something that is on record already."""
+    return Failure(400, "RESOURCE_ALREADY_EXISTS", message)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of the app as MLflow would."""
+    for error_type in (Failure, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(error_type, _handle)
+
+
+def _handle(_request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, Failure):
+        return _answer(error)
+    if isinstance(error, HTTPException):
+        return _answer(Failure(error.status_code, "BAD_REQUEST", str(error.detail)))
+    problem = problems.problem_of(error)
+    return _answer(failure_of(problem), problem)
+
+
+def failure_of(problem: Problem) -> Failure:
+    """What a problem is called in MLflow."""
+    status = 400 if problem.status in (413, 415, 422) else problem.status
+    message = f"{problem.title}: {problem.detail}"
+    for item in (problem.errors or [])[:MOST_SAID]:
+        message += f". {item['pointer']}: {item['detail']}"
+    return Failure(status, _CODES.get(status, "BAD_REQUEST"), message)
+
+
+def _answer(failure: Failure, problem: Problem | None = None) -> JSONResponse:
+    body = {"error_code": failure.code, "message": failure.message}
+    return JSONResponse(body, failure.status, headers=problem.headers if problem is not None else None)

@@ -1,0 +1,355 @@
+"""The verbs: what a client of MLflow may ask, each ending where everything else that trainers say ends."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+
+from evalstop_service import opening, responses
+from evalstop_service.api.context import Commit, Context, Db, Now
+from evalstop_service.errors import Conflict
+from evalstop_service.ingest import Arrival, Points, Saved
+from evalstop_service.mlflow import answers, experimenting, failures, labels, searching
+from evalstop_service.mlflow.callers import Either, Ingesting, Reading, Verb
+from evalstop_service.mlflow.failures import Failure, invalid, missing
+from evalstop_service.mlflow.labels import Item
+from evalstop_service.mlflow.tee import Said, Tee
+from evalstop_service.mlflow.words import (
+    MOST_TOGETHER,
+    CreateRun,
+    DeleteTag,
+    ItemIn,
+    LogBatch,
+    LogItem,
+    LogMetric,
+    MetricIn,
+    RunWord,
+    SearchRuns,
+    UpdateRun,
+    is_id,
+)
+from evalstop_service.store import observations, runs
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.runs import Run
+from evalstop_service.telemetry import Telemetry
+
+CHECKPOINT = "evalstop.checkpoint."
+"""A tag of this name and a step tells where the checkpoint of the step is."""
+
+LOOKED_THROUGH = 1000
+"""Runs that one search looks at; the token of its answer goes on behind them."""
+
+HISTORY_AT_A_TIME = 10_000
+
+_NO_ARTIFACTS = (
+    "EvalStop keeps no artifacts: log metrics, params and tags here, and save files where your trainer saves its "
+    "checkpoints. A tag evalstop.checkpoint.STEP with the place of a checkpoint makes it known"
+)
+
+router = APIRouter(prefix="/api/2.0/mlflow", route_class=Verb)
+
+
+def create(context: Context, telemetry: Telemetry, tee: Tee | None) -> FastAPI:
+    """The application that is to be mounted at `/mlflow`."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.state.context, app.state.telemetry, app.state.tee = context, telemetry, tee
+    failures.install(app)
+    app.include_router(experimenting.router)
+    app.include_router(router)
+    app.include_router(_elsewhere)
+    return app
+
+
+class Log:
+    """What a client says of a run: taken in here, counted where it cannot be, and passed on."""
+
+    def __init__(self, request: Request, caller: Ingesting, committer: Commit, database: Db, now: Now) -> None:
+        self.project_id, self.database, self.now = caller.project_id, database, now
+        self._committer = committer
+        self._telemetry: Telemetry = request.app.state.telemetry
+        self._tee: Tee | None = request.app.state.tee
+
+    def run_id(self, word: RunWord) -> UUID:
+        """Of which run this is said."""
+        return run_id_of(word.run_id or word.run_uuid)
+
+    def items(self, run_id: UUID, params: list[Item], tags: list[Item]) -> None:
+        """Keep params and tags as labels, as far as there is room; those that tell of checkpoints are taken as such."""
+        left_out = 0
+
+        def relabelled(known: dict[str, str]) -> dict[str, str]:
+            nonlocal left_out
+            found, left_out = labels.labelled(known, params, tags)
+            return found
+
+        opening.relabel(self.database, self.project_id, run_id, relabelled, self.now)
+        if left_out:
+            self._telemetry.mlflow_left_out.labels("label").inc(left_out)
+        for key, value in tags:
+            step = key.removeprefix(CHECKPOINT)
+            if step != key and step.isdecimal() and len(step) <= 15 and value:
+                self._saved(run_id, int(step), labels.clean(value)[: labels.LONGEST_VALUE])
+
+    def metrics(self, run_id: UUID, metrics: list[MetricIn]) -> None:
+        """Store what was measured. What contradicts the record is passed over: the first value stands."""
+        points = [point for metric in metrics if (point := metric.point()) is not None]
+        if len(points) < len(metrics):
+            self._telemetry.mlflow_left_out.labels("step").inc(len(metrics) - len(points))
+        if points:
+            self._committer.take(Arrival(self.project_id, run_id, Points(tuple(points))))
+
+    def pass_on(self, run_id: UUID, verb: str | None, body: dict[str, Any]) -> None:
+        """Have it sent to the MLflow server behind this one, if there is one."""
+        if self._tee is not None:
+            self._tee.offer(Said(self.project_id, run_id, verb, body))
+
+    def _saved(self, run_id: UUID, step: int, uri: str) -> None:
+        try:
+            self._committer.take(Arrival(self.project_id, run_id, Saved(step, uri)))
+        except Conflict:  # the place that was told first stands, as with everything that is logged
+            self._telemetry.mlflow_left_out.labels("checkpoint").inc()
+
+
+Logging = Annotated[Log, Depends(Log)]
+
+
+@router.post("/runs/create")
+def create_run(body: CreateRun, log: Logging) -> dict[str, Any]:
+    """Open a run: always a new one, as in MLflow."""
+    with log.database.reading() as tx:
+        experiment = experimenting.found(tx, log.project_id, body.experiment_id)
+    tags = [tag.item() for tag in body.tags]
+    said_name = body.run_name or dict(tags).get(labels.RUN_NAME, "")
+    name = labels.clean(said_name).strip() or "run"
+    tags += [Item(labels.RUN_NAME, name), *([Item(labels.USER, body.user_id)] if body.user_id else [])]
+    prefix = {} if experiment is None else {labels.EXPERIMENT: experiment.name}
+    found, _ = labels.labelled({}, tags=tags)
+    full_name = name if experiment is None else f"{experiment.name}/{name}"
+    request = opening.Request(full_name, recognise=True, labels=found | prefix)
+    run = opening.new_run(log.database, log.project_id, request, log.now)
+    log.pass_on(run.id, None, {})
+    with log.database.reading() as tx:
+        return {"run": answers.run_documents(tx, [run], log.now)[0]}
+
+
+@router.get("/runs/get")
+def get_run(
+    caller: Either, database: Db, now: Now, run_id: str | None = None, run_uuid: str | None = None
+) -> dict[str, Any]:
+    """A run with its newest values; its tags tell whether it should stop."""
+    with database.reading() as tx:
+        run = found(tx, caller.project_id, run_id_of(run_id or run_uuid))
+        return {"run": answers.run_documents(tx, [run], now)[0]}
+
+
+@router.post("/runs/update")
+def update_run(body: UpdateRun, log: Logging) -> dict[str, Any]:
+    """Take note that a run has ended or goes on, or is called otherwise."""
+    run_id = log.run_id(body)
+    match body.status:
+        case "FINISHED" | "FAILED" | "KILLED":
+            ended = "completed" if body.status == "FINISHED" else "failed"
+            responses.finish(log.database, log.project_id, run_id, ended, log.now)
+        case "RUNNING":
+            with log.database.reading() as tx:
+                name = found(tx, log.project_id, run_id).name
+            opening.open_run(log.database, log.project_id, opening.Request(name), log.now)
+        case None | "SCHEDULED" | "UNFINISHED":
+            pass
+        case _:
+            raise invalid(f"status {body.status!r:.100}: one of RUNNING, SCHEDULED, FINISHED, FAILED, KILLED")
+    if body.run_name:
+        log.items(run_id, [], [Item(labels.RUN_NAME, body.run_name)])
+    log.pass_on(run_id, "runs/update", body.model_dump(exclude_none=True))
+    with log.database.reading() as tx:
+        return {"run_info": answers.run_info(tx, found(tx, log.project_id, run_id))}
+
+
+@router.post("/runs/delete")
+def delete_run(body: RunWord, log: Logging) -> dict[str, Any]:
+    """Mark a run as deleted, which hides it from searches. What is on record stays there."""
+    return _staged(body, log, "deleted", "runs/delete")
+
+
+@router.post("/runs/restore")
+def restore_run(body: RunWord, log: Logging) -> dict[str, Any]:
+    """Show a run in searches again."""
+    return _staged(body, log, "active", "runs/restore")
+
+
+@router.post("/runs/log-metric")
+def log_metric(body: LogMetric, log: Logging) -> dict[str, Any]:
+    """One value of one metric."""
+    run_id = log.run_id(body)
+    log.metrics(run_id, [body])
+    log.pass_on(run_id, "runs/log-metric", _as_sent(body))
+    return {}
+
+
+@router.post("/runs/log-batch")
+def log_batch(body: LogBatch, log: Logging) -> dict[str, Any]:
+    """Metrics, params and tags of a run. Sent again, it changes nothing."""
+    run_id = log.run_id(body)
+    count = len(body.metrics) + len(body.params) + len(body.tags)
+    if count > MOST_TOGETHER:
+        raise invalid(f"{count} metrics, params and tags; a batch may hold {MOST_TOGETHER} in all")
+    if body.params or body.tags or not body.metrics:
+        log.items(run_id, _items(body.params), _items(body.tags))
+    log.metrics(run_id, body.metrics)
+    log.pass_on(run_id, "runs/log-batch", _as_sent(body))
+    return {}
+
+
+@router.post("/runs/log-parameter")
+def log_parameter(body: LogItem, log: Logging) -> dict[str, Any]:
+    """One param. One that is on record with another value keeps it."""
+    run_id = log.run_id(body)
+    log.items(run_id, [body.item()], [])
+    log.pass_on(run_id, "runs/log-parameter", _as_sent(body))
+    return {}
+
+
+@router.post("/runs/set-tag")
+def set_tag(body: LogItem, log: Logging) -> dict[str, Any]:
+    """One tag."""
+    run_id = log.run_id(body)
+    log.items(run_id, [], [body.item()])
+    log.pass_on(run_id, "runs/set-tag", _as_sent(body))
+    return {}
+
+
+@router.post("/runs/delete-tag")
+def delete_tag(body: DeleteTag, log: Logging) -> dict[str, Any]:
+    """Remove a tag."""
+    run_id = log.run_id(body)
+    if body.key.startswith(labels.PARAM) or body.key == labels.EXPERIMENT:
+        raise invalid(f"{body.key!r} is no tag that could be deleted")
+    opening.relabel(
+        log.database,
+        log.project_id,
+        run_id,
+        lambda known: {key: value for key, value in known.items() if key != body.key},
+        log.now,
+    )
+    log.pass_on(run_id, "runs/delete-tag", _as_sent(body))
+    return {}
+
+
+@router.post("/runs/search")
+def search_runs(body: SearchRuns, caller: Reading, database: Db, now: Now) -> dict[str, Any]:
+    """Runs, newest first. An answer may be short of its `max_results`; its token goes on behind what was looked at."""
+    searching.newest_first(body.order_by)
+    fits = searching.selects(searching.clauses(body.filter))
+    before = None if body.page_token is None else run_id_of(body.page_token)
+    with database.reading() as tx:
+        names = {
+            experiment.name if (experiment := experimenting.found(tx, caller.project_id, one)) else None
+            for one in body.experiment_ids
+        }
+        most = min(body.max_results, LOOKED_THROUGH)
+        looked_at = runs.listing(tx, caller.project_id, before=before, limit=most)
+        near = [
+            run
+            for run in looked_at
+            if (not names or run.labels.get(labels.EXPERIMENT) in names)
+            and _is_shown(run.labels.get(labels.LIFECYCLE, "active"), body.run_view_type)
+        ]
+        answer: dict[str, Any] = {"runs": [run for run in answers.run_documents(tx, near, now) if fits(run)]}
+    if len(looked_at) == most:
+        answer["next_page_token"] = looked_at[-1].id.hex
+    return answer
+
+
+@router.get("/metrics/get-history")
+def get_history(
+    caller: Reading,
+    database: Db,
+    metric_key: str,
+    run_id: str | None = None,
+    run_uuid: str | None = None,
+    max_results: Annotated[int | None, Query(ge=1)] = None,
+    page_token: Annotated[str | None, Query(pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$")] = None,
+) -> dict[str, Any]:
+    """All values of a metric by ascending step, so many at a time."""
+    limit = min(max_results or HISTORY_AT_A_TIME, HISTORY_AT_A_TIME)
+    after = None
+    if page_token is not None:
+        step, superseded_by = map(int, page_token.split("."))
+        after = (step, superseded_by)
+    with database.reading() as tx:
+        run = found(tx, caller.project_id, run_id_of(run_id or run_uuid))
+        points = observations.page(tx, run.id, metric=metric_key, after=after, limit=limit)
+    answer: dict[str, Any] = {"metrics": answers.history_document(points, metric_key)}
+    if len(points) == limit:
+        answer["next_page_token"] = f"{points[-1].step}.{points[-1].superseded_by}"
+    return answer
+
+
+@router.get("/artifacts/list")
+def list_artifacts(
+    caller: Either, database: Db, run_id: str | None = None, run_uuid: str | None = None
+) -> dict[str, Any]:
+    """The artifacts of a run: there are none."""
+    with database.reading() as tx:
+        run = found(tx, caller.project_id, run_id_of(run_id or run_uuid))
+        return {"root_uri": answers.run_info(tx, run)["artifact_uri"]}
+
+
+_elsewhere = APIRouter()
+_ANY = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+@_elsewhere.api_route("/api/2.0/mlflow-artifacts/{path:path}", methods=_ANY)
+def artifacts(path: str) -> None:
+    """Files: not kept, and said so."""
+    raise Failure(501, "NOT_IMPLEMENTED", _NO_ARTIFACTS)
+
+
+@_elsewhere.api_route("/{path:path}", methods=_ANY)
+def unknown(path: str, request: Request) -> None:
+    """What MLflow knows and this service does not: models, datasets, traces."""
+    message = (
+        f"EvalStop does not speak this part of MLflow: {request.method} /{path}. It takes experiments, runs, metrics, "
+        "params and tags, and keeps no artifacts, models, datasets or traces"
+    )
+    raise Failure(404, "ENDPOINT_NOT_FOUND", message)
+
+
+def found(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
+    """The project's run. Raises Failure."""
+    run = runs.find(tx, project_id, run_id)
+    if run is None:
+        raise missing(f"there is no run {run_id.hex} in this project")
+    return run
+
+
+def run_id_of(text: str | None) -> UUID:
+    """The id of a run, as it was given to a client. Raises Failure."""
+    if not text:
+        raise invalid("run_id is missing")
+    if not is_id(text):
+        raise missing(f"there is no run {text!r:.100} in this project")
+    return UUID(text)
+
+
+def _staged(body: RunWord, log: Log, stage: str, verb: str) -> dict[str, Any]:
+    run_id = log.run_id(body)
+    log.items(run_id, [], [Item(labels.LIFECYCLE, stage)])
+    log.pass_on(run_id, verb, {})
+    return {}
+
+
+def _is_shown(stage: str, view: str) -> bool:
+    return view == "ALL" or (stage == "deleted") == (view == "DELETED_ONLY")
+
+
+def _items(items: list[ItemIn]) -> list[Item]:
+    return [item.item() for item in items]
+
+
+def _as_sent(word: RunWord) -> dict[str, Any]:
+    """The request as the next server may have it: NaN and the infinities as texts."""
+    document: dict[str, Any] = word.model_dump(mode="json", exclude_none=True)
+    return document
