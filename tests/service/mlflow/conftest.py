@@ -1,0 +1,7 @@
+"""A server on each database, and what speaks MLflow's language to it."""
+
+from __future__ import annotations
+
+from tests.service.api.conftest import Service, admin, service
+
+__all__ = ["Service", "admin", "service"]

@@ -1,0 +1,287 @@
+"""MLflow's tracking API as it is on the wire: what is taken, what is refused and how, what comes back."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.api.conftest import Service
+
+RISE_AND_FALL = [0.5, 0.9, 0.8, 0.7, 0.6]
+"""Three declines: the paper's rule stops at step 4."""
+
+
+@dataclass
+class Client:
+    """Speaks to `/mlflow`; `api` speaks to the service's own API with the same key."""
+
+    http: httpx.Client
+    api: httpx.Client
+
+    def post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        return taken(self.http.post(verb, json=body))
+
+    def get(self, verb: str, **params: str | int) -> dict[str, Any]:
+        return taken(self.http.get(verb, params=params))
+
+    def run(self, **body: Any) -> str:
+        run_id: str = self.post("runs/create", {"experiment_id": "0"} | body)["run"]["info"]["run_id"]
+        return run_id
+
+    def tags(self, run_id: str) -> dict[str, str]:
+        run = self.get("runs/get", run_id=run_id)["run"]
+        return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
+
+    def record(self, run_id: str) -> dict[str, Any]:
+        """The run as the service's own API answers it."""
+        return taken(self.api.get(f"/runs/{run_id}"))
+
+
+def taken(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code in (200, 201), response.text
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def refused(response: httpx.Response, status: int, code: str) -> str:
+    """The message of an error as MLflow's clients read it."""
+    assert (response.status_code, response.json()["error_code"]) == (status, code), response.text
+    message: str = response.json()["message"]
+    assert len(message) > 10
+    return message
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Client]:
+    key = service.key(service.project())
+    headers = {"Authorization": f"Bearer {key}"}
+    url = f"{service.url}/mlflow/api/2.0/mlflow/"
+    with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
+        yield Client(http, service.client(key))
+
+
+def metrics(key: str, values: list[float], start: int = 0) -> list[dict[str, Any]]:
+    return [
+        {"key": key, "value": value, "step": step, "timestamp": 1_700_000_000_000 + step}
+        for step, value in enumerate(values, start)
+    ]
+
+
+def test_experiments(client: Client) -> None:
+    """An experiment is made once, found by name and id and listed beside the default one."""
+    refused(client.http.get("experiments/get-by-name", params={"experiment_name": "a"}), 404, "RESOURCE_DOES_NOT_EXIST")
+    own_id = client.post("experiments/create", {"name": "a"})["experiment_id"]
+    refused(client.http.post("experiments/create", json={"name": "a"}), 400, "RESOURCE_ALREADY_EXISTS")
+    by_name = client.get("experiments/get-by-name", experiment_name="a")["experiment"]
+    assert by_name == client.get("experiments/get", experiment_id=own_id)["experiment"]
+    assert (by_name["experiment_id"], by_name["lifecycle_stage"]) == (own_id, "active")
+    listed = client.post("experiments/search", {"max_results": 10})["experiments"]
+    assert [item["name"] for item in listed] == ["a", "Default"]
+    assert client.get("experiments/get", experiment_id="0")["experiment"]["name"] == "Default"
+    refused(client.http.get("experiments/get", params={"experiment_id": "7"}), 404, "RESOURCE_DOES_NOT_EXIST")
+
+
+def test_a_run_is_watched(client: Client) -> None:
+    """What is logged is judged as it comes, and the run's tags tell its trainer to stop and what to ship."""
+    experiment_id = client.post("experiments/create", {"name": "alignment"})["experiment_id"]
+    tags = [{"key": "gpus", "value": "8"}]
+    run_id = client.run(experiment_id=experiment_id, run_name="ppo", user_id="dana", tags=tags)
+    client.post("runs/set-tag", {"run_id": run_id, "key": "evalstop.checkpoint.1", "value": "s3://b/1"})
+    batch = {
+        "run_id": run_id,
+        "metrics": metrics("eval_accuracy", RISE_AND_FALL),
+        "params": [{"key": "lr", "value": "1"}],
+    }
+    assert client.post("runs/log-batch", batch) == {}
+    told = client.tags(run_id)
+    assert (told["evalstop.should_stop"], told["evalstop.verdict"]) == ("true", "stop")
+    assert told["evalstop.best_checkpoint"] == "s3://b/1"
+    record = client.record(run_id)
+    assert record["name"] == "alignment/ppo"
+    assert record["labels"]["gpus"] == "8"
+    assert record["labels"]["params.lr"] == "1"
+    assert record["metrics"] == {"eval_accuracy": {"signal": "eval", "direction": "maximize"}}
+    assert record["should_stop"] is True
+    run = client.get("runs/get", run_id=run_id)["run"]
+    assert run["info"]["experiment_id"] == experiment_id
+    assert run["data"]["metrics"][0]["value"] == RISE_AND_FALL[-1]
+    assert client.post("runs/update", {"run_id": run_id, "status": "FINISHED"})["run_info"]["status"] == "FINISHED"
+    assert client.record(run_id)["status"] == "completed"
+
+
+def test_sent_again(client: Client) -> None:
+    """A batch that is sent again changes nothing, and a value that contradicts the record is passed over in peace."""
+    run_id = client.run()
+    batch = {"run_id": run_id, "metrics": metrics("eval_accuracy", [0.1, 0.2, 0.3])}
+    client.post("runs/log-batch", batch)
+    client.post("runs/log-batch", batch)
+    other = {"run_id": run_id, "key": "eval_accuracy", "value": 0.9, "timestamp": 1, "step": 1}
+    assert client.post("runs/log-metric", other) == {}
+    found = client.get("metrics/get-history", run_id=run_id, metric_key="eval_accuracy")["metrics"]
+    assert [(item["step"], item["value"]) for item in found] == [(0, 0.1), (1, 0.2), (2, 0.3)]
+    assert found[0]["timestamp"] == 1_700_000_000_000
+
+
+def test_a_thousand_metrics(client: Client) -> None:
+    """A batch holds a thousand metrics and no more, as in MLflow."""
+    run_id = client.run()
+    many = metrics("m", [float(value) for value in range(1001)])
+    client.post("runs/log-batch", {"run_id": run_id, "metrics": many[:1000]})
+    message = refused(
+        client.http.post("runs/log-batch", json={"run_id": run_id, "metrics": many}), 400, "INVALID_PARAMETER_VALUE"
+    )
+    assert "metrics" in message
+    first = client.get("metrics/get-history", run_id=run_id, metric_key="m", max_results=600)
+    rest = client.get("metrics/get-history", run_id=run_id, metric_key="m", page_token=first["next_page_token"])
+    assert len(first["metrics"]) + len(rest["metrics"]) == 1000
+    both = {"run_id": run_id, "metrics": many[:1000], "params": [{"key": "p", "value": "v"}]}
+    refused(client.http.post("runs/log-batch", json=both), 400, "INVALID_PARAMETER_VALUE")
+
+
+def test_what_is_not_finite(client: Client) -> None:
+    """NaN and the infinities come and go as texts, and a missing step is step 0."""
+    run_id = client.run()
+    for key, value in (("a", "NaN"), ("b", "Infinity"), ("c", "-Infinity")):
+        client.post("runs/log-metric", {"run_id": run_id, "key": key, "value": value, "timestamp": 1})
+    data = client.get("runs/get", run_id=run_id)["run"]["data"]
+    assert [(item["value"], item["step"]) for item in data["metrics"]] == [
+        ("NaN", 0),
+        ("Infinity", 0),
+        ("-Infinity", 0),
+    ]
+
+
+def test_steps_without_a_place_do_no_harm(client: Client) -> None:
+    """A negative step is left out, and what came with it is stored."""
+    run_id = client.run()
+    client.post("runs/log-batch", {"run_id": run_id, "metrics": metrics("m", [1.0, 2.0], start=-1)})
+    found = client.get("metrics/get-history", run_id=run_id, metric_key="m")["metrics"]
+    assert [item["step"] for item in found] == [0]
+
+
+def test_names_that_are_taken(client: Client) -> None:
+    """Runs of the same name are runs of their own, as in MLflow; both go by it there."""
+    first, second = client.run(run_name="ppo"), client.run(run_name="ppo")
+    assert first != second
+    assert client.record(first)["name"] == "ppo"
+    assert client.record(second)["name"].startswith("ppo-")
+    assert client.get("runs/get", run_id=second)["run"]["info"]["run_name"] == "ppo"
+    nameless = client.run(run_name="\x00", tags=[{"key": "k", "value": "a\x00b"}])
+    assert client.tags(nameless)["k"] == "ab"
+
+
+def test_tags_and_params(client: Client) -> None:
+    """The first value of a param stands, the last of a tag; a tag can be deleted; runs end, go on and are hidden."""
+    run_id = client.run()
+    for value in ("1", "2"):
+        client.post("runs/log-parameter", {"run_id": run_id, "key": "lr", "value": value})
+        client.post("runs/set-tag", {"run_id": run_id, "key": "t", "value": value})
+    run = client.get("runs/get", run_uuid=run_id)["run"]
+    assert run["data"]["params"] == [{"key": "lr", "value": "1"}]
+    assert client.tags(run_id)["t"] == "2"
+    client.post("runs/delete-tag", {"run_id": run_id, "key": "t"})
+    assert "t" not in client.tags(run_id)
+    client.post("runs/update", {"run_id": run_id, "status": "KILLED"})
+    assert client.record(run_id)["status"] == "failed"
+    assert client.post("runs/update", {"run_id": run_id, "status": "RUNNING"})["run_info"]["status"] == "RUNNING"
+    client.post("runs/delete", {"run_id": run_id})
+    assert client.post("runs/search", {"experiment_ids": ["0"]})["runs"] == []
+    client.post("runs/restore", {"run_id": run_id})
+    assert len(client.post("runs/search", {"experiment_ids": ["0"]})["runs"]) == 1
+
+
+def test_searching(client: Client) -> None:
+    """Runs are found newest first by experiment, tag and name, page by page."""
+    own_id = client.post("experiments/create", {"name": "a"})["experiment_id"]
+    made = [client.run(run_name=f"r{number}", experiment_id=own_id) for number in range(5)]
+    client.run(run_name="elsewhere")
+    client.post("runs/set-tag", {"run_id": made[1], "key": "t", "value": "x"})
+    found: list[str] = []
+    token: dict[str, str] = {}
+    while True:
+        page = client.post("runs/search", {"experiment_ids": [own_id], "max_results": 2} | token)
+        found += [run["info"]["run_id"] for run in page["runs"]]
+        if "next_page_token" not in page:
+            break
+        token = {"page_token": page["next_page_token"]}
+    assert found == made[::-1]
+    tagged = client.post("runs/search", {"experiment_ids": [own_id], "filter": "tags.t = 'x'"})["runs"]
+    assert [run["info"]["run_id"] for run in tagged] == [made[1]]
+    for body in ({"filter": "metrics.m > 1"}, {"order_by": ["metrics.m DESC"]}, {"page_token": "x"}):
+        assert client.http.post("runs/search", json=body).status_code in (400, 404)
+
+
+BAD: list[tuple[str, Any]] = [
+    ("runs/create", {"experiment_id": "no such"}),
+    ("runs/log-metric", {"key": "m", "value": 1.0}),
+    ("runs/log-metric", {"run_id": "%s", "key": "m", "value": "many"}),
+    ("runs/log-metric", {"run_id": "%s", "key": "a(b)", "value": 1}),
+    ("runs/log-metric", {"run_id": "0" * 32, "key": "m", "value": 1}),
+    ("runs/log-batch", {"run_id": "0" * 32}),
+    ("runs/log-batch", {"run_id": "%s", "metrics": "m"}),
+    ("runs/log-batch", {"run_id": "%s", "tags": [{"value": "v"}]}),
+    ("runs/log-batch", []),
+    ("runs/update", {"run_id": "%s", "status": "DONE"}),
+    ("runs/set-tag", {"run_id": "../x", "key": "k", "value": "v"}),
+    ("runs/delete-tag", {"run_id": "%s", "key": "mlflow.experiment"}),
+    ("experiments/create", {"name": ""}),
+    ("experiments/create", {"name": "a\x00"}),
+]
+
+
+@pytest.mark.parametrize(("verb", "body"), BAD)
+def test_bad_input(client: Client, verb: str, body: Any) -> None:
+    """What cannot be taken is refused at once, by a code that no client tries again, and says what is wrong."""
+    run_id = client.run()
+    if isinstance(body, dict) and body.get("run_id") == "%s":
+        body = body | {"run_id": run_id}
+    response = client.http.post(verb, json=body)
+    assert response.status_code in (400, 404), response.text
+    assert response.json()["error_code"] in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST")
+    assert len(response.json()["message"]) > 10
+
+
+def test_no_json(client: Client) -> None:
+    """A body that is no JSON is refused in MLflow's words."""
+    headers = {"Content-Type": "application/json"}
+    refused(client.http.post("runs/log-batch", content=b"{", headers=headers), 400, "INVALID_PARAMETER_VALUE")
+
+
+def test_what_is_not_kept(client: Client) -> None:
+    """Artifacts, models and traces are refused by name, at once."""
+    run_id = client.run()
+    root = str(client.http.base_url).removesuffix("/api/2.0/mlflow/")
+    put = client.http.put(f"{root}/api/2.0/mlflow-artifacts/artifacts/0/{run_id}/artifacts/a.txt", content=b"x")
+    assert "evalstop.checkpoint.STEP" in refused(put, 501, "NOT_IMPLEMENTED")
+    message = refused(client.http.post("runs/log-inputs", json={"run_id": run_id}), 404, "ENDPOINT_NOT_FOUND")
+    assert "runs/log-inputs" in message
+    assert "files" not in client.get("artifacts/list", run_id=run_id)
+
+
+def test_keys(service: Service, client: Client) -> None:
+    """A key speaks as bearer or as password of any name; none, a wrong one, or one that may not, is told so."""
+    run_id = client.run()
+    project = service.project()
+    ingest, read = service.key(project, "ingest"), service.key(project, "read")
+    url = f"{client.http.base_url}experiments/get-by-name?experiment_name=Default"
+    basic = base64.b64encode(f"anyone:{ingest}".encode()).decode()
+    assert httpx.get(url, headers={"Authorization": f"Basic {basic}"}, trust_env=False).status_code == 200
+    for header in (
+        {},
+        {"Authorization": "Bearer esk_no"},
+        {"Authorization": "Basic !"},
+        {"Authorization": "Basic YTo="},
+    ):
+        refused(httpx.get(url, headers=header, trust_env=False), 401, "UNAUTHENTICATED")
+    body = {"run_id": run_id, "key": "m", "value": 1}
+    for key, status, code in ((read, 403, "PERMISSION_DENIED"), (ingest, 404, "RESOURCE_DOES_NOT_EXIST")):
+        headers = {"Authorization": f"Bearer {key}"}
+        response = httpx.post(f"{client.http.base_url}runs/log-metric", json=body, headers=headers, trust_env=False)
+        refused(response, status, code)
+    anonymous = httpx.post(f"{client.http.base_url}runs/log-batch", content=b"{", trust_env=False)
+    refused(anonymous, 401, "UNAUTHENTICATED")

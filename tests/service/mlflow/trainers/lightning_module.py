@@ -1,0 +1,47 @@
+"""Lightning's MLFlowLogger on a tiny module made on the spot; prints the run's id."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import lightning
+import torch
+from lightning.pytorch.loggers import MLFlowLogger
+
+torch.set_num_threads(1)
+
+
+class Tiny(lightning.LightningModule):
+    """A line through some points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters({"width": 1})
+        self.line = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        loss: torch.Tensor = self.line(batch[0]).square().mean()
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: list[torch.Tensor]) -> None:
+        self.log("val_accuracy", 1.0 - self.line(batch[0]).square().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 1)), batch_size=2)
+logger = MLFlowLogger(experiment_name="lines", run_name="tiny", tracking_uri=os.environ["MLFLOW_TRACKING_URI"])
+lightning.Trainer(
+    max_epochs=3,
+    logger=logger,
+    accelerator="cpu",
+    log_every_n_steps=1,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    default_root_dir=sys.argv[1],
+).fit(Tiny(), loader, loader)
+print(logger.run_id)

@@ -1,0 +1,58 @@
+"""transformers' Trainer with `report_to="mlflow"` on a tiny model made on the spot; prints the run's id."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import mlflow
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+torch.set_num_threads(1)
+
+
+class Remember(TrainerCallback):
+    """Keeps the id of the run that transformers' own callback opened."""
+
+    run_id = ""
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        run = mlflow.active_run()
+        Remember.run_id = run.info.run_id if run is not None else self.run_id
+
+
+model = LlamaForCausalLM(
+    LlamaConfig(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+    )
+)
+data = [{"input_ids": torch.randint(0, 16, (6,)), "labels": torch.randint(0, 16, (6,))} for _ in range(8)]
+arguments = TrainingArguments(
+    output_dir=sys.argv[1],
+    run_name="tiny",
+    report_to="mlflow",
+    max_steps=6,
+    logging_steps=1,
+    eval_strategy="steps",
+    eval_steps=2,
+    per_device_train_batch_size=2,
+    use_cpu=True,
+    disable_tqdm=True,
+    save_strategy="no",
+)
+Trainer(
+    model=model,
+    args=arguments,
+    train_dataset=data,
+    eval_dataset=data,
+    compute_metrics=lambda _: {"accuracy": 0.5},
+    callbacks=[Remember()],
+).train()
+mlflow.flush_async_logging()
+print(Remember.run_id)
