@@ -44,6 +44,7 @@ from evalstop_service.api import (
     events,
     health,
     keys,
+    kubeflow,
     metrics,
     observations,
     policies,
@@ -56,6 +57,7 @@ from evalstop_service.api import (
     replays,
     roles,
     runs,
+    scrapes,
     series,
 )
 from evalstop_service.api.context import Context
@@ -81,7 +83,8 @@ from evalstop_service.vault import Vault
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
-    *(projects, keys, rehearsals, policies, runs, roles, observations, series, checkpoints, decisions),
+    *(projects, keys, rehearsals, policies, runs, roles, observations, scrapes, kubeflow, series),
+    *(checkpoints, decisions),
     *(endpoints, deliveries, events, audit, precision, authorities),
     pull.signed_by(signature.headers),
 )

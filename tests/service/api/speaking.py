@@ -72,6 +72,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
             {"metric": "eval", "step": 1, "value": 0.5, "stderr": 0.1, "time": "2026-01-01T00:00:00Z"},
         ]
     },
+    ("POST", "/kubeflow/{name}"): {"trainerStatus": {"metrics": [{"name": "eval_loss", "value": "0.61"}]}},
     ("POST", "/runs/{run_id}/checkpoints"): {"step": 1, "uri": "file:///1"},
     ("POST", "/decisions/{decision_id}/veto"): {"actor": "dana", "reason": "broken eval"},
     ("POST", "/decisions/{decision_id}/release"): {"actor": "dana", "reason": "a known dip"},
@@ -141,8 +142,8 @@ PLAIN = {
 }
 """Every route that takes none."""
 
-STREAMED = {("POST", "/observations")}
-"""Every route that takes lines, in another content type."""
+STREAMED = {("POST", "/observations"), ("POST", "/runs/{run_id}/openmetrics")}
+"""Every route that takes text, in another content type."""
 
 ROUTES = sorted({*BODIES, *PLAIN, *STREAMED})
 

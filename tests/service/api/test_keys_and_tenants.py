@@ -43,6 +43,8 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/runs/{run_id}/verdicts"): {"read"},
     ("POST", "/observations"): {"ingest"},
     ("POST", "/runs/{run_id}/observations"): {"ingest"},
+    ("POST", "/runs/{run_id}/openmetrics"): {"ingest"},
+    ("POST", "/kubeflow/{name}"): {"ingest"},
     ("GET", "/runs/{run_id}/observations"): {"read"},
     ("GET", "/runs/{run_id}/series"): {"read"},
     ("POST", "/runs/{run_id}/checkpoints"): {"ingest"},

@@ -1,0 +1,118 @@
+"""A scrape as observations: OpenMetrics, or the text format of Prometheus. Pure.
+
+Gauges, counters and what has no type are taken; histograms and summaries are descriptions, not values to judge by. A
+sample with labels is a metric of its own, called as it is written: `reward{split="val"}`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import parser as prometheus
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.samples import Sample
+
+from evalstop_service.api.schemas import MAX_POINTS, MAX_STEP, plain
+from evalstop_service.errors import Invalid
+from evalstop_service.store.observations import Point
+
+_TAKEN = ("gauge", "counter", "unknown", "untyped")
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_LONGEST_NAME = 256
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """Where the step of a sample is told: for all of them, in a label, in a metric beside; else in its timestamp."""
+
+    step: int | None = None
+    label: str | None = None
+    metric: str | None = None
+
+
+def points(text: str, stepping: Stepping, only: Collection[str] = (), *, strict: bool = False) -> tuple[Point, ...]:
+    """The observations in a scrape, `only` those of metrics with these names. Raises Invalid.
+
+    `strict`: it is OpenMetrics. Samples without the label that tells the step are left out.
+    """
+    samples = _samples(text, strict)
+    if stepping.metric is not None:
+        stepping = Stepping(_told_beside(samples, stepping.metric))
+    found = []
+    for sample in samples:
+        if only and sample.name not in only:
+            continue
+        step = _step(sample, stepping)
+        if step is not None:
+            name = _name(sample.name, {key: value for key, value in sample.labels.items() if key != stepping.label})
+            found.append(Point(name, step, float(sample.value)))
+    if not found:
+        raise Invalid("the scrape holds no gauge or counter that was asked for; nothing was stored")
+    if len(found) > MAX_POINTS:
+        raise Invalid(f"the scrape holds {len(found)} values; there may be {MAX_POINTS}. Ask for some by `metric`")
+    return tuple(found)
+
+
+def _samples(text: str, strict: bool) -> list[Sample]:
+    families = (openmetrics if strict else prometheus).text_string_to_metric_families
+    try:
+        return list(_taken(families(text)))
+    except Exception as error:  # the parser raises what it happens to stumble over
+        kind = "OpenMetrics" if strict else "the text format of Prometheus"
+        said = _ADDRESS.sub("...", str(error))[:300]
+        raise Invalid(f"the body is not {kind}: {said or type(error).__name__}; nothing was stored") from error
+
+
+def _taken(families: Iterable[Any]) -> Iterator[Sample]:
+    for family in families:
+        if family.type in _TAKEN:
+            yield from (sample for sample in family.samples if not sample.name.endswith("_created"))
+
+
+def _told_beside(samples: Iterable[Sample], metric: str) -> int:
+    values = {sample.value for sample in samples if sample.name == metric}
+    if len(values) != 1:
+        raise Invalid(f"step_metric {metric!r:.100} has {len(values)} values in the scrape; it must have one")
+    return _whole(values.pop(), f"the value of step_metric {metric!r:.100}")
+
+
+def _step(sample: Sample, stepping: Stepping) -> int | None:
+    if stepping.step is not None:
+        return stepping.step
+    if stepping.label is not None:
+        told = sample.labels.get(stepping.label)
+        return None if told is None else _whole(told, f"label {stepping.label!r:.100} of {sample.name}")
+    if sample.timestamp is None:
+        raise Invalid(
+            f"{sample.name} has no timestamp that could be its step; name one by `step`, `step_label` or `step_metric`"
+        )
+    return _whole(math.floor(float(sample.timestamp)), f"the timestamp of {sample.name}")
+
+
+def _whole(told: float | str, where: str) -> int:
+    try:
+        step = float(told)
+    except ValueError:
+        step = math.nan
+    if not (step.is_integer() and 0 <= step <= MAX_STEP):
+        raise Invalid(f"{where} is {told!r:.100}; a step is a whole number from 0 to {MAX_STEP}")
+    return int(step)
+
+
+def _name(name: str, labels: Mapping[str, str]) -> str:
+    if labels:
+        told = ",".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in sorted(labels.items()))
+        name = f"{name}{{{told}}}"
+    try:
+        plain(name)
+    except ValueError as error:
+        raise Invalid(f"metric {name!r:.100}: {error}") from error
+    if len(name) > _LONGEST_NAME:
+        detail = f"has {len(name)} characters with its labels; there may be {_LONGEST_NAME}"
+        raise Invalid(f"metric {name!r:.100} {detail}")
+    return name

@@ -1,0 +1,110 @@
+"""Kubeflow Trainer's progress reports: what transformers' `KubeflowCallback` posts every few seconds at most.
+
+A report holds the latest value of every metric, whenever it was logged, beside the step that training has come to. So a
+value counts as new only when it differs from the last one on record, and it stands at the step of the report, which is
+later than the one at which it was logged.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict, Field
+
+from evalstop_service import opening
+from evalstop_service.api.bodies import JsonRoute
+from evalstop_service.api.context import Commit, Db, Ingest, Now
+from evalstop_service.api.schemas import MAX_STEP, Answer, Name
+from evalstop_service.ingest import Arrival, Points
+from evalstop_service.store import observations, runs
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+
+router = APIRouter(prefix="/kubeflow", tags=["observations"], route_class=JsonRoute)
+
+STEP, TOTAL_STEPS = "current_step", "total_steps"
+
+
+class Told(BaseModel):
+    """A metric and its latest value, as a text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Name = Field(examples=["eval_loss"])
+    value: Annotated[str, Field(max_length=100)] = Field(examples=["0.61"])
+
+
+class TrainerStatus(BaseModel):
+    """How far training has come."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    metrics: Annotated[list[Told], Field(max_length=1000)] = []
+
+
+class ReportIn(BaseModel):
+    """A report, of which only the metrics are looked at."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    trainerStatus: TrainerStatus  # noqa: N815 - Kubeflow's word
+
+
+class ReportOut(Answer):
+    """What became of a report."""
+
+    run_id: str
+    accepted: int
+    should_stop: bool = Field(description="nobody at the other end reads it: the job has to be ended by a receiver")
+
+
+@router.post("/{name}")
+def post_report(
+    name: Annotated[Name, Path(examples=["ppo-7b-seed3"])],
+    body: ReportIn,
+    caller: Ingest,
+    committer: Commit,
+    database: Db,
+    now: Now,
+) -> ReportOut:
+    """Take a report in for the run of this name, which is opened by its first one."""
+    told = {item.name: number for item in body.trainerStatus.metrics if (number := _number(item.value)) is not None}
+    total = told.pop(TOTAL_STEPS, None)
+    total_steps = int(total) if total is not None and 1 <= total <= MAX_STEP else None
+    with database.reading() as tx:
+        run = runs.find_by_name(tx, caller.project_id, name)
+    if run is None:  # one that has ended is not opened again by a report that comes late
+        request = opening.Request(name, recognise=True, total_steps=total_steps)
+        run, _ = opening.open_run(database, caller.project_id, request, now)
+    points = _new(run, told, database)
+    accepted, decision = 0, None
+    if points:
+        receipt = committer.take(Arrival(caller.project_id, run.id, Points(points)))
+        accepted, decision = receipt.accepted, receipt.decision
+    should_stop = decision is not None and decision.stops(now)
+    return ReportOut(run_id=str(run.id), accepted=accepted, should_stop=should_stop)
+
+
+def _new(run: Run, told: dict[str, float], database: Database) -> tuple[Point, ...]:
+    """What differs from the last values on record, at the step of the report; the last report of a run names none."""
+    with database.reading() as tx:
+        latest = {item.metric: item for item in observations.latest(tx, run.id)}
+    said = told.pop(STEP, None)
+    if said is not None and 0 <= said <= MAX_STEP:
+        step = int(said)
+    else:
+        step = 0 if run.last_step is None else run.last_step + 1
+    return tuple(
+        Point(metric, step, value)
+        for metric, value in told.items()
+        if metric not in latest or (latest[metric].value != value and latest[metric].step < step)
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

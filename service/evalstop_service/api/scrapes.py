@@ -1,0 +1,67 @@
+"""Scrapes: what a trainer exports for Prometheus, posted as it is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from evalstop_service.api import exposition
+from evalstop_service.api.context import Commit, Ingest, Tell
+from evalstop_service.api.exposition import Stepping
+from evalstop_service.api.observations import ReceiptOut
+from evalstop_service.api.problems import Problem
+from evalstop_service.api.receipts import receipt_json
+from evalstop_service.api.schemas import Name, Step
+from evalstop_service.errors import Invalid
+from evalstop_service.ingest import Arrival, Points
+
+router = APIRouter(prefix="/runs/{run_id}/openmetrics", tags=["observations"])
+
+OPENMETRICS = "application/openmetrics-text"
+TAKEN = (OPENMETRICS, "text/plain", "application/x-www-form-urlencoded")
+"""The last is what curl calls a body of which nothing else was said."""
+
+_REQUEST = {
+    "requestBody": {
+        "required": True,
+        "description": f"`{OPENMETRICS}` is read strictly; anything else in the text format of Prometheus.",
+        "content": {"text/plain": {"schema": {"type": "string", "examples": ["eval_accuracy 0.61\n"]}}},
+    }
+}
+
+
+@router.post("", response_model=ReceiptOut, openapi_extra=_REQUEST)
+async def post_scrape(
+    run_id: UUID,
+    request: Request,
+    caller: Ingest,
+    committer: Commit,
+    clock: Tell,
+    step: Annotated[Step | None, Query(description="the step of all values")] = None,
+    step_label: Annotated[Name | None, Query(description="the label that holds each value's step")] = None,
+    step_metric: Annotated[Name | None, Query(description="the metric of the scrape that is the step")] = None,
+    metric: Annotated[list[Name] | None, Query(max_length=100, description="take these alone")] = None,
+) -> Response:
+    """Store the gauges and counters of a scrape and hear the verdict. Without a step, it is each value's time in s."""
+    if sum(told is not None for told in (step, step_label, step_metric)) > 1:
+        raise Invalid("step, step_label, step_metric: one of them at most")
+    media_type = request.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
+    if media_type not in TAKEN:
+        raise Problem(415, "The body is no scrape", f"send it as `Content-Type: {OPENMETRICS}` or `text/plain`")
+    try:
+        text = (await request.body()).decode()
+    except UnicodeDecodeError as error:
+        detail = f"byte {error.start} is not UTF-8. Nothing was stored"
+        raise Problem(400, "The body is no text that can be read", detail) from error
+    found = await run_in_threadpool(
+        exposition.points,
+        text,
+        Stepping(step, step_label, step_metric),
+        metric or (),
+        strict=media_type == OPENMETRICS,
+    )
+    receipt = await committer.soon(Arrival(caller.project_id, run_id, Points(found)))
+    return Response(receipt_json(receipt, clock()), media_type="application/json")

@@ -1,0 +1,20 @@
+"""Drives transformers' KubeflowCallback through the begin, an eval and the end of a training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import KubeflowCallback
+
+Callback: Any = KubeflowCallback  # it has no types
+callback, control = Callback(), TrainerControl()
+arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=True)
+state = TrainerState(max_steps=10, global_step=0, is_world_process_zero=True)
+callback.on_train_begin(arguments, state, control)
+state.global_step = 5
+callback.on_log(arguments, state, control, logs={"eval_accuracy": 0.25, "loss": 1.5})
+callback._last_update_time = 0.0  # five seconds have gone by
+callback.on_step_end(arguments, state, control)
+state.global_step = 10
+callback.on_train_end(arguments, state, control)

@@ -1,0 +1,66 @@
+"""Kubeflow's progress reports, as transformers' own callback posts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.service.api.conftest import Service
+from tests.service.api.speaking import problem, said
+
+REPORTER = Path(__file__).parent / "reporter.py"
+
+
+def report(**metrics: float | str) -> dict[str, Any]:
+    told = [{"name": name, "value": str(value)} for name, value in metrics.items()]
+    return {"trainerStatus": {"lastUpdatedTime": "2026-01-01T00:00:00+00:00", "metrics": told}}
+
+
+def values(admin: httpx.Client, run_id: str, metric: str) -> list[tuple[int, float]]:
+    page = said(admin.get(f"/runs/{run_id}/observations", params={"metric": metric}), 200)
+    return [(item["step"], item["value"]) for item in page["items"]]
+
+
+def test_what_is_new(admin: httpx.Client) -> None:
+    """A value that is repeated in later reports counts once, at the step of the first report that held it."""
+    first = said(admin.post("/kubeflow/tiny", json=report(current_step=10, total_steps=100, eval_accuracy=0.5)), 200)
+    run_id = first["run_id"]
+    for step, value in ((20, 0.5), (30, 0.6), (40, 0.6)):
+        said(admin.post("/kubeflow/tiny", json=report(current_step=step, total_steps=100, eval_accuracy=value)), 200)
+    said(admin.post("/kubeflow/tiny", json=report(eval_accuracy=0.7, note="what")), 200)
+    assert values(admin, run_id, "eval_accuracy") == [(10, 0.5), (30, 0.6), (31, 0.7)]
+    run = said(admin.get(f"/runs/{run_id}"), 200)
+    assert (run["total_steps"], list(run["metrics"])) == (100, ["eval_accuracy"])
+
+
+def test_a_report_that_comes_late(admin: httpx.Client) -> None:
+    """A run that has ended is not opened again by a report."""
+    run_id = said(admin.post("/kubeflow/tiny", json=report(current_step=1, loss=0.5)), 200)["run_id"]
+    said(admin.post(f"/runs/{run_id}/finish", json={"status": "completed"}), 200)
+    said(admin.post("/kubeflow/tiny", json=report(current_step=2, loss=0.4)), 200)
+    assert said(admin.get(f"/runs/{run_id}"), 200)["status"] == "completed"
+    problem(admin.post("/kubeflow/tiny", json={"status": {}}), 422)
+
+
+def test_the_callback_itself(service: Service, tmp_path: Path) -> None:
+    """transformers' callback, unmodified, ends here with nothing but an address and a file that holds a key."""
+    key = service.key(service.project())
+    (tmp_path / "key").write_text(key)
+    environment = os.environ | {
+        "KUBEFLOW_TRAINER_SERVER_URL": f"{service.url}/api/v1/kubeflow/from-a-pod",
+        "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "key"),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(REPORTER)], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    admin = service.client(key)
+    (run,) = said(admin.get("/runs"), 200)["items"]
+    assert (run["name"], run["total_steps"]) == ("from-a-pod", 10)
+    assert values(admin, run["id"], "eval_accuracy") == [(5, 0.25)]
