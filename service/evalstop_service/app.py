@@ -84,8 +84,7 @@ _log = logging.getLogger(__name__)
 
 RESOURCES = (
     *(projects, keys, rehearsals, policies, runs, roles, observations, scrapes, kubeflow, series),
-    *(checkpoints, decisions),
-    *(endpoints, deliveries, events, audit, precision, authorities),
+    *(checkpoints, decisions, endpoints, deliveries, events, audit, precision, authorities),
     pull.signed_by(signature.headers),
 )
 
