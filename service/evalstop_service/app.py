@@ -149,7 +149,7 @@ def create_app(
     app.include_router(api)
     app.include_router(health.router)
     app.include_router(metrics.routes(telemetry, settings.metrics_public))
-    pages.install(app, database, clock, session_secret, _openid(settings))
+    pages.install(app, database, clock, session_secret, _doors(settings, context), _openid(settings))
     app.mount("/mlflow", mlflow.create(context, telemetry, tee))
     lane = ExpressLane(
         ProxyHeadersMiddleware(app.behind, settings.trusted_proxies),  # type: ignore[arg-type]
@@ -160,6 +160,18 @@ def create_app(
     )
     app.front = Watch(lane, telemetry, tracer, settings.access_log)
     return app
+
+
+def _doors(settings: Settings, context: Context) -> pages.Doors:
+    return pages.Doors(
+        change_project=projects.change,
+        change_role_patterns=roles.change_patterns,
+        settable=projects.SETTABLE,
+        forget_keys=context.keyring.forget,
+        send=_send_once(settings),
+        targets=context.targets,
+        vault=context.vault,
+    )
 
 
 def _openid(settings: Settings) -> pages.OpenId | None:

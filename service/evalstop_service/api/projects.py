@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -10,8 +13,9 @@ from pydantic import Field
 from evalstop_service import administration, chance, installation, opening, pausing
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Installation, Now, Operate, Read
-from evalstop_service.api.schemas import Answer, Body, Line, Mode, Name, ProjectOut, Whole
+from evalstop_service.api.schemas import Answer, Body, Line, Mode, Name, ProjectOut, Whole, from_texts
 from evalstop_service.store import projects
+from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 
@@ -69,6 +73,10 @@ class ProjectChange(Body):
     currency: Currency | None = None
 
 
+SETTABLE = frozenset(ProjectChange.model_fields)
+"""The names of the settings that can be changed."""
+
+
 class ProjectPauseIn(Body):
     """Who stops all stopping, and why."""
 
@@ -112,10 +120,18 @@ def get_project(caller: Read, database: Db) -> ProjectOut:
 @router.patch("/project")
 def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -> ProjectOut:
     """Change the key's project. Runs that are open keep policy and mode; all else holds for them from now on."""
+    return ProjectOut.model_validate(_change(database, caller.project_id, caller.actor, body, now))
+
+
+def change(database: Database, project_id: UUID, actor: str, said: Mapping[str, Any], now: datetime) -> Project:
+    """Change settings that are given as texts, by the same rules; raises Invalid."""
+    return _change(database, project_id, actor, from_texts(ProjectChange, said), now)
+
+
+def _change(database: Database, project_id: UUID, actor: str, body: ProjectChange, now: datetime) -> Project:
     changes = body.model_dump(exclude_none=True)
     changes |= {name: getattr(body, name) for name in NULLABLE if name in body.model_fields_set}
-    project = administration.change_project(database, caller.project_id, caller.actor, changes, now)
-    return ProjectOut.model_validate(project)
+    return administration.change_project(database, project_id, actor, changes, now)
 
 
 @router.post("/project/pause")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -12,10 +14,12 @@ from pydantic import AfterValidator, Field
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Commit, Db, Now, Operate
 from evalstop_service.api.runs import Roles, written_out
-from evalstop_service.api.schemas import Body, Name, ProjectOut, Role
+from evalstop_service.api.schemas import Body, Name, ProjectOut, Role, from_texts
 from evalstop_service.api.views import RunOut, run_out
 from evalstop_service.ingest import Arrival, Corrected
 from evalstop_service.store import audit, projects
+from evalstop_service.store.database import Database
+from evalstop_service.store.projects import Project
 
 router = APIRouter(tags=["roles"], route_class=JsonRoute)
 
@@ -69,10 +73,21 @@ def set_role_patterns(body: PatternsIn, caller: Admin, database: Db, now: Now) -
 
     Runs that are open take them up when a metric comes in for the first time.
     """
+    return ProjectOut.model_validate(_change(database, caller.project_id, caller.actor, body, now))
+
+
+def change_patterns(
+    database: Database, project_id: UUID, actor: str, said: Mapping[str, Any], now: datetime
+) -> Project:
+    """Change the patterns, given as texts, by the same rules; raises Invalid."""
+    return _change(database, project_id, actor, from_texts(PatternsIn, said), now)
+
+
+def _change(database: Database, project_id: UUID, actor: str, body: PatternsIn, now: datetime) -> Project:
     patterns = [pattern.model_dump(exclude_none=True) for pattern in body.role_patterns]
     with database.transaction() as tx:
-        project = replace(projects.lock(tx, caller.project_id), role_patterns=patterns)
+        project = replace(projects.lock(tx, project_id), role_patterns=patterns)
         projects.change(tx, project)
-        actor, details = f"key {caller.key.name}", {"role_patterns": patterns}
+        details = {"role_patterns": patterns}
         audit.record(tx, project.id, actor, "project.changed", f"project {project.name}", details, now)
-    return ProjectOut.model_validate(project)
+    return project

@@ -6,13 +6,24 @@ import math
 import re
 import sys
 import unicodedata
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from evalstop_service.clock import rfc3339
+from evalstop_service.errors import Invalid
 
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
@@ -90,6 +101,19 @@ class Body(BaseModel):
     """A request body: nothing that is not understood is passed over in silence."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+Texts = TypeVar("Texts", bound=Body)
+
+
+def from_texts(model: type[Texts], said: Mapping[str, Any]) -> Texts:
+    """A body whose values are given as texts, as in a form of a page; raises Invalid, which says where."""
+    try:
+        return model.model_validate(dict(said), strict=False)
+    except ValidationError as error:
+        found = error.errors()[0]
+        where = " ".join(str(part) for part in found["loc"])
+        raise Invalid(f"{where}: {found['msg'].removeprefix('Value error, ')}") from None
 
 
 class Answer(BaseModel):

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
 from evalstop_service.pages import assets, words
+from evalstop_service.targets import Refused
 
 _log = logging.getLogger(__name__)
 
@@ -114,6 +115,10 @@ def _error(request: Request, error: Exception) -> Response:
             return _told(409, "Nothing was changed", _sentence(error))
         case Invalid():
             return _told(422, "Nothing was changed", _sentence(error))
+        case Refused():
+            return _told(422, "Nothing was changed", _sentence(error))
+        case RequestValidationError() if request.method != "GET" and _about_the_form(error):
+            return _told(422, "Nothing was changed", "The form was not whole. Load the page again, and send it anew.")
         case NotFound() | RequestValidationError():
             return _told(404, "Not found", "Your key sees nothing here; it may belong to another project.")
         case sa.exc.OperationalError() | sa.exc.TimeoutError():
@@ -122,6 +127,10 @@ def _error(request: Request, error: Exception) -> Response:
         case _:
             _log.error("a page failed", exc_info=error)
             return _told(500, "The service failed", "This is a fault of the service; its log says more.")
+
+
+def _about_the_form(error: RequestValidationError) -> bool:
+    return all(item["loc"][0] == "body" for item in error.errors())
 
 
 def _sentence(error: Exception) -> str:

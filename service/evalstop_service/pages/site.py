@@ -18,21 +18,31 @@ from evalstop_service.pages import (
     rehearsals,
     run,
     runs,
+    settings,
     signing_in,
+    webhooks,
 )
 from evalstop_service.pages import openid as openid_pages
 from evalstop_service.pages.answers import TEMPLATES
+from evalstop_service.pages.doors import Doors
 from evalstop_service.pages.live import Streams
 from evalstop_service.pages.sessions import Sessions
 from evalstop_service.pages.visitor import OpenId, Site
 from evalstop_service.store.database import Database
 
+PARTS = (
+    *(assets, signing_in, openid_pages, overview, precision, runs, run, analysis, numbers, acting, rehearsals),
+    *(policies, webhooks, settings),
+)
+"""The modules with the routes."""
 
-def install(app: FastAPI, database: Database, clock: Clock, session_secret: str, openid: OpenId | None = None) -> None:
+
+def install(
+    app: FastAPI, database: Database, clock: Clock, session_secret: str, doors: Doors, openid: OpenId | None = None
+) -> None:
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
-    app.state.pages = Site(database, clock, Sessions(session_secret, clock), TEMPLATES, Streams(), openid)
-    ours = (overview, precision, runs, run, analysis, numbers, acting, rehearsals, policies)
-    for part in (assets, signing_in, openid_pages, *ours):
+    app.state.pages = Site(database, clock, Sessions(session_secret, clock), TEMPLATES, Streams(), doors, openid)
+    for part in PARTS:
         app.include_router(part.router, include_in_schema=False)
 
 

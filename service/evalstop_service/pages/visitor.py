@@ -15,6 +15,7 @@ from evalstop_service.grants import EVERY, Grants, VisitorRole, of_scopes, role_
 from evalstop_service.openid import Provider
 from evalstop_service.pages.answers import MayNot, SignInNeeded, StrangeForm
 from evalstop_service.pages.cookies import PROJECT, SESSION
+from evalstop_service.pages.doors import Doors
 from evalstop_service.pages.live import Streams
 from evalstop_service.pages.sessions import Sessions
 from evalstop_service.store import keys, projects, sessions
@@ -41,6 +42,7 @@ class Site:
     sessions: Sessions
     templates: Environment
     streams: Streams
+    doors: Doors
     openid: OpenId | None = None
 
 

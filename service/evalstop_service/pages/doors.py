@@ -1,0 +1,31 @@
+"""What the pages are handed to act through: the rules of the API for settings, and what only the app can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from evalstop_service.store.database import Database
+from evalstop_service.store.projects import Project
+from evalstop_service.targets import Targets
+from evalstop_service.vault import Vault
+from evalstop_service.webhooks import Send
+
+ChangeProject = Callable[[Database, UUID, str, Mapping[str, Any], datetime], Project]
+"""Changes settings of a project, given as texts: database, project, actor, settings by name, now. Raises Invalid."""
+
+
+@dataclass(frozen=True)
+class Doors:
+    """`settable`: the names of the settings. `forget_keys`: to be called when a key was revoked."""
+
+    change_project: ChangeProject
+    change_role_patterns: ChangeProject
+    settable: frozenset[str]
+    forget_keys: Callable[[], None]
+    send: Send
+    targets: Targets
+    vault: Vault
