@@ -21,6 +21,7 @@ ACTIONS = {
     ("POST", "/policies"): "policy.added",
     ("PUT", "/policies/{name}/authority"): "authority.set",
     ("DELETE", "/policies/{name}/authority"): "authority.removed",
+    ("POST", "/policies/rehearsals"): "policy.rehearsed",
     ("PUT", "/project/role-patterns"): "project.changed",
     ("PATCH", "/runs/{run_id}/metrics"): "run.metrics_changed",
     ("POST", "/decisions/{decision_id}/veto"): "decision.vetoed",

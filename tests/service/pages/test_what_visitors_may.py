@@ -11,17 +11,18 @@ from uuid import uuid4
 import httpx
 import pytest
 import sqlalchemy as sa
-from evalstop_service import administration, pages, webhooks
+from evalstop_detectors import policy_from_document
+from evalstop_service import administration, pages, rehearsing, webhooks
 from evalstop_service.ingest import Points
 from evalstop_service.pages.answers import PageRoute
 from evalstop_service.pages.site import PARTS
-from evalstop_service.store import deliveries, keys
+from evalstop_service.store import decisions, deliveries, keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.targets import parse
 from evalstop_service.vault import Vault
 
-from tests.service.pages.recorded import Tenant, add_tenant, open_run
+from tests.service.pages.recorded import LEVEL, Tenant, add_tenant, open_run
 from tests.service.pages.serving import SECRET, serving, token_of
 from tests.service.scenes import take
 
@@ -37,11 +38,29 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/projects"): VIEWER,
     ("POST", "/projects"): VIEWER,
     ("GET", "/"): VIEWER,
+    ("GET", "/overview/events"): VIEWER,
+    ("GET", "/precision"): VIEWER,
+    ("GET", "/precision/figures.json"): VIEWER,
+    ("GET", "/precision/events"): VIEWER,
+    ("GET", "/cases"): VIEWER,
+    ("GET", "/policies"): VIEWER,
+    ("GET", "/policies/{name}"): VIEWER,
+    ("POST", "/policies/rehearsals"): OPERATOR,
+    ("GET", "/policies/rehearsals/{rehearsal_id}"): VIEWER,
+    ("GET", "/policies/rehearsals/{rehearsal_id}/events"): VIEWER,
     ("GET", "/runs"): VIEWER,
     ("GET", "/runs/events"): VIEWER,
     ("GET", "/runs/{run_id}"): VIEWER,
     ("GET", "/runs/{run_id}/series.json"): VIEWER,
     ("GET", "/runs/{run_id}/events"): VIEWER,
+    ("GET", "/runs/{run_id}/analysis.json"): VIEWER,
+    ("GET", "/runs/{run_id}/numbers"): VIEWER,
+    ("GET", "/runs/{run_id}/export.csv"): VIEWER,
+    ("GET", "/runs/{run_id}/export.json"): VIEWER,
+    ("POST", "/decisions/{decision_id}/veto"): OPERATOR,
+    ("POST", "/decisions/{decision_id}/release"): OPERATOR,
+    ("POST", "/decisions/{decision_id}/undo"): OPERATOR,
+    ("POST", "/decisions/{decision_id}/outcome"): OPERATOR,
     ("GET", "/webhooks"): VIEWER,
     ("GET", "/webhooks/deliveries/{delivery_id}"): VIEWER,
     ("POST", "/webhooks/endpoints"): ADMIN,
@@ -66,11 +85,18 @@ ROLES: dict[tuple[str, str], int] = {
 SCOPES = {VIEWER: ("read",), OPERATOR: ("read", "operate"), ADMIN: ("admin",)}
 
 FORMS: dict[tuple[str, str], dict[str, str]] = {
+    ("POST", "/policies/rehearsals"): {"policy": "no such policy"},
+    ("POST", "/decisions/{decision_id}/veto"): {"reason": "a known dip"},
+    ("POST", "/decisions/{decision_id}/release"): {"reason": "it is urgent"},
+    ("POST", "/decisions/{decision_id}/undo"): {"reason": "the eval was broken"},
+    ("POST", "/decisions/{decision_id}/outcome"): {"outcome": "right"},
     ("POST", "/projects"): {"project": str(uuid4())},
     ("POST", "/webhooks/endpoints/{endpoint_id}/enabled"): {"enabled": "true"},
     ("POST", "/webhooks/endpoints/{endpoint_id}/replay"): {"since": "2026-01-01T00:00"},
 }
 """What a form has to carry to be whole."""
+
+IDS = ("run_id", "endpoint_id", "key_id", "delivery_id", "decision_id", "rehearsal_id", "name")
 
 GUARDED = sorted(route for route, role in ROLES.items() if role != ANYONE)
 POSTS = [route for route in GUARDED if route[0] == "POST"]
@@ -102,13 +128,19 @@ class House:
         run = open_run(self.database, tenant, now, "a run of somebody", mode="enforce")
         for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
             take(self.database, tenant.project.id, run.id, Points((Point("reward/gold", step, value),)), now)
+        policy = administration.add_policy(*by, policy_from_document(LEVEL | {"name": "of-somebody"}), now)
+        rehearsal = rehearsing.ask(self.database, tenant.project.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
             delivery = deliveries.listing(tx, tenant.project.id)[0]
+            decision = decisions.listing(tx, tenant.project.id)[0]
         return {
             "run_id": str(run.id),
             "endpoint_id": str(endpoint.id),
             "key_id": str(key.id),
             "delivery_id": str(delivery.id),
+            "decision_id": str(decision.id),
+            "rehearsal_id": str(rehearsal.id),
+            "name": policy.name,
         }
 
     def _visitor(self, role: int, now: datetime) -> httpx.Client:
@@ -151,7 +183,7 @@ def house(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 def missing() -> dict[str, str]:
     """Ids of nothing."""
-    return dict.fromkeys(("run_id", "endpoint_id", "key_id", "delivery_id"), str(uuid4()))
+    return dict.fromkeys(IDS, str(uuid4()))
 
 
 def test_the_table_is_complete() -> None:
@@ -242,6 +274,11 @@ def test_nothing_of_others_is_listed_or_searched(house: House, now: datetime) ->
             "/webhooks",
             f"/webhooks?endpoint={house.ids['endpoint_id']}",
             f"/webhooks?cursor={last}",
+            "/",
+            "/precision",
+            "/precision/figures.json",
+            "/cases",
+            "/policies",
             "/settings",
             "/settings/audit",
             "/settings/audit?actor=key",
@@ -249,7 +286,7 @@ def test_nothing_of_others_is_listed_or_searched(house: House, now: datetime) ->
             "/projects",
         ):
             text = stranger.get(path).text
-            for needle in ("of somebody", "127.0.0.1:9", house.tenant.project.name):
+            for needle in ("of somebody", "of-somebody", "127.0.0.1:9", house.tenant.project.name):
                 assert needle not in text, (path, needle)
             asked = {house.ids["endpoint_id"]} if "endpoint=" in path else set()
             assert not any(one in text for one in set(house.ids.values()) - asked), path
@@ -257,7 +294,7 @@ def test_nothing_of_others_is_listed_or_searched(house: House, now: datetime) ->
 
 def state(database: Database) -> list[Any]:
     """What a form could have changed."""
-    tables = ("projects", "keys", "endpoints", "audit_log", "deliveries", "decisions")
+    tables = ("projects", "keys", "endpoints", "audit_log", "deliveries", "decisions", "rehearsals")
     with database.reading() as tx:
         return [tx.execute(sa.text(f"SELECT * FROM {table} ORDER BY id")).all() for table in tables]
 
