@@ -5,6 +5,7 @@ heart: its training loss falls for ever, the loss on held-out data turns, and th
 """
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -32,7 +33,9 @@ folder.mkdir(exist_ok=True)
 # The role of each metric that is to be watched: `eval` is gold, what people care about; here lower is better.
 metrics = {"held_out_loss": {"signal": "eval", "direction": "minimize"}, "loss": {"signal": "loss"}}
 
-with Run(name="plain-loop", metrics=metrics, policy="paper", mode="enforce") as run:
+with Run(
+    name=os.environ.get("EVALSTOP_RUN_NAME", "plain-loop"), metrics=metrics, policy="paper", mode="enforce"
+) as run:
     for step in range(STEPS):
         wrong = errors(weights, training)
         for i in range(WEIGHTS):

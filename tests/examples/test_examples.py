@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +83,19 @@ def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[st
     (rising, falling) = sorted(ENDED.findall(said), key=lambda found: -int(found[0]))
     assert rising[0] == rising[1]
     assert int(falling[0]) < int(falling[1])
+
+
+def test_three_requests_by_curl_are_a_trainer(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """In a shell, with nothing of ours installed."""
+    if shutil.which("curl") is None:
+        assert os.environ.get("CI") != "true", "there is no curl to run the example with"
+        pytest.skip("there is no curl to run the example with")
+    said = play(["bash", str(EXAMPLES / "curl.sh")], environment, tmp_path)
+    assert ENDED.findall(said) == [("80", "1000")]
+    assert run_of(service, "curl")["best_checkpoint"]["step"] == 50
+
+
+def test_every_example_is_in_the_index() -> None:
+    """And the index names none that is not there."""
+    named = re.findall(r"\]\(([\w.]+)\)", (EXAMPLES / "README.md").read_text())
+    assert sorted(named) == sorted(file.name for file in EXAMPLES.iterdir() if file.name != "README.md")

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from evalstop_client.receivers import cli as receiver_cli
 from evalstop_client.receivers.kubernetes.kinds import COMMAND, KINDS, POD, WORKLOAD
+from evalstop_client.scheduler_labels import KUBERNETES_LABELS
 from evalstop_service import cli
 from evalstop_service.settings import Settings
 
@@ -173,3 +174,12 @@ def granted(roles: list[Json]) -> set[tuple[str, str, str]]:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def test_the_example_of_a_job_is_one() -> None:
+    """It is what Kubernetes takes, and tells the client all by which the receiver finds it, but for the cluster."""
+    (job,) = yaml.safe_load_all((ROOT / "examples/kubernetes_job.yaml").read_text())
+    validated([job])
+    (container,) = containers([job])
+    told = {one["name"] for one in container["env"]}
+    assert set(KUBERNETES_LABELS.values()) - told == {KUBERNETES_LABELS["kubernetes_cluster"]}

@@ -1,0 +1,35 @@
+"""The example of a batch script, in a real Slurm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from evalstop_lab.service import running_service
+from evalstop_lab.slurm import SlurmCluster
+
+from tests.clients.programs import eventually
+from tests.examples.test_examples import EXAMPLES, run_of
+from tests.slurm.stage import PATIENCE_SECONDS
+
+
+def test_the_batch_script_reports_the_job_that_it_is(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """Its run is called after the job, bears its labels, and is stopped by the service's word."""
+    with running_service(tmp_path / "service") as service:
+        job = cluster.submit(
+            (EXAMPLES / "slurm.sh").read_text().partition("\n")[2],
+            "--gres=gpu:1",
+            "--job-name=watched",
+            f"--chdir={tmp_path}",
+            f"--output={tmp_path}/output",
+            EVALSTOP_URL=service.url,
+            EVALSTOP_KEY=service.key,
+            EVALSTOP_SPOOL=str(tmp_path / "spool"),
+            TRAINER=str(EXAMPLES / "plain_loop.py"),
+            PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        )
+        eventually(lambda: cluster.state(job) == "COMPLETED", PATIENCE_SECONDS)
+        run = run_of(service, f"watched-{job}")
+        assert run["labels"]["slurm_job_id"] == job
+        assert run["labels"]["job_kind"] == "sft"
+        assert run["decision"] is not None, (tmp_path / "output").read_text()
