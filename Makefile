@@ -32,7 +32,8 @@ demo: $(READY)  ## Watch a real RLHF run be stopped at its turn; PRESET=healthy 
 	@$(BIN)/evalstop-lab demo --preset $(PRESET)
 
 .PHONY: run
-run: $(READY)  ## Start the service on this machine and say what to open; webhooks may go to this machine
+run: $(READY)  ## Start the service on this machine and say what to open; DEMO_DATA=1 fills it with example runs first
+	@if [ -n "$(DEMO_DATA)" ]; then $(BIN)/evalstop demo-data; fi
 	@EVALSTOP_WEBHOOK_NETWORKS="$${EVALSTOP_WEBHOOK_NETWORKS-127.0.0.0/8,::1/128}" $(BIN)/evalstop up
 
 # --- check it

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from evalstop_client import ConfigurationError, EvalStopError
 
-from evalstop_lab import calibrate, demo, roles, survey
+from evalstop_lab import calibrate, demo, example_runs, roles, survey
 from evalstop_lab.backtest import command as backtest
 from evalstop_lab.errors import LabError, UnusableArguments
 from evalstop_lab.fusion import command as train_fusion
@@ -35,6 +35,7 @@ SUBCOMMANDS: tuple[Subcommand, ...] = (
     calibrate,
     cluster,
     demo,
+    example_runs,
     job,
     replay,
     roles,

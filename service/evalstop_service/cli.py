@@ -23,7 +23,7 @@ import uvicorn
 import uvloop
 from pydantic import ValidationError
 
-from evalstop_service import app, installation, logs, opening, pages, pausing, retention, traces
+from evalstop_service import app, demonstration, installation, logs, opening, pages, pausing, retention, traces
 from evalstop_service.api import metrics
 from evalstop_service.clock import utc_now
 from evalstop_service.connections import Patience, allowed, look_over, protocol
@@ -147,6 +147,26 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
     )
     _print(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
     return OK
+
+
+def demo_data(settings: Settings, options: argparse.Namespace) -> int:
+    """Fill a project with some hundred example runs of two months, so that there is something to look at."""
+    logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # what it tells of is two months of play
+    database = app.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
+    schema.upgrade(database)
+    shown = None if options.json or not sys.stderr.isatty() else _bar
+    filled = demonstration.fill(database, options.project, utc_now(), shown or (lambda _done, _of: None), options.runs)
+    database.close()
+    if shown is not None:
+        print(file=sys.stderr)
+    text = "is filled already" if filled is None else f"has {filled} example runs; `evalstop up` shows them"
+    _print(options, {"project": options.project, "runs": filled or 0}, f"the project {options.project} {text}")
+    return OK
+
+
+def _bar(done: int, of: int) -> None:
+    share = done / of if of else 1.0
+    print(f"\r[{'#' * int(40 * share):40}] {share:4.0%}", end="", file=sys.stderr, flush=True)
 
 
 def pause(settings: Settings, options: argparse.Namespace) -> int:
@@ -359,6 +379,14 @@ def parser() -> argparse.ArgumentParser:
         help="before: what the new code needs, while the old one serves; after: the rest, once the old one is gone",
     )
     add(commands, "openapi", openapi)
+    filling = add(commands, "demo-data", demo_data)
+    filling.add_argument(
+        "--project",
+        default=installation.FIRST_PROJECT,
+        metavar="NAME",
+        help="one without runs, or a new one (default: %(default)s)",
+    )
+    filling.add_argument("--runs", type=int, metavar="N", help="at most so many of them (default: all, some 300)")
     for name, run in (("pause", pause), ("resume", resume)):
         command = add(commands, name, run)
         command.add_argument("project", metavar="PROJECT", help="its name")

@@ -1,0 +1,86 @@
+"""The example runs that `evalstop demo-data` fills a project with: `evalstop-lab example-runs`.
+
+The service carries them along as one packed file, because it knows nothing of the lab: runs drawn from `worlds` and the
+recorded ones, rounded to what a page can show. The same seed and the same recordings make the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from evalstop_lab.worlds import Label, World, load, make, plan
+from evalstop_lab.worlds.truth import Floats
+
+SEED = 20_260
+LENGTHS = (24, 32, 40, 60)
+DIGITS = 4
+
+EXAMPLES = """examples:
+  evalstop-lab example-runs tests/data/rlhf_runs_public.jsonl service/evalstop_service/example_runs.json.gz
+"""
+
+
+def packed(worlds: Sequence[World]) -> bytes:
+    """The runs as the service reads them: packed JSON, the same bytes for the same runs."""
+    document = {"runs": [document_of(world) for world in worlds]}
+    return gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
+
+
+def document_of(world: World) -> dict[str, Any]:
+    """One run: what was measured at each step, null where nothing was, and the truth, null where it is ambiguous."""
+    turned = {Label.HACKING: True, Label.HEALTHY: False}.get(world.truth.label)
+    return {
+        "family": world.family,
+        "seed": world.seed,
+        "turned": turned,
+        "peak_step": world.truth.peak_step if turned else None,
+        "steps": world.steps.tolist(),
+        "gold": _rounded(world.gold),
+        "stderr": None if world.gold_stderr is None else _rounded(world.gold_stderr),
+        "proxy": _rounded(world.proxy),
+        "kl": _rounded(world.kl),
+    }
+
+
+def drawn(count: int, seed: int = SEED) -> list[World]:
+    """So many runs, half of which turn, of all families, with 24 to 60 evals."""
+    return [
+        make(family, one, length=LENGTHS[index % len(LENGTHS)])
+        for index, (family, one) in enumerate(plan(count, seed0=seed))
+    ]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `example-runs` to the subcommands of `evalstop-lab`."""
+    parser = subparsers.add_parser(
+        "example-runs",
+        help="make the file of runs that `evalstop demo-data` shows",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recorded", type=Path, help="recorded runs, one JSON object a line")
+    parser.add_argument("out", type=Path, help="where the packed file goes")
+    parser.add_argument("--drawn", type=int, default=160, help="how many runs are drawn besides (default: 160)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `evalstop-lab example-runs`."""
+    worlds = [*drawn(args.drawn), *load(args.recorded)]
+    data = packed(worlds)
+    args.out.write_bytes(data)
+    Console().print(f"{len(worlds)} runs in {args.out}, {len(data) / 1024:.0f} KiB")
+    return 0
+
+
+def _rounded(values: Floats) -> list[float | None]:
+    return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values]

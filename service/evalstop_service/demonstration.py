@@ -1,0 +1,377 @@
+"""Living pages for a newcomer: a project is filled with example runs as if two months had gone by.
+
+The runs are packed beside this module, drawn and recorded by the lab (`evalstop-lab example-runs`). They are told to
+the service by the functions that everybody uses, with a clock of their own, so that decisions, chance, outcomes and
+cases come about as they always do. People and receivers are played by a small script; all of its chance is in one seed.
+
+    opened ──> posted, a few evals at a time ──> finished ──> judged, sometimes
+                     └── decided ──> vetoed, or acknowledged ──> confirmed ──> judged, often
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from importlib import resources
+from itertools import count
+from typing import Any
+from uuid import UUID
+
+from evalstop_detectors import Observation, Policy, Signal, advance, policy_from_document, start
+
+from evalstop_service import administration, deadlines, ingest, installation, opening, responses, vigil
+from evalstop_service.errors import Conflict, ServiceError
+from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Saved
+from evalstop_service.lifecycle import SERVICE, State
+from evalstop_service.store import decisions, projects, runs
+from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.observations import Point
+from evalstop_service.store.projects import Project
+from evalstop_service.store.runs import Run
+from evalstop_service.telemetry import Telemetry
+
+DAYS = 60
+GRACE_SECONDS = 900.0
+SEED = 6
+RUNNING = 10
+"""How many of the runs, the last ones, have not ended."""
+
+EVALS_A_POST = 3
+TICK = timedelta(hours=6)
+"""How often the chores of a worker are done."""
+
+FILE = "example_runs.json.gz"
+FIRST = "example-000"
+
+METRICS = {
+    "reward/gold": {"signal": "eval", "direction": "maximize"},
+    "reward/proxy": {"signal": "proxy", "direction": "maximize"},
+    "policy/kl": {"signal": "kl", "direction": "minimize"},
+}
+
+SETTINGS: dict[str, Any] = {
+    "default_mode": "enforce",
+    "grace_seconds": GRACE_SECONDS,
+    "held_out_share": 0.1,
+    "price_per_gpu_hour": 2.5,
+    "stale_seconds": 4 * 3600.0,
+}
+
+PEOPLE = ("dana", "kim", "lee")
+RECEIVER = "evalstop-receiver slurm"
+KINDS = ("rlhf", "rlhf", "grpo", "dpo")
+GPUS = ("8", "8", "16", "32", "64", None)
+POLICIES_OF_RUNS = (
+    *(("patient", "enforce"),) * 3,
+    *(("early", "enforce"),) * 2,
+    *(("default", "enforce"),) * 2,
+    *(("paper", "shadow"), ("cautious", "shadow"), ("early", "shadow")),
+)
+
+Tell = Callable[[int, int], None]
+"""Is told how much is done, of how much."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A run as the file has it; `turned`: None where nobody knows."""
+
+    family: str
+    seed: int
+    turned: bool | None
+    peak_step: int | None
+    steps: list[int]
+    gold: list[float | None]
+    stderr: list[float | None] | None
+    proxy: list[float | None]
+    kl: list[float | None]
+
+    def points(self, index: int) -> Iterator[Point]:
+        """What was measured at one of the steps."""
+        stderr = self.stderr[index] if self.stderr else None
+        for metric, value, error in (
+            ("reward/gold", self.gold[index], stderr),
+            ("reward/proxy", self.proxy[index], None),
+            ("policy/kl", self.kl[index], None),
+        ):
+            if value is not None:
+                yield Point(metric, self.steps[index], value, error)
+
+    def stops_at(self, policy: Policy) -> int | None:
+        """The index of the step at which a policy wants a stop; None: it never does."""
+        seen = [
+            Observation(Signal.EVAL, step, value, self.stderr[index] if self.stderr else None)
+            for index, (step, value) in enumerate(zip(self.steps, self.gold, strict=True))
+            if value is not None
+        ]
+        _, changes = advance(policy, start(policy), seen)
+        step = next((verdict.step for verdict in changes if verdict.stops), None)
+        return self.steps.index(step) if step is not None else None
+
+
+@dataclass
+class Story:
+    """What a run is going to live through. `silent_after`: it posts so many evals and is not heard of again."""
+
+    name: str
+    example: Example
+    policy: str
+    mode: str
+    labels: dict[str, str]
+    begins_at: datetime
+    pace: timedelta
+    saves: bool = True
+    silent_after: int | None = None
+    run: Run | None = None
+    decided: bool = False
+    over: bool = False
+
+    def at(self, index: int) -> datetime:
+        """When the eval of this index is done."""
+        return self.begins_at + (index + 1) * self.pace
+
+
+@dataclass
+class Script:
+    """What happens when, in the order of time, and what has happened so far."""
+
+    database: Database
+    project: Project
+    now: datetime
+    chance: random.Random
+    live: LiveRuns = field(default_factory=LiveRuns)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    waiting: list[tuple[datetime, int, Callable[[datetime], None]]] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def schedule(self, at: datetime, do: Callable[[datetime], None]) -> None:
+        """Have something happen, unless its time has not come yet."""
+        if at <= self.now:
+            heapq.heappush(self.waiting, (at, next(self.numbers), do))
+
+    def play(self, tell: Tell) -> None:
+        """Have everything happen that is due by now."""
+        begun = None
+        while self.waiting:
+            at, _, do = heapq.heappop(self.waiting)
+            begun = begun or at
+            with suppress(Conflict):  # somebody comes too late: the run has ended meanwhile
+                do(at)
+            tell(int((at - begun) / timedelta(minutes=1)), int((self.now - begun) / timedelta(minutes=1)))
+
+    def begin(self, story: Story) -> None:
+        """Have a run be opened, posted to and finished."""
+        self.schedule(story.begins_at, partial(self._open, story))
+        length = len(story.example.steps)
+        for first in range(0, length if story.silent_after is None else story.silent_after, EVALS_A_POST):
+            some = range(first, min(first + EVALS_A_POST, length))
+            self.schedule(story.at(some[-1]), partial(self._post, story, some))
+        if story.silent_after is None:
+            self.schedule(story.at(length), partial(self._finish, story))
+
+    def tick(self, at: datetime) -> None:
+        """Do what a worker does now and then."""
+        with self.database.transaction() as tx:
+            decisions.request_due(tx, at)
+        deadlines.look_after(self.database, at)
+        while vigil.look(self.database, at):
+            pass
+
+    def _open(self, story: Story, at: datetime) -> None:
+        terms = opening.Request(
+            story.name,
+            METRICS,
+            labels=story.labels,
+            policy=story.policy,
+            mode=story.mode,
+            total_steps=story.example.steps[-1],
+        )
+        story.run, _ = opening.open_run(self.database, self.project.id, terms, at)
+
+    def _post(self, story: Story, some: range, at: datetime) -> None:
+        run, example = story.run, story.example
+        if run is None or story.over:
+            return
+        news: list[News] = [Points(tuple(point for index in some for point in example.points(index)))]
+        if story.saves:
+            last = example.steps[some[-1]]
+            news.insert(0, Saved(last, f"s3://checkpoints/{story.name}/step-{last:06d}"))
+        arrivals = [Arrival(self.project.id, run.id, one) for one in news]
+        for answer in ingest.take(self.database, self.live, arrivals, at, self.telemetry):
+            if isinstance(answer, ServiceError):
+                raise answer
+            if answer.decision is not None and not story.decided:
+                story.decided = True
+                self._react(story, answer.decision)
+
+    def _react(self, story: Story, decision: Decision) -> None:
+        """What people and receivers make of a decision."""
+        if decision.state != State.PENDING:
+            return
+        number = self.chance.random()
+        if number < 0.06:
+            why = self.chance.choice(("a known dip: the curriculum changed", "the run is needed for a comparison"))
+            at = decision.created_at + timedelta(minutes=self.chance.uniform(2, 12))
+            self.schedule(at, partial(self._veto, decision, why))
+        elif number < 0.95:  # of the others no receiver ever hears
+            found_at = decision.due_at + timedelta(seconds=self.chance.uniform(2, 30))
+            gone_at = found_at + timedelta(seconds=self.chance.uniform(20, 600))
+            failed = number > 0.92
+            self.schedule(found_at, partial(self._report, decision, State.ACKNOWLEDGED, "the job is being ended"))
+            end = (State.FAILED, "scancel was refused") if failed else (State.CONFIRMED, "the job is gone")
+            self.schedule(gone_at, partial(self._gone, story, decision, end))
+
+    def _veto(self, decision: Decision, why: str, at: datetime) -> None:
+        responses.veto(self.database, self.project.id, decision.id, self.chance.choice(PEOPLE), why, at)
+
+    def _report(self, decision: Decision, state: State, reason: str, at: datetime) -> None:
+        said = responses.Report(state, RECEIVER, reason, {"job": str(4000 + decision.step)})
+        responses.report(self.database, self.project.id, decision.id, said, at)
+
+    def _gone(self, story: Story, decision: Decision, end: tuple[State, str], at: datetime) -> None:
+        self._report(decision, *end, at)
+        if end[0] is State.CONFIRMED:
+            story.over = True
+            if self.chance.random() < 0.7:
+                later = at + timedelta(hours=self.chance.uniform(1, 40))
+                self.schedule(later, partial(self._judge, story, decision))
+
+    def _finish(self, story: Story, at: datetime) -> None:
+        if story.run is None or story.over:
+            return
+        status = "failed" if self.chance.random() < 0.05 else "completed"
+        responses.finish(self.database, self.project.id, story.run.id, status, at)
+        if self.chance.random() < 0.15:
+            later = at + timedelta(hours=self.chance.uniform(1, 40))
+            self.schedule(later, partial(self._judge, story, self._decision(story)))
+
+    def _decision(self, story: Story) -> Decision | None:
+        assert story.run is not None
+        with self.database.reading() as tx:
+            return decisions.of_attempt(tx, story.run.id, 1)
+
+    def _judge(self, story: Story, decision: Decision | None, at: datetime) -> None:
+        """A person who looked into it says what is true, now and then that nobody can tell."""
+        assert story.run is not None
+        peak, turned = story.example.peak_step, story.example.turned
+        word: tuple[str, int | None, str] = ("unknown", None, "the samples look alike to me")
+        if turned is False:
+            word = ("right", None, "it went on getting better") if decision is None else ("wrong", None, "it was a dip")
+        elif turned is True and peak is not None and self.chance.random() < 0.95:
+            right = decision is not None and decision.step >= peak
+            word = (
+                "right" if right else "wrong",
+                peak,
+                "the answers got worse" if right else "look at gold",
+            )
+        outcome, turn_step, note = word
+        responses.judge_run(
+            self.database,
+            self.project.id,
+            story.run.id,
+            outcome=outcome,
+            turn_step=turn_step,
+            actor=self.chance.choice(PEOPLE),
+            note=note,
+            now=at,
+        )
+
+
+def fill(
+    database: Database, name: str, now: datetime, tell: Tell = lambda _done, _of: None, most: int | None = None
+) -> int | None:
+    """Fill the project of this name, which is made if there is none, up to now; how many runs that made.
+
+    `most`: of the examples so many, at least those that are under way; None: all. Gives None when it is filled already,
+    and changes nothing then. Raises Conflict if the project has runs of its own.
+    """
+    chance = random.Random(SEED)
+    begins_at = now - timedelta(days=DAYS)
+    with database.reading() as tx:
+        project = projects.find_by_name(tx, name)
+        if project is not None and runs.find_by_name(tx, project.id, FIRST) is not None:
+            return None
+        if project is not None and runs.listing(tx, project.id, limit=1):
+            raise Conflict(f"the project {name!r} has runs of its own; give the name of another, or of a new one")
+    if project is None:
+        project = installation.add_project(database, name, "enforce", GRACE_SECONDS, begins_at)
+    project = administration.change_project(database, project.id, SERVICE, SETTINGS, begins_at)
+    script = Script(database, project, now, chance)
+    for days, k in ((0, 5), (30, 7)):
+        script.schedule(begins_at + timedelta(days=days), partial(_add_patient, database, project.id, k))
+    stories = _stories(chance, now, most)
+    for story in stories:
+        script.begin(story)
+    for number in range(1, int((now - begins_at) / TICK)):
+        script.schedule(begins_at + number * TICK, script.tick)
+    script.schedule(now, script.tick)
+    script.play(tell)
+    return len(stories)
+
+
+def _add_patient(database: Database, project_id: UUID, k: int, at: datetime) -> None:
+    administration.add_policy(database, project_id, PEOPLE[0], _patient(k), at)
+
+
+def _patient(k: int) -> Policy:
+    return policy_from_document(
+        {
+            "name": "patient",
+            "description": f"Stop after {k} evals below the best.",
+            "members": [{"detector": "k_below_best", "params": {"k": k}}],
+        }
+    )
+
+
+def _stories(chance: random.Random, now: datetime, most: int | None) -> list[Story]:
+    """All runs by their beginning: most of them have ended, the last few are under way."""
+    examples = _examples()
+    chance.shuffle(examples)
+    examples = examples[: max(most, RUNNING)] if most is not None else examples
+    stories = []
+    for example in examples[:-RUNNING]:
+        pace = timedelta(minutes=chance.uniform(8, 45))
+        length = (len(example.steps) + 1) * pace
+        begins_at = now - timedelta(days=DAYS) + chance.random() * (timedelta(days=DAYS) - length - timedelta(hours=2))
+        stories.append(_story(chance, example, begins_at, pace))
+    for number, example in enumerate(examples[-RUNNING:]):
+        pace = timedelta(minutes=chance.uniform(10, 20))
+        done = chance.uniform(0.3, 0.9) * len(example.steps)
+        stories.append(_story(chance, example, now - done * pace, pace))
+        if number < 2:  # the one has been silent for six hours, the other for ten days
+            silence = (timedelta(hours=6), timedelta(days=10))[number]
+            stories[-1].silent_after = 3 * EVALS_A_POST
+            stories[-1].begins_at = now - silence - 3 * EVALS_A_POST * pace
+    turning = [example for example in examples if example.turned and example.stops_at(_patient(7)) is not None]
+    for number, example in enumerate(turning[:3]):  # one waits for a veto or its end, one is held back
+        stops_at = example.stops_at(_patient(7))
+        assert stops_at is not None
+        last = stops_at + EVALS_A_POST - 1 - stops_at % EVALS_A_POST
+        pace = timedelta(minutes=12)
+        story = _story(chance, example, now - (last + 1) * pace - timedelta(minutes=2 + number), pace)
+        story.policy, story.mode, story.saves = "patient", "enforce", number > 0
+        stories.append(story)
+    stories.sort(key=lambda story: story.begins_at)
+    for number, story in enumerate(stories):
+        story.name = f"example-{number:03d}" if number == 0 else f"{story.name}-{number:03d}"
+    return stories
+
+
+def _story(chance: random.Random, example: Example, begins_at: datetime, pace: timedelta) -> Story:
+    policy, mode = chance.choice(POLICIES_OF_RUNS)
+    gpus, kind = chance.choice(GPUS), chance.choice(KINDS)
+    labels = {"job_kind": kind} | ({"gpus": gpus} if gpus else {})
+    return Story(f"{kind}-{example.family.replace('_', '-')}", example, policy, mode, labels, begins_at, pace)
+
+
+def _examples() -> list[Example]:
+    packed = resources.files("evalstop_service").joinpath(FILE).read_bytes()
+    return [Example(**run) for run in json.loads(gzip.decompress(packed))["runs"]]

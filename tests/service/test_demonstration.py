@@ -1,0 +1,44 @@
+"""A project full of example runs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+import sqlalchemy as sa
+from evalstop_service import demonstration, installation
+from evalstop_service.errors import Conflict
+from evalstop_service.store import tables
+from evalstop_service.store.database import Database
+
+from tests.service.scenes import NOW, Scene
+
+
+def test_a_project_is_filled_once_and_consistently(embedded_database: Database) -> None:
+    """Runs of every kind, a case of each that has ended and of no other; the second time nothing happens."""
+    told: list[tuple[int, int]] = []
+    count = demonstration.fill(embedded_database, "demo", NOW, lambda *done: told.append(done), most=40)
+    runs, cases, decisions = tables.runs.c, tables.cases.c, tables.decisions.c
+    with embedded_database.reading() as tx:
+        ended = set(tx.execute(sa.select(runs.id).where(runs.ended_at.is_not(None))).scalars())
+        found = tx.execute(sa.select(runs.status, runs.created_at, runs.updated_at, runs.ended_at)).all()
+        assert set(tx.execute(sa.select(cases.run_id)).scalars()) == ended
+        states = set(tx.execute(sa.select(decisions.state)).scalars())
+        outcomes = set(tx.execute(sa.select(tables.outcomes.c.outcome)).scalars())
+        pulses = set(tx.execute(sa.select(tables.pulses.c.state)).scalars())
+    assert len(found) == count
+    assert {row.status for row in found} >= {"running", "completed", "stopped", "lost"}
+    assert all(NOW - timedelta(days=61) < row.created_at <= row.updated_at <= NOW for row in found)
+    assert states >= {"shadow", "confirmed", "pending", "withheld"}
+    assert outcomes == {"right", "wrong", "unknown"}
+    assert "stale" in pulses
+    assert told[-1][0] == told[-1][1]
+    assert demonstration.fill(embedded_database, "demo", NOW, most=40) is None
+
+
+def test_runs_of_ones_own_are_left_alone(embedded_database: Database) -> None:
+    """Examples are not mixed into a project that has other runs."""
+    project = installation.add_project(embedded_database, "mine", "shadow", 0.0, NOW)
+    Scene(embedded_database, project.id).open("ppo")
+    with pytest.raises(Conflict, match="runs of its own"):
+        demonstration.fill(embedded_database, "mine", NOW)
