@@ -162,7 +162,21 @@ def _make_cases() -> None:
         sa.PrimaryKeyConstraint("run_id", "attempt", name="pk_cases"),
     )
     op.create_index("ix_cases_project_id_ended_at", "cases", ["project_id", "ended_at", "run_id"])
-    op.create_index("ix_cases_project_id_policy_id", "cases", ["project_id", "policy_id", "ended_at"])
+    flagged, passed = sa.text("decision_id IS NOT NULL"), sa.text("decision_id IS NULL")
+    op.create_index(
+        "ix_cases_flagged",
+        "cases",
+        ["project_id", "policy_id", "ended_at"],
+        sqlite_where=flagged,
+        postgresql_where=flagged,
+    )
+    op.create_index(
+        "ix_cases_passed",
+        "cases",
+        ["project_id", "policy_id", "outcome", "ended_at", "job_kind"],
+        sqlite_where=passed,
+        postgresql_where=passed,
+    )
 
 
 def downgrade() -> None:

@@ -113,16 +113,32 @@ def measure(
     tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = (), alpha: float = ALPHA
 ) -> list[Measured]:
     """The figures of a project's cases, a group each, by their keys; one group without `by`, though it be empty."""
-    tallies: dict[Key, _Tally] = defaultdict(_Tally)
-    if not by:
-        tallies[()] = _Tally()
-    for count in estimating.counts(tx, project_id, wanted, by):
-        tallies[count.key].add(count)
-    late: dict[Key, list[Delay]] = defaultdict(list)
-    for delay in estimating.delays(tx, project_id, wanted, by):
-        late[delay.key].append(delay)
+    counts = estimating.counts(tx, project_id, wanted, by)
+    late = estimating.delays(tx, project_id, wanted, by)
     whole = wanted.detector is None and "detector" not in by
-    return [_figures(key, tally, late[key], alpha, whole=whole) for key, tally in sorted(tallies.items(), key=_by_key)]
+    return figures(counts, late, alpha, whole=whole) if counts or by else [total((), ())]
+
+
+def total(counts: Iterable[Count], late: Iterable[Delay]) -> Measured:
+    """The figures of all groups together."""
+    tally = _Tally()
+    for count in counts:
+        tally.add(count)
+    return _figures((), tally, list(late), ALPHA, whole=True)
+
+
+def figures(
+    counts: Iterable[Count], late: Iterable[Delay], alpha: float = ALPHA, *, whole: bool = True
+) -> list[Measured]:
+    """The figures of each group, by their keys; `whole`: what was never flagged is among what was counted."""
+    tallies: dict[Key, _Tally] = defaultdict(_Tally)
+    for count in counts:
+        tallies[count.key].add(count)
+    delays: dict[Key, list[Delay]] = defaultdict(list)
+    for delay in late:
+        delays[delay.key].append(delay)
+    ordered = sorted(tallies.items(), key=_by_key)
+    return [_figures(key, tally, delays[key], alpha, whole=whole) for key, tally in ordered]
 
 
 def running(tx: Transaction, project_id: UUID, wanted: Wanted, period: Grouping) -> list[Measured]:

@@ -57,22 +57,22 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
     """Precision, recall and false stops, by policy and detector side by side, and what was right and wrong."""
     project_id = visitor.project.id
     with site.database.reading() as tx:
-        revision = _revision(estimating.counts(tx, project_id, Wanted()))
-        (whole,) = measured.measure(tx, project_id, asked.wanted)
-        by_policy = measured.measure(tx, project_id, asked.wanted, ("policy",))
+        counts = estimating.counts(tx, project_id, asked.wanted, ("policy",))
+        late = estimating.delays(tx, project_id, asked.wanted, ("policy",))
         by_detector = measured.measure(tx, project_id, asked.wanted, ("detector",))
         kinds = estimating.job_kinds(tx, project_id)
         names = sorted({policy.name for policy in policies.listing(tx, project_id)})
         held = {one.policy_name: one for one in authorities.listing(tx, project_id)}
+    whole = measured.total(counts, late)
     return page(
         "precision.html",
         visitor=visitor,
         asked=asked,
-        revision=revision,
+        revision=_revision(counts),
         events=asked.link("/precision/events"),
         figures=asked.link("/precision/figures.json"),
         whole=whole,
-        by_policy=by_policy,
+        by_policy=measured.figures(counts, late),
         by_detector=by_detector,
         policies=names,
         kinds=kinds,
@@ -112,6 +112,7 @@ def follow_precision(
     request: Request,
     site: SiteOf,
     visitor: SignedIn,
+    asked: AskedOf,
     since: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
@@ -121,7 +122,7 @@ def follow_precision(
         with site.database.reading() as tx:
             if known(tx, site, request) is None:
                 return None
-            return _revision(estimating.counts(tx, visitor.project.id, Wanted()))
+            return _revision(estimating.counts(tx, visitor.project.id, asked.wanted, ("policy",)))
 
     return site.streams.answer(last_event_id or since, poll)
 

@@ -361,7 +361,24 @@ cases = sa.Table(
     sa.Column("gpu_hours_lost", sa.Double),  # by a stop that was wrong
     sa.Column("ended_at", UtcTime, nullable=False),
     sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
-    sa.Index("ix_cases_project_id_policy_id", "project_id", "policy_id", "ended_at"),
+    sa.Index(  # the few that were flagged, and all others with what is counted of them
+        "ix_cases_flagged",
+        "project_id",
+        "policy_id",
+        "ended_at",
+        sqlite_where=sa.text("decision_id IS NOT NULL"),
+        postgresql_where=sa.text("decision_id IS NOT NULL"),
+    ),
+    sa.Index(
+        "ix_cases_passed",
+        "project_id",
+        "policy_id",
+        "outcome",
+        "ended_at",
+        "job_kind",
+        sqlite_where=sa.text("decision_id IS NULL"),
+        postgresql_where=sa.text("decision_id IS NULL"),
+    ),
 )
 
 # How much a policy may do by itself in a project, by what it has shown; no row: as much as its runs' mode says.
