@@ -166,6 +166,7 @@ def _doors(settings: Settings, context: Context) -> pages.Doors:
     return pages.Doors(
         change_project=projects.change,
         change_role_patterns=roles.change_patterns,
+        take=context.committer.take,
         settable=projects.SETTABLE,
         forget_keys=context.keyring.forget,
         send=_send_once(settings),

@@ -90,12 +90,12 @@ class Telemetry:
             registry=self.registry,
         )
         self.mlflow_left_out = self._counter(
-            "evalstop_mlflow_left_out",
+            "evalstop_mlflow_left_out_items",
             "What clients of MLflow logged and has no place here, by what it was.",
             ("what", "step", "label", "checkpoint"),
         )
         self.mlflow_tee = self._counter(
-            "evalstop_mlflow_tee",
+            "evalstop_mlflow_tee_requests",
             "Requests that were to be passed on to an MLflow server, by what came of them.",
             ("result", "sent", "refused", "dropped"),
         )

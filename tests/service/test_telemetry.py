@@ -41,6 +41,7 @@ UNITS = (
     "up",
     "projects",
     "stops",
+    "items",
 )
 
 

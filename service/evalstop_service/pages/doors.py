@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from evalstop_service.ingest import Arrival, Receipt
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
 from evalstop_service.targets import Targets
@@ -18,12 +19,17 @@ ChangeProject = Callable[[Database, UUID, str, Mapping[str, Any], datetime], Pro
 """Changes settings of a project, given as texts: database, project, actor, settings by name, now. Raises Invalid."""
 
 
+Take = Callable[[Arrival], Receipt]
+"""Takes news of a run in, and returns once they are durable. Raises NotFound, Conflict, Overloaded."""
+
+
 @dataclass(frozen=True)
 class Doors:
     """`settable`: the names of the settings. `forget_keys`: to be called when a key was revoked."""
 
     change_project: ChangeProject
     change_role_patterns: ChangeProject
+    take: Take
     settable: frozenset[str]
     forget_keys: Callable[[], None]
     send: Send

@@ -10,10 +10,10 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 
-from evalstop_service import vitals
+from evalstop_service import recognition, vitals
 from evalstop_service.errors import NotFound
 from evalstop_service.lifecycle import State
-from evalstop_service.pages import words
+from evalstop_service.pages import roles, words
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.thinning import outlined, thin
 from evalstop_service.pages.visitor import SignedIn, SiteOf, Visitor, known
@@ -63,6 +63,9 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         told=words.told,
         changes=changes,
         metrics=metrics[:MOST_METRICS],
+        recognition=recognition.told(run),
+        sources=lambda metric: words.source(recognition.told(run)["sources"].get(metric, "")),
+        choices=roles.choices(run, [item.metric for item, _ in metrics]),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
         turn_step=_turn(run, present),

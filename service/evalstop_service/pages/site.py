@@ -16,6 +16,7 @@ from evalstop_service.pages import (
     policies,
     precision,
     rehearsals,
+    roles,
     run,
     runs,
     settings,
@@ -31,8 +32,8 @@ from evalstop_service.pages.visitor import OpenId, Site
 from evalstop_service.store.database import Database
 
 PARTS = (
-    *(assets, signing_in, openid_pages, overview, precision, runs, run, analysis, numbers, acting, rehearsals),
-    *(policies, webhooks, settings),
+    *(assets, signing_in, openid_pages, overview, precision, runs, run, analysis, numbers, acting, roles),
+    *(rehearsals, policies, webhooks, settings),
 )
 """The modules with the routes."""
 

@@ -135,3 +135,20 @@ def _decided(decision: Decision, now: datetime) -> str:
             return f"A stop at step {at} is moot: the run ended or went on before any receiver had it."
         case State.UNDONE:
             return f"A stop at step {at} was undone; the run may go on."
+
+
+def source(word: str) -> str:
+    """Where a metric's role comes from, as it stands beside it."""
+    kind, _, name = word.partition(" ")
+    match kind:
+        case "preset":
+            return f"as {name} logs it"
+        case "names":
+            return "by its name"
+        case "pattern":
+            return "by a pattern of the project"
+        case "person":
+            return "a person said so"
+        case "default":
+            return "by default"
+    return "its trainer said so"

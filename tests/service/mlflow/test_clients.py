@@ -71,7 +71,7 @@ def test_fluent(train: Train) -> None:
     }
     assert run["series"]["eval_accuracy"] == [(0, 0.5), (1, 0.9), (2, 0.8), (3, 0.7), (4, 0.6)]
     assert run["series"]["loss"] == [(0, "Infinity")]
-    assert (run["status"], run["should_stop"], run["labels"]["gpus"]) == ("completed", True, "8")
+    assert (run["status"], run["verdict"]["verdict"], run["labels"]["gpus"]) == ("completed", "stop", "8")
 
 
 def test_transformers(train: Train) -> None:

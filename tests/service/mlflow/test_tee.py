@@ -38,7 +38,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def counted(telemetry: Telemetry, result: str) -> float:
-    return telemetry.registry.get_sample_value("evalstop_mlflow_tee_total", {"result": result}) or 0.0
+    return telemetry.registry.get_sample_value("evalstop_mlflow_tee_requests_total", {"result": result}) or 0.0
 
 
 def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) -> None:
@@ -62,7 +62,7 @@ def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) 
             said("runs/update", {"run_id": run_id, "status": "FINISHED", "end_time": 7})
         until(lambda: bool(fake.told) and fake.told[-1][0] == "runs/update")
         counts = httpx.get(f"{url}/metrics", trust_env=False).text
-    assert 'evalstop_mlflow_tee_total{result="refused"} 1.0' in counts
+    assert 'evalstop_mlflow_tee_requests_total{result="refused"} 1.0' in counts
     verbs = [verb for verb, _ in fake.told]
     before = ["experiments/get-by-name", "experiments/create", "runs/create"]
     assert verbs == [*before, "runs/log-batch", "runs/set-tag", "runs/update"]

@@ -18,10 +18,11 @@ with mlflow.start_run(run_name="ppo", tags={"gpus": "8"}) as run:
     mlflow.log_metric("eval_accuracy", 0.99, step=0)  # contradicts what is on record
     mlflow.log_metric("loss", float("inf"))
     mlflow.set_tag("note", "done")
+    told = mlflow.get_run(run.info.run_id).data.tags
+    assert told["evalstop.should_stop"] == "true", told
+    assert told["evalstop.best_checkpoint"] == "file:///checkpoints/1"
 found = mlflow.get_run(run.info.run_id)
 assert found.info.status == "FINISHED", found.info.status
 assert found.data.metrics["eval_accuracy"] == SCORES[-1]
 assert found.data.params["trainer"] == "ppo"
-assert found.data.tags["evalstop.should_stop"] == "true"
-assert found.data.tags["evalstop.best_checkpoint"] == "file:///checkpoints/1"
 print(run.info.run_id)

@@ -1,0 +1,67 @@
+"""Roles on the page of a run: where they come from, what is missing, and a person's word about them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import httpx
+from evalstop_service import opening
+from evalstop_service.clock import utc_now
+from evalstop_service.ingest import Points
+from evalstop_service.store import audit, runs
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+
+from tests.service.pages.recorded import Tenant
+from tests.service.pages.serving import token_of
+from tests.service.scenes import take
+
+HOSTILE = '<script>alert("x")</script>'
+
+
+def recognised(database: Database, tenant: Tenant, now: datetime) -> Run:
+    """A run that logs a proxy, and gold under a name that nobody knows."""
+    request = opening.Request("roles", recognise=True)
+    run, _ = opening.open_run(database, tenant.project.id, request, now)
+    points = [Point(metric, step, step / 10) for step in range(5) for metric in ("reward", "kl", HOSTILE)]
+    take(database, tenant.project.id, run.id, Points(tuple(points)), now)
+    return run
+
+
+def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+    """The page says where roles come from and that gold is missing; what is chosen there counts from then on."""
+    run = recognised(database, tenant, utc_now())
+    before = visitor.get(f"/runs/{run.id}").text
+    assert "No metric is gold" in before
+    assert "by its name" in before or "logs it" in before
+    form = {"gold": HOSTILE, "proxy": "reward", "gold_lower": "true", "csrf": token_of(visitor)}
+    answer = visitor.post(f"/runs/{run.id}/metrics", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run.id}")
+    after = visitor.get(f"/runs/{run.id}").text
+    assert "No metric is gold" not in after
+    assert "a person said so" in after
+    assert HOSTILE not in after
+    with database.reading() as tx:
+        found = runs.find(tx, tenant.project.id, run.id)
+        (entry,) = audit.listing(tx, tenant.project.id, action="run.metrics_changed")
+    assert found is not None
+    assert found.metrics == {
+        HOSTILE: {"signal": "eval", "direction": "minimize"},
+        "reward": {"signal": "proxy", "direction": "maximize"},
+    }
+    assert found.raw_maximum is not None
+    assert entry.actor == f"key {tenant.key.name}"
+
+
+def test_bad_choices(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+    """One metric for two roles, a form of another site, or a run of nobody's, changes nothing."""
+    run = recognised(database, tenant, utc_now())
+    twice = {"gold": "reward", "proxy": "reward", "csrf": token_of(visitor)}
+    assert visitor.post(f"/runs/{run.id}/metrics", data=twice).status_code in (400, 404, 422)
+    assert visitor.post(f"/runs/{run.id}/metrics", data={"gold": "reward"}).status_code == 403
+    with database.reading() as tx:
+        found = runs.find(tx, tenant.project.id, run.id)
+    assert found is not None
+    assert "reward" in found.metrics
+    assert found.metrics["reward"]["signal"] == "proxy"
