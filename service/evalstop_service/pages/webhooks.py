@@ -15,6 +15,7 @@ from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
 from evalstop_service.store import deliveries, endpoints, pull
+from evalstop_service.store.deliveries import Delivery
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.outbox import EVENT_TYPES
 from evalstop_service.targets import Refused
@@ -55,6 +56,7 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         visitor=visitor,
         here="webhooks",
         delivery=delivery,
+        host=_host(delivery),
         log=log,
         body=slack.rendered(content.format, content.body),
     )
@@ -262,8 +264,8 @@ def _place(endpoint: Endpoint, visitor: Visitor) -> str:
     return endpoint.url if visitor.may("admin") else _host(endpoint)
 
 
-def _host(endpoint: Endpoint) -> str:
-    return endpoint.url if endpoint.url.startswith(pull.PREFIX) else str(urlsplit(endpoint.url).netloc)
+def _host(addressed: Endpoint | Delivery) -> str:
+    return addressed.url if addressed.url.startswith(pull.PREFIX) else str(urlsplit(addressed.url).netloc)
 
 
 def _moment(text: str, what: str) -> datetime:
