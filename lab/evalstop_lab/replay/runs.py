@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from evalstop_detectors import Observation, Score, Signal
 
@@ -26,6 +26,12 @@ class Roles:
     columns: Mapping[Signal, str] = field(default_factory=lambda: {signal: signal.value for signal in Signal})
     minimized: frozenset[str] = frozenset({"loss"})
     step: str = "step"
+
+    def with_more(self, others: Roles) -> Roles:
+        """These, and what others say of signals that have no column here."""
+        return replace(
+            self, columns={**others.columns, **self.columns}, minimized=frozenset(self.minimized | others.minimized)
+        )
 
     def sign(self, signal: Signal) -> float:
         """What turns the column so that higher is better. A KL is a distance, not a quality: it stays as it is."""
@@ -153,10 +159,12 @@ class Runs:
     by_name: dict[str, Run] = field(default_factory=dict)
 
     def run(self, name: str, roles: Roles) -> Run:
-        """The run of this name, new if there is none yet."""
+        """The run of this name, new if there is none yet; one that another log began keeps the roles that it has."""
         run = self.by_name.get(name)
         if run is None:
             run = self.by_name[name] = Run(name, roles=roles)
+        elif run.roles is not roles and not roles.columns.items() <= run.roles.columns.items():
+            run.roles = run.roles.with_more(roles)
         return run
 
     def settle(self) -> list[Conflict]:

@@ -15,6 +15,7 @@ from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 def metrics(path: Path, troubles: Troubles) -> set[str]:
     """The tags of the scalars."""
+    _loaded.cache_clear()
     try:
         return {scalar.tag for scalar in _loaded(path)}
     except UnreadableInput as error:
@@ -44,7 +45,7 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
             troubles.add(UnreadableInput(path, str(error)))
 
 
-@lru_cache(maxsize=1)  # a log is looked at twice, for its metrics and for their values
+@lru_cache(maxsize=1)  # a log is looked at twice: for its metrics, anew, and for their values
 def _loaded(path: Path) -> tuple[Scalar, ...]:
     files = [path] if path.is_file() else next((files for folder, files in event_files(path) if folder == path), [])
     scalars: list[Scalar] = []

@@ -18,6 +18,7 @@ from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 def metrics(path: Path, troubles: Troubles) -> set[str]:
     """The metrics that occur."""
+    _state.cache_clear()
     keys: set[str] = set()
     for _, row in _rows(path, troubles):
         keys.update(row)
@@ -53,7 +54,7 @@ def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, dict[str, Any]]
             troubles.add(UnreadableInput(path, words))
 
 
-@lru_cache(maxsize=1)  # a log is looked at twice, for its metrics and for their values
+@lru_cache(maxsize=1)  # a log is looked at twice: for its metrics, anew, and for their values
 def _state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text(encoding="utf-8"))

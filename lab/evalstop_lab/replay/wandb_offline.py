@@ -35,6 +35,7 @@ _UPDATE = 1  # of ConfigRecord
 
 def metrics(path: Path, troubles: Troubles) -> set[str]:
     """The keys of the history."""
+    _history.cache_clear()
     found, broken = _history(path)
     if broken is not None:
         troubles.add(broken)
@@ -58,7 +59,7 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
         troubles.add(broken)
 
 
-@lru_cache(maxsize=1)  # a log is looked at twice, for its metrics and for their values
+@lru_cache(maxsize=1)  # a log is looked at twice: for its metrics, anew, and for their values
 def _history(path: Path) -> tuple[dict[str, Any], UnreadableInput | None]:
     found: dict[str, Any] = {"rows": [], "name": None, "gpus": None}
     try:
