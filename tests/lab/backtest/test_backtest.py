@@ -76,13 +76,14 @@ def test_by_hand() -> None:
 @given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=40), min_size=1, max_size=12))
 def test_figures_add_up(walks: list[list[int]]) -> None:
     """Whatever the runs are, every stop is right, wrong or untold, and the difference is that of the figures."""
-    runs = [run_of(str(number), walk) for number, walk in enumerate(walks)]
+    runs = [run_of("turns", TURNS), *(run_of(str(number), walk) for number, walk in enumerate(walks))]
     found = cases(runs, {name: POLICIES[name] for name in ("paper", "default")})
     paper, default = summary(found, "paper"), summary(found, "default")
     for figures, name in ((paper, "paper"), (default, "default")):
         assert figures.stopped == sum(case.passed[name].stop_step is not None for case in found)
         assert 0 <= figures.saved.value + figures.cut.value <= 1
     changed = difference(found, "paper", "default")
+    assert paper.saved.value > default.saved.value
     assert changed.saved.value == pytest.approx(paper.saved.value - default.saved.value)
     assert changed.first_alone - changed.second_alone == paper.stopped - default.stopped
     same = difference(found, "paper", "paper")
