@@ -33,7 +33,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.ingest import Arrival, Resumed
 from evalstop_service.store import runs, verdicts
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.runs import Run
+from evalstop_service.store.runs import Run, Wanted
 
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
@@ -141,7 +141,7 @@ def list_runs(
 ) -> RunPage:
     """The project's runs, newest first."""
     with database.reading() as tx:
-        found = runs.listing(tx, caller.project_id, name=name, status=status, before=cursor, limit=limit)
+        found = runs.listing(tx, caller.project_id, Wanted(name=name, status=status, before=cursor), limit)
         return RunPage(items=runs_out(tx, found, now), next_cursor=next_cursor(found, limit))
 
 

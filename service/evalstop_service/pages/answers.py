@@ -67,7 +67,7 @@ def _templates() -> Environment:
     )
     environment.globals["asset"] = assets.url
     environment.filters.update(
-        step=words.step, number=words.number, exact=words.exact, moment=words.moment, iso=words.iso
+        step=words.step, number=words.number, exact=words.exact, pair=words.pair, moment=words.moment, iso=words.iso
     )
     environment.filters.update(percent=words.percent, amount=words.amount)
     return environment

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
 from evalstop_service import vitals, watching
+from evalstop_service.errors import NotFound
 from evalstop_service.liveness import Pulse
-from evalstop_service.pages import sparkline, words
+from evalstop_service.pages import forms, sparkline, words
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.sparkline import Sparkline
 from evalstop_service.pages.visitor import SignedIn, SiteOf, known
-from evalstop_service.store import decisions, observations, pulses, runs
+from evalstop_service.store import decisions, observations, policies, pulses, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.runs import Run
+from evalstop_service.store.observations import MAX_STEP
+from evalstop_service.store.runs import Run, Wanted
 
 router = APIRouter(route_class=PageRoute)
 
 PAGE = 50
 STATUSES = ("running", "stopped", "completed", "failed", "lost")
-
-Status = Literal["", "running", "stopped", "completed", "failed", "lost"]
 
 _TRAINER = """\
 from evalstop_client import Run
@@ -54,32 +54,78 @@ class Row:
     dead: list[dict[str, str]]
 
 
+class Filters(BaseModel):
+    """What of the runs is to be seen, as it stands in the address; empty: all of it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = ""
+    status: Literal["", "running", "stopped", "completed", "failed", "lost"] = ""
+    verdict: Literal["", "continue", "suspect", "stop"] = ""
+    policy: Annotated[str, Field(max_length=100)] = ""
+    mode: Literal["", "shadow", "enforce"] = ""
+    job_kind: Annotated[str, Field(max_length=256)] = ""
+    order: Literal["", "updated", "step"] = ""
+    cursor: UUID | Literal[""] = ""
+    place: Annotated[str, Field(max_length=40)] = ""
+
+    def wanted(self) -> Wanted:
+        """The same for the store; raises NotFound for a page that never was."""
+        order = self.order or "newest"
+        return Wanted(
+            name=forms.plain(self.name) or None,
+            status=self.status or None,
+            verdict=self.verdict or None,
+            mode=self.mode or None,
+            policy=forms.plain(self.policy) or None,
+            job_kind=forms.plain(self.job_kind) or None,
+            order=order,
+            before=self.cursor or None,
+            place=_place(order, self.place),
+        )
+
+    def link(self, path: str = "/runs", **changes: str) -> str:
+        """A page of runs with some of this changed."""
+        shown = {name: str(value) for name, value in self.model_dump().items()} | changes
+        query = urlencode({name: value for name, value in shown.items() if value})
+        return f"{path}?{query}" if query else path
+
+
 @router.get("/runs")
-def show_runs(
-    request: Request, site: SiteOf, visitor: SignedIn, name: str = "", status: Status = "", cursor: UUID | None = None
-) -> Response:
-    """The newest runs first, searched by name and filtered by status."""
-    wanted = _filters(name, status, cursor)
+def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()]) -> Response:
+    """The newest runs first, or as they are wanted: searched by name, filtered, in another order."""
+    wanted = filters.wanted()
     with site.database.reading() as tx:
         # Read first: what follows may be newer, never older.
-        revision = runs.listing_revision(tx, visitor.project.id, limit=PAGE, **wanted)
-        found = runs.listing(tx, visitor.project.id, limit=PAGE + 1, **wanted)
+        revision = runs.listing_revision(tx, visitor.project.id, wanted, PAGE)
+        found = runs.listing(tx, visitor.project.id, wanted, PAGE + 1)
         rows = _rows(tx, found[:PAGE], visitor.project.stale_seconds, site.clock())
+        names = sorted({one.name for one in policies.listing(tx, visitor.project.id)})
+    first = {"cursor": "", "place": ""}
+    last = rows[-1].run if len(found) > PAGE else None
     return page(
         "runs.html",
         visitor=visitor,
         rows=rows,
         states=words.STATES,
-        name=wanted["name"] or "",
-        status=status,
-        statuses={choice: _link(name=name, status=choice) for choice in ("", *STATUSES)},
-        filtered=bool(name or status or cursor),
-        next_page=_link(name=name, status=status, cursor=str(rows[-1].run.id)) if len(found) > PAGE else None,
-        first_page=_link(name=name, status=status) if cursor else None,
-        events=_link("/runs/events", name=name, status=status, cursor=str(cursor or "")),
+        filters=filters,
+        policies=names,
+        kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
+        statuses={choice: filters.link(status=choice, **first) for choice in ("", *STATUSES)},
+        filtered=filters != Filters(order=filters.order),
+        bounded=wanted.bounded,
+        next_page=filters.link(cursor=str(last.id), place=_told(wanted.order, last)) if last else None,
+        first_page=filters.link(**first) if filters.cursor else None,
+        events=filters.link("/runs/events"),
         revision=revision,
         snippet=_TRAINER.replace("URL", f"{request.url.scheme}://{request.url.netloc}"),
     )
+
+
+class Followed(Filters):
+    """The same, and the revision that the page knows."""
+
+    since: str = ""
 
 
 @router.get("/runs/events")
@@ -87,22 +133,19 @@ def follow_runs(
     request: Request,
     site: SiteOf,
     visitor: SignedIn,
-    name: str = "",
-    status: Status = "",
-    cursor: Annotated[UUID | Literal[""], Query()] = "",
-    since: str = "",
+    filters: Annotated[Followed, Query()],
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Tell whenever what the list shows has changed."""
-    wanted = _filters(name, status, cursor or None)
+    wanted = filters.wanted()
 
     def poll() -> str | None:
         with site.database.reading() as tx:
             if known(tx, site, request) is None:
                 return None
-            return runs.listing_revision(tx, visitor.project.id, limit=PAGE, **wanted)
+            return runs.listing_revision(tx, visitor.project.id, wanted, PAGE)
 
-    return site.streams.answer(last_event_id or since, poll)
+    return site.streams.answer(last_event_id or filters.since, poll)
 
 
 def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
@@ -122,12 +165,22 @@ def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime
     ]
 
 
-def _filters(name: str, status: str, cursor: UUID | None) -> dict[str, Any]:
-    # PostgreSQL holds no NUL, and no name holds any control character.
-    plain = "".join(character for character in name if unicodedata.category(character) not in ("Cc", "Cs")).strip()
-    return {"name": plain or None, "status": status or None, "before": cursor}
+def _told(order: str, run: Run) -> str:
+    """Where a run stands in the order, for the address of the page after it."""
+    if order == "updated":
+        return run.updated_at.isoformat()
+    return str(-1 if run.last_step is None else run.last_step) if order == "step" else ""
 
 
-def _link(path: str = "/runs", **parameters: str) -> str:
-    query = urlencode({name: value for name, value in parameters.items() if value})
-    return f"{path}?{query}" if query else path
+def _place(order: str, told: str) -> datetime | int | None:
+    if not told or order == "newest":
+        return None
+    try:
+        at = datetime.fromisoformat(told) if order == "updated" else int(told)
+    except ValueError as error:
+        raise NotFound from error
+    if isinstance(at, datetime):
+        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    if not -1 <= at <= MAX_STEP:
+        raise NotFound
+    return at

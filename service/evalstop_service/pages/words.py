@@ -63,6 +63,11 @@ def amount(value: float) -> str:
     return step(round(value)) if abs(value) >= 10 else f"{value:.1f}"
 
 
+def pair(value: str) -> tuple[str, str]:
+    """A choice that is called what it is."""
+    return value, value
+
+
 def moment(at: datetime) -> str:
     """A moment for those whose browser does not put it into their own zone."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

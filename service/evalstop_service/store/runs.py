@@ -166,23 +166,48 @@ def moving(run: Run) -> dict[str, Any]:
     return {name: getattr(run, name) for name in ("id", *_MOVING)}
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Which runs of a project: those whose name contains `name`, of this status, and so on; None: any.
+
+    `order`: `newest`, `updated` or `step`, the highest first. `before`: those that come after this run, as it stood
+    when its `place` in the order (its `updated_at` or `last_step`) was told; with `newest` the id is enough.
+    """
+
+    name: str | None = None
+    status: str | None = None
+    verdict: str | None = None
+    mode: str | None = None
+    policy: str | None = None
+    job_kind: str | None = None
+    order: str = "newest"
+    before: UUID | None = None
+    place: datetime | int | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether no index finds them, so that only the newest runs are looked at.
+
+        What changes with every post has no index: each post would have to write to it.
+        """
+        rare = self.name is not None and len(self.name) < _TRIGRAM
+        return rare or self.order != "newest" or any((self.verdict, self.mode, self.policy, self.job_kind))
+
+
 def listing(
     tx: Transaction,
     project_id: UUID,
-    *,
-    name: str | None = None,
-    status: str | None = None,
-    before: UUID | None = None,
+    wanted: Wanted = Wanted(),
     limit: int = 50,
 ) -> list[Run]:
-    """A project's runs, newest first: those whose name contains `name`, made before the run `before`.
+    """A project's runs, newest first, or as they are wanted.
 
-    One or two letters are looked for in the newest 20,000 runs from there on.
+    What no index finds is looked for in the newest 20,000 runs: see `Wanted.bounded`.
     """
     # The page first, from an index that is in its order: joined before, a planner without statistics sorts all runs.
-    page = _page(sa.select(*_OWN), project_id, name, status, before, limit).subquery()
+    page = _page(sa.select(*_OWN), project_id, wanted, limit).subquery()
     query = sa.select(page, *_OF_POLICY).join(policies, policies.c.id == page.c.policy_id)
-    return [Run(**row) for row in tx.execute(query.order_by(page.c.id.desc())).mappings()]
+    return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, wanted.order))).mappings()]
 
 
 def count_running(tx: Transaction, project_id: UUID, most: int) -> int:
@@ -199,14 +224,11 @@ def revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
 def listing_revision(
     tx: Transaction,
     project_id: UUID,
-    *,
-    name: str | None = None,
-    status: str | None = None,
-    before: UUID | None = None,
+    wanted: Wanted = Wanted(),
     limit: int = 50,
 ) -> str:
     """Differs whenever `listing` of the same arguments would, or the decisions on those runs."""
-    return _digest(tx, _page(_REVISION, project_id, name, status, before, limit))
+    return _digest(tx, _page(_REVISION, project_id, wanted, limit))
 
 
 _OWN = [column for column in runs.c if column.name != "monitor_state"]
@@ -260,23 +282,49 @@ _REVISION = sa.select(
 )
 
 
-def _page(
-    query: sa.Select[Any], project_id: UUID, name: str | None, status: str | None, before: UUID | None, limit: int
-) -> sa.Select[Any]:
+def _page(query: sa.Select[Any], project_id: UUID, wanted: Wanted, limit: int) -> sa.Select[Any]:
     query = query.where(runs.c.project_id == project_id)
-    if name is not None:
-        query = query.where(like(runs.c.name, name))
-    if name is not None and len(name) < _TRIGRAM:  # no index finds so little, and all runs are too many to read
+    if wanted.name is not None:
+        query = query.where(like(runs.c.name, wanted.name))
+    if wanted.status is not None:
+        query = query.where(runs.c.status == wanted.status)
+    if wanted.verdict is not None:
+        query = query.where(runs.c.verdict["verdict"].as_string() == wanted.verdict)
+    if wanted.mode is not None:
+        query = query.where(runs.c.mode == wanted.mode)
+    if wanted.policy is not None:
+        of_name = sa.select(policies.c.id).where(policies.c.project_id == project_id, policies.c.name == wanted.policy)
+        query = query.where(runs.c.policy_id.in_(of_name))
+    if wanted.job_kind is not None:
+        query = query.where(runs.c.labels["job_kind"].as_string() == wanted.job_kind)
+    if wanted.bounded:
         newest = sa.select(runs.c.id).where(runs.c.project_id == project_id)
-        if before is not None:
-            newest = newest.where(runs.c.id < before)
+        if wanted.before is not None and wanted.order == "newest":
+            newest = newest.where(runs.c.id < wanted.before)
         oldest = newest.order_by(runs.c.id.desc()).offset(_SEARCHED - 1).limit(1).scalar_subquery()
         query = query.where(runs.c.id >= sa.func.coalesce(oldest, sa.literal(UUID(int=0), sa.Uuid)))
-    if status is not None:
-        query = query.where(runs.c.status == status)
-    if before is not None:
-        query = query.where(runs.c.id < before)
-    return query.order_by(runs.c.id.desc()).limit(limit)
+    if wanted.before is not None:
+        query = query.where(_after(wanted))
+    return query.order_by(*_ordered(runs.c, wanted.order)).limit(limit)
+
+
+def _ordered(columns: Any, order: str) -> tuple[sa.ColumnElement[Any], ...]:
+    newest = columns.id.desc()
+    match order:
+        case "updated":
+            return columns.updated_at.desc(), newest
+        case "step":
+            return sa.func.coalesce(columns.last_step, -1).desc(), newest
+    return (newest,)
+
+
+def _after(wanted: Wanted) -> sa.ColumnElement[bool]:
+    """Those that come after the run `before` in the order."""
+    older = runs.c.id < wanted.before
+    if wanted.order == "newest" or wanted.place is None:
+        return older
+    key = runs.c.updated_at if wanted.order == "updated" else sa.func.coalesce(runs.c.last_step, -1)
+    return (key < wanted.place) | ((key == wanted.place) & older)
 
 
 def _embedded(value: Any) -> Any:

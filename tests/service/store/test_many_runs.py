@@ -17,6 +17,7 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.monitors import KeptMonitor
 from evalstop_service.store.observations import New, Point
+from evalstop_service.store.runs import Wanted
 from msgspec.structs import replace
 
 from tests.service.scenes import NOW, Scene, evals, set_up
@@ -279,7 +280,7 @@ def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
 
     def found(**wanted: Any) -> list[str]:
         with scene.database.reading() as tx:
-            return [run.name for run in runs.listing(tx, scene.project_id, **wanted)]
+            return [run.name for run in runs.listing(tx, scene.project_id, Wanted(**wanted))]
 
     assert found() == ["x", "grpo-13b", "dpo-7B", "ppo-7b"]
     assert found(name="PO-7b") == ["dpo-7B", "ppo-7b"]
@@ -287,6 +288,54 @@ def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
     assert found(name="po", before=made[2].id) == ["dpo-7B", "ppo-7b"]
     assert found(name="po", status="failed") == ["grpo-13b"]
     assert found(name="xyz") == []
+
+
+def test_lists_runs_in_other_orders(scene: Scene) -> None:
+    """By their last news or their last step, page after page, each run once; filters hold in every order."""
+    made = [scene.open(f"run-{number}") for number in range(7)]
+    for number, run in enumerate(made[1:]):
+        scene.post(run, [Point("eval", 10 * (number % 3), 0.5)])
+
+    def listed(wanted: Wanted = Wanted(), limit: int = 50) -> list[runs.Run]:  # noqa: B008 - it is frozen
+        with scene.database.reading() as tx:
+            return runs.listing(tx, scene.project_id, wanted, limit)
+
+    rows = listed()
+    expected = {
+        "newest": sorted(rows, key=lambda run: run.id, reverse=True),
+        "updated": sorted(rows, key=lambda run: (run.updated_at, run.id), reverse=True),
+        "step": sorted(rows, key=lambda run: (-1 if run.last_step is None else run.last_step, run.id), reverse=True),
+    }
+    for order, whole in expected.items():
+        seen: list[str] = []
+        wanted = Wanted(order=order)
+        while found := listed(wanted, 2):
+            seen += [run.name for run in found]
+            last = found[-1]
+            step = -1 if last.last_step is None else last.last_step
+            wanted = Wanted(order=order, before=last.id, place=last.updated_at if order == "updated" else step)
+        assert seen == [run.name for run in whole]
+    for wanted in (Wanted(verdict="stop"), Wanted(mode="enforce"), Wanted(policy="gone"), Wanted(job_kind="dpo")):
+        assert listed(wanted) == [
+            run
+            for run in rows
+            if (wanted.mode is None or run.mode == wanted.mode)
+            and (wanted.verdict is None or run.verdict["verdict"] == wanted.verdict)
+            and wanted.policy is None
+            and wanted.job_kind is None
+        ]
+
+
+def test_the_outline_of_a_long_series(scene: Scene) -> None:
+    """It is drawn from some of its values, evenly over its steps, without being read as a whole."""
+    run = scene.open()
+    count = observations.OUTLINED + 500
+    scene.post(run, [Point("eval", 3 * step, float(step)) for step in range(count)])
+    with scene.database.reading() as tx:
+        outline = observations.outlines(tx, {run.id: "eval"}, 124)[run.id]
+    assert len(outline) == 124
+    assert (outline[0].step, outline[-1].step) == (0, 3 * (count - 1))
+    assert all(item.lowest == item.highest == item.step / 3 for item in outline)
 
 
 def test_latest(scene: Scene) -> None:

@@ -40,5 +40,5 @@ document.addEventListener("keydown", (event) => {
 
 // A choice that is a filter takes effect when it is made; without JavaScript the form has a button.
 document.addEventListener("change", (event) => {
-  if (event.target.matches("select[data-submit]")) event.target.form.requestSubmit();
+  if (event.target.matches("[data-submit]")) event.target.form.requestSubmit();
 });
