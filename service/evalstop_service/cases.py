@@ -147,7 +147,12 @@ def _count(
         gpu_hours_lost=None,
         ended_at=ended_at,
     )
-    cases.keep(tx, _with_decision(tx, case, run, decision, hours) if decision else case)
+    if decision is None:
+        cases.keep(tx, case)
+    elif decision.ordered:  # by a person: the policy has let the run go on, and is held to that
+        cases.keep(tx, replace(case, outcome=truth.of_decision(Truth(case.truth), None, None)))
+    else:
+        cases.keep(tx, _with_decision(tx, case, run, decision, hours))
 
 
 def _with_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _Hours) -> Case:

@@ -64,8 +64,8 @@ class Mode(StrEnum):
 
 
 FOLLOWS: dict[State, frozenset[State]] = {
-    State.SHADOW: frozenset(),
-    State.HELD_OUT: frozenset(),
+    State.SHADOW: frozenset({State.REQUESTED}),
+    State.HELD_OUT: frozenset({State.REQUESTED}),
     State.WITHHELD: frozenset({State.PENDING, State.REQUESTED, State.VETOED, State.MOOT}),
     State.PENDING: frozenset({State.WITHHELD, State.REQUESTED, State.VETOED, State.MOOT}),
     State.REQUESTED: frozenset(
@@ -75,7 +75,7 @@ FOLLOWS: dict[State, frozenset[State]] = {
     State.ESCALATED: frozenset({State.ACKNOWLEDGED, State.CONFIRMED, State.FAILED, State.MOOT, State.UNDONE}),
     State.CONFIRMED: frozenset({State.UNDONE}),
     State.FAILED: frozenset({State.CONFIRMED, State.UNDONE}),
-    State.VETOED: frozenset(),
+    State.VETOED: frozenset({State.REQUESTED}),
     State.MOOT: frozenset({State.CONFIRMED}),
     State.UNDONE: frozenset(),
 }
@@ -174,6 +174,16 @@ class Released:
 
 
 @dataclass(frozen=True)
+class Ordered:
+    """A person has the run stopped at once, whatever its policy, its mode and the brakes say, but for a pause."""
+
+    at: datetime
+    actor: str
+    reason: str
+    paused: bool = False
+
+
+@dataclass(frozen=True)
 class Vetoed:
     """A person lets the run go on."""
 
@@ -224,7 +234,7 @@ class Undone:
     reason: str
 
 
-Event = Passed | Weighed | Held | Released | Vetoed | Reported | Finished | WentOn | Undone
+Event = Passed | Weighed | Held | Released | Ordered | Vetoed | Reported | Finished | WentOn | Undone
 
 
 @dataclass(frozen=True)
@@ -264,8 +274,10 @@ Instruction = Record | Announce | Cancel | Refuse
 Outcome = tuple[Life, list[Instruction]]
 
 
-def begin(event: Decided, terms: Terms) -> Outcome:
+def begin(event: Decided | Ordered, terms: Terms) -> Outcome:
     """How a decision is born, and what is to be done about it."""
+    if isinstance(event, Ordered):
+        return _ordered(Life(State.SHADOW, event.at), event, terms)
     due_at = event.at + timedelta(seconds=terms.grace_seconds)
     if event.mode is Mode.SHADOW:
         return Life(State.SHADOW, due_at), [Record(State.SHADOW, event.actor, event.reason, event.chance)]
@@ -294,6 +306,8 @@ def step(life: Life, event: Event, terms: Terms) -> Outcome:
             return _withhold(life, at, brakes, SERVICE, _reasons(brakes), Cancel("the decision is withheld"))
         case Released():
             return _released(life, event, terms)
+        case Ordered():
+            return _ordered(life, event, terms)
         case Vetoed(_, actor, reason):
             return _vetoed(life, actor, reason)
         case Reported():
@@ -355,6 +369,22 @@ def _released(life: Life, event: Released, terms: Terms) -> Outcome:
     if PAUSED in _kinds(event.brakes):
         return life, [Refuse("the decision is withheld and its project is paused; resume the project first")]
     return _let_go(life, event.at, event.actor, event.reason, terms, _documents(event.brakes))
+
+
+def _ordered(life: Life, event: Ordered, terms: Terms) -> Outcome:
+    if life.state in AWAITING or life.state is State.CONFIRMED:
+        return life, []
+    if event.paused:
+        return life, [Refuse("the project is paused, and nothing is stopped while it is; resume the project first")]
+    if State.REQUESTED not in FOLLOWS[life.state]:
+        why = "a receiver that knows of it would not act once more; end the job at its scheduler"
+        return life, [Refuse(f"the decision is {life.state}: {why}")]
+    life = _awaiting(replace(life, due_at=event.at, escalations=0), State.REQUESTED, event.at, terms)
+    return life, [
+        Cancel("a person has the run stopped at once"),
+        Record(life.state, event.actor, event.reason, {"ordered": True}),
+        Announce(STOP_REQUESTED),
+    ]
 
 
 def _vetoed(life: Life, actor: str, reason: str) -> Outcome:

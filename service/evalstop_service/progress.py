@@ -14,7 +14,19 @@ from uuid import UUID
 
 from evalstop_service import authority, brakes, cases, chance, events, lifecycle
 from evalstop_service.errors import Conflict
-from evalstop_service.lifecycle import Brake, Decided, Event, Held, Instruction, Life, Mode, State, Terms, Weighed
+from evalstop_service.lifecycle import (
+    Brake,
+    Decided,
+    Event,
+    Held,
+    Instruction,
+    Life,
+    Mode,
+    Ordered,
+    State,
+    Terms,
+    Weighed,
+)
 from evalstop_service.store import authorities, decisions, outbox, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
@@ -39,6 +51,35 @@ def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
         held_out=held_out,
         chance=_numbers(run, enforced, (enforced_share, earned), (project.held_out_share, kept)),
     )
+    observed = chance.observed_probability(enforced_share, project.held_out_share)
+    return _born(tx, project, run, decision_id, event, step, run.verdict, observed)
+
+
+def order(tx: Transaction, run: Run, actor: str, reason: str, now: datetime) -> Decision:
+    """Have a run, which is locked, stopped because a person wants it; raises Conflict when it cannot be.
+
+    Where its policy had called for no stop the decision is the person's alone: it has a reason and no evidence.
+    """
+    project = projects.lock(tx, run.project_id)
+    event = Ordered(now, actor, reason, paused=bool(brakes.paused(project)))
+    found = decisions.of_attempt(tx, run.id, run.attempt)
+    if found is not None:
+        return move(tx, run, decisions.lock(tx, found), event)
+    step = run.last_step or 0
+    verdict = {"verdict": "stop", "step": step, "turn_step": None, "reason": f"{actor}: {reason}", "evidence": []}
+    return _born(tx, project, run, new_id(), event, step, verdict, 0.0)
+
+
+def _born(
+    tx: Transaction,
+    project: Project,
+    run: Run,
+    decision_id: UUID,
+    event: Decided | Ordered,
+    step: int,
+    verdict: dict[str, Any],
+    observed_probability: float,
+) -> Decision:
     life, instructions = lifecycle.begin(event, _terms(project))
     decision = Decision(
         id=decision_id,
@@ -47,20 +88,23 @@ def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
         attempt=run.attempt,
         state=life.state,
         step=step,
-        verdict=run.verdict,
+        verdict=verdict,
         best_checkpoint=run.best_checkpoint,
         policy_id=run.policy_id,
         due_at=life.due_at,
-        created_at=now,
+        created_at=event.at,
         run_name=run.name,
         policy_name=run.policy_name,
         policy_version=run.policy_version,
         deadline_at=life.deadline_at,
         escalations=life.escalations,
-        observed_probability=chance.observed_probability(enforced_share, project.held_out_share),
+        observed_probability=observed_probability,
     )
+    refused = next((one for one in instructions if isinstance(one, lifecycle.Refuse)), None)
+    if refused is not None:
+        raise Conflict(refused.why)
     decisions.add(tx, decision)
-    _carry_out(tx, project, run, decision, instructions, now)
+    _carry_out(tx, project, run, decision, instructions, event.at)
     return decision
 
 

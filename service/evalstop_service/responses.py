@@ -15,7 +15,7 @@ from uuid import UUID
 from msgspec import structs
 
 from evalstop_service import brakes, cases, hindsight, lifecycle, progress
-from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
 from evalstop_service.store import audit, decisions, outbox, outcomes, projects, runs
@@ -90,6 +90,31 @@ def undo(
         if moved.state != decision.state:
             _record(tx, run, decision, "decision.undone", (actor, proved), {"reason": reason}, now)
         return moved
+
+
+def stop(
+    database: Database,
+    project_id: UUID,
+    run_id: UUID,
+    actor: str,
+    reason: str,
+    now: datetime,
+    proved: str | None = None,
+) -> Decision:
+    """Have a run stopped at once because a person wants it; raises Conflict once it has ended. Twice is harmless."""
+    with database.transaction() as tx:
+        run = runs.lock(tx, project_id, run_id)
+        if run is None:
+            raise NotFound(f"there is no run {run_id} in this project")
+        if run.status not in ("running", Pulse.LOST):
+            raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
+        before = decisions.of_attempt(tx, run.id, run.attempt)
+        decision = progress.order(tx, run, actor, reason, now)
+        if before is None or before.state != decision.state:
+            # Whoever remembers the run has to look again: there is a decision, or another than there was.
+            runs.save(tx, structs.replace(run, version=run.version + 1, updated_at=now))
+            _record(tx, run, decision, "run.stop_ordered", (actor, proved), {"reason": reason}, now)
+        return decision
 
 
 def report(database: Database, project_id: UUID, decision_id: UUID, said: Report, now: datetime) -> Decision:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
-from evalstop_service import responses
+from evalstop_service import pausing, responses
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import Saved
 from evalstop_service.lifecycle import State
-from evalstop_service.store import leases, tables
+from evalstop_service.store import cases, leases, tables
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import (
@@ -159,3 +160,61 @@ def test_only_the_scheduler_ends_what_was_handed_out(scene: Scene, graceful: Sce
     responses.finish(graceful.database, graceful.project_id, run.id, "completed", LATER)
     assert decided(graceful, run).state == State.REQUESTED
     assert report(graceful, decided(graceful, run).id, State.CONFIRMED) == State.CONFIRMED
+
+
+def order(scene: Scene, run: Run, now: datetime = LATER) -> Decision:
+    return responses.stop(scene.database, scene.project_id, run.id, "dana", "the reward is broken", now)
+
+
+def test_a_person_stops_a_run_that_was_never_flagged(graceful: Scene) -> None:
+    """It is a decision of theirs: handed out at once, told to the trainer, confirmed like others; twice is harmless."""
+    run = graceful.open(mode="shadow")
+    assert not graceful.post(run, FALLING[:2]).decision
+    for _ in range(2):
+        decision = order(graceful, run)
+        assert (decision.state, decision.verdict["reason"]) == (State.REQUESTED, "dana: the reward is broken")
+    assert deliveries_of_stops(graceful) == ["waiting"]
+    receipt = graceful.post(run, FALLING[2:])
+    assert receipt.decision is not None, "the verdict that came later made no second decision"
+    assert receipt.decision.id == decision.id
+    assert receipt.decision.stops(LATER)
+    assert report(graceful, decision.id, State.CONFIRMED) == State.CONFIRMED
+    with pytest.raises(Conflict, match="has ended"):
+        order(graceful, run)
+    with graceful.database.reading() as tx:
+        case = cases.find(tx, run.id, 1)
+    assert case is not None
+    assert case.decision_id is None, "the policy is not held to what a person did"
+
+
+def test_a_person_stops_what_was_let_run(scene: Scene) -> None:
+    """A run whose stop was only recorded is stopped under the decision that it has; its trainer hears of it."""
+    run = scene.open(mode="shadow")
+    shadow = scene.post(run, FALLING).decision
+    assert shadow is not None
+    assert shadow.state == State.SHADOW
+    assert order(scene, run).id == shadow.id
+    receipt = scene.post(run, [Point("eval", 900, 0.1)])
+    assert receipt.decision is not None
+    assert receipt.decision.stops(LATER)
+
+
+def test_nobody_waits_for_the_grace_period_of_an_order(graceful: Scene) -> None:
+    """A pending stop goes out at once; what waited for the end of its grace period does not go out as well."""
+    run = graceful.open()
+    graceful.post(run, FALLING)
+    assert order(graceful, run, NOW).state == State.REQUESTED
+    assert sorted(deliveries_of_stops(graceful)) == ["cancelled", "waiting"]
+
+
+def test_what_no_order_stops(scene: Scene) -> None:
+    """While the project is paused nothing is; and a stop that was undone is not handed out under the same decision."""
+    run, other = scene.open("one"), scene.open("other")
+    decision = scene.post(other, FALLING).decision
+    assert decision is not None
+    responses.undo(scene.database, scene.project_id, decision.id, "dana", "no", LATER)
+    with pytest.raises(Conflict, match="is undone"):
+        order(scene, other)
+    pausing.pause(scene.database, scene.project_id, "dana", "", LATER)
+    with pytest.raises(Conflict, match="paused"):
+        order(scene, run)

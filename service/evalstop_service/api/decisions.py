@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from evalstop_service import responses
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Now, Operate, Read
-from evalstop_service.api.schemas import Body, Line, Name, OutcomeIn, plain
+from evalstop_service.api.schemas import Body, Line, Name, OutcomeIn, WordIn, plain
 from evalstop_service.api.views import DecisionOut, DecisionPage, OutcomesOut, decision_out, next_cursor, outcomes_out
 from evalstop_service.errors import NotFound
 from evalstop_service.lifecycle import State
@@ -23,13 +23,6 @@ router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRout
 
 
 LONGEST_EXPECTED_SECONDS = 30 * 86_400.0
-
-
-class WordIn(Body):
-    """Who says so, and why."""
-
-    actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
-    reason: Line = Field(examples=["the eval set was broken this morning"])
 
 
 class ReportIn(Body):

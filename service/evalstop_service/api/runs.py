@@ -27,6 +27,7 @@ from evalstop_service.api.schemas import (
     Time,
     VerdictOut,
     Whole,
+    WordIn,
 )
 from evalstop_service.api.views import OutcomesOut, RunOut, RunPage, next_cursor, outcomes_out, run_out, runs_out
 from evalstop_service.errors import NotFound
@@ -174,6 +175,15 @@ def finish(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now)
     run = responses.finish(database, caller.project_id, run_id, body.status, now)
     with database.reading() as tx:
         return run_out(tx, run, now)
+
+
+@router.post("/{run_id}/stop")
+def stop(run_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> RunOut:
+    """Have the run stopped at once, whatever its policy and its mode say; not while the project is paused."""
+    said_by = body.actor or caller.actor
+    responses.stop(database, caller.project_id, run_id, said_by, body.reason, now, caller.actor)
+    with database.reading() as tx:
+        return run_out(tx, found(tx, caller.project_id, run_id), now)
 
 
 @router.get("/{run_id}/outcomes")

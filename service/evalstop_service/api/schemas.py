@@ -189,6 +189,13 @@ class PolicyName(Answer):
     version: int
 
 
+class WordIn(Body):
+    """Who says so, and why."""
+
+    actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
+    reason: Line = Field(examples=["the eval set was broken this morning"])
+
+
 class OutcomeIn(Body):
     """What turned out to be true of what was decided: to stop a run, or to let it go on."""
 

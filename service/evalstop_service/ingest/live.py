@@ -112,8 +112,8 @@ class LiveRun:
     the verdict that the row says. `reached`: verdicts come to since the row was written. `count`: observations that
     the monitor took in since it was brought back; `unkept`: of those, how many its kept state does not hold. `shared`:
     another process moved it on lately and may do so again: for so many more posts it is locked before it is believed.
-    `let_run`: the decision on this attempt if it is a shadow's or held out, which nothing changes any more; None when
-    it has to be looked up.
+    `let_run`: the decision on this attempt if it is a shadow's or held out, which nothing changes but a person, and
+    then the run's row is changed, too; None when it has to be looked up.
     """
 
     run: Run

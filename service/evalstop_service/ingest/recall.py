@@ -50,7 +50,7 @@ def _brought_back(
         found, how = _monitored(tx, run, policy, remembered.get(run_id), kept.get(run_id))
         telemetry.live_runs.labels(how).inc()
         found.last_steps = last_steps.get(run_id, {})
-        found.decided = run_id in decided
+        found.decided, found.let_run = run_id in decided, None  # a person may have had it stopped after all
         if run.last_step is None:  # many runs begin together: what there is of them has been read together
             found.scores = _scores((), saved.get(run_id, ()))
         if found.monitor.verdict.verdict != run.verdict["verdict"]:  # judged by another policy, or another release

@@ -32,7 +32,7 @@ from evalstop_service.mlflow.words import (
 )
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.runs import Run
+from evalstop_service.store.runs import Run, Wanted
 from evalstop_service.telemetry import Telemetry
 
 CHECKPOINT = "evalstop.checkpoint."
@@ -249,7 +249,7 @@ def search_runs(body: SearchRuns, caller: Reading, database: Db, now: Now) -> di
             for one in body.experiment_ids
         }
         most = min(body.max_results, LOOKED_THROUGH)
-        looked_at = runs.listing(tx, caller.project_id, before=before, limit=most)
+        looked_at = runs.listing(tx, caller.project_id, Wanted(before=before), most)
         near = [
             run
             for run in looked_at

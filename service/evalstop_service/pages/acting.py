@@ -1,4 +1,4 @@
-"""What a visitor does about a run: veto, release, undo and label its decisions, by forms on any page."""
+"""What a visitor does about a run: stop and label it, veto, release and undo its decisions, by forms on any page."""
 
 from __future__ import annotations
 
@@ -44,6 +44,37 @@ def undo(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", tar
     said = forms.reason(why)
     decision = responses.undo(site.database, visitor.project.id, decision_id, visitor.actor, said, site.clock())
     return forms.back(decision.run_id, target)
+
+
+@router.post("/runs/{run_id}/stop")
+def stop(run_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
+    """Have a run stopped at once."""
+    responses.stop(site.database, visitor.project.id, run_id, visitor.actor, forms.reason(why), site.clock())
+    return forms.back(run_id, target)
+
+
+@router.post("/runs/{run_id}/outcome")
+def judge_run(
+    run_id: UUID,
+    site: SiteOf,
+    visitor: Operating,
+    outcome: Said,
+    turn_step: Annotated[str, Form()] = "",
+    note: Note = "",
+    target: Next = "",
+) -> Response:
+    """Say whether it was right to let a run go on that was never flagged."""
+    responses.judge_run(
+        site.database,
+        visitor.project.id,
+        run_id,
+        outcome=outcome,
+        turn_step=forms.step(turn_step),
+        actor=visitor.actor,
+        note=forms.note(note),
+        now=site.clock(),
+    )
+    return forms.back(run_id, target)
 
 
 @router.post("/decisions/{decision_id}/outcome")

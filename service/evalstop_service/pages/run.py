@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 
 from evalstop_service import recognition, vitals
 from evalstop_service.errors import NotFound
-from evalstop_service.lifecycle import State
+from evalstop_service.lifecycle import FOLLOWS, State
 from evalstop_service.pages import roles, words
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.thinning import outlined, thin
@@ -147,8 +147,8 @@ def _can(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:
         "veto": state is State.WITHHELD or (state is State.PENDING and not stopping),
         "release": state is State.WITHHELD,
         "undo": stopping,
-        "stop": False,
-        "label": False,
+        "stop": run.status in ("running", "lost") and (state is None or State.REQUESTED in FOLLOWS[state]),
+        "label": run.last_step is not None,
     }
 
 

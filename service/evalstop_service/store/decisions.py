@@ -71,6 +71,11 @@ class Decision:
         return self.state in STOPPING
 
     @property
+    def ordered(self) -> bool:
+        """Whether a person had the run stopped without a call from its policy: there is no evidence behind it."""
+        return not self.verdict["evidence"]
+
+    @property
     def life(self) -> Life:
         """How it stands, as far as its row tells."""
         return Life(State(self.state), self.due_at, self.deadline_at, self.escalations)

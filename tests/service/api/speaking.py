@@ -65,6 +65,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("PATCH", "/runs/{run_id}/metrics"): {"metrics": {"gold": {"signal": "eval", "direction": "maximize"}}},
     ("POST", "/runs/{run_id}/resume"): {"step": 3},
+    ("POST", "/runs/{run_id}/stop"): {"actor": "dana", "reason": "it diverged"},
     ("POST", "/runs/{run_id}/finish"): {"status": "completed"},
     ("POST", "/runs/{run_id}/outcome"): {"outcome": "wrong", "note": "n", "turn_step": 1, "actor": "dana"},
     ("POST", "/runs/{run_id}/observations"): {

@@ -28,6 +28,7 @@ ACTIONS = {
     ("POST", "/decisions/{decision_id}/release"): "decision.released",
     ("POST", "/decisions/{decision_id}/undo"): "decision.undone",
     ("POST", "/decisions/{decision_id}/outcome"): "decision.judged",
+    ("POST", "/runs/{run_id}/stop"): "run.stop_ordered",
     ("POST", "/runs/{run_id}/outcome"): "run.judged",
     ("POST", "/endpoints"): "endpoint.made",
     ("PATCH", "/endpoints/{endpoint_id}"): "endpoint.changed",

@@ -31,6 +31,7 @@ MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/cases"): {"read"},
     ("PUT", "/project/role-patterns"): set(),
     ("PATCH", "/runs/{run_id}/metrics"): {"operate"},
+    ("POST", "/runs/{run_id}/stop"): {"operate"},
     ("POST", "/policies/rehearsals"): {"operate"},
     ("GET", "/policies/rehearsals"): {"read"},
     ("GET", "/policies/rehearsals/{rehearsal_id}"): {"read"},

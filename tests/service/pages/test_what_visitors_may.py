@@ -58,6 +58,8 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/runs/{run_id}/numbers"): VIEWER,
     ("GET", "/runs/{run_id}/export.csv"): VIEWER,
     ("GET", "/runs/{run_id}/export.json"): VIEWER,
+    ("POST", "/runs/{run_id}/stop"): OPERATOR,
+    ("POST", "/runs/{run_id}/outcome"): OPERATOR,
     ("POST", "/decisions/{decision_id}/veto"): OPERATOR,
     ("POST", "/decisions/{decision_id}/release"): OPERATOR,
     ("POST", "/decisions/{decision_id}/undo"): OPERATOR,
@@ -87,6 +89,8 @@ SCOPES = {VIEWER: ("read",), OPERATOR: ("read", "operate"), ADMIN: ("admin",)}
 
 FORMS: dict[tuple[str, str], dict[str, str]] = {
     ("POST", "/policies/rehearsals"): {"policy": "no such policy"},
+    ("POST", "/runs/{run_id}/stop"): {"reason": "it diverged"},
+    ("POST", "/runs/{run_id}/outcome"): {"outcome": "right"},
     ("POST", "/decisions/{decision_id}/veto"): {"reason": "a known dip"},
     ("POST", "/decisions/{decision_id}/release"): {"reason": "it is urgent"},
     ("POST", "/decisions/{decision_id}/undo"): {"reason": "the eval was broken"},
