@@ -27,7 +27,7 @@ router = APIRouter(prefix="/kubeflow", tags=["observations"], route_class=JsonRo
 STEP, TOTAL_STEPS = "current_step", "total_steps"
 
 
-class Told(BaseModel):
+class MetricTold(BaseModel):
     """A metric and its latest value, as a text."""
 
     model_config = ConfigDict(extra="ignore")
@@ -41,10 +41,10 @@ class TrainerStatus(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    metrics: Annotated[list[Told], Field(max_length=1000)] = []
+    metrics: Annotated[list[MetricTold], Field(max_length=1000)] = []
 
 
-class ReportIn(BaseModel):
+class ProgressIn(BaseModel):
     """A report, of which only the metrics are looked at."""
 
     model_config = ConfigDict(extra="ignore")
@@ -52,7 +52,7 @@ class ReportIn(BaseModel):
     trainerStatus: TrainerStatus  # noqa: N815 - Kubeflow's word
 
 
-class ReportOut(Answer):
+class ProgressOut(Answer):
     """What became of a report."""
 
     run_id: str
@@ -63,12 +63,12 @@ class ReportOut(Answer):
 @router.post("/{name}")
 def post_report(
     name: Annotated[Name, Path(examples=["ppo-7b-seed3"])],
-    body: ReportIn,
+    body: ProgressIn,
     caller: Ingest,
     committer: Commit,
     database: Db,
     now: Now,
-) -> ReportOut:
+) -> ProgressOut:
     """Take a report in for the run of this name, which is opened by its first one."""
     told = {item.name: number for item in body.trainerStatus.metrics if (number := _number(item.value)) is not None}
     total = told.pop(TOTAL_STEPS, None)
@@ -84,7 +84,7 @@ def post_report(
         receipt = committer.take(Arrival(caller.project_id, run.id, Points(points)))
         accepted, decision = receipt.accepted, receipt.decision
     should_stop = decision is not None and decision.stops(now)
-    return ReportOut(run_id=str(run.id), accepted=accepted, should_stop=should_stop)
+    return ProgressOut(run_id=str(run.id), accepted=accepted, should_stop=should_stop)
 
 
 def _new(run: Run, told: dict[str, float], database: Database) -> tuple[Point, ...]:
