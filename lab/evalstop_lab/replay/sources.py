@@ -175,7 +175,7 @@ def _read_source(source: str | Path, runs: Runs, asked: Asked, troubles: Trouble
             known = known or fits
             troubles.found += trouble.found
             if own is not runs:
-                runs.by_name.update(own.by_name)
+                _take_in(own, runs, source)
             progress.advance(task)
     if not known:
         wanted = [asked.named.get(signal, signal.value) for signal in Signal]
@@ -186,6 +186,14 @@ def _read_source(source: str | Path, runs: Runs, asked: Asked, troubles: Trouble
         )
         troubles.add(error)
     return everything
+
+
+def _take_in(own: Runs, runs: Runs, source: str | Path) -> None:
+    """Add runs of a server, which says itself what belongs to which; a name that is taken gets its source behind it."""
+    for run in own.by_name.values():
+        if run.name in runs.by_name:
+            run.name = f"{run.name} ({source})"
+        runs.by_name[run.name] = run
 
 
 def _read_log(log: Log, runs: Runs, asked: Asked, troubles: Troubles) -> tuple[set[str], bool]:

@@ -117,6 +117,7 @@ def test_an_mlflow_server(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (first.name[:6], second.name[:6]) == ("seed1 ", "seed2 ")
             assert (golds(first), first.gpus) == (TURNED, 8.0)
             assert math.isnan(second.series[Signal.KL].values[2])
+        assert len(read([f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"]).by_name) == 4
         with pytest.raises(UnreadableInput, match="no experiment 'other'; there are Default, rlhf"):
             read([f"mlflow+{address}?experiment=other"])
     with pytest.raises(UnusableArguments, match=r"mlflow\+http"):
