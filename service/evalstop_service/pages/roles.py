@@ -8,11 +8,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Form, Response
 
-from evalstop_service.errors import Invalid
+from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.ingest import Arrival, Corrected
 from evalstop_service.pages import forms
 from evalstop_service.pages.answers import PageRoute
 from evalstop_service.pages.visitor import Operating, SiteOf
+from evalstop_service.store import runs
 from evalstop_service.store.runs import Run
 
 router = APIRouter(route_class=PageRoute)
@@ -43,6 +44,9 @@ def correct(
             raise Invalid(f"{forms.plain(metric)!r} was chosen for two roles; a metric plays one")
         if metric:
             metrics[forms.plain(metric)] = {"signal": signal, "direction": "minimize" if lower else "maximize"}
+    with site.database.reading() as tx:
+        if runs.find(tx, visitor.project.id, run_id) is None:
+            raise NotFound
     site.doors.take(Arrival(visitor.project.id, run_id, Corrected(metrics, visitor.actor)))
     return forms.back(run_id, "")
 
