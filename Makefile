@@ -113,6 +113,10 @@ bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the ev
 bench-first: $(READY)  ## Measure latency from eval to webhook and observations per second
 	$(BIN)/python -m evalstop_lab.bench.first
 
+.PHONY: bench-client
+bench-client: $(READY)  ## Measure what the client costs a trainer: its import and log(), beside httpx, MLflow and a list
+	@$(BIN)/python -m evalstop_lab.bench.client $(BENCH)
+
 .PHONY: screenshots
 screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser
 	$(BIN)/python -m tests.screenshots

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LARGEST_STEP = 2**63 - 1
+TEXT = (str, bytes, bytearray)
 
 
 @dataclass
@@ -62,7 +63,9 @@ def step_of(step: Any) -> int | None:
 
 def number_of(raw: Any) -> float | None:
     """The value as a float, or None when it is no number; scalars of numpy and torch are numbers too."""
-    if isinstance(raw, str | bytes | bytearray):  # float() would read them, and hide a mistake
+    if type(raw) is float:  # nearly always, and a trainer waits for it
+        return raw
+    if isinstance(raw, TEXT):  # float() would read them, and hide a mistake
         return None
     try:
         return float(raw.detach() if hasattr(raw, "detach") else raw)  # torch warns of what still has a gradient
@@ -72,11 +75,11 @@ def number_of(raw: Any) -> float | None:
 
 def sendable(value: float) -> float | str:
     """The value as JSON can hold it: NaN and the infinities travel as strings."""
+    if math.isfinite(value):
+        return value
     if math.isnan(value):
         return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
+    return "Infinity" if value > 0 else "-Infinity"
 
 
 def _add_stderr(reading: Reading, point: dict[str, Any], raw: Any) -> None:

@@ -32,8 +32,9 @@ class Run:
 
     Arguments left out are taken from EVALSTOP_URL, EVALSTOP_KEY, EVALSTOP_RUN_NAME, EVALSTOP_LABELS (`k=v,k2=v2`, added
     to `labels`) and EVALSTOP_SPOOL. With `metrics="auto"` the service tells the roles of metrics from the names that
-    trainers give them; left out, metrics called eval, proxy, kl and loss are what they are called. In Slurm and
-    Kubernetes the run also gets the labels by which a receiver finds its job. Without a url nothing is posted.
+    trainers give them; left out, metrics called eval, proxy, kl and loss are what they are called, unless the project
+    has patterns of its own. In Slurm and Kubernetes the run also gets the labels by which a receiver finds its job.
+    Without a url nothing is posted.
     `limits`, when given, stands for all bounds. Only the construction raises (ConfigurationError); no other method
     ever does, nor waits for disk or network, except `flush` and `finish`.
     """

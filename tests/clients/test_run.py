@@ -419,3 +419,23 @@ def test_key_is_nowhere_in_the_log_or_the_spool(
         assert "telltale" not in repr(run._settings)
     assert "telltale" not in caplog.text
     assert not any("telltale" in path.read_text() for path in (tmp_path / "spool").rglob("*.*") if path.is_file())
+
+
+def test_a_service_that_never_answers_delays_nothing(server: FakeServer, service: FakeService) -> None:
+    """The trainer logs, registers and asks while the first request hangs: all that waits is a thread of ours."""
+    asked, answers = threading.Event(), threading.Event()
+
+    def hang(path: str, body: dict[str, Any]) -> None:
+        asked.set()
+        answers.wait(60)
+
+    service.forced.append(hang)
+    with start(server) as run:
+        assert asked.wait(60)
+        for step in range(2_000):
+            run.log({"gold": float(step)}, step=step)
+            assert not run.should_stop
+        run.checkpoint("/ckpt/1999", step=1999)
+        assert not answers.is_set()  # nobody has been answered yet
+        answers.set()
+    assert run.dropped == 0

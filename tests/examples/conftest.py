@@ -25,6 +25,8 @@ def environment(service: Service, tmp_path: Path) -> dict[str, str]:
     return plain | {
         "EVALSTOP_URL": service.url,
         "EVALSTOP_KEY": service.key,
+        "MLFLOW_TRACKING_URI": f"{service.url}/mlflow",
+        "MLFLOW_TRACKING_TOKEN": service.key,
         "EVALSTOP_SPOOL": str(tmp_path / "spool"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",

@@ -85,6 +85,18 @@ def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[st
     assert int(falling[0]) < int(falling[1])
 
 
+def test_a_client_of_mlflow_is_watched(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """It knows nothing of it: its run has roles and a decision, in the shadow as every project begins."""
+    play([sys.executable, str(EXAMPLES / "mlflow_client.py")], environment, tmp_path)
+    run = run_of(service, "mlflow-client")
+    assert {role["signal"]: metric for metric, role in run["metrics"].items()} == {
+        "eval": "eval_accuracy",
+        "proxy": "reward",
+        "kl": "kl",
+    }
+    assert (run["status"], run["last_step"], run["labels"]["gpus"]) == ("completed", 290, "1")
+
+
 def test_three_requests_by_curl_are_a_trainer(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
     """In a shell, with nothing of ours installed."""
     if shutil.which("curl") is None:

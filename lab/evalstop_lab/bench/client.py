@@ -1,0 +1,135 @@
+"""`make bench-client`: what the client costs a trainer, to load and at every call of `log()`, beside others.
+
+MLflow's own client logs to the same service, which speaks its API.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from evalstop_client import Limits, Run
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.service import Service, running_service
+
+LOADED = ("evalstop_client", "httpx", "mlflow")
+METRICS = {"gold": 0.5, "proxy": 0.25, "kl": 0.125, "loss": 2.0}
+TIMED = """
+import sys, time
+began = time.perf_counter()
+import {module}
+sys.stdout.write(str(time.perf_counter() - began))
+"""
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="make bench-client", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=positive_number, default=10, help="each import is timed so often, in turns")
+    parser.add_argument("--calls", type=positive_number, default=5_000, help="calls of each way to log")
+    parser.add_argument("--pause-ms", type=float, default=1.0, help="between two calls, as a trainer's steps are apart")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    report = {
+        "machine": {"python": platform.python_version(), "cores": os.cpu_count(), "httpx": version("httpx")},
+        "import_seconds": _imports(options.rounds),
+        "log_seconds": _logs(options.calls, options.pause_ms / 1000),
+    }
+    if options.json:
+        sys.stdout.write(json.dumps(report) + "\n")
+    else:
+        _print(report)
+    return 0
+
+
+def _imports(rounds: int) -> dict[str, dict[str, float]]:
+    modules = [module for module in LOADED if importlib.util.find_spec(module) is not None]
+    taken: dict[str, list[float]] = {module: [] for module in modules}
+    for _ in range(rounds):
+        for module in modules:
+            done = subprocess.run(
+                [sys.executable, "-c", TIMED.format(module=module)], capture_output=True, text=True, check=True
+            )
+            taken[module].append(float(done.stdout))
+    return {module: _summary(seconds) for module, seconds in taken.items()}
+
+
+def _logs(calls: int, pause_seconds: float) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    kept: list[tuple[dict[str, float], int]] = []
+    found["append to a list"] = _timed(lambda step: kept.append((METRICS, step)), calls, pause_seconds)
+    with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as name:
+        folder = Path(name)
+        with running_service(folder / "service") as service:
+            there: dict[str, Any] = {"url": service.url, "key": service.key, "limits": Limits(flush_seconds=60)}
+            with Run(name="bench-client", spool_folder=folder, **there) as run:
+                found["evalstop: run.log()"] = _timed(lambda step: run.log(METRICS, step=step), calls, pause_seconds)
+            if importlib.util.find_spec("mlflow") is not None:
+                found["mlflow: log_metrics(synchronous=False)"] = _mlflow(service, calls, pause_seconds)
+        with Run(name="bench-away", url=service.url, spool_folder=folder, flush_seconds=0.1) as away:
+            found["evalstop, the service being away"] = _timed(
+                lambda step: away.log(METRICS, step=step), calls, pause_seconds
+            )
+    return found
+
+
+def _mlflow(service: Service, calls: int, pause_seconds: float) -> dict[str, float]:
+    import mlflow
+
+    os.environ["MLFLOW_TRACKING_TOKEN"] = service.key
+    mlflow.set_tracking_uri(f"{service.url}/mlflow")
+    with mlflow.start_run():
+        found = _timed(lambda step: mlflow.log_metrics(METRICS, step=step, synchronous=False), calls, pause_seconds)
+        mlflow.flush_async_logging()
+    return found
+
+
+def _timed(call: Callable[[int], object], calls: int, pause_seconds: float) -> dict[str, float]:
+    seconds = []
+    for step in range(calls):
+        began = time.perf_counter()
+        call(step)
+        seconds.append(time.perf_counter() - began)
+        time.sleep(pause_seconds)
+    return _summary(seconds)
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        "median": statistics.median(ordered),
+        "p99": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
+        "least": ordered[0],
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    console = Console()
+    for title, unit, scale, rows in (
+        ("import, in a process of its own", "ms", 1e3, report["import_seconds"]),
+        (f"one call with {len(METRICS)} metrics", "us", 1e6, report["log_seconds"]),
+    ):
+        table = Table("", f"median {unit}", f"p99 {unit}", f"least {unit}", title=title, title_justify="left")
+        for name, row in rows.items():
+            table.add_row(name, *(f"{row[column] * scale:.1f}" for column in ("median", "p99", "least")))
+        console.print(table)
+    console.print(" ".join(f"{name} {value}" for name, value in report["machine"].items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
