@@ -54,6 +54,17 @@ def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant
     assert entry.actor == f"key {tenant.key.name}"
 
 
+def test_params_are_folded(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+    """The params of a run, of which a trainer may log hundreds, stand behind a fold, the other labels before it."""
+    labels = {"gpus": "8", "params.lr": HOSTILE, "params.width": "12"}
+    run, _ = opening.open_run(database, tenant.project.id, opening.Request("params", labels=labels), utc_now())
+    shown = visitor.get(f"/runs/{run.id}").text
+    before, folded = shown.split("Params (2)")
+    assert "<bdi>gpus</bdi>" in before
+    assert "<bdi>width</bdi>" in folded
+    assert HOSTILE not in shown
+
+
 def test_bad_choices(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """One metric for two roles, a form of another site, or a run of nobody's, changes nothing."""
     run = recognised(database, tenant, utc_now())

@@ -1,0 +1,32 @@
+"""What our problems are called in MLflow, and whether its clients try again."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from evalstop_service.api.problems import problem_of
+from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
+from evalstop_service.mlflow.failures import failure_of
+
+TRIED_AGAIN = {408, 429, 500, 502, 503, 504}
+"""By `mlflow.utils.request_utils`, version 3.17."""
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (Overloaded(), 503, "TEMPORARILY_UNAVAILABLE"),
+        (Closed(), 503, "TEMPORARILY_UNAVAILABLE"),
+        (sa.exc.OperationalError("s", {}, Exception("away")), 503, "TEMPORARILY_UNAVAILABLE"),
+        (NotFound("no run"), 404, "RESOURCE_DOES_NOT_EXIST"),
+        (Invalid("no step"), 400, "INVALID_PARAMETER_VALUE"),
+        (Conflict("pruned"), 409, "RESOURCE_CONFLICT"),
+        (ZeroDivisionError(), 500, "INTERNAL_ERROR"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_codes(error: Exception, status: int, code: str) -> None:
+    """What passes is tried again by the client; what no second try would mend is raised there at once."""
+    failure = failure_of(problem_of(error))
+    assert (failure.status, failure.code) == (status, code)
+    assert (failure.status in TRIED_AGAIN) is (status >= 500)
