@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.store import keys
+from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.service.api.conftest import Service
@@ -138,6 +143,24 @@ def test_tenants_do_not_see_each_other(service: Service, tenant: tuple[str, Worl
     assert snapshot(service, tenant) == before
 
 
+@pytest.mark.parametrize("route", [route for route in ROUTES if "_id}" in route[1]], ids=" ".join)
+def test_what_is_foreign_is_missing(service: Service, tenant: tuple[str, World], route: tuple[str, str]) -> None:
+    """What belongs to another project answers as what does not exist does: the same words, by the same statements."""
+    stranger = service.client(service.key(service.project()))
+    ours = tenant[1].ids
+    nowhere = World({name: one if name in ("name", "event_type") else str(uuid4()) for name, one in ours.items()})
+    ask(stranger, route, nowhere)  # the key is remembered from now on
+    answers = []
+    for world in (tenant[1], nowhere):
+        with statements(service.database) as seen:
+            response = ask(stranger, route, world)
+        text = response.text.replace(response.json()["request_id"], "ID")
+        for one in sorted(world.ids.values(), key=len, reverse=True):
+            text = text.replace(one, "ID")
+        answers.append((response.status_code, text, seen))
+    assert answers[0] == answers[1]
+
+
 def test_filters_do_not_leak(service: Service, tenant: tuple[str, World]) -> None:
     """Asking a list for another project's run, endpoint or cursor gives nothing of it."""
     stranger = service.client(service.key(service.project()))
@@ -192,6 +215,22 @@ def test_a_revoked_key(service: Service, tenant: tuple[str, World]) -> None:
     client = service.client(secret)
     for route in ROUTES:
         problem(ask(client, route, world), 401)
+
+
+@contextmanager
+def statements(database: Database) -> Iterator[list[str]]:
+    """The statements that are executed meanwhile, but for those that look up a key again."""
+    seen: list[str] = []
+
+    def listen(_c: object, _cursor: object, statement: str, *_: object) -> None:
+        if "keys.hash = " not in statement:
+            seen.append(statement)
+
+    sa.event.listen(database.engine, "before_cursor_execute", listen)
+    try:
+        yield seen
+    finally:
+        sa.event.remove(database.engine, "before_cursor_execute", listen)
 
 
 def snapshot(service: Service, tenant: tuple[str, World]) -> list[Any]:

@@ -17,8 +17,10 @@ from evalstop_service.ingest import Points
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit, deliveries, endpoints, keys, projects
 from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import Point
 from evalstop_service.store.projects import Project
+from evalstop_service.store.tables import events
 from evalstop_service.targets import parse
 from evalstop_service.vault import Vault
 
@@ -257,3 +259,33 @@ def test_the_audit_log_is_read_page_by_page(desk: Desk, now: datetime) -> None:
     assert "key k09" in second
     assert "key k10" not in second
     assert "Nothing like this" in desk.get("/settings/audit?actor=nobody")
+
+
+def test_a_long_replay_goes_on_where_it_was(desk: Desk, now: datetime) -> None:
+    """A thousand events are sent at a time; the page says how far it is and holds the form that goes on."""
+    endpoint = endpoint_of(desk, "http://127.0.0.1:9/", now)
+    run = open_run(desk.database, desk.tenant, now, "long")
+    announced = [
+        {
+            "run_id": run.id,
+            "id": new_id(),
+            "project_id": desk.tenant.project.id,
+            "decision_id": None,
+            "type": "run.stale",
+            "body": "{}",
+            "created_at": now,
+        }
+        for _ in range(webhooks.MOST_REPLAYED + 1)
+    ]
+    with desk.database.transaction() as tx:
+        tx.execute(events.insert(), announced)
+    since, until = ((now + timedelta(hours=hours)).isoformat() for hours in (-1, 1))
+    text = desk.post(f"/webhooks/endpoints/{endpoint}/replay", 200, since=since, until=until).text
+    names = ("since", "until", "after", "replayed")
+    form = {name: text.split(f'name="{name}" value="')[1].split('"')[0] for name in names}
+    assert form["replayed"] == "1000"
+    assert form["after"] == str(announced[-2]["id"])
+    assert 40 <= int(text.split('<progress value="')[1].split('"')[0]) <= 60
+    done = desk.post(f"/webhooks/endpoints/{endpoint}/replay", 200, **form).text
+    assert "All is on its way" in done
+    assert "1\u202f001" in done
