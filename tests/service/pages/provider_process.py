@@ -35,7 +35,7 @@ def _key() -> str:
 def _configure(folder: Path) -> None:
     settings.configure(
         SECRET_KEY="of the provider alone",
-        ALLOWED_HOSTS=["127.0.0.1"],
+        ALLOWED_HOSTS=["localhost"],
         DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "provider.db"}},
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         INSTALLED_APPS=[
@@ -128,7 +128,7 @@ def main() -> None:
 
     server = make_server("127.0.0.1", 0, get_wsgi_application(), handler_class=Quiet)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(f"http://127.0.0.1:{server.server_port}/o", flush=True)
+    print(f"http://localhost:{server.server_port}/o", flush=True)  # to a browser another site than 127.0.0.1
     sys.stdin.read()
 
 

@@ -21,6 +21,7 @@ from evalstop_service.settings import Settings
 from evalstop_service.store import audit
 from evalstop_service.store.database import Database
 from joserfc.jwk import RSAKey
+from playwright.sync_api import Browser, ConsoleMessage
 from pydantic import SecretStr, ValidationError
 
 from tests.service.pages.fake_provider import CLIENT_ID, CLIENT_SECRET, FakeProvider, lying
@@ -113,6 +114,32 @@ def test_a_visitor_signs_in_and_out(house: House) -> None:
         assert browser.post("/logout", data={"csrf": token_of(browser, "/projects")}).status_code == 303
         browser.cookies.set(SESSION, session)
         assert browser.get("/session").json() == {"signed_in": False}
+
+
+def test_a_real_browser_signs_in(house: House, browser: Browser) -> None:
+    """From the form by the provider, which is another site to the browser, to the page that was wanted, and out."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        said: list[ConsoleMessage] = []
+        page.on("console", lambda message: said.append(message))
+        page.goto(f"{house.address}/settings")
+        page.click("text=Sign in with your organization")
+        page.fill("input[name=username]", "kim")
+        page.fill("input[name=password]", "kim")
+        page.click("text=Sign in")
+        page.wait_for_url(f"{house.address}/settings")
+        assert page.locator("#members").inner_text().count("user kim@example.com")
+        page.click("a.project")
+        page.click("text=Go there")
+        page.goto(f"{house.address}/settings")
+        assert "safety" in page.locator("header").inner_text()
+        assert page.locator("text=Make a key").count()  # an admin there
+        assert [message.text for message in said if message.location["url"].startswith(house.address)] == []
+        page.click("text=Sign out")
+        page.wait_for_url(f"{house.address}/login")
+        page.goto(f"{house.address}/settings")
+        assert "/login" in page.url
 
 
 def test_a_session_ends_by_itself(house: House) -> None:
