@@ -117,6 +117,10 @@ bench-first: $(READY)  ## Measure latency from eval to webhook and observations 
 bench-client: $(READY)  ## Measure what the client costs a trainer: its import and log(), beside httpx, MLflow and a list
 	@$(BIN)/python -m evalstop_lab.bench.client $(BENCH)
 
+.PHONY: bench-pages
+bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL
+	@$(BIN)/python -m evalstop_lab.bench.pages $(BENCH)
+
 .PHONY: screenshots
 screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser
 	$(BIN)/python -m tests.screenshots

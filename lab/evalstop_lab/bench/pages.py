@@ -1,0 +1,189 @@
+"""`make bench-pages`: how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL.
+
+The example runs of `evalstop demo-data`, and older copies of those that have ended: rows of runs, attempts, cases and
+outcomes, and of the first copies the decisions with their histories. Only the examples themselves, which are the
+newest, have their observations. Each page is asked for over HTTP by one client, in turns with the form to sign in,
+which is a template and a session and asks the database nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.arguments import positive_number
+from evalstop_lab.bench import servers
+from evalstop_lab.bench.ingest_stage import POSTGRES, created
+from evalstop_lab.bench.servers import Server
+from evalstop_lab.postgres_server import conninfo, postgres
+
+BARE = "/login"
+LIMIT_MS = 100.0
+MINUTES_APART = 10
+
+# A copy is as much older by its id as it is by its times, so that lists hold it where it belongs.
+_MOVED = """
+CREATE FUNCTION pg_temp.moved(id uuid, copy integer) RETURNS uuid LANGUAGE sql IMMUTABLE AS $$
+    SELECT (lpad(to_hex(('x0000' || substr(hex, 1, 12))::bit(64)::bigint - copy * 600000::bigint), 12, '0')
+        || substr(hex, 13, 12) || lpad(to_hex(copy), 8, '0'))::uuid
+    FROM (SELECT replace(id::text, '-', '') AS hex) AS written
+$$
+"""
+
+_COPIED = ("attempts", "cases", "run_outcomes")
+_OF_DECISIONS = ("decisions", "decision_changes")
+_IDS = ("run_id", "decision_id")
+_NEVER_FLAGGED = (
+    *("decision_id", "treatment", "observed_probability", "decided_step", "detectors", "stated_risk"),
+    *("delay_steps", "gpu_hours_saved", "gpu_hours_lost"),
+)
+"""Of the cases of those copies that have no decision."""
+
+_TIMES = ("created_at", "updated_at", "ended_at", "started_at", "at", "due_at")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """How long a page took, in milliseconds, at the median and at its worst of ten."""
+
+    path: str
+    median_ms: float
+    p90_ms: float
+    kilobytes: float
+
+
+def main() -> int:
+    """Run the benchmark and print its table; 1 when a page is too slow."""
+    parser = argparse.ArgumentParser(prog="make bench-pages", description=__doc__)
+    parser.add_argument("--runs", type=positive_number, default=100_000, help="how many there are (default: 100000)")
+    parser.add_argument("--decisions", type=positive_number, default=10_000, help="of them (default: 10000)")
+    parser.add_argument("--times", type=positive_number, default=40, help="each page is asked for so often")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder, postgres(POSTGRES) as server:
+        url = created(server, "pages")
+        environment = {"EVALSTOP_DATABASE_URL": url}
+        key = servers.prepared(environment)
+        command = [sys.executable, "-m", "evalstop_service.cli", "demo-data", "--json", "--database-url", url]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        runs, decisions = multiply(conninfo(url), options.runs, options.decisions)
+        with servers.evalstop(Path(folder), key, environment) as service:
+            timed = measure(service, options.times)
+    if options.json:
+        sys.stdout.write(
+            json.dumps({"runs": runs, "decisions": decisions, "pages": [vars(one) for one in timed]}) + "\n"
+        )
+    else:
+        _tell(timed, runs, decisions)
+    return 0 if all(one.median_ms < LIMIT_MS for one in timed) else 1
+
+
+def multiply(where: str, runs: int, decisions: int) -> tuple[int, int]:
+    """Copy the ended runs of a database until there are about so many runs and decisions; how many there are then."""
+    with psycopg.connect(where, autocommit=True) as connection:
+        connection.execute(_MOVED)
+        ended = _count(connection, "runs WHERE ended_at IS NOT NULL")
+        decided = _count(connection, "decisions JOIN runs ON runs.id = run_id WHERE ended_at IS NOT NULL")
+        copies = max(0, round((runs - _count(connection, "runs")) / ended))
+        of_decisions = max(0, round((decisions - _count(connection, "decisions")) / decided))
+        _copy(connection, "runs", "id", copies)
+        for table in _COPIED:
+            _copy(connection, table, "run_id", copies, of_decisions)
+        for table in _OF_DECISIONS:
+            _copy(connection, table, "run_id", of_decisions)
+        connection.execute("VACUUM ANALYZE")
+        return _count(connection, "runs"), _count(connection, "decisions")
+
+
+def measure(service: Server, times: int) -> list[Timed]:
+    """Ask for each page so often, all of them in turns."""
+    with httpx.Client(base_url=service.url, follow_redirects=True, timeout=60) as browser:
+        paths = [BARE, *_paths(browser, service.key or "")]
+        took: dict[str, list[float]] = {path: [] for path in paths}
+        size: dict[str, int] = {}
+        for turn in range(times + 3):
+            for path in paths:
+                begun = time.perf_counter()
+                answer = browser.get(path)
+                spent = (time.perf_counter() - begun) * 1000
+                answer.raise_for_status()
+                size[path] = len(answer.content)
+                if turn >= 3:  # before that it warms up
+                    took[path].append(spent)
+    return [Timed(path, statistics.median(found), _p90(found), size[path] / 1024) for path, found in took.items()]
+
+
+def _paths(browser: httpx.Client, key: str) -> list[str]:
+    """Sign in; the paths of all pages, that of a run and of a policy among them."""
+    token = re.search(r'name="csrf" value="([^"]+)"', browser.get(BARE).text)
+    assert token is not None, "the form to sign in has a token"
+    browser.post(BARE, data={"key": key, "csrf": token[1]}).raise_for_status()
+    headers = {"Authorization": f"Bearer {key}"}
+    decision = browser.get("/api/v1/decisions", params={"state": "confirmed", "limit": 1}, headers=headers).json()
+    run = f"/runs/{decision['items'][0]['run_id']}"
+    return [
+        *("/", "/runs", "/runs?name=sawtooth", "/runs?status=stopped", run, "/precision", "/cases"),
+        *("/policies", "/policies/patient", "/webhooks", "/settings"),
+    ]
+
+
+def _copy(connection: psycopg.Connection, table: str, key: str, copies: int, of_decisions: int = 0) -> None:
+    found = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table,))
+    columns = [name for (name,) in found]
+    values = []
+    for name in columns:
+        if name in _IDS or (name == "id" and table != "projects"):
+            values.append(f"pg_temp.moved(t.{name}, copy)")
+        elif name in _TIMES:
+            values.append(f"t.{name} - copy * interval '{MINUTES_APART} minutes'")
+        elif name == "name":
+            values.append("t.name || '-' || copy")
+        else:
+            values.append(f"t.{name}")
+        if table == "cases" and name in _NEVER_FLAGGED:
+            values[-1] = f"CASE WHEN copy <= {of_decisions} THEN {values[-1]} END"
+    connection.execute(
+        f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(values)} FROM {table} AS t "  # noqa: S608
+        f"JOIN runs AS original ON original.id = t.{key} AND original.ended_at IS NOT NULL "
+        f"CROSS JOIN generate_series(1, {copies}) AS copy"
+    )
+
+
+def _count(connection: psycopg.Connection, what: str) -> int:
+    row = connection.execute(f"SELECT count(*) FROM {what}").fetchone()  # noqa: S608
+    assert row is not None
+    return int(row[0])
+
+
+def _p90(found: Sequence[float]) -> float:
+    return statistics.quantiles(found, n=10)[-1]
+
+
+def _tell(timed: Sequence[Timed], runs: int, decisions: int) -> None:
+    bare = timed[0].median_ms
+    table = Table(title=f"pages with {runs:,} runs and {decisions:,} decisions, milliseconds")
+    for name in ("page", "median", "p90", f"times {BARE}", "KiB"):
+        table.add_column(name, justify="left" if name == "page" else "right")
+    for one in timed:
+        path = re.sub(r"[0-9a-f-]{36}", "{id}", one.path)
+        row = (path, f"{one.median_ms:.1f}", f"{one.p90_ms:.1f}", f"{one.median_ms / bare:.1f}", f"{one.kilobytes:.0f}")
+        table.add_row(*row)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
