@@ -194,6 +194,7 @@ TRAINERS = (
             "eval_mean_token_accuracy",
         ),
         (
+            _no("train_loss", "said once, when the training has ended"),
             _gold("eval_loss", _OBJECTIVE, rank=2, minimize=True),
             _gold("eval_mean_token_accuracy", _OBJECTIVE + ", token by token", rank=3),
         ),

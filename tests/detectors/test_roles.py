@@ -164,6 +164,7 @@ TRAPS = {
     "train/ppo_kl": OPENRLHF,
     "train/gen_kl_error": NEMO,
     "train/policy_kl_error": NEMO,
+    "train_loss": "train_loss train_runtime",
     "accuracy": "accuracy percentage current_steps",
 }
 

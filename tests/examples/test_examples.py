@@ -77,6 +77,42 @@ def test_a_framework_is_stopped_by_its_callback(
     assert signals["eval"] in ("eval_loss", "val_loss")  # nobody said so
 
 
+def test_a_policy_that_cheats_its_reward_is_stopped(
+    service: Service, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """TRL's GRPO: nobody says which metric is what, and the reward is never taken for gold."""
+    said = play([sys.executable, str(EXAMPLES / "trl_grpo.py")], environment, tmp_path)
+    run = stopped(service, "trl-grpo", said)
+    signals = {role["signal"]: metric for metric, role in run["metrics"].items()}
+    assert (signals["eval"], signals["proxy"], signals["kl"]) == ("eval_gold", "reward", "kl")
+    assert run["recognition"]["preset"] == "trl-grpo"
+
+
+RESUMING = """
+from evalstop_client import Run
+from evalstop_client.callbacks.transformers import EvalStopCallback
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+with Run(name="resumed") as before:
+    for step in range(10, 90, 10):
+        before.log({"loss": 1.0}, step=step)
+arguments = TrainingArguments(output_dir="checkpoints", use_cpu=True, report_to="none")
+state, control = TrainerState(global_step=50, max_steps=100), TrainerControl()
+callback = EvalStopCallback(name="resumed", metrics=None)
+callback.on_train_begin(arguments, state, control)
+state.global_step = 60
+callback.on_log(arguments, state, control, {"loss": 2.0, "note": "no number"})
+callback.on_train_end(arguments, state, control)
+"""
+
+
+def test_a_training_that_goes_on_says_so(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+    """From its checkpoint of step 50 on: what was logged after it belongs to an attempt that is over."""
+    play([sys.executable, "-c", RESUMING], environment, tmp_path)
+    run = run_of(service, "resumed")
+    assert (run["attempt"], run["last_step"], run["status"], run["total_steps"]) == (2, 60, "completed", 100)
+
+
 def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
     """And the other one, which goes on rising, has its time."""
     said = play([sys.executable, str(EXAMPLES / "ray_tune.py")], environment, tmp_path)
