@@ -160,13 +160,17 @@ def _share(share: Share) -> dict[str, Any]:
 def _story(item: Summary, runs: int) -> str:
     """The figures as a sentence."""
     if not item.stopped:
-        return f"{item.policy} would have stopped none of {runs:,} runs."
+        return f"{item.policy} would have stopped none of {_counted(runs)}."
     right, wrong, unknown = (item.stops[said] for said in (Said.RIGHT, Said.WRONG, Said.UNKNOWN))
     return (
-        f"{item.policy} would have stopped {item.stopped:,} of {runs:,} runs: {right:,} rightly, {wrong:,} wrongly as"
-        f" far as their own later evals show, {unknown:,} too late or too close to tell. Right stops would have saved"
-        f" {item.saved.value:.1%} of all steps a run; wrong ones would have cut off {item.cut.value:.1%}."
+        f"{item.policy} would have stopped {item.stopped:,} of {_counted(runs)}: {right:,} rightly, {wrong:,} wrongly"
+        f" as far as their own later evals show, {unknown:,} too late or too close to tell. Right stops would have"
+        f" saved {item.saved.value:.1%} of all steps a run; wrong ones would have cut off {item.cut.value:.1%}."
     )
+
+
+def _counted(runs: int) -> str:
+    return f"{runs:,} run" if runs == 1 else f"{runs:,} runs"
 
 
 def _case(case: Case) -> dict[str, Any]:
@@ -221,8 +225,8 @@ ROWS = (
 def _table(report: Mapping[str, Any]) -> Table:
     truths = report["truths"]
     caption = (
-        f"{report['runs']:,} runs: {truths['turned']:,} turned, {truths['healthy']:,} healthy, {truths['undecided']:,}"
-        f" undecided"
+        f"{_counted(report['runs'])}: {truths['turned']:,} turned, {truths['healthy']:,} healthy,"
+        f" {truths['undecided']:,} undecided"
     )
     table = Table(title="backtest", caption=caption)
     table.add_column("")

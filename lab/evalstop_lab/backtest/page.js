@@ -7,10 +7,11 @@
   const labels = report.policies.map((item) => item.policy);
   const AT_A_TIME = 30;
   const MANY = 2000;
-  const GROUPS = ["wrongly stopped", "missed", "cannot be told", "rightly stopped", "rightly let alone"];
+  const GROUPS = ["wrongly stopped", "missed", "stop cannot be told", "rightly stopped", "rightly let alone", "undecided and let alone"];
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const counted = (count) => `${number(count)} ${count === 1 ? "run" : "runs"}`;
   const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
   const number = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 0 });
 
@@ -47,14 +48,14 @@
       put(row, "th", words).scope = "row";
       return row;
     };
-    const counted = (words, count, alone) => {
+    const total = (words, count, alone) => {
       const row = line(words);
       for (const item of report.policies) put(row, "td", number(count(item)));
       if (report.difference) put(row, "td", alone || "");
     };
     const alone = report.difference && `${number(report.difference.first_alone)} alone, ${number(report.difference.second_alone)} alone`;
-    counted("runs stopped", (item) => item.stopped, alone);
-    for (const said of ["right", "wrong", "unknown"]) counted(`… ${said}`, (item) => item.stops[said]);
+    total("runs stopped", (item) => item.stopped, alone);
+    for (const said of ["right", "wrong", "unknown"]) total(`… ${said}`, (item) => item.stops[said]);
     for (const [name, words] of [
       ["precision", "stops that were right"],
       ["false_stops", "healthy runs stopped wrongly"],
@@ -70,8 +71,8 @@
       }
     }
     if (report.gpu_hours > 0) {
-      counted("GPU-hours saved by right stops", (item) => item.gpu_hours.right);
-      counted("GPU-hours cut off by wrong stops", (item) => item.gpu_hours.wrong);
+      total("GPU-hours saved by right stops", (item) => item.gpu_hours.right);
+      total("GPU-hours cut off by wrong stops", (item) => item.gpu_hours.wrong);
     }
   }
 
@@ -81,7 +82,7 @@
     if (report.without_gold) more.push(`${number(report.without_gold)} have no evals and are stopped by no shipped policy`);
     if (report.without_gpu_hours) more.push(`${number(report.without_gpu_hours)} do not say their GPU-hours`);
     document.getElementById("counts").textContent =
-      `${number(report.runs)} runs: ${number(turned)} turned, ${number(healthy)} healthy, ${number(undecided)} undecided` +
+      `${counted(report.runs)}: ${number(turned)} turned, ${number(healthy)} healthy, ${number(undecided)} undecided` +
       more.map((words) => `; ${words}`).join("") + ".";
     const story = document.getElementById("story");
     for (const words of report.story) put(story, "p", words);
@@ -253,7 +254,7 @@
     for (const run of chosen.slice(put_, put_ + AT_A_TIME)) list.append(card(run));
     put_ = Math.min(put_ + AT_A_TIME, chosen.length);
     document.getElementById("shown").textContent = chosen.length
-      ? `${number(chosen.length)} of ${number(runs.length)} runs`
+      ? `${number(chosen.length)} of ${counted(runs.length)}`
       : "No run fits. Take part of the name away, or choose all.";
   }
 

@@ -42,12 +42,16 @@ def write(path: Path, report: Mapping[str, Any], cases: Sequence[Case], labels: 
 
 
 def harm(case: Case, label: str) -> tuple[int, float]:
-    """What sorts the worst case first: wrong stops by what they cut off, missed turns by what was wasted after them,
-    stops that nobody can judge, right ones by how late they came, and what was rightly let alone."""
+    """What sorts the worst case first.
+
+    Wrong stops come first, by what they cut off, then missed turns by what was wasted after them, stops that nobody can
+    judge, right ones by how late they came, what was rightly let alone, and what was let alone and is undecided.
+    """
     passed, last = case.passed[label], case.run.last_step or 1
     if passed.stop_step is None:
-        missed = case.found.truth is Truth.TURNED
-        return (1, (case.turn_step or 0) / last) if missed else (4, 0.0)
+        if case.found.truth is Truth.TURNED:
+            return 1, (case.turn_step or 0) / last
+        return (4 if case.found.truth is Truth.HEALTHY else 5), 0.0
     order = {Said.WRONG: 0, Said.UNKNOWN: 2, Said.RIGHT: 3}[passed.said]
     return order, passed.saved if passed.said is Said.RIGHT else -passed.saved
 
