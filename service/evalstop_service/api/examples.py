@@ -76,6 +76,13 @@ RUN = {
         "reward/proxy": {"signal": "proxy", "direction": "maximize"},
         "kl": {"signal": "kl", "direction": "minimize"},
     },
+    "recognition": {
+        "open": False,
+        "preset": None,
+        "sources": {"reward/gold": "trainer", "reward/proxy": "trainer", "kl": "trainer"},
+        "reasons": {},
+        "warnings": [],
+    },
     "labels": {"slurm_job_id": "4711"},
     "policy": POLICY_NAME,
     "mode": "enforce",
@@ -101,6 +108,7 @@ POLICY = {
     "document": POLICY_DOCUMENT,
     "created_at": BEGAN,
 }
+PATTERN = {"pattern": "val-core/*/mean@*", "signal": "eval", "direction": "maximize"}
 PROJECT = {
     "id": "0199aa0c-3333-7f44-9a55-665544332211",
     "name": "alignment",
@@ -111,6 +119,7 @@ PROJECT = {
     "stops_share": 0.5,
     "confirm_seconds": 900.0,
     "stale_seconds": 300.0,
+    "role_patterns": [PATTERN],
     "paused_at": None,
     "paused_by": None,
     "paused_reason": None,
@@ -226,6 +235,16 @@ EXAMPLES: dict[str, Any] = {
     },
     "ProjectChange": {"default_mode": "enforce", "grace_seconds": 300, "stops_per_hour": 10},
     "ProjectIn": {"name": "alignment", "default_mode": "enforce", "grace_seconds": 300},
+    "MetricsIn": {
+        "metrics": {"val-core/gsm8k/mean@4": {"signal": "eval"}, "critic/score/mean": {"signal": "proxy"}},
+    },
+    "PatternsIn": {"role_patterns": [PATTERN]},
+    "ProgressIn": {
+        "trainerStatus": {
+            "metrics": [{"name": "eval_accuracy", "value": "0.61"}, {"name": "current_step", "value": "1200"}],
+        },
+    },
+    "ProgressOut": {"run_id": RUN_ID, "accepted": 1, "should_stop": False},
     "ProjectList": {"items": [PROJECT]},
     "ProjectOut": PROJECT,
     "ProjectPauseIn": {"actor": "dana", "reason": "the eval set is being repaired"},
