@@ -55,6 +55,7 @@ def test_each_stage_is_earned_by_its_own_cases() -> None:
     assert weigh(Stage.SHADOW, LINE, shown(20, 0), shown(20, 0)) is None
     assert to(weigh(Stage.SHADOW, LINE, enough, enough)) is Stage.CANARY
     assert weigh(Stage.CANARY, LINE, enough, nothing) is None
+    assert weigh(Stage.SHADOW, LINE, shown(90, 20), enough) is None  # a good stretch after a bad one
     assert to(weigh(Stage.CANARY, LINE, shown(120, 0), enough)) is Stage.ENFORCE
     assert weigh(Stage.ENFORCE, LINE, shown(200, 0), enough) is None
 
