@@ -88,7 +88,7 @@ def test_one_click_judges(visitor: httpx.Client, database: Database, tenant: Ten
     confirm(database, tenant, decision.id, now)
     path, token = f"/decisions/{decision.id}/outcome", token_of(visitor)
     assert visitor.post(path, data={"outcome": "wrong"}).status_code == 403
-    assert visitor.post(path, data={"outcome": "perhaps", "csrf": token}).status_code == 404
+    assert visitor.post(path, data={"outcome": "perhaps", "csrf": token}).status_code == 422
     answer = visitor.post(path, data={"outcome": "wrong", "next": "/", "csrf": token})
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert "said by <bdi>key" in seen(visitor, "/")
