@@ -1,6 +1,6 @@
 // Two charts of a run: gold over its distance from the initial policy, and the evidence of its detectors over steps.
 
-import { axis, band, draw, narrow, palette, redrawn } from "./charts.js";
+import { axis, band, draw, drawable, narrow, palette, redrawn } from "./charts.js";
 import { fetchSameOrigin, onNews } from "./live.js";
 
 const main = document.querySelector("main");
@@ -10,6 +10,10 @@ let analysis = null;
 async function load() {
   const response = await fetchSameOrigin(main.dataset.analysis);
   analysis = await response.json();
+  const gao = analysis.gao;
+  if (gao) [gao.gold, gao.stderrs] = [drawable(gao.gold), drawable(gao.stderrs)];
+  if (gao && gao.line) for (const side of ["gold", "low", "high"]) gao.line[side] = drawable(gao.line[side]);
+  for (const track of analysis.evidence.tracks) track.values = drawable(track.values);
   await drawAll();
 }
 

@@ -65,6 +65,11 @@ export function band(xs, low, high) {
   return { x, y };
 }
 
+// Values that can be drawn: an axis from one end of what a double holds to the other has no length that it holds.
+export function drawable(values) {
+  return values.map((value) => (value === null ? null : Math.max(-1e150, Math.min(1e150, value))));
+}
+
 // Whether some value stands between two gaps, where a line alone would not show it.
 export function loneValues(values) {
   return values.some((value, i) => value !== null && (values[i - 1] ?? null) === null && (values[i + 1] ?? null) === null);

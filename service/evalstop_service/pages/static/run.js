@@ -1,6 +1,6 @@
 // The chart of a run: gold and proxy above, KL beneath, one axis of steps.
 
-import { axis, band, draw, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
+import { axis, band, draw, drawable, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
 import { fetchSameOrigin, onNews } from "./live.js";
 
 const main = document.querySelector("main");
@@ -11,6 +11,13 @@ const LABEL_PX = 150;
 async function load() {
   const response = await fetchSameOrigin(main.dataset.series);
   series = await response.json();
+  for (const item of series.series) {
+    item.values = drawable(item.values);
+    item.stderrs = drawable(item.stderrs);
+  }
+  for (const mark of [series.best_checkpoint, series.raw_maximum]) {
+    if (mark) [mark.score] = drawable([mark.score]);
+  }
   await drawChart();
 }
 

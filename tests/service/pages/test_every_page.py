@@ -1,0 +1,183 @@
+"""Every page in a real Chromium: readable for everybody, whole with odd data, by keyboard, on a phone and on paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from evalstop_detectors import POLICIES, policy_to_document
+from evalstop_service import opening, pages, rehearsing, responses
+from evalstop_service.clock import utc_now
+from evalstop_service.ingest import Points
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from playwright.sync_api import Browser, Page, expect
+
+from tests.service.pages.recorded import Tenant, add_tenant, open_run, recorded, report
+from tests.service.pages.serving import SECRET, serving
+from tests.service.scenes import take
+
+HACKING = recorded("np-0044")
+
+NOW = utc_now()
+
+WCAG = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"], "resultTypes": ["violations"]}
+
+
+@dataclass
+class House:
+    """A server with a project full of runs, a page in it that has signed in, and what went wrong there."""
+
+    address: str
+    database: Database
+    tenant: Tenant
+    page: Page
+    paths: list[str]
+    pending: str
+    complaints: list[str]
+
+    def visit(self, path: str) -> Page:
+        """Open a page and wait until it stands."""
+        self.page.goto(self.address + path)
+        for note in self.page.locator("[data-note]").all():
+            expect(note).not_to_have_text("Fitting…")
+            expect(note).not_to_have_text("Replaying…")
+        return self.page
+
+
+@pytest.fixture(scope="module")
+def house(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    database = Database(f"sqlite:///{tmp_path_factory.mktemp('house')}/evalstop.db", "NORMAL")
+    schema.upgrade(database)
+    tenant = add_tenant(database, NOW, grace_seconds=3600)
+    paths, pending = filled(database, tenant)
+    with serving(database) as address, browser.new_context(viewport={"width": 1280, "height": 800}) as context:
+        page = context.new_page()
+        complaints: list[str] = []
+        page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        host = urlsplit(address).netloc
+        page.on("request", lambda sent: complaints.append(sent.url) if urlsplit(sent.url).netloc != host else None)
+        page.goto(f"{address}/login?token={pages.sign_in_token(SECRET, tenant.key.id)}&next=/runs")
+        page.wait_for_url(f"{address}/runs")
+        yield House(address, database, tenant, page, paths, pending, complaints)
+    database.close()
+
+
+def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
+    """Runs of all sorts, a rehearsal: the paths of all pages, and the run whose stop is pending."""
+    pending = open_run(database, tenant, NOW, "pending", mode="enforce")
+    report(database, tenant, pending.id, HACKING[:29], NOW)
+    ended = open_run(database, tenant, NOW - timedelta(hours=3), "ended", labels={"gpus": "8", "job_kind": "rlhf"})
+    report(database, tenant, ended.id, HACKING, NOW)
+    responses.finish(database, tenant.project.id, ended.id, "completed", NOW)
+    odd = [
+        told(database, tenant, "none", "eval", []),
+        told(database, tenant, "one", "eval", [0.5]),
+        told(database, tenant, "nan", "eval", [math.nan] * 12),
+        told(database, tenant, "ends", "eval", [1e308, -1e308, 5e-324, math.inf, 0.0]),
+        told(database, tenant, "<script>alert(1)</script>", "__proto__", [0.1, 0.2]),
+        told(database, tenant, "\u202egnp.exe \u05d0\u05d1\u05d2", "\u05d0\u05d1", [0.3] * 3),
+        told(database, tenant, "long", "eval", [0.3] * 3, label="x" * 1_000_000),
+        told(database, tenant, "tomorrow", "eval", [0.3] * 3, days=1),
+        told(database, tenant, "yesterday", "eval", [0.3] * 3, days=-1),
+    ]
+    document = policy_to_document(POLICIES["cautious"])
+    rehearsal = rehearsing.ask(database, tenant.project.id, document, 50, "dana", NOW)
+    rehearsing.work(database, utc_now)
+    fixed = ["/", "/runs", "/runs?verdict=stop&order=updated", f"/runs/{pending.id}", f"/runs/{ended.id}/numbers"]
+    fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/rehearsals/{rehearsal.id}"]
+    fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere"]
+    return [*fixed, *odd], str(pending.id)
+
+
+def told(
+    database: Database, tenant: Tenant, name: str, metric: str, values: list[float], days: int = 0, label: str = ""
+) -> str:
+    metrics = {metric: {"signal": "eval", "direction": "maximize"}}
+    labels = {"tag": label} if label else {}
+    at = NOW + timedelta(days=days)
+    run, _ = opening.open_run(
+        database, tenant.project.id, opening.Request(name=name, metrics=metrics, labels=labels), at
+    )
+    if values:
+        points = tuple(Point(metric, step, value, 0.1, at) for step, value in enumerate(values))
+        take(database, tenant.project.id, run.id, Points(points), at)
+    return f"/runs/{run.id}"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_read_it(house: House, scheme: str) -> None:
+    """On no page axe finds anything against WCAG 2.1 AA, contrast among it, in light or dark."""
+    house.page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    found = []
+    for path in [*house.paths[:14], "/login"]:
+        results = Axe().run(house.visit(path), options=WCAG)
+        for violation in results.response["violations"]:
+            nodes = [f"{node['html'][:160]} {node['failureSummary'][:200]}" for node in violation["nodes"][:3]]
+            found.append(f"{path}: {violation['id']}: {nodes}")
+    house.page.emulate_media(color_scheme="light")
+    assert found == []
+
+
+def test_every_page_fits_a_phone_and_is_whole(house: House) -> None:
+    """With odd runs and ordinary ones: at 375 px nothing lies past the edge, and the browser complains of nothing."""
+    house.page.set_viewport_size({"width": 375, "height": 740})
+    house.complaints.clear()
+    wide = []
+    for path in house.paths:
+        page = house.visit(path)
+        sizes = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        if sizes[0] > sizes[1]:
+            wide.append((path, sizes))
+        assert page.locator("main h1").count() == 1, path
+    house.page.set_viewport_size({"width": 1280, "height": 800})
+    assert wide == []
+    assert [one for one in house.complaints if "404" not in one] == []
+
+
+def test_on_paper(house: House) -> None:
+    """Printed, a run has its numbers and none of what only a screen can do."""
+    page = house.visit(f"/runs/{house.pending}")
+    page.emulate_media(media="print")
+    expect(page.locator(".top")).to_be_hidden()
+    expect(page.locator(".controls .act").first).to_be_hidden()
+    expect(page.locator("#chart")).to_be_visible()
+    expect(page.get_by_role("heading", name="Best checkpoint")).to_be_visible()
+    page.emulate_media(media="screen")
+
+
+def test_a_veto_and_a_label_by_keyboard(house: House) -> None:
+    """Open the form, say why, send it; then say that the stop would have been right, and at which step it turned."""
+    page = house.visit(f"/runs/{house.pending}")
+    press_until(page, "#act-veto > summary")
+    page.keyboard.press("Enter")
+    press_until(page, "#why-veto")
+    page.keyboard.type("the eval set was broken")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("was vetoed; the run goes on")).to_be_visible()
+    expect(page.locator("[data-part=decisions]").get_by_text("the eval set was broken")).to_be_visible()
+    press_until(page, "#act-label > summary")
+    page.keyboard.press("Enter")
+    press_until(page, "input[name=outcome]")
+    page.keyboard.press("Space")
+    press_until(page, "#turn-label")
+    page.keyboard.type("230")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Outcome: right, turn at step 230")).to_be_visible()
+    assert [one for one in house.complaints if "404" not in one] == []
+
+
+def press_until(page: Page, selector: str) -> None:
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate(f"document.activeElement.matches({selector!r})"):
+            return
+    raise AssertionError(f"{selector} is not reached by the Tab key")
