@@ -7,6 +7,7 @@ withheld <──> pending ──> requested ──> acknowledged      acknowledg
 
 requested, acknowledged, escalated, failed ──> confirmed  the scheduler says that the job is gone
 whatever was handed out ─────────────────────> undone     a person takes it back
+whatever was not, nor is moot ───────────────> requested  a person has the run stopped at once
 shadow                                                    recorded, nobody is told
 held_out                                                  by chance not carried out, to learn whether it is right
 
