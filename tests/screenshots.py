@@ -7,11 +7,14 @@ import json
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
+from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_lab import cli as lab_cli
 from evalstop_lab.worlds.real import load
-from evalstop_service import pages, responses
-from evalstop_service.store import schema
+from evalstop_service import demonstration, pages, rehearsing, responses
+from evalstop_service.clock import utc_now
+from evalstop_service.store import keys, projects, schema
 from evalstop_service.store.database import Database
 from playwright.sync_api import Browser, Page, expect
 
@@ -38,6 +41,9 @@ RUNS = (
 
 SHOWN = "grpo-beta0.05-seed44"
 
+FIRST_SCREENS = ("rehearsal",)
+"""Of these long pages the first screen is enough."""
+
 
 def main() -> None:
     """Tell the runs, look at them, keep the pictures."""
@@ -52,19 +58,58 @@ def main() -> None:
         empty = add_tenant(database, NOW, "empty")
         tenant = add_tenant(database, NOW - timedelta(days=2))
         shown = tell(database, tenant)
+        demo = demonstrated(database)
+        rehearsed = rehearse(database, demo)
+        told = {"runs": "/runs", "run": f"/runs/{shown}"}
+        drawn = {
+            "overview": "/",
+            "precision": "/precision",
+            "policies": "/policies",
+            "policy": "/policies/cautious?against=default@1",
+            "rehearsal": f"/policies/rehearsals/{rehearsed}",
+            "webhooks": "/webhooks",
+            "settings": "/settings",
+        }
         with serving(database) as address, browsing() as browser:
-            path = f"/runs/{shown}"
-            shoot(browser, address, tenant, "/runs", arguments.folder / "runs.png", height=660)
-            shoot(browser, address, tenant, path, arguments.folder / "run.png")
+            for visitor, paths in ((tenant, told), (demo, drawn)):
+                for name, path in paths.items():
+                    height = 660 if name == "runs" else 800
+                    first = name in FIRST_SCREENS
+                    shoot(
+                        browser,
+                        address,
+                        visitor,
+                        path,
+                        arguments.folder / f"{name}.png",
+                        height=height,
+                        whole=not first,
+                    )
+                    if arguments.all:
+                        shoot(browser, address, visitor, path, arguments.folder / f"{name}-dark.png", dark=True)
+                        shoot(browser, address, visitor, path, arguments.folder / f"{name}-narrow.png", width=375)
             if arguments.all:
-                shoot(browser, address, tenant, "/runs", arguments.folder / "runs-dark.png", dark=True)
-                shoot(browser, address, tenant, path, arguments.folder / "run-dark.png", dark=True)
-                shoot(browser, address, tenant, "/runs", arguments.folder / "runs-narrow.png", width=375)
-                shoot(browser, address, tenant, path, arguments.folder / "run-narrow.png", width=375, dark=True)
                 shoot(browser, address, empty, "/runs", arguments.folder / "empty.png")
                 shoot(browser, address, None, "/login", arguments.folder / "login.png")
             shoot_backtest(browser, Path(scratch), arguments.folder / "backtest.png")
         database.close()
+
+
+def demonstrated(database: Database) -> Tenant:
+    """The example runs of `evalstop demo-data`, which have a past and outcomes."""
+    demonstration.fill(database, "demo", NOW)
+    with database.transaction() as tx:
+        project = projects.find_by_name(tx, "demo")
+        assert project is not None
+        key, secret = keys.add(tx, project_id=project.id, name="dana", scopes=keys.SCOPES, now=NOW)
+    return Tenant(project, key, secret)
+
+
+def rehearse(database: Database, tenant: Tenant) -> UUID:
+    """`cautious` tried on the example runs."""
+    document = policy_to_document(POLICIES["cautious"])
+    asked = rehearsing.ask(database, tenant.project.id, document, rehearsing.MOST_RUNS, "dana", NOW)
+    rehearsing.work(database, utc_now)
+    return asked.id
 
 
 def shoot_backtest(browser: Browser, scratch: Path, file: Path) -> None:
@@ -111,8 +156,9 @@ def shoot(
     width: int = 1280,
     height: int = 800,
     dark: bool = False,
+    whole: bool = True,
 ) -> None:
-    """A picture of a whole page."""
+    """A picture of a whole page, or of its first screen."""
     with browser.new_context(
         viewport={"width": width, "height": height},
         color_scheme="dark" if dark else "light",
@@ -125,7 +171,7 @@ def shoot(
             page.wait_for_url(f"{address}/runs")
         page.goto(address + path)
         wait_until_drawn(page)
-        page.screenshot(path=file, full_page=True)
+        page.screenshot(path=file, full_page=whole)
     print(file)
 
 
