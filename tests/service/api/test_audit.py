@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import httpx
+from evalstop_service.store.tables import deliveries
 
 from tests.service.api.conftest import Service
 from tests.service.api.speaking import BODIES, ENDPOINT, FALLING, ROUTES, ask, populate, said
@@ -123,3 +125,24 @@ def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
     assert [(entry["action"], entry["subject"]) for entry in log(admin)] == [
         ("decision.vetoed", f"decision {decision_id}")
     ]
+
+
+def test_what_is_taken_up_again_is_written_down(service: Service) -> None:
+    """A stop that is released, one that is undone, and a delivery that is retried each have their entry."""
+    admin = service.client(service.key(service.project(grace_seconds=3600.0)))
+    world = populate(admin)
+    said(admin.post("/project/pause", json={}), 200)
+    assert ask(admin, ("POST", "/decisions/{decision_id}/release"), world).status_code == 409
+    said(admin.post("/project/resume", json={}), 200)
+    with service.database.transaction() as tx:
+        dead = deliveries.update().where(deliveries.c.id == UUID(world.ids["delivery_id"])).values(state="dead")
+        tx.execute(dead)
+    at_once = service.client(service.key(service.project()))
+    for client, there, route in (
+        (admin, world, ("POST", "/deliveries/{delivery_id}/retry")),
+        (admin, world, ("POST", "/decisions/{decision_id}/release")),
+        (at_once, populate(at_once), ("POST", "/decisions/{decision_id}/undo")),
+    ):
+        response = ask(client, route, there)
+        assert response.status_code == 200, (route, response.text)
+        assert log(client)[0]["action"] == ACTIONS[route]
