@@ -108,6 +108,52 @@ POLICY = {
     "document": POLICY_DOCUMENT,
     "created_at": BEGAN,
 }
+REHEARSAL: dict[str, Any] = {
+    "id": "0199aa20-4444-7e55-8f66-778899001122",
+    "state": "done",
+    "document": POLICY_DOCUMENT,
+    "most_runs": 500,
+    "total": 1,
+    "done": 1,
+    "actor": "key dana",
+    "created_at": STOPPED,
+    "ended_at": STOPPED,
+    "summary": {
+        "runs": 1,
+        "stops": 1,
+        "right": 1,
+        "wrong": 0,
+        "unknown": 0,
+        "missed": 0,
+        "decided": 1,
+        "only_it": 0,
+        "only_decided": 0,
+        "hours_after": 12.5,
+        "hours_wrong": 0.0,
+        "hours_unsaid": 0,
+        "failed": 0,
+    },
+    "findings": [
+        {
+            "run_id": RUN_ID,
+            "run_name": "ppo-7b-seed3",
+            "status": "completed",
+            "last_step": 400,
+            "policy": "paper@1",
+            "decision_id": DECISION_ID,
+            "decided_step": 150,
+            "state": "shadow",
+            "truth": "turned",
+            "turn_step": 120,
+            "verdict": "stop",
+            "step": 190,
+            "reason": "k_decline: 7 consecutive declines of eval, k = 7",
+            "outcome": "right",
+            "hours_after": 12.5,
+            "error": None,
+        }
+    ],
+}
 PATTERN = {"pattern": "val-core/*/mean@*", "signal": "eval", "direction": "maximize"}
 PROJECT = {
     "id": "0199aa0c-3333-7f44-9a55-665544332211",
@@ -340,6 +386,11 @@ EXAMPLES: dict[str, Any] = {
         ],
     },
     "VerdictPage": _page({"sequence": 2, "attempt": 1, "at": STOPPED, "verdict": VERDICT}),
+    "RehearsalIn": {"policy": "cautious", "runs": 500},
+    "RehearsalOut": REHEARSAL,
+    "RehearsalPage": {"items": [REHEARSAL | {"summary": None, "findings": None}], "next_cursor": None},
+    "RehearsalSummaryOut": REHEARSAL["summary"],
+    "RehearsedRunOut": REHEARSAL["findings"][0],
     "WordIn": {"actor": "dana", "reason": "the eval set was broken this morning"},
 }
 """By the name of its schema."""

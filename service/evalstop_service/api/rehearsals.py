@@ -31,7 +31,7 @@ class RehearsalIn(Body):
     runs: Annotated[int, Field(ge=1, le=rehearsing.MOST_RUNS)] = rehearsing.MOST_RUNS
 
 
-class FindingOut(Answer):
+class RehearsedRunOut(Answer):
     """What the policy would have said of one run, beside what was decided and what was true."""
 
     run_id: UUID
@@ -52,7 +52,7 @@ class FindingOut(Answer):
     error: str | None = Field(description="why the run could not be replayed")
 
 
-class SummaryOut(Answer):
+class RehearsalSummaryOut(Answer):
     """The findings counted; see `rehearsing.Summary`."""
 
     runs: int
@@ -82,8 +82,8 @@ class RehearsalOut(Answer):
     actor: str
     created_at: Time
     ended_at: Time | None
-    summary: SummaryOut | None = None
-    findings: list[FindingOut] | None = Field(None, description="what differs from what was decided first")
+    summary: RehearsalSummaryOut | None = None
+    findings: list[RehearsedRunOut] | None = Field(None, description="what differs from what was decided first")
 
 
 class RehearsalPage(Page):
