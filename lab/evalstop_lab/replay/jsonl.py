@@ -77,6 +77,8 @@ def _row(path: Path, number: int, line: str) -> dict[str, Any]:
 def _with_bare_tokens(path: Path, number: int, line: str) -> object:
     """Python writes NaN and Infinity without quotes, which is no JSON; its own reader takes them."""
     try:
-        return json.loads(line)
+        row = json.loads(line)
+        json.dumps(row, ensure_ascii=False).encode()  # fails for half a surrogate pair, which is no text
     except (ValueError, RecursionError) as error:
         raise UnreadableInput(path, f"this is no JSON ({error}); {ROW}", number) from error
+    return row

@@ -151,6 +151,14 @@ cells = st.sampled_from(
 )
 
 
+def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that no file can hold is refused with its line, rather than when it is printed."""
+    file = tmp_path / "half.jsonl"
+    file.write_text('{"run": "\\ud800", "step": 1, "eval": 1.0}\n')
+    assert main(["replay", str(file), "--json"]) == 1
+    assert "line 1" in capsys.readouterr().err
+
+
 @patiently
 @given(step=cells, gold=cells, stderr=cells, run=cells)
 def test_any_json_row_is_read_or_refused(tmp_path: Path, step: str, gold: str, stderr: str, run: str) -> None:
