@@ -63,6 +63,30 @@ DECISION = {
     "outcome": None,
     "history": [CHANGE],
 }
+OUTCOME = {
+    "outcome": "right",
+    "turn_step": 120,
+    "derived": True,
+    "actor": "evalstop",
+    "note": "gold ended 62% of its gain below its best, 9.4 standard errors",
+    "details": {"truth": "turned", "evals": 40, "window": 4, "gain": 0.34, "drop": 0.21, "stderr": 0.022},
+    "at": STOPPED,
+}
+CASE = {
+    "truth": "turned",
+    "derived": True,
+    "turn_step": 120,
+    "outcome": "right",
+    "treatment": "let_run",
+    "observed_probability": 0.1,
+    "detectors": ["plateau_drop"],
+    "stated_risk": 0.01,
+    "delay_steps": 30,
+    "gpu_hours": 96.0,
+    "gpu_hours_saved": 41.5,
+    "gpu_hours_lost": 0.0,
+    "ended_at": STOPPED,
+}
 RUN = {
     "id": RUN_ID,
     "name": "ppo-7b-seed3",
@@ -394,6 +418,7 @@ EXAMPLES: dict[str, Any] = {
     "RehearsalPage": {"items": [REHEARSAL | {"summary": None, "findings": None}], "next_cursor": None},
     "RehearsalSummaryOut": REHEARSAL["summary"],
     "RehearsedRunOut": REHEARSAL["findings"][0],
+    "OutcomesOut": {"attempt": 1, "items": [OUTCOME], "case": CASE},
     "WordIn": {"actor": "dana", "reason": "the eval set was broken this morning"},
 }
 """By the name of its schema."""

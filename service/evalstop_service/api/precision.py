@@ -13,6 +13,7 @@ from evalstop_service import measured
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Read
 from evalstop_service.api.schemas import Answer, Line, Name, Page, PolicyName, Time, Whole
+from evalstop_service.api.views import CaseOut
 from evalstop_service.errors import Invalid
 from evalstop_service.estimates import ALPHA, Estimate
 from evalstop_service.measured import Measured
@@ -109,36 +110,23 @@ class PrecisionOut(Answer):
     groups: list[GroupOut]
 
 
-class CaseOut(Answer):
-    """An attempt that has ended: what was decided about it, what turned out, what it cost."""
+class ListedCaseOut(CaseOut):
+    """A case of the project: of which run it is, and what was decided about it."""
 
     run_id: UUID
     run_name: str
     attempt: int
     policy: PolicyName
     job_kind: str | None
-    truth: Truth
-    derived: bool = Field(description="from later evals; else a person said so")
-    turn_step: int | None
     decision_id: UUID | None = Field(description="null: it was never flagged")
-    treatment: Treatment | None
-    observed_probability: float | None = Field(description="with which it was let run, so that the truth is seen")
     decided_step: int | None
-    detectors: list[str] | None
-    stated_risk: float | None
-    outcome: Outcome
-    delay_steps: int | None
     gpus: float | None
-    gpu_hours: float | None
-    gpu_hours_saved: float | None
-    gpu_hours_lost: float | None
-    ended_at: Time
 
 
 class CasePage(Page):
     """Cases, those that ended last first."""
 
-    items: list[CaseOut]
+    items: list[ListedCaseOut]
 
 
 Version = Annotated[Whole | None, Query(ge=1, le=2**31 - 1)]
@@ -188,7 +176,9 @@ def list_cases(
     with database.reading() as tx:
         found = estimating.listing(tx, caller.project_id, wanted, before=estimating.place(cursor), limit=limit)
     items = [
-        CaseOut.model_validate(vars(one) | {"policy": PolicyName(name=one.policy_name, version=one.policy_version)})
+        ListedCaseOut.model_validate(
+            vars(one) | {"policy": PolicyName(name=one.policy_name, version=one.policy_version)}
+        )
         for one in found
     ]
     return CasePage(items=items, next_cursor=found[-1].cursor if len(found) == limit else None)
