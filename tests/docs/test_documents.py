@@ -155,7 +155,7 @@ def test_every_variable_that_is_named_is_read() -> None:
 
 
 def test_the_life_of_a_decision_is_drawn_as_it_is() -> None:
-    """The table of states in docs/architecture.md is that of lifecycle.py."""
+    """The table of states in docs/architecture.md is that of the machine."""
     text = (ROOT / "docs/architecture.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
     told = {state: set(re.findall(r"`(\w+)`", following)) for state, following in rows}

@@ -1,277 +1,51 @@
-"""The life of a decision: a state machine without I/O, events in, instructions out.
-
-withheld <──> pending ──> requested ──> acknowledged      acknowledged and escalated may follow each other:
-   │             │           │   └──> escalated <──┘      asked for again, then harder, then it has failed
-   ├─> vetoed <──┤           │            └──> failed
-   └─> moot   <──┴───────────┘                            from requested only when nobody was told
-
-requested, acknowledged, escalated, failed ──> confirmed  the scheduler says that the job is gone
-whatever was handed out ─────────────────────> undone     a person takes it back
-whatever was not, nor is moot ───────────────> requested  a person has the run stopped at once
-shadow                                                    recorded, nobody is told
-held_out                                                  by chance not carried out, to learn whether it is right
-
-The time that passes is an event like any other: `Passed`. What comes after the grace period finds a pending decision
-requested, whether or not anybody has noticed before.
-"""
+"""What each event makes of a life, and what is to be done about it: functions of values, without I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any
 
-STOP_REQUESTED = "run.stop_requested"
-STOP_WITHHELD = "run.stop_withheld"
-STOP_ESCALATED = "run.stop_escalated"
-STOPPED = "run.stopped"
-STOP_FAILED = "run.stop_failed"
-RESUME_REQUESTED = "run.resume_requested"
+from evalstop_service.lifecycle.words import (
+    AWAITING,
+    FOLLOWS,
+    PAUSED,
+    RESUME_REQUESTED,
+    SERVICE,
+    STOP_ESCALATED,
+    STOP_FAILED,
+    STOP_REQUESTED,
+    STOP_WITHHELD,
+    STOPPED,
+    STOPPING,
+    Announce,
+    Brake,
+    Cancel,
+    Decided,
+    Event,
+    Finished,
+    Held,
+    Instruction,
+    Life,
+    Mode,
+    Ordered,
+    Passed,
+    Record,
+    Refuse,
+    Released,
+    Reported,
+    State,
+    Terms,
+    Undone,
+    Vetoed,
+    Weighed,
+    WentOn,
+)
 
 RECHECK_SECONDS = 60.0
 """Between two looks at what speaks against a decision that is withheld."""
 
-SERVICE = "evalstop"
-"""The actor of what the service does by itself."""
-
-PAUSED = "paused"
-"""The kind of the brake that nobody can release a decision from: its project is paused."""
-
-
-class State(StrEnum):
-    """Where a decision stands."""
-
-    SHADOW = "shadow"
-    HELD_OUT = "held_out"
-    WITHHELD = "withheld"
-    PENDING = "pending"
-    REQUESTED = "requested"
-    ACKNOWLEDGED = "acknowledged"
-    ESCALATED = "escalated"
-    CONFIRMED = "confirmed"
-    FAILED = "failed"
-    VETOED = "vetoed"
-    MOOT = "moot"
-    UNDONE = "undone"
-
-
-class Mode(StrEnum):
-    """Whether the stops of a policy are carried out or only recorded."""
-
-    SHADOW = "shadow"
-    ENFORCE = "enforce"
-
-
-FOLLOWS: dict[State, frozenset[State]] = {
-    State.SHADOW: frozenset({State.REQUESTED}),
-    State.HELD_OUT: frozenset({State.REQUESTED}),
-    State.WITHHELD: frozenset({State.PENDING, State.REQUESTED, State.VETOED, State.MOOT}),
-    State.PENDING: frozenset({State.WITHHELD, State.REQUESTED, State.VETOED, State.MOOT}),
-    State.REQUESTED: frozenset(
-        {State.ACKNOWLEDGED, State.ESCALATED, State.CONFIRMED, State.FAILED, State.MOOT, State.UNDONE}
-    ),
-    State.ACKNOWLEDGED: frozenset({State.ESCALATED, State.CONFIRMED, State.FAILED, State.UNDONE}),
-    State.ESCALATED: frozenset({State.ACKNOWLEDGED, State.CONFIRMED, State.FAILED, State.MOOT, State.UNDONE}),
-    State.CONFIRMED: frozenset({State.UNDONE}),
-    State.FAILED: frozenset({State.CONFIRMED, State.UNDONE}),
-    State.VETOED: frozenset({State.REQUESTED}),
-    State.MOOT: frozenset({State.CONFIRMED}),
-    State.UNDONE: frozenset(),
-}
-"""Which state may follow which."""
-
-LET_RUN = frozenset({State.SHADOW, State.HELD_OUT})
-"""The states in which nobody is told, so that the run goes on and shows whether its stop is right."""
-
-AWAITING = frozenset({State.REQUESTED, State.ACKNOWLEDGED, State.ESCALATED})
-"""The states in which somebody's word is waited for, until a deadline."""
-
-STOPPING = AWAITING | {State.CONFIRMED, State.FAILED}
-"""The states in which the job is meant to end."""
-
-
-@dataclass(frozen=True)
-class Brake:
-    """One reason to hold a stop back: its `kind` for machines, the `reason` for people, and the numbers behind it."""
-
-    kind: str
-    reason: str
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """For how long a person may veto, and how long a stop may wait for its confirmation, in seconds."""
-
-    grace_seconds: float
-    confirm_seconds: float
-
-
-@dataclass(frozen=True)
-class Life:
-    """How a decision stands.
-
-    `due_at`: the end of its grace period. `deadline_at`: when the service looks after it by itself, None in states in
-    which it does not. `held_by`: the kinds of brakes that it was last said to be withheld for. `heard`: what receivers
-    reported after it was undone.
-    """
-
-    state: State
-    due_at: datetime
-    deadline_at: datetime | None = None
-    escalations: int = 0
-    held_by: frozenset[str] = frozenset()
-    heard: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Decided:
-    """The policy wants a stop. `held_out`: chance keeps it from being carried out, by the numbers in `chance`."""
-
-    at: datetime
-    actor: str
-    reason: str
-    mode: Mode
-    brakes: tuple[Brake, ...]
-    held_out: bool = False
-    chance: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Passed:
-    """Time has passed. `gone_on`: the run is in a later attempt than the one that was to be stopped."""
-
-    at: datetime
-    gone_on: bool = False
-
-
-@dataclass(frozen=True)
-class Weighed:
-    """What speaks against the stop was looked at again; `wanted`: the verdict still calls for it."""
-
-    at: datetime
-    brakes: tuple[Brake, ...]
-    wanted: bool
-
-
-@dataclass(frozen=True)
-class Held:
-    """Something came up that speaks against the stop."""
-
-    at: datetime
-    brakes: tuple[Brake, ...]
-
-
-@dataclass(frozen=True)
-class Released:
-    """A person has it carried out despite what speaks against it."""
-
-    at: datetime
-    actor: str
-    reason: str
-    brakes: tuple[Brake, ...]
-
-
-@dataclass(frozen=True)
-class Ordered:
-    """A person has the run stopped at once, whatever its policy, its mode and the brakes say, but for a pause."""
-
-    at: datetime
-    actor: str
-    reason: str
-    paused: bool = False
-
-
-@dataclass(frozen=True)
-class Vetoed:
-    """A person lets the run go on."""
-
-    at: datetime
-    actor: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Reported:
-    """A receiver says what it sees: `acknowledged`, `confirmed` or `failed`.
-
-    `expected_seconds`: with `acknowledged`, how long it will take before the job can be gone.
-    """
-
-    at: datetime
-    state: State
-    actor: str
-    reason: str
-    details: dict[str, Any]
-    expected_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The run ended by itself, as `status`; `told`: some receiver may know of the stop."""
-
-    at: datetime
-    status: str
-    told: bool
-
-
-@dataclass(frozen=True)
-class WentOn:
-    """The trainer went on from a step in a new attempt; `told`: the stop may have reached a receiver."""
-
-    at: datetime
-    step: int
-    told: bool
-
-
-@dataclass(frozen=True)
-class Undone:
-    """A person takes back a stop that was handed out."""
-
-    at: datetime
-    actor: str
-    reason: str
-
-
-Event = Passed | Weighed | Held | Released | Ordered | Vetoed | Reported | Finished | WentOn | Undone
-
-
-@dataclass(frozen=True)
-class Record:
-    """Add this to the history."""
-
-    state: State
-    actor: str
-    reason: str
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Tell of it by an event, at once or from `due_at` on."""
-
-    type: str
-    data: dict[str, Any] = field(default_factory=dict)
-    due_at: datetime | None = None
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """Keep back what was not sent yet of the stop."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """This cannot follow: nothing is changed, and whoever asked for it is told why."""
-
-    why: str
-
-
-Instruction = Record | Announce | Cancel | Refuse
 Outcome = tuple[Life, list[Instruction]]
 
 

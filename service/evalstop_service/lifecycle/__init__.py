@@ -1,0 +1,96 @@
+"""The life of a decision: a state machine without I/O, events in, instructions out.
+
+withheld <──> pending ──> requested ──> acknowledged      acknowledged and escalated may follow each other:
+   │             │           │   └──> escalated <──┘      asked for again, then harder, then it has failed
+   ├─> vetoed <──┤           │            └──> failed
+   └─> moot   <──┴───────────┘                            from requested only when nobody was told
+
+requested, acknowledged, escalated, failed ──> confirmed  the scheduler says that the job is gone
+whatever was handed out ─────────────────────> undone     a person takes it back
+whatever was not, nor is moot ───────────────> requested  a person has the run stopped at once
+shadow                                                    recorded, nobody is told
+held_out                                                  by chance not carried out, to learn whether it is right
+
+The time that passes is an event like any other: `Passed`. What comes after the grace period finds a pending decision
+requested, whether or not anybody has noticed before.
+"""
+
+from evalstop_service.lifecycle.machine import RECHECK_SECONDS, Outcome, begin, remembered, step
+from evalstop_service.lifecycle.words import (
+    AWAITING,
+    FOLLOWS,
+    LET_RUN,
+    PAUSED,
+    RESUME_REQUESTED,
+    SERVICE,
+    STOP_ESCALATED,
+    STOP_FAILED,
+    STOP_REQUESTED,
+    STOP_WITHHELD,
+    STOPPED,
+    STOPPING,
+    Announce,
+    Brake,
+    Cancel,
+    Decided,
+    Event,
+    Finished,
+    Held,
+    Instruction,
+    Life,
+    Mode,
+    Ordered,
+    Passed,
+    Record,
+    Refuse,
+    Released,
+    Reported,
+    State,
+    Terms,
+    Undone,
+    Vetoed,
+    Weighed,
+    WentOn,
+)
+
+__all__ = [
+    "AWAITING",
+    "FOLLOWS",
+    "LET_RUN",
+    "PAUSED",
+    "RECHECK_SECONDS",
+    "RESUME_REQUESTED",
+    "SERVICE",
+    "STOPPED",
+    "STOPPING",
+    "STOP_ESCALATED",
+    "STOP_FAILED",
+    "STOP_REQUESTED",
+    "STOP_WITHHELD",
+    "Announce",
+    "Brake",
+    "Cancel",
+    "Decided",
+    "Event",
+    "Finished",
+    "Held",
+    "Instruction",
+    "Life",
+    "Mode",
+    "Ordered",
+    "Outcome",
+    "Passed",
+    "Record",
+    "Refuse",
+    "Released",
+    "Reported",
+    "State",
+    "Terms",
+    "Undone",
+    "Vetoed",
+    "Weighed",
+    "WentOn",
+    "begin",
+    "remembered",
+    "step",
+]
