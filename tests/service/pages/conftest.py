@@ -13,10 +13,13 @@ import pytest
 from evalstop_service import pages
 from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from tests.service.pages.recorded import Tenant, add_tenant
 from tests.service.pages.serving import SECRET, NoChromium, browsing, serving
+
+PATIENCE_MS = 30_000
+"""How long a page may take to show what is expected of it: a busy machine is slow, not wrong."""
 
 
 @pytest.fixture
@@ -56,6 +59,7 @@ def visitor(address: str, tenant: Tenant) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A real Chromium; skips where there is none, and fails in CI."""
+    expect.set_options(timeout=PATIENCE_MS)
     try:
         with browsing() as browser:
             yield browser
@@ -93,7 +97,7 @@ def window(browser: Browser, embedded_database: Database) -> Iterator[Window]:
     """A fresh browser window on a server of its own, on the embedded database."""
     with serving(embedded_database) as address, browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(PATIENCE_MS)
         window = Window(page, address)
         page.on("request", lambda request: window.hosts.add(urlsplit(request.url).netloc))
         page.on("console", lambda message: window.complaints.append(message.text) if message.type != "log" else None)
