@@ -15,7 +15,7 @@ points, held_out = chance.normal(size=(40, 64)), chance.normal(size=(500, 64))
 targets = points @ truth + 4 * chance.normal(size=(40, 1))
 
 model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
-model.compile(keras.optimizers.SGD(0.005), loss="mse")
+model.compile(keras.optimizers.SGD(0.02), loss="mse")
 path = "checkpoints/{epoch}.keras"  # a name of its own for every epoch: what is registered must stay
 watch = EvalStopCallback(
     name="keras-fit",

@@ -33,7 +33,7 @@ class Linear(LightningModule):
         self.log("val_loss", mse_loss(self.layer(batch[0]), batch[1]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.002)
+        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 watch = EvalStopCallback(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from evalstop_client.callbacks.pytorch import DistributedRun
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, EVAL_EVERY = 20_000, 50
+STEPS, EVAL_EVERY = 20_000, 10
 torch.set_num_threads(1)
 if "RANK" in os.environ:  # torchrun says so
     dist.init_process_group("gloo")  # "nccl" on GPUs
@@ -26,7 +26,7 @@ mine = slice(rank, None, dist.get_world_size() if dist.is_initialized() else 1)
 
 model = torch.nn.Linear(64, 1)
 parallel = DistributedDataParallel(model) if dist.is_initialized() else model
-optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.005)
 folder = Path("checkpoints")
 folder.mkdir(exist_ok=True)
 

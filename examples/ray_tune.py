@@ -10,7 +10,7 @@ from pathlib import Path
 from evalstop_client.callbacks.ray_tune import EvalStop
 from ray import init, tune
 
-STEPS = 200
+STEPS = 100
 
 
 def train(config: dict[str, float]) -> None:
@@ -19,11 +19,11 @@ def train(config: dict[str, float]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "weights").write_text(str(step))
             tune.report({"score": score}, checkpoint=tune.Checkpoint.from_directory(folder))
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 watch = EvalStop(name="ray-tune", metrics={"score": {"signal": "eval"}}, policy="paper", mode="enforce")
-init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+init(num_cpus=1, object_store_memory=100_000_000, include_dashboard=False, log_to_driver=False)
 tuner = tune.Tuner(
     train,
     param_space={"fall": tune.grid_search([0.0, 3.0])},
