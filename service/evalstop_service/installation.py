@@ -1,4 +1,7 @@
-"""What an operator does to an installation as a whole: its first key, projects, keys for them."""
+"""What an operator does to an installation as a whole: its first key, projects, keys for them.
+
+All of it is in the audit log of the project, as done by the command line; keys bound to no project are in none.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ from datetime import datetime
 
 from evalstop_service import opening
 from evalstop_service.errors import Conflict, Invalid, NotFound
-from evalstop_service.store import keys, projects
+from evalstop_service.store import audit, keys, projects
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import SCOPES, Key
 from evalstop_service.store.projects import Project
 
 FIRST_PROJECT = "default"
+COMMAND_LINE = "command line"
+"""The actor: whoever may run commands beside the service, and needs no key for it."""
 
 
 def first_key(database: Database, now: datetime, held_out_share: float = 0.0) -> str | None:
@@ -35,7 +40,7 @@ def first_key(database: Database, now: datetime, held_out_share: float = 0.0) ->
                 held_out_share=held_out_share,
             ),
         )
-        return keys.add(tx, project_id=project.id, name="first", scopes=SCOPES, now=now)[1]
+        return _make_key(tx, project, "first", SCOPES, now)[1]
 
 
 def any_key(database: Database) -> Key | None:
@@ -96,9 +101,7 @@ def add_key(
         project = projects.find_by_name(tx, project_name) if project_name is not None else None
         if project_name is not None and project is None:
             raise NotFound(f"there is no project {project_name!r}; `evalstop project create` makes one")
-        return keys.add(
-            tx, project_id=project.id if project else None, name=name, scopes=tuple(dict.fromkeys(scopes)), now=now
-        )
+        return _make_key(tx, project, name, tuple(dict.fromkeys(scopes)), now)
 
 
 def project_named(database: Database, name: str) -> Project:
@@ -124,4 +127,15 @@ def _make(tx: Transaction, project: Project) -> Project:
     if not projects.add(tx, project):
         raise Conflict(f"there is a project called {project.name!r} already")
     opening.resolve(tx, project, project.default_policy, project.created_at)
+    audit.record(tx, project.id, COMMAND_LINE, "project.made", f"project {project.name}", None, project.created_at)
     return project
+
+
+def _make_key(
+    tx: Transaction, project: Project | None, name: str, scopes: tuple[str, ...], now: datetime
+) -> tuple[Key, str]:
+    key, secret = keys.add(tx, project_id=project.id if project else None, name=name, scopes=scopes, now=now)
+    if project is not None:
+        told = {"id": str(key.id), "scopes": list(scopes)}
+        audit.record(tx, project.id, COMMAND_LINE, "key.made", f"key {name}", told, now)
+    return key, secret
