@@ -30,7 +30,7 @@ from evalstop_service import administration, deadlines, ingest, installation, op
 from evalstop_service.errors import Conflict, ServiceError
 from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Saved
 from evalstop_service.lifecycle import SERVICE, State
-from evalstop_service.store import decisions, projects, runs
+from evalstop_service.store import audit, decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
@@ -50,6 +50,8 @@ TICK = timedelta(hours=6)
 
 FILE = "example_runs.json.gz"
 FIRST = "example-000"
+FILLED = "project.filled"
+"""The entry of the audit log that says that no example run is missing."""
 
 METRICS = {
     "reward/gold": {"signal": "eval", "direction": "maximize"},
@@ -291,14 +293,20 @@ def fill(
     """Fill the project of this name, which is made if there is none, up to now; how many runs that made.
 
     `most`: of the examples so many, at least those that are under way; None: all. Gives None when it is filled already,
-    and changes nothing then. Raises Conflict if the project has runs of its own.
+    and changes nothing then. Raises Conflict if the project has runs of its own, or was being filled and that broke
+    off: what was played by then can neither be gone on with nor be taken back.
     """
     chance = random.Random(SEED)
     begins_at = now - timedelta(days=DAYS)
     with database.reading() as tx:
         project = projects.find_by_name(tx, name)
-        if project is not None and runs.find_by_name(tx, project.id, FIRST) is not None:
+        if project is not None and audit.listing(tx, project.id, action=FILLED, limit=1):
             return None
+        if project is not None and runs.find_by_name(tx, project.id, FIRST) is not None:
+            raise Conflict(
+                f"filling the project {name!r} broke off half-way, or is going on; fill another by `--project NAME`, "
+                "or remove an embedded database that holds nothing else (its folder, .evalstop) and begin anew"
+            )
         if project is not None and runs.listing(tx, project.id, limit=1):
             raise Conflict(f"the project {name!r} has runs of its own; give the name of another, or of a new one")
     if project is None:
@@ -314,6 +322,8 @@ def fill(
         script.schedule(begins_at + number * TICK, script.tick)
     script.schedule(now, script.tick)
     script.play(tell)
+    with database.transaction() as tx:
+        audit.record(tx, project.id, SERVICE, FILLED, f"project {name}", {"runs": len(stories)}, now)
     return len(stories)
 
 

@@ -36,6 +36,23 @@ def test_a_project_is_filled_once_and_consistently(embedded_database: Database) 
     assert demonstration.fill(embedded_database, "demo", NOW, most=40) is None
 
 
+def test_what_broke_off_is_not_taken_for_whole(embedded_database: Database) -> None:
+    """Interrupted half-way, as by Ctrl-C: the second call says so and what to do, and adds nothing."""
+
+    def interrupt(done: int, of: int) -> None:
+        if done > of / 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        demonstration.fill(embedded_database, "demo", NOW, interrupt, most=20)
+    with embedded_database.reading() as tx:
+        before = tx.execute(sa.select(sa.func.count()).select_from(tables.runs)).scalar_one()
+    with pytest.raises(Conflict, match=r"broke off half-way.*--project NAME"):
+        demonstration.fill(embedded_database, "demo", NOW, most=20)
+    with embedded_database.reading() as tx:
+        assert tx.execute(sa.select(sa.func.count()).select_from(tables.runs)).scalar_one() == before > 0
+
+
 def test_runs_of_ones_own_are_left_alone(embedded_database: Database) -> None:
     """Examples are not mixed into a project that has other runs."""
     project = installation.add_project(embedded_database, "mine", "shadow", 0.0, NOW)
