@@ -43,7 +43,7 @@ with Run(
         if step % EVAL_EVERY == 0:
             held_out_loss = sum(e * e for e in errors(weights, held_out)) / len(held_out)
             # This does not wait for the network. If each eval drew new points, its standard error would be worth
-            # telling (stderr={"held_out_loss": ...}); on the same points all evals err alike, and only the weights differ.
+            # telling (stderr={"held_out_loss": ...}); on the same points all evals err alike.
             run.log({"held_out_loss": held_out_loss, "loss": sum(e * e for e in wrong) / POINTS}, step=step)
             checkpoint = folder / f"{step}.json"
             checkpoint.write_text(json.dumps(weights))
