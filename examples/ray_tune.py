@@ -26,6 +26,7 @@ watch = EvalStop(name="ray-tune", metrics={"score": {"signal": "eval"}}, policy=
 init(num_cpus=1, object_store_memory=100_000_000, include_dashboard=False, log_to_driver=False)
 tuner = tune.Tuner(
     train,
+    tune_config=tune.TuneConfig(reuse_actors=True),  # the second trial need not import everything again
     param_space={"fall": tune.grid_search([0.0, 3.0])},
     run_config=tune.RunConfig(
         stop=watch.stopper, callbacks=[watch], storage_path=str(Path("checkpoints").absolute()), verbose=0
