@@ -159,9 +159,11 @@ def _make_cases() -> None:
         sa.Column("gpu_hours_saved", sa.Double(), nullable=True),
         sa.Column("gpu_hours_lost", sa.Double(), nullable=True),
         _time("ended_at"),
+        sa.Column("revision", sa.Uuid(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", "attempt", name="pk_cases"),
     )
     op.create_index("ix_cases_project_id_ended_at", "cases", ["project_id", "ended_at", "run_id"])
+    op.create_index("ix_cases_project_id_revision", "cases", ["project_id", "revision"])
     flagged, passed = sa.text("decision_id IS NOT NULL"), sa.text("decision_id IS NULL")
     op.create_index(
         "ix_cases_flagged",
@@ -173,7 +175,7 @@ def _make_cases() -> None:
     op.create_index(
         "ix_cases_passed",
         "cases",
-        ["project_id", "policy_id", "outcome", "ended_at", "job_kind"],
+        ["project_id", "policy_id", "outcome"],
         sqlite_where=passed,
         postgresql_where=passed,
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from evalstop_service import estimates
@@ -26,6 +26,8 @@ ROWS = (LET_RUN, STOPPED, PREVENTED, PASSED)
 
 _PERIODS = ("day", "week", "month")
 _NAMES = dict.fromkeys(_PERIODS, "begins")
+
+_Counted = TypeVar("_Counted", Count, Delay)
 
 
 @dataclass(frozen=True)
@@ -141,15 +143,19 @@ def figures(
     return [_figures(key, tally, delays[key], alpha, whole=whole) for key, tally in ordered]
 
 
-def running(tx: Transaction, project_id: UUID, wanted: Wanted, period: Grouping) -> list[Measured]:
-    """The figures of all cases up to the end of each period, in which some ended; their keys are its first day."""
-    counts = sorted(estimating.counts(tx, project_id, wanted, (period,)), key=lambda count: str(count.key[0]))
+def running(counts: Iterable[Count]) -> list[Measured]:
+    """The figures of all cases up to the end of each period, by which they were counted; the keys are its first day."""
     so_far, found = _Tally(), []
-    for key, those in groupby(counts, key=lambda count: count.key):
+    for key, those in groupby(sorted(counts, key=lambda count: count.key), key=lambda count: count.key):
         for count in those:
             so_far.add(count)
-        found.append(_figures(key, so_far, (), ALPHA, whole=wanted.detector is None))
+        found.append(_figures(key, so_far, (), ALPHA, whole=True))
     return found
+
+
+def regrouped(found: Iterable[_Counted], groups: Callable[[Key], Iterable[Key]]) -> list[_Counted]:
+    """What was counted by some key, in the groups that it belongs to by that key."""
+    return [replace(one, key=key) for one in found for key in groups(one.key)]
 
 
 def as_json(found: Estimate) -> dict[str, Any]:
@@ -214,12 +220,12 @@ def _figures(key: Key, tally: _Tally, late: Sequence[Delay], alpha: float, *, wh
     )
 
 
-def _quartiles(late: Iterable[Delay]) -> Delays | None:
-    ordered = sorted((one.steps, 1 / one.probability) for one in late)
+def _quartiles(late: Sequence[Delay]) -> Delays | None:
+    ordered = sorted((one.steps, one.cases / one.probability) for one in late)
     if not ordered:
         return None
     lower, median, upper = (estimates.quantile(ordered, share) for share in (0.25, 0.5, 0.75))
-    return Delays(len(ordered), lower, median, upper)
+    return Delays(sum(one.cases for one in late), lower, median, upper)
 
 
 def _by_key(item: tuple[Key, _Tally]) -> tuple[tuple[bool, str | int], ...]:

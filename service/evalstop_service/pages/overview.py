@@ -10,11 +10,10 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Request, Response
 
 from evalstop_service import measured
-from evalstop_service.measured import Measured
 from evalstop_service.pages import words
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.visitor import SignedIn, SiteOf, known
-from evalstop_service.store import attention, decisions, outcomes, runs
+from evalstop_service.store import attention, decisions, estimating, outcomes, runs
 from evalstop_service.store.attention import Found
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -29,9 +28,9 @@ MOST_DECISIONS = 12
 
 @dataclass(frozen=True)
 class Standing:
-    """What the page shows; two that are the same look the same."""
+    """What the page shows beside its figures, and the revision of these; two that are the same look the same."""
 
-    whole: Measured
+    cases: str
     waiting: Found
     suspects: Found
     stale: Found
@@ -48,11 +47,14 @@ class Standing:
 def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     """What it has saved, how often it was right, what waits, and the newest decisions."""
     with site.database.reading() as tx:
+        # Read first: what follows may be newer, never older.
         standing = _standing(tx, visitor.project.id)
+        (whole,) = measured.measure(tx, visitor.project.id, Wanted())
     return page(
         "overview.html",
         visitor=visitor,
         standing=standing,
+        whole=whole,
         states=words.STATES,
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
@@ -77,14 +79,15 @@ def follow_overview(
 
 
 def _standing(tx: Transaction, project_id: UUID) -> Standing:
-    (whole,) = measured.measure(tx, project_id, Wanted())
+    cases = estimating.revision(tx, project_id)
     recent = decisions.listing(tx, project_id, limit=MOST_DECISIONS)
+    said = outcomes.latest_of(tx, [(decision.run_id, decision.attempt) for decision in recent])
     return Standing(
-        whole,
+        cases,
         attention.waiting(tx, project_id, MOST_SHOWN),
         attention.suspects(tx, project_id, MOST_SHOWN),
         attention.stale(tx, project_id, MOST_SHOWN),
         attention.blind(tx, project_id, MOST_SHOWN),
-        [(decision, outcomes.latest(tx, decision.run_id, decision.attempt)) for decision in recent],
+        [(decision, said.get((decision.run_id, decision.attempt))) for decision in recent],
         bool(recent) or bool(runs.listing(tx, project_id, limit=1)),
     )

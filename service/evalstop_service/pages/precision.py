@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import unicodedata
 from collections.abc import Sequence
@@ -17,11 +16,11 @@ from fastapi.responses import JSONResponse
 from evalstop_service import measured
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.estimates import Estimate
-from evalstop_service.measured import Measured
+from evalstop_service.measured import Measured, regrouped
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.visitor import SignedIn, SiteOf, known
 from evalstop_service.store import authorities, estimating, policies
-from evalstop_service.store.estimating import Count, Delay, Grouping, Wanted
+from evalstop_service.store.estimating import Delay, Grouping, Key, Wanted
 
 router = APIRouter(route_class=PageRoute)
 
@@ -57,23 +56,26 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
     """Precision, recall and false stops, by policy and detector side by side, and what was right and wrong."""
     project_id = visitor.project.id
     with site.database.reading() as tx:
-        counts = estimating.counts(tx, project_id, asked.wanted, ("policy",))
-        late = estimating.delays(tx, project_id, asked.wanted, ("policy",))
-        by_detector = measured.measure(tx, project_id, asked.wanted, ("detector",))
+        # Read first: what follows may be newer, never older.
+        revision = estimating.revision(tx, project_id)
+        flagged = estimating.flagged(tx, project_id, asked.wanted, ("policy", "called"))
+        passed = estimating.passed(tx, project_id, asked.wanted, ("policy",))
+        late = estimating.delays(tx, project_id, asked.wanted, ("policy", "called"))
         kinds = estimating.job_kinds(tx, project_id)
         names = sorted({policy.name for policy in policies.listing(tx, project_id)})
         held = {one.policy_name: one for one in authorities.listing(tx, project_id)}
+    counts = [*flagged, *passed]
     whole = measured.total(counts, late)
     return page(
         "precision.html",
         visitor=visitor,
         asked=asked,
-        revision=_revision(counts),
+        revision=revision,
         events=asked.link("/precision/events"),
         figures=asked.link("/precision/figures.json"),
         whole=whole,
-        by_policy=measured.figures(counts, late),
-        by_detector=by_detector,
+        by_policy=measured.figures(regrouped(counts, _of_policy), regrouped(late, _of_policy)),
+        by_detector=measured.figures(regrouped(flagged, _of_detectors), regrouped(late, _of_detectors), whole=False),
         policies=names,
         kinds=kinds,
         periods=PERIODS,
@@ -89,18 +91,17 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
 def show_figures(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> JSONResponse:
     """What the charts draw."""
     with site.database.reading() as tx:
-        so_far = measured.running(tx, visitor.project.id, asked.wanted, "week")
-        weeks = measured.measure(tx, visitor.project.id, asked.wanted, ("week",))
+        counts = estimating.counts(tx, visitor.project.id, asked.wanted, ("policy", "week"))
         late = estimating.delays(tx, visitor.project.id, asked.wanted)
-        stated = measured.measure(tx, visitor.project.id, asked.wanted, ("policy",))
+    by_week = regrouped(counts, lambda key: [key[2:]])
     return JSONResponse(
         {
-            "so_far": [_point(one) for one in so_far],
-            "weeks": [_point(one) for one in weeks],
+            "so_far": [_point(one) for one in measured.running(by_week)],
+            "weeks": [_point(one) for one in measured.figures(by_week, ())],
             "delays": _bins(late),
             "calibration": [
                 {"label": f"v{one.key[1]}", "stated": one.stated_risk, **_ends(one.false_stops)}
-                for one in stated
+                for one in measured.figures(regrouped(counts, _of_policy), ())
                 if one.stated_risk is not None and one.false_stops is not None and one.false_stops.decided
             ],
         }
@@ -120,9 +121,7 @@ def follow_precision(
 
     def poll() -> str | None:
         with site.database.reading() as tx:
-            if known(tx, site, request) is None:
-                return None
-            return _revision(estimating.counts(tx, visitor.project.id, asked.wanted, ("policy",)))
+            return None if known(tx, site, request) is None else estimating.revision(tx, visitor.project.id)
 
     return site.streams.answer(last_event_id or since, poll)
 
@@ -189,8 +188,12 @@ def _cases(
     return f"/cases?{urlencode(measured.query(own))}"
 
 
-def _revision(counts: Sequence[Count]) -> str:
-    return hashlib.sha256(repr(sorted(map(repr, counts))).encode()).hexdigest()[:16]
+def _of_policy(key: Key) -> list[Key]:
+    return [key[:2]]
+
+
+def _of_detectors(key: Key) -> list[Key]:
+    return [(name,) for name in key[2]]
 
 
 def _point(one: Measured) -> dict[str, Any]:
@@ -210,7 +213,7 @@ def _bins(late: Sequence[Delay]) -> dict[str, list[float]]:
     width = max(1, math.ceil((last - first + 1) / MOST_BINS))
     weights = [0.0] * (1 + (last - first) // width)
     for one in late:
-        weights[(one.steps - first) // width] += 1 / one.probability
+        weights[(one.steps - first) // width] += one.cases / one.probability
     total = sum(weights)
     return {
         "from": [first + width * index for index in range(len(weights))],

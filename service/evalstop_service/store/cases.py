@@ -57,7 +57,8 @@ def remove(tx: Transaction, run_id: UUID, attempt: int) -> None:
 
 def find(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
     """The case of an attempt; None while it goes on."""
-    row = tx.execute(sa.select(cases).where(*_of(run_id, attempt))).mappings().one_or_none()
+    own = (cases.c[name] for name in Case.__dataclass_fields__)
+    row = tx.execute(sa.select(*own).where(*_of(run_id, attempt))).mappings().one_or_none()
     return Case(**row) if row else None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -20,8 +22,14 @@ Grouping = Literal["policy", "detector", "job_kind", "day", "week", "month"]
 are of UTC, by their first day, and a case belongs to the one in which its attempt ended."""
 
 
-Key = tuple[str | int | None, ...]
-"""Of a group: one part for each grouping, but for a policy its name and its version."""
+Split = Grouping | Literal["called"]
+"""`called`: all detectors that called for the stop as one part of the key, so that a case counts once; what is counted
+so becomes groups by `policy`, by `detector` and as a whole without being counted again."""
+
+
+Key = tuple[Any, ...]
+"""Of a group: one part for each grouping, a text or None; but for a policy its name and its version, for `called` the
+names of the detectors."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +74,12 @@ class Count:
 
 @dataclass(frozen=True)
 class Delay:
-    """By how many steps after its turn a run was flagged, rightly, and with which probability that could be seen."""
+    """By how many steps after their turns runs were flagged, rightly, and with which probability that could be seen."""
 
     key: Key
     steps: int
     probability: float
+    cases: int
 
 
 @dataclass(frozen=True)
@@ -125,11 +134,17 @@ def place(cursor: str | None) -> Place | None:
 
 
 def counts(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = ()) -> list[Count]:
-    """The cases of a project by group, by what was done and by what turned out; `by` policy, the key has two parts.
+    """The cases of a project by group, by what was done and by what turned out; without those that were never flagged
+    where cases are chosen by detector."""
+    found = flagged(tx, project_id, wanted, by)
+    if wanted.detector is not None or "detector" in by:
+        return found
+    return found + passed(tx, project_id, wanted, by)
 
-    Cases that were never flagged are counted apart, out of an index alone: there are many times as many of them.
-    """
-    keys = [column for one in by for column in _key(tx, one)]
+
+def flagged(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Split] = ()) -> list[Count]:
+    """The cases with a decision to stop, by group, by what was done and by what turned out."""
+    keys = [_key(tx, one) for one in by]
     kinds = [cases.c.treatment, _PROBABILITY, cases.c.outcome]
     columns: list[Any] = [
         *keys,
@@ -140,24 +155,41 @@ def counts(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Group
         sa.func.count().filter(cases.c.gpu_hours.is_(None)),
         sa.func.max(cases.c.stated_risk),
     ]
-    flagged = _from(tx, sa.select(*columns), project_id, wanted, by).where(_FLAGGED).group_by(*keys, *kinds)
+    query = _from(tx, sa.select(*columns), project_id, wanted, by).where(_FLAGGED).group_by(*keys, *kinds)
     named = _names(tx, project_id, by)
-    found = [Count(named(row), *row[len(keys) :]) for row in tx.execute(flagged)]
-    if wanted.detector is not None or "detector" in by:
-        return found
-    passed = _from(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, wanted, by)
-    rows = tx.execute(passed.where(~_FLAGGED).group_by(*keys, cases.c.outcome))
-    return [*found, *(Count(named(row), None, None, *row[len(keys) :]) for row in rows)]
+    return [Count(named(row), *row[len(keys) :]) for row in tx.execute(query)]
 
 
-def delays(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = ()) -> list[Delay]:
+def passed(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = ()) -> list[Count]:
+    """The cases that were never flagged, by group and by what turned out.
+
+    There are many times as many of them; by policy or as a whole they are counted out of an index alone.
+    """
+    keys = [_key(tx, one) for one in by]
+    query = _from(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, wanted, by)
+    rows = tx.execute(query.where(~_FLAGGED).group_by(*keys, cases.c.outcome))
+    named = _names(tx, project_id, by)
+    return [Count(named(row), None, None, *row[len(keys) :]) for row in rows]
+
+
+def delays(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Split] = ()) -> list[Delay]:
     """The delays of all stops that were let run and right, of which the turn is known."""
-    keys = [column for one in by for column in _key(tx, one)]
-    query = _from(tx, sa.select(*keys, cases.c.delay_steps, _PROBABILITY), project_id, wanted, by).where(
+    kinds = [*(_key(tx, one) for one in by), cases.c.delay_steps, _PROBABILITY]
+    query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, by).where(
         _FLAGGED, cases.c.treatment == "let_run", cases.c.outcome == "right", cases.c.delay_steps.is_not(None)
     )
     named = _names(tx, project_id, by)
-    return [Delay(named(row), *row[len(keys) :]) for row in tx.execute(query)]
+    return [Delay(named(row), *row[len(by) :]) for row in tx.execute(query.group_by(*kinds))]
+
+
+def revision(tx: Transaction, project_id: UUID) -> str:
+    """Differs as soon as a case of a project has come, or turned out otherwise; nothing is counted for it.
+
+    Of several of the newest, because what is committed last was not always made last.
+    """
+    query = sa.select(cases.c.revision).where(cases.c.project_id == project_id)
+    newest = tx.execute(query.order_by(cases.c.revision.desc()).limit(_NEWEST)).scalars()
+    return hashlib.sha256(b"".join(one.bytes for one in newest)).hexdigest()[:16]
 
 
 def listing(
@@ -187,6 +219,8 @@ def job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
     return list(tx.execute(query.distinct().order_by(cases.c.job_kind)).scalars())
 
 
+_NEWEST = 50
+
 _FLAGGED = cases.c.decision_id.is_not(None)
 
 # What release 0.1.0 let run it did in shadow mode, and so in any case.
@@ -197,7 +231,7 @@ _PROBABILITY = sa.case(
 
 
 def _from(
-    tx: Transaction, query: sa.Select[Any], project_id: UUID, wanted: Wanted, by: Sequence[Grouping]
+    tx: Transaction, query: sa.Select[Any], project_id: UUID, wanted: Wanted, by: Sequence[Split]
 ) -> sa.Select[Any]:
     query = query.select_from(cases)
     if "detector" in by:
@@ -223,31 +257,40 @@ def _from(
     return query.where(cases.c.project_id == project_id, *conditions)
 
 
-def _key(tx: Transaction, by: Grouping) -> list[sa.ColumnElement[Any]]:
+def _key(tx: Transaction, by: Split) -> sa.ColumnElement[Any]:
     match by:
         case "policy":
-            return [cases.c.policy_id]  # named afterwards: joined, each of many rows would be looked up
+            return cases.c.policy_id  # named afterwards: joined, each of many rows would be looked up
         case "job_kind":
-            return [cases.c.job_kind]
+            return cases.c.job_kind
         case "detector":
-            return [sa.literal_column("detector.value", sa.Text)]
+            return sa.literal_column("detector.value", sa.Text)
+        case "called":
+            return sa.cast(cases.c.detectors, sa.Text)
     # Spelled out, not bound: PostgreSQL sees that what is selected is what is grouped by only then.
     ended_at = cases.c.ended_at
     if tx.dialect.name == "postgresql":
-        first = sa.func.date_trunc(sa.literal_column(f"'{by}'"), ended_at)
-        return [sa.func.to_char(first, sa.literal_column("'YYYY-MM-DD'"))]
+        return sa.cast(sa.func.date_trunc(sa.literal_column(f"'{by}'"), ended_at), sa.Date)
     moves = {"day": [], "week": ["'weekday 0'", "'-6 days'"], "month": ["'start of month'"]}[by]
-    return [sa.func.date(ended_at, *(sa.literal_column(move) for move in moves))]
+    return sa.func.date(ended_at, *(sa.literal_column(move) for move in moves))
 
 
-def _names(tx: Transaction, project_id: UUID, by: Sequence[Grouping]) -> Callable[[Sequence[Any]], Key]:
+def _names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[Sequence[Any]], Key]:
     """What makes the key of a group from the row that begins with its parts."""
-    if "policy" not in by:
-        return lambda row: tuple(row[: len(by)])
-    query = sa.select(policies.c.id, policies.c.name, policies.c.version).where(policies.c.project_id == project_id)
-    names = {row.id: (row.name, row.version) for row in tx.execute(query)}
-    at = list(by).index("policy")
-    return lambda row: (*row[:at], *names[row[at]], *row[at + 1 : len(by)])
+    names: dict[UUID, tuple[str, int]] = {}
+    if "policy" in by:
+        query = sa.select(policies.c.id, policies.c.name, policies.c.version).where(policies.c.project_id == project_id)
+        names = {row.id: (row.name, row.version) for row in tx.execute(query)}
+
+    def parts(one: Split, part: Any) -> Key:
+        if one == "policy":
+            return names[part]
+        if one == "called":
+            called = json.loads(part) if part else None
+            return (tuple(called) if isinstance(called, list) else (),)
+        return (part.isoformat() if isinstance(part, date) else part,)
+
+    return lambda row: tuple(part for one, found in zip(by, row, strict=False) for part in parts(one, found))
 
 
 def _policies(project_id: UUID, wanted: Wanted) -> sa.Select[Any]:

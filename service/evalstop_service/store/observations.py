@@ -205,12 +205,15 @@ def outlines(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> di
     found: dict[UUID, list[Stretch]] = defaultdict(list)
     for run_id in long:
         found[run_id] = _sampled(tx, run_id, metrics[run_id], stretches)
-    short = [(run_id, metric) for run_id, metric in metrics.items() if run_id not in long]
+    short = {run_id: metric for run_id, metric in metrics.items() if run_id not in long}
+    if not short:
+        return found
+    series = _series(short)
     bucket = sa.func.ntile(stretches).over(partition_by=observations.c.run_id, order_by=observations.c.step)
     rows = (
         sa.select(observations.c.run_id, observations.c.step, observations.c.value, bucket.label("bucket"))
+        .join(series, (observations.c.run_id == series.c.run_id) & (observations.c.metric == series.c.metric))
         .where(
-            sa.tuple_(observations.c.run_id, observations.c.metric).in_(short),
             observations.c.superseded_by == LIVE,
             observations.c.value.between(-sys.float_info.max, sys.float_info.max),
         )
@@ -228,18 +231,28 @@ def outlines(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> di
 
 def _longer(tx: Transaction, metrics: Mapping[UUID, str]) -> set[UUID]:
     """The runs whose metric has more than `OUTLINED` live observations."""
-    probes = [
-        sa.select(observations.c.run_id)
-        .where(observations.c.run_id == run_id, observations.c.metric == metric, observations.c.superseded_by == LIVE)
+    if not metrics:
+        return set()
+    series = _series(metrics)
+    past = (
+        sa.select(observations.c.step)
+        .where(
+            observations.c.run_id == series.c.run_id,
+            observations.c.metric == series.c.metric,
+            observations.c.superseded_by == LIVE,
+        )
         .order_by(observations.c.step)
         .limit(1)
         .offset(OUTLINED)
-        .subquery()
-        for run_id, metric in metrics.items()
-    ]
-    if not probes:
-        return set()
-    return set(tx.execute(sa.union_all(*(sa.select(probe.c.run_id) for probe in probes))).scalars())
+        .scalar_subquery()
+    )
+    return set(tx.execute(sa.select(series.c.run_id).where(past.is_not(None))).scalars())
+
+
+def _series(metrics: Mapping[UUID, str]) -> sa.CTE:
+    """One row for each of these series: joined, each is looked up where it lies, whatever a planner thinks of many."""
+    columns = sa.column("run_id", sa.Uuid), sa.column("metric", sa.Text)
+    return sa.values(*columns, name="given").data(list(metrics.items())).cte("series")
 
 
 def _sampled(tx: Transaction, run_id: UUID, metric: str, places: int) -> list[Stretch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -71,6 +72,13 @@ def latest(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:
     """What counts of an attempt."""
     row = tx.execute(_SELECT.where(*_of(run_id, attempt)).order_by(outcomes.c.sequence.desc()).limit(1)).one_or_none()
     return Outcome(*row) if row else None
+
+
+def latest_of(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], Outcome]:
+    """What counts of each of several attempts, of which something was ever said."""
+    key = sa.tuple_(outcomes.c.run_id, outcomes.c.attempt)
+    query = sa.select(outcomes).where(key.in_(attempts)).order_by(outcomes.c.sequence)
+    return {(run_id, attempt): Outcome(*said) for run_id, attempt, *said in tx.execute(query)}
 
 
 def _of(run_id: UUID, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:

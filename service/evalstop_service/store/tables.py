@@ -8,6 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from evalstop_service.store.ids import new_id
+
 metadata = sa.MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -360,8 +362,10 @@ cases = sa.Table(
     sa.Column("gpu_hours_saved", sa.Double),  # by a stop, estimated by its pace; of one that was let run, measured
     sa.Column("gpu_hours_lost", sa.Double),  # by a stop that was wrong
     sa.Column("ended_at", UtcTime, nullable=False),
+    sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # another whenever the row is made anew
     sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
-    sa.Index(  # the few that were flagged, and all others with what is counted of them
+    sa.Index("ix_cases_project_id_revision", "project_id", "revision"),
+    sa.Index(  # the few that were flagged; and all others, in an index so small that it is read whole
         "ix_cases_flagged",
         "project_id",
         "policy_id",
@@ -374,8 +378,6 @@ cases = sa.Table(
         "project_id",
         "policy_id",
         "outcome",
-        "ended_at",
-        "job_kind",
         sqlite_where=sa.text("decision_id IS NULL"),
         postgresql_where=sa.text("decision_id IS NULL"),
     ),
