@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 from evalstop_service import measured
-from evalstop_service.store import estimating, policies, projects
+from evalstop_service.store import cases, estimating, policies, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.estimating import Grouping, Key, Wanted
 
@@ -124,3 +124,42 @@ def test_pages_of_cases(told: Scene) -> None:
 def test_nothing_of_another_project(told: Scene, database: Database) -> None:
     """Cases of one project are counted in no other."""
     assert measure(set_up(database))[()].precision.value is None
+
+
+def test_counted_once_for_all_groups(told: Scene) -> None:
+    """What is counted by the detectors that called together gives the same figures as each grouping counted by itself,
+    and a case of two detectors counts once for its policy."""
+    with told.database.reading() as tx:
+        flagged = estimating.flagged(tx, told.project_id, Wanted(), ("policy", "called"))
+        late = estimating.delays(tx, told.project_id, Wanted(), ("policy", "called"))
+        passed = estimating.passed(tx, told.project_id, Wanted(), ("policy",))
+    counts = [*flagged, *passed]
+
+    def policy(key: Key) -> list[Key]:
+        return [key[:2]]
+
+    def detectors(key: Key) -> list[Key]:
+        return [(name,) for name in key[2]]
+
+    by_policy = measured.figures(measured.regrouped(counts, policy), measured.regrouped(late, policy))
+    assert by_policy == list(measure(told, "policy").values())
+    of_flagged = measured.regrouped(flagged, detectors), measured.regrouped(late, detectors)
+    assert measured.figures(*of_flagged, whole=False) == list(measure(told, "detector").values())
+    assert measured.total(counts, late) == measure(told)[()]
+
+
+def test_the_revision_of_cases(told: Scene) -> None:
+    """It is another once a case is made anew, though all the same was found, and stays while nothing happens."""
+
+    def revision() -> str:
+        with told.database.reading() as tx:
+            return estimating.revision(tx, told.project_id)
+
+    before = revision()
+    assert revision() == before
+    with told.database.transaction() as tx:
+        oldest = min(estimating.listing(tx, told.project_id, Wanted(), limit=100), key=lambda one: one.attempt)
+        known = cases.find(tx, oldest.run_id, oldest.attempt)
+        assert known is not None
+        cases.keep(tx, known)
+    assert revision() != before
