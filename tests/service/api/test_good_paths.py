@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.service.api.conftest import Service
-from tests.service.api.speaking import BODIES, FALLING, ROUTES, World, populate, problem, said
+from tests.service.api.speaking import BODIES, FALLING, ROUTES, World, ask, populate, problem, said
 
 
 def opened(client: httpx.Client, **terms: Any) -> dict[str, Any]:
@@ -310,15 +310,17 @@ def test_nothing_there(admin: httpx.Client) -> None:
     assert "GET" in response.headers["allow"]
 
 
-@pytest.mark.parametrize("route", [route for route in ROUTES if "{" in route[1]], ids=" ".join)
+OPENING = {("POST", "/kubeflow/{name}")}
+"""Routes by which a name that nobody has is made."""
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if "{" in route[1] and route not in OPENING], ids=" ".join)
 def test_unknown_ids(admin: httpx.Client, route: tuple[str, str]) -> None:
     """An id that is no UUID is not valid; one that nobody has is not found."""
-    method, template = route
-    if template in ("/policies/{name}", "/events/schemas/{event_type}"):
-        problem(admin.get(template.format(name="nosuch", event_type="nosuch")), 404)
+    if "{name}" in route[1] or "{event_type}" in route[1]:
+        problem(ask(admin, route, World({"name": "nosuch", "event_type": "nosuch"})), 404)
         return
-    nobody = World(dict.fromkeys(("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id"), str(uuid.uuid4())))
-    problem(admin.request(method, nobody.path(template), json=BODIES.get(route)), 404)
-    nonsense = World(dict.fromkeys(nobody.ids, "nonsense"))
-    errors = problem(admin.request(method, nonsense.path(template), json=BODIES.get(route)), 422)["errors"]
+    ids = ("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id", "rehearsal_id")
+    problem(ask(admin, route, World(dict.fromkeys(ids, str(uuid.uuid4())))), 404)
+    errors = problem(ask(admin, route, World(dict.fromkeys(ids, "nonsense"))), 422)["errors"]
     assert "_id" in errors[0]["pointer"]

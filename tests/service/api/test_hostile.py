@@ -90,6 +90,10 @@ TWISTED: list[Any] = [
 ]
 
 
+FOREIGN = ("POST", "/kubeflow/{name}")
+"""Takes a document of which somebody else says what may be in it."""
+
+
 @pytest.fixture(scope="module")
 def everything(service: Service) -> tuple[httpx.Client, World]:
     """A project with one of everything, and a client that may do everything in it."""
@@ -120,13 +124,16 @@ def test_unreadable_bodies(service: Service, everything: tuple[httpx.Client, Wor
 
 @pytest.mark.parametrize("route", BODIES, ids=" ".join)
 def test_other_documents(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> None:
-    """JSON that is no object, or has a name that nobody knows, is a 422 that points at it."""
+    """JSON that is no object, or has a name that nobody knows, is a 422 that points at it.
+
+    Kubeflow's reports hold names that others may add to.
+    """
     client, path = client_for(service, everything, route), everything[1].path(route[1])
     before = stored(*everything)
     others: list[Any] = [None, 1, "x", [], [{}], True]
     for document in others:
         problem(client.request(route[0], path, content=json.dumps(document), headers=JSON), 422)
-    for name in ("nosuch", "", "a/b~c", "\ud800", "x" * 10_000, "\x00"):
+    for name in () if route == FOREIGN else ("nosuch", "", "a/b~c", "\ud800", "x" * 10_000, "\x00"):
         body = json.dumps(BODIES[route] | {name: 1})
         found = problem(client.request(route[0], path, content=body, headers=JSON), 422)
         if route[1] != "/policies" and name != "\ud800":  # a policy's own reader says what it may hold
@@ -146,7 +153,7 @@ def test_twisted_values(service: Service, everything: tuple[httpx.Client, World]
             if response.status_code >= 400:
                 problem(response)
             else:
-                assert response.status_code in (200, 201), (where, value)
+                assert response.status_code in (200, 201, 202), (where, value)
 
 
 def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
