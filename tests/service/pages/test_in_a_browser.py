@@ -212,7 +212,7 @@ def test_a_link_from_another_site_finds_the_session(
     page = window.page
     run = open_run(embedded_database, tenant, now, "linked")
     page.goto(f"{window.address}/login?token={pages.sign_in_token(SECRET, tenant.key.id)}")
-    page.wait_for_url(f"{window.address}/runs")
+    page.wait_for_url(f"{window.address}/")
     elsewhere = window.address.replace("127.0.0.1", "localhost")
     page.goto(f"{elsewhere}/livez")
     page.evaluate(f"location.href = '{window.address}/runs/{run.id}'")
