@@ -43,7 +43,7 @@ test: $(FRAMEWORKS) system-packages lint types imports pytest  ## Run every chec
 
 .PHONY: pytest
 pytest: $(FRAMEWORKS)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WORKERS=0 keeps them in one process
-	$(BIN)/pytest -n $(WORKERS) --dist loadscope $(PYTEST)
+	$(BIN)/pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(PYTEST)
 
 .PHONY: test-slurm
 test-slurm: $(READY) system-packages  ## Run the tests on a real Slurm alone; they are part of make test
