@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import POLICIES, Policy, policy_to_document
+from evalstop_detectors import Policy
 
-from evalstop_service import opening
+from evalstop_service import policies
 from evalstop_service.errors import Conflict, NotFound
-from evalstop_service.store import audit, keys, policies, projects
+from evalstop_service.store import audit, keys, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
 from evalstop_service.store.policies import StoredPolicy
@@ -24,7 +24,7 @@ def add_project(database: Database, project: Project, actor: str, now: datetime)
     with database.transaction() as tx:
         if not projects.add(tx, project):
             raise Conflict(f"there is a project called {project.name!r} already")
-        opening.resolve(tx, project, project.default_policy, now)
+        policies.resolve(tx, project, project.default_policy, now)
         audit.record(tx, project.id, actor, "project.made", f"project {project.name}", None, now)
     return project
 
@@ -36,7 +36,7 @@ def change_project(
     with database.transaction() as tx:
         before = projects.lock(tx, project_id)
         project = replace(before, **changes)
-        opening.resolve(tx, project, project.default_policy, now)
+        policies.resolve(tx, project, project.default_policy, now)
         told = {name: value for name, value in changes.items() if getattr(before, name) != value}
         if told:
             projects.change(tx, project)
@@ -70,10 +70,8 @@ def add_policy(database: Database, project_id: UUID, actor: str, policy: Policy,
     with database.transaction() as tx:
         project = projects.get(tx, project_id)
         before = policies.find(tx, project.id, policy.name)
-        if policy.name in POLICIES and before is None:
-            before = policies.add(tx, project, policy.name, policy_to_document(POLICIES[policy.name]), now)
-        stored = policies.add(tx, project, policy.name, policy_to_document(policy), now)
+        stored = policies.add(tx, project, policy, now)
         if before is None or stored.version != before.version:
-            subject = f"policy {stored.name}@{stored.version}"
-            audit.record(tx, project_id, actor, "policy.added", subject, {"id": str(stored.id)}, now)
+            told = {"id": str(stored.id)}
+            audit.record(tx, project_id, actor, "policy.added", f"policy {stored.reference}", told, now)
         return stored

@@ -9,7 +9,7 @@ import re
 import secrets
 from datetime import datetime
 
-from evalstop_service import opening
+from evalstop_service import opening, policies
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.store import audit, keys, projects
 from evalstop_service.store.database import Database, Transaction
@@ -126,7 +126,7 @@ def _check_name(noun: str, name: str) -> None:
 def _make(tx: Transaction, project: Project) -> Project:
     if not projects.add(tx, project):
         raise Conflict(f"there is a project called {project.name!r} already")
-    opening.resolve(tx, project, project.default_policy, project.created_at)
+    policies.resolve(tx, project, project.default_policy, project.created_at)
     audit.record(tx, project.id, COMMAND_LINE, "project.made", f"project {project.name}", None, project.created_at)
     return project
 

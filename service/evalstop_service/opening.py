@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from evalstop_detectors import NOTHING_SEEN, POLICIES, policy_to_document, verdict_to_document
+from evalstop_detectors import NOTHING_SEEN, verdict_to_document
 from msgspec.structs import replace
 
-from evalstop_service import cases, recognition
-from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service import cases, policies, recognition
+from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.liveness import FOUND_AGAIN, Pulse
 from evalstop_service.retention import refuse_if_pruned
-from evalstop_service.store import policies, projects, pulses, runs
+from evalstop_service.store import projects, pulses, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 from evalstop_service.watching import DEFAULT_METRICS
@@ -111,22 +110,8 @@ def heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime)
         return run
 
 
-def resolve(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
-    """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; a shipped one is stored on first use."""
-    name, _, version = reference.partition("@")
-    if version and not (version.isdecimal() and len(version) <= 9):  # what the database's integer holds
-        raise Invalid(f"policy {reference!r}: after the @ comes a version number, as in paper@1")
-    found = policies.find(tx, project.id, name, int(version) if version else None)
-    if found is None and name in POLICIES and version in ("", "1"):
-        found = policies.add(tx, project, name, policy_to_document(POLICIES[name]), now)
-    if found is None:
-        known = sorted({policy.name for policy in policies.listing(tx, project.id)} | set(POLICIES))
-        raise Invalid(f"there is no policy {reference!r} in this project; there are {', '.join(known)}")
-    return found
-
-
 def _new(tx: Transaction, project: Project, request: Request, now: datetime) -> Run:
-    policy = resolve(tx, project, request.policy or project.default_policy, now)
+    policy = policies.resolve(tx, project, request.policy or project.default_policy, now)
     by_itself = request.metrics is None and (request.recognise or bool(project.role_patterns))
     unsaid = {} if by_itself else DEFAULT_METRICS
     return Run(
@@ -174,7 +159,7 @@ def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) 
         ended_at=None,
     )
     if request.policy is not None:
-        policy = resolve(tx, project, request.policy, now)
+        policy = policies.resolve(tx, project, request.policy, now)
         changed = replace(changed, policy_id=policy.id, policy_name=policy.name, policy_version=policy.version)
     if changed == run:
         return run

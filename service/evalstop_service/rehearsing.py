@@ -18,7 +18,6 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_detectors import (
-    POLICIES,
     DetectorError,
     Policy,
     advance,
@@ -30,7 +29,7 @@ from evalstop_detectors import (
 from evalstop_service.chores import Chore, Pause
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.store import audit, observations, policies, projects, queues, rehearsals
+from evalstop_service.store import audit, observations, projects, queues, rehearsals
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.rehearsals import DONE, FAILED, WAITING, Past, Rehearsal
@@ -72,20 +71,6 @@ class Summary:
     hours_wrong: float
     hours_unsaid: int
     failed: int
-
-
-def resolve(tx: Transaction, project_id: UUID, reference: str) -> dict[str, Any]:
-    """The document of `NAME` (its latest version) or `NAME@VERSION`; nothing is stored. Raises Invalid."""
-    name, _, version = reference.partition("@")
-    if version and not (version.isascii() and version.isdigit()):
-        raise Invalid(f"policy {reference!r}: after the @ comes a version number, as in paper@1")
-    found = policies.find(tx, project_id, name, min(int(version), 2**31 - 1) if version else None)
-    if found is not None:
-        return found.document
-    if name in POLICIES and version in ("", "1") and policies.find(tx, project_id, name) is None:
-        return policy_to_document(POLICIES[name])
-    known = sorted({policy.name for policy in policies.listing(tx, project_id)} | set(POLICIES))
-    raise Invalid(f"there is no policy {reference!r} in this project; there are {', '.join(known)}")
 
 
 def ask(

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 from evalstop_detectors import POLICIES, InvalidPolicy, policy_to_document
-from evalstop_service import rehearsing, responses
+from evalstop_service import policies, rehearsing, responses
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.ingest import Points
@@ -121,7 +121,7 @@ def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datet
     with pytest.raises(Invalid, match="1 to 500"):
         asked(database, tenant, LEVEL, runs=501)
     with database.reading() as tx, pytest.raises(Invalid, match="cautious"):
-        rehearsing.resolve(tx, tenant.project.id, "gone")
+        policies.referred(tx, tenant.project.id, "gone")
     for _ in range(rehearsing.MOST_UNFINISHED):
         asked(database, tenant, LEVEL)
     with pytest.raises(Conflict, match="not done yet"):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from evalstop_detectors import POLICIES
 from fastapi import APIRouter, Path, Response
 from pydantic import Field
 
-from evalstop_service import authority
+from evalstop_service import authority, policies
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Now, Read
 from evalstop_service.api.schemas import Answer, Body, Time
 from evalstop_service.errors import NotFound
-from evalstop_service.store import audit, authorities, policies
+from evalstop_service.store import audit, authorities
 from evalstop_service.store.database import Transaction
 
 router = APIRouter(prefix="/policies/{name}/authority", tags=["policies"], route_class=JsonRoute)
@@ -77,7 +76,7 @@ def remove_authority(name: PolicyName, caller: Admin, database: Db, now: Now) ->
 
 
 def _version(tx: Transaction, caller: Admin, name: str) -> int:
-    stored = policies.find(tx, caller.project_id, name)
-    if stored is None and name not in POLICIES:
+    policy = policies.find(tx, caller.project_id, name)
+    if policy is None:
         raise NotFound(f"there is no policy {name!r} in this project")
-    return stored.version if stored else 1
+    return policy.version

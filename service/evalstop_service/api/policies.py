@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
+from evalstop_detectors import policy_from_document
 from fastapi import APIRouter, Body
 from pydantic import Field
 
-from evalstop_service import administration
+from evalstop_service import administration, policies
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Now, Read
 from evalstop_service.api.examples import POLICY_DOCUMENT
 from evalstop_service.api.schemas import Answer, Time
 from evalstop_service.errors import NotFound
-from evalstop_service.store import policies
-from evalstop_service.store.policies import StoredPolicy
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
 
@@ -41,16 +39,16 @@ class PolicyList(Answer):
 def list_policies(caller: Read, database: Db) -> PolicyList:
     """The project's policies and the shipped ones, all versions."""
     with database.reading() as tx:
-        stored = policies.listing(tx, caller.project_id)
-    return PolicyList(items=_with_shipped(stored))
+        found = policies.listing(tx, caller.project_id)
+    return PolicyList(items=[PolicyOut.model_validate(policy) for policy in found])
 
 
 @router.get("/{name}")
 def get_policy(name: str, caller: Read, database: Db) -> PolicyList:
     """All versions of one policy, the newest first."""
     with database.reading() as tx:
-        stored = policies.listing(tx, caller.project_id)
-    items = [item for item in _with_shipped(stored) if item.name == name]
+        found = policies.listing(tx, caller.project_id)
+    items = [PolicyOut.model_validate(policy) for policy in found if policy.name == name]
     if not items:
         raise NotFound(f"there is no policy {name!r} in this project")
     return PolicyList(items=items)
@@ -64,13 +62,3 @@ def add_policy(
     policy = policy_from_document(document)
     stored = administration.add_policy(database, caller.project_id, caller.actor, policy, now)
     return PolicyOut.model_validate(stored)
-
-
-def _with_shipped(stored: list[StoredPolicy]) -> list[PolicyOut]:
-    names = {policy.name for policy in stored}
-    shipped = [
-        PolicyOut(id=None, name=name, version=1, document=policy_to_document(policy), created_at=None)
-        for name, policy in POLICIES.items()
-        if name not in names
-    ]
-    return sorted([*map(PolicyOut.model_validate, stored), *shipped], key=lambda item: item.name)

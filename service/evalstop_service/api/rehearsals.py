@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service import rehearsing
+from evalstop_service import policies, rehearsing
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Now, Operate, Read
 from evalstop_service.api.examples import POLICY_DOCUMENT
@@ -112,7 +112,7 @@ def ask_for_rehearsal(body: RehearsalIn, caller: Operate, database: Db, now: Now
     document = body.policy
     if isinstance(document, str):
         with database.reading() as tx:
-            document = rehearsing.resolve(tx, caller.project_id, document)
+            document = policies.referred(tx, caller.project_id, document).document
     actor = f"key {caller.key.name}"
     return _out(rehearsing.ask(database, caller.project_id, document, body.runs, actor, now))
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 
-from evalstop_detectors import POLICIES, policy_to_document
 from fastapi import APIRouter, Query, Response
 
+from evalstop_service import policies
 from evalstop_service.errors import NotFound
 from evalstop_service.pages import differences
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.visitor import SignedIn, SiteOf
+from evalstop_service.policies import Version
 from evalstop_service.rehearsing import MOST_RUNS
-from evalstop_service.store import policies, rehearsals
-from evalstop_service.store.database import Transaction
-from evalstop_service.store.projects import Project
+from evalstop_service.store import rehearsals
 
 router = APIRouter(prefix="/policies", route_class=PageRoute)
 
@@ -36,25 +32,11 @@ SETTINGS = {
 """What a policy says beside its members, in words."""
 
 
-@dataclass(frozen=True)
-class Version:
-    """One version of a policy; `created_at` is None for a shipped one that no run uses yet."""
-
-    name: str
-    version: int
-    document: dict[str, Any]
-    created_at: datetime | None
-
-    @property
-    def reference(self) -> str:
-        return f"{self.name}@{self.version}"
-
-
 @router.get("")
 def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     """Each policy by its newest version, and the rehearsals of late."""
     with site.database.reading() as tx:
-        versions = _versions(tx, visitor.project)
+        versions = policies.listing(tx, visitor.project.id)
         recent = rehearsals.listing(tx, visitor.project.id, limit=MOST_REHEARSALS)
     newest: dict[str, Version] = {}
     for version in versions:
@@ -78,7 +60,7 @@ def show_policy(
 ) -> Response:
     """One version of a policy, beside another one if it is to be compared."""
     with site.database.reading() as tx:
-        versions = _versions(tx, visitor.project)
+        versions = policies.listing(tx, visitor.project.id)
     own = [one for one in versions if one.name == name]
     shown = next((one for one in own if version in (None, one.version)), None)
     if shown is None:
@@ -99,13 +81,3 @@ def show_policy(
         lines=differences.lines(other.document, shown.document) if other else [],
         most_runs=MOST_RUNS,
     )
-
-
-def _versions(tx: Transaction, project: Project) -> Sequence[Version]:
-    """All versions by name, the newest first; the shipped policies among them."""
-    stored = [Version(one.name, one.version, one.document, one.created_at) for one in policies.listing(tx, project.id)]
-    names = {one.name for one in stored}
-    shipped = [
-        Version(name, 1, policy_to_document(policy), None) for name, policy in POLICIES.items() if name not in names
-    ]
-    return sorted([*stored, *shipped], key=lambda one: (one.name, -one.version))

@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Form, Header, Request, Response
 from fastapi.responses import RedirectResponse
 
-from evalstop_service import rehearsing
+from evalstop_service import policies, rehearsing
 from evalstop_service.errors import NotFound
 from evalstop_service.pages import words
 from evalstop_service.pages.answers import PageRoute, page
@@ -29,7 +29,7 @@ def ask(
 ) -> Response:
     """Have a policy tried on the newest runs that have ended."""
     with site.database.reading() as tx:
-        document = rehearsing.resolve(tx, visitor.project.id, policy)
+        document = policies.referred(tx, visitor.project.id, policy).document
     asked = rehearsing.ask(site.database, visitor.project.id, document, runs, visitor.actor, site.clock())
     return RedirectResponse(f"/policies/rehearsals/{asked.id}", 303)
 

@@ -27,6 +27,11 @@ class StoredPolicy:
     document: dict[str, Any]
     created_at: datetime
 
+    @property
+    def reference(self) -> str:
+        """What it is asked for by."""
+        return f"{self.name}@{self.version}"
+
 
 def add(tx: Transaction, project: Project, name: str, document: dict[str, Any], now: datetime) -> StoredPolicy:
     """Store a document as the next version of its name; the latest version itself if it says the same."""
