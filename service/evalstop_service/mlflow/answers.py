@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -37,21 +37,20 @@ def experiment_document(experiment: Experiment | None) -> dict[str, Any]:
     return document
 
 
-def run_documents(tx: Transaction, found: Sequence[Run], now: datetime) -> list[dict[str, Any]]:
+def run_documents(tx: Transaction, found: Sequence[Run], now: datetime) -> Iterator[dict[str, Any]]:
     """Runs with the newest value of each metric, and what is to be told to their trainers as tags."""
     on_record = decisions.of_runs(tx, [run.id for run in found])
-    documents = []
     for run in found:
         decision = on_record.get(run.id)
         should_stop = decision is not None and decision.attempt == run.attempt and decision.stops(now)
         tags = [*labels.tags_of(run.labels), *_told(run, should_stop)]
+        updated = milliseconds(run.updated_at)
         metrics = [
-            {"key": item.metric, "value": written(item.value), "step": item.step, "timestamp": _updated(run)}
+            {"key": item.metric, "value": written(item.value), "step": item.step, "timestamp": updated}
             for item in observations.latest(tx, run.id)
         ]
         data = {"metrics": metrics, "params": _pairs(labels.params_of(run.labels)), "tags": _pairs(tags)}
-        documents.append({"info": run_info(tx, run), "data": data, "inputs": {}, "outputs": {}})
-    return documents
+        yield {"info": run_info(tx, run), "data": data, "inputs": {}, "outputs": {}}
 
 
 def run_info(tx: Transaction, run: Run) -> dict[str, Any]:
@@ -105,7 +104,3 @@ def _told(run: Run, should_stop: bool) -> list[Item]:
 
 def _pairs(items: Iterable[Item]) -> list[dict[str, str]]:
     return [item._asdict() for item in items]
-
-
-def _updated(run: Run) -> int:
-    return milliseconds(run.updated_at)

@@ -6,6 +6,7 @@ training loop. So 503 is what passes, and everything else is what no second try 
 
 from __future__ import annotations
 
+import sqlalchemy as sa
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from evalstop_service.api import problems
 from evalstop_service.api.problems import Problem
+from evalstop_service.errors import ServiceError
 
 MOST_SAID = 3
 
@@ -51,9 +53,17 @@ def exists(message: str) -> Failure:
     return Failure(400, "RESOURCE_ALREADY_EXISTS", message)
 
 
+_EXPECTED = (
+    *(Failure, Problem, ServiceError, HTTPException, RequestValidationError),
+    *(sa.exc.OperationalError, sa.exc.TimeoutError),
+)
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of the app as MLflow would."""
-    for error_type in (Failure, HTTPException, RequestValidationError, Exception):
+    # By name, and not as an Exception: that is for bugs, which are raised again once they are answered, so that the
+    # server logs them and closes the connection.
+    for error_type in (*_EXPECTED, Exception):
         app.add_exception_handler(error_type, _handle)
 
 

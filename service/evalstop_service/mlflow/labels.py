@@ -2,7 +2,7 @@
 
 A tag is the label of its name, so that `gpus`, `slurm_job_id` or `evalstop.preset` may be set as tags; a param is the
 label `params.NAME`. What begins with `evalstop.` is the service's to say, and what a client sets there is passed over,
-except for `evalstop.preset`.
+except for `evalstop.preset`; so are tags that would be taken for a param, or for what the service keeps of a run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ EXPERIMENT = "mlflow.experiment"
 RUN_NAME = "mlflow.runName"
 USER = "mlflow.user"
 LIFECYCLE = "mlflow.lifecycleStage"
+TWIN = "mlflow.tee_run_id"
+"""Which run at the MLflow server behind this one is the twin of the run."""
 PRESET = "evalstop.preset"
 OWN = "evalstop."
 PARAM = "params."
@@ -39,10 +41,7 @@ class Labelled(NamedTuple):
 
 def labelled(labels: Mapping[str, str], params: Iterable[Item] = (), tags: Iterable[Item] = ()) -> Labelled:
     """The labels with these params and tags. A param keeps its first value, a tag takes its last."""
-    new: dict[str, str] = {}
-    for key, value in tags:
-        if key == PRESET or not key.startswith(OWN):
-            new[clean(key)] = clean(value)[:LONGEST_VALUE]
+    new = {name: clean(value)[:LONGEST_VALUE] for key, value in tags if is_for_clients(name := clean(key))}
     for key, value in params:
         name = PARAM + clean(key)
         new[name] = labels.get(name, new.get(name, clean(value)[:LONGEST_VALUE]))
@@ -53,6 +52,13 @@ def labelled(labels: Mapping[str, str], params: Iterable[Item] = (), tags: Itera
         else:
             left_out += 1
     return Labelled(found, left_out)
+
+
+def is_for_clients(name: str) -> bool:
+    """Whether a client may set, and delete, the tag of this name."""
+    if name in ("", EXPERIMENT, LIFECYCLE, TWIN) or name.startswith(PARAM):
+        return False
+    return name == PRESET or not name.startswith(OWN)
 
 
 def params_of(labels: Mapping[str, str]) -> list[Item]:

@@ -34,8 +34,8 @@ class Clause(NamedTuple):
 def clauses(text: str) -> list[Clause]:
     """The clauses of a filter. Raises Failure for what is not understood."""
     found: list[Clause] = []
-    at = 0
-    while text[at:].strip():
+    text, at = text.strip(), 0
+    while at < len(text):
         if found:
             joined = _AND.match(text, at)
             if joined is None:

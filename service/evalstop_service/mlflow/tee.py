@@ -11,28 +11,31 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import httpx2
+import sqlalchemy as sa
+
 from evalstop_service import opening
 from evalstop_service.clock import Clock
+from evalstop_service.errors import ServiceError
 from evalstop_service.mlflow import labels
+from evalstop_service.mlflow.labels import TWIN
+from evalstop_service.mlflow.words import milliseconds
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database
+from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 
-TWIN = "mlflow.tee_run_id"
-
 MOST_WAITING = 10_000
+MOST_WAITING_BYTES = 64 << 20
 MOST_TWINS = 10_000
 TIMEOUT_SECONDS = 10.0
 LAST_SECONDS = 5.0
@@ -40,6 +43,11 @@ LAST_SECONDS = 5.0
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
 _PASSING = (408, 429, 500, 502, 503, 504)
+_TRIES_OF_500 = 4
+"""MLflow answers so when its database is away, and also to a single request that it cannot store, however often."""
+
+_OF = "evalstop.run_id"
+"""The tag of a twin that names its run here."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Said:
     project_id: UUID
     run_id: UUID
     verb: str | None
-    body: dict[str, Any]
+    body: bytes
 
 
 class _Refused(Exception):
@@ -58,6 +66,10 @@ class _Refused(Exception):
 
 class _Away(Exception):
     """The other server did not answer, or not yet."""
+
+
+class _Failed(_Away):
+    """The other server answered that it failed."""
 
 
 class Tee:
@@ -71,126 +83,169 @@ class Tee:
         clock: Clock,
         telemetry: Telemetry,
         most_waiting: int = MOST_WAITING,
+        most_waiting_bytes: int = MOST_WAITING_BYTES,
+        first_pause_seconds: float = _FIRST_PAUSE_SECONDS,
     ) -> None:
-        self._url, self._token = url.rstrip("/"), token
+        self._url = url.rstrip("/")
+        said = {} if token is None else {"Authorization": f"Bearer {token}"}
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
+        self._server = httpx2.Client(
+            base_url=f"{self._url}/api/2.0/mlflow/",
+            headers={"Content-Type": "application/json"} | said,
+            timeout=TIMEOUT_SECONDS,
+            follow_redirects=False,  # the token is for this server alone
+        )
         self._database, self._clock = database, clock
         self._count: Callable[[str], Any] = lambda result: telemetry.mlflow_tee.labels(result).inc()
-        self._queue: queue.Queue[Said] = queue.Queue(most_waiting)
-        self._twins: dict[UUID, str] = {}
-        self._closing, self._over = threading.Event(), threading.Event()
+        self._most_waiting, self._most_waiting_bytes = most_waiting, most_waiting_bytes
+        self._first_pause_seconds = first_pause_seconds
+        self._changed = threading.Condition()
+        self._waiting: deque[Said] = deque()
+        self._waiting_bytes = 0
+        self._closing = False
+        self._twins: dict[tuple[UUID, UUID], str] = {}
         self._thread = threading.Thread(target=self._pass_on, name="mlflow-tee", daemon=True)
         self._thread.start()
 
     def offer(self, said: Said) -> None:
         """Pass this on when its turn comes; returns at once."""
-        try:
-            self._queue.put_nowait(said)
-        except queue.Full:
-            self._count("dropped")
+        with self._changed:
+            if len(self._waiting) < self._most_waiting and (
+                self._waiting_bytes + len(said.body) <= self._most_waiting_bytes
+            ):
+                self._waiting.append(said)
+                self._waiting_bytes += len(said.body)
+                self._changed.notify()
+                return
+        self._count("dropped")
 
     def close(self) -> None:
         """End; what cannot be passed on within a moment is dropped."""
-        self._closing.set()
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
         self._thread.join(LAST_SECONDS)
-        self._over.set()
-        while True:
-            try:
-                self._queue.get_nowait()
-            except queue.Empty:
-                return
+        with self._changed:
+            dropped = len(self._waiting)
+            self._waiting.clear()
+        for _ in range(dropped):
             self._count("dropped")
 
     def _pass_on(self) -> None:
-        while not self._over.is_set():
-            try:
-                said = self._queue.get(timeout=0.2)
-            except queue.Empty:
-                if self._closing.is_set():
-                    return
-                continue
+        while (said := self._next()) is not None:
             try:
                 self._count(self._sent(said))
             except Exception:
                 _log.exception("cannot pass on to MLflow what was said of run %s", said.run_id)
                 self._count("refused")
+        self._server.close()
+
+    def _next(self) -> Said | None:
+        """What has waited longest; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            if not self._waiting:
+                return None
+            said = self._waiting.popleft()
+            self._waiting_bytes -= len(said.body)
+            return said
 
     def _sent(self, said: Said) -> str:
-        pause_seconds = _FIRST_PAUSE_SECONDS
+        pause_seconds, failed = self._first_pause_seconds, 0
         while True:
             try:
-                twin = self._twin(said)
+                twin = self._twin(said.project_id, said.run_id)
                 if said.verb is not None:
-                    self._call("POST", said.verb, said.body | {"run_id": twin, "run_uuid": twin})
+                    self._call("POST", said.verb, json.loads(said.body) | {"run_id": twin, "run_uuid": twin})
             except _Refused as error:
                 _log.warning("MLflow at %s refused %s of run %s: %s", self._url, said.verb, said.run_id, error)
                 return "refused"
             except _Away as error:
+                failed += isinstance(error, _Failed)
+                if failed == _TRIES_OF_500:
+                    _log.warning("MLflow at %s fails at %s of run %s: %s", self._url, said.verb, said.run_id, error)
+                    return "refused"
                 _log.warning("MLflow at %s is away (%s); tried again in %.1f s", self._url, error, pause_seconds)
-                if self._over.wait(pause_seconds) or self._closing.is_set():
-                    return "dropped"
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._closing, pause_seconds):
+                        return "dropped"
                 pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
             else:
                 return "sent"
 
-    def _twin(self, said: Said) -> str:
+    def _twin(self, project_id: UUID, run_id: UUID) -> str:
         """The id that the run has at the other server, where it is made if it is not there yet."""
-        if said.run_id in self._twins:
-            return self._twins[said.run_id]
-        with self._database.reading() as tx:
-            run = runs.find(tx, said.project_id, said.run_id)
-        if run is None:
-            raise _Refused("the run is no longer on record here")
-        twin = run.labels.get(TWIN)
-        if twin is None:
-            tags = [item._asdict() for item in labels.tags_of(run.labels)]
-            made = self._call(
-                "POST",
-                "runs/create",
-                {
-                    "experiment_id": self._experiment(run.labels.get(labels.EXPERIMENT)),
-                    "user_id": run.labels.get(labels.USER, ""),
-                    "run_name": run.labels.get(labels.RUN_NAME, run.name),
-                    "start_time": int(run.created_at.timestamp() * 1000),
-                    "tags": [*tags, {"key": "evalstop.run_id", "value": str(run.id)}],
-                },
-            )
-            own = {TWIN: str(made["run"]["info"]["run_id"])}
-            # Of two processes that made one each, the first to write it down wins.
-            told = opening.relabel(self._database, run.project_id, run.id, lambda known: own | known, self._clock())
-            twin = told.labels[TWIN]
+        known = self._twins.get((project_id, run_id))
+        if known is not None:
+            return known
+        try:
+            with self._database.reading() as tx:
+                run = runs.find(tx, project_id, run_id)
+            if run is None:
+                raise _Refused("the run is no longer on record here")
+            twin = run.labels.get(TWIN)
+            if twin is None:
+                twin = self._made(run)
+            elif not self._is_of(twin, run):
+                raise _Refused(f"the label {TWIN} of the run names a run there that is not its own")
+        except ServiceError as error:
+            raise _Refused(str(error)) from error
+        except (sa.exc.OperationalError, sa.exc.TimeoutError) as error:
+            raise _Away(f"and so is the own database: {error}") from error
         if len(self._twins) >= MOST_TWINS:
             self._twins.clear()
-        self._twins[said.run_id] = twin
+        self._twins[project_id, run_id] = twin
         return twin
+
+    def _made(self, run: Run) -> str:
+        """A new twin of a run, or that which another process wrote down meanwhile."""
+        tags = [item._asdict() for item in labels.tags_of(run.labels)]
+        made = self._call(
+            "POST",
+            "runs/create",
+            {
+                "experiment_id": self._experiment(run.labels.get(labels.EXPERIMENT)),
+                "user_id": run.labels.get(labels.USER, ""),
+                "run_name": run.labels.get(labels.RUN_NAME, run.name),
+                "start_time": milliseconds(run.created_at),
+                "tags": [*tags, {"key": _OF, "value": str(run.id)}],
+            },
+        )
+        own = {TWIN: str(made["run"]["info"]["run_id"])}
+        told = opening.relabel(self._database, run.project_id, run.id, lambda known: own | known, self._clock())
+        return told.labels[TWIN]
+
+    def _is_of(self, twin: str, run: Run) -> bool:
+        """Whether a run there was made for this one: labels can be set by whoever may open a run, of any project."""
+        found = self._call("GET", "runs/get", {"run_id": twin})
+        return {"key": _OF, "value": str(run.id)} in found["run"]["data"]["tags"]
 
     def _experiment(self, name: str | None) -> str:
         if name is None:
             return "0"
-        try:
-            asked = urllib.parse.urlencode({"experiment_name": name})
-            found = self._call("GET", f"experiments/get-by-name?{asked}", None)
-            return str(found["experiment"]["experiment_id"])
-        except _Refused:  # it is not there
+        try:  # to make it first, as another process may be at it, too
             return str(self._call("POST", "experiments/create", {"name": name})["experiment_id"])
+        except _Refused:  # it is there
+            found = self._call("GET", "experiments/get-by-name", {"experiment_name": name})
+            return str(found["experiment"]["experiment_id"])
 
-    def _call(self, method: str, verb: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        request = urllib.request.Request(  # noqa: S310 - the operator names the server, and settings admit http alone
-            f"{self._url}/api/2.0/mlflow/{verb}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers=headers,
-            method=method,
-        )
+    def _call(self, method: str, verb: str, said: dict[str, Any]) -> dict[str, Any]:
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
-                document: dict[str, Any] = json.loads(answer.read() or b"{}")
-                return document
-        except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace")
-            raise (_Away if error.code in _PASSING else _Refused)(f"{error.code} {said}") from error
+            if method == "GET":
+                answer = self._server.get(verb, params=said)
+            else:
+                answer = self._server.post(verb, content=json.dumps(said))
+        except httpx2.TransportError as error:
+            raise _Away(f"{type(error).__name__}: {error}") from error
+        told = f"{answer.status_code} {answer.text[:300]!r}"
+        if answer.status_code in _PASSING:
+            raise (_Failed if answer.status_code == 500 else _Away)(told)
+        if answer.is_redirect:
+            raise _Refused(f"{answer.status_code}, it sends elsewhere: {answer.headers.get('Location', '')!r:.300}")
+        if not answer.is_success:
+            raise _Refused(told)
+        try:
+            document: dict[str, Any] = answer.json()
         except ValueError as error:
             raise _Refused(f"it did not answer with JSON: {error}") from error
-        except OSError as error:
-            raise _Away(str(error)) from error
+        return document

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated, Any
 from uuid import UUID
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 
 from evalstop_service import opening, responses
 from evalstop_service.api.context import Commit, Context, Db, Now
+from evalstop_service.api.schemas import Name
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import Arrival, Points, Saved
 from evalstop_service.mlflow import answers, experimenting, failures, labels, searching
@@ -85,31 +88,44 @@ class Log:
             return found
 
         opening.relabel(self.database, self.project_id, run_id, relabelled, self.now)
-        if left_out:
-            self._telemetry.mlflow_left_out.labels("label").inc(left_out)
+        self._leave_out("label", left_out)
+        self.checkpoints(run_id, tags)
+
+    def checkpoints(self, run_id: UUID, tags: list[Item]) -> None:
+        """Take in where checkpoints are, as far as tags tell."""
         for key, value in tags:
-            step = key.removeprefix(CHECKPOINT)
-            if step != key and step.isdecimal() and len(step) <= 15 and value:
-                self._saved(run_id, int(step), labels.clean(value)[: labels.LONGEST_VALUE])
+            step, place = key.removeprefix(CHECKPOINT), labels.clean(value)
+            if step == key or not step.isdecimal() or len(step) > 15 or not place:
+                continue
+            if len(place) > labels.LONGEST_VALUE:  # cut, it would be the place of something else
+                self._leave_out("checkpoint")
+            else:
+                self._saved(run_id, int(step), place)
 
     def metrics(self, run_id: UUID, metrics: list[MetricIn]) -> None:
         """Store what was measured. What contradicts the record is passed over: the first value stands."""
         points = [point for metric in metrics if (point := metric.point()) is not None]
-        if len(points) < len(metrics):
-            self._telemetry.mlflow_left_out.labels("step").inc(len(metrics) - len(points))
+        self._leave_out("step", len(metrics) - len(points))
         if points:
             self._committer.take(Arrival(self.project_id, run_id, Points(tuple(points))))
+        else:
+            with self.database.reading() as tx:
+                found(tx, self.project_id, run_id)
 
     def pass_on(self, run_id: UUID, verb: str | None, body: dict[str, Any]) -> None:
         """Have it sent to the MLflow server behind this one, if there is one."""
         if self._tee is not None:
-            self._tee.offer(Said(self.project_id, run_id, verb, body))
+            self._tee.offer(Said(self.project_id, run_id, verb, msgspec.json.encode(body)))
 
     def _saved(self, run_id: UUID, step: int, uri: str) -> None:
         try:
             self._committer.take(Arrival(self.project_id, run_id, Saved(step, uri)))
         except Conflict:  # the place that was told first stands, as with everything that is logged
-            self._telemetry.mlflow_left_out.labels("checkpoint").inc()
+            self._leave_out("checkpoint")
+
+    def _leave_out(self, what: str, count: int = 1) -> None:
+        if count:
+            self._telemetry.mlflow_left_out.labels(what).inc(count)
 
 
 Logging = Annotated[Log, Depends(Log)]
@@ -129,9 +145,10 @@ def create_run(body: CreateRun, log: Logging) -> dict[str, Any]:
     full_name = name if experiment is None else f"{experiment.name}/{name}"
     request = opening.Request(full_name, recognise=True, labels=found | prefix)
     run = opening.new_run(log.database, log.project_id, request, log.now)
+    log.checkpoints(run.id, tags)
     log.pass_on(run.id, None, {})
     with log.database.reading() as tx:
-        return {"run": answers.run_documents(tx, [run], log.now)[0]}
+        return {"run": next(answers.run_documents(tx, [run], log.now))}
 
 
 @router.get("/runs/get")
@@ -141,20 +158,20 @@ def get_run(
     """A run with its newest values; its tags tell whether it should stop."""
     with database.reading() as tx:
         run = found(tx, caller.project_id, run_id_of(run_id or run_uuid))
-        return {"run": answers.run_documents(tx, [run], now)[0]}
+        return {"run": next(answers.run_documents(tx, [run], now))}
 
 
 @router.post("/runs/update")
 def update_run(body: UpdateRun, log: Logging) -> dict[str, Any]:
     """Take note that a run has ended or goes on, or is called otherwise."""
     run_id = log.run_id(body)
+    with log.database.reading() as tx:
+        name = found(tx, log.project_id, run_id).name
     match body.status:
         case "FINISHED" | "FAILED" | "KILLED":
             ended = "completed" if body.status == "FINISHED" else "failed"
             responses.finish(log.database, log.project_id, run_id, ended, log.now)
         case "RUNNING":
-            with log.database.reading() as tx:
-                name = found(tx, log.project_id, run_id).name
             opening.open_run(log.database, log.project_id, opening.Request(name), log.now)
         case None | "SCHEDULED" | "UNFINISHED":
             pass
@@ -162,7 +179,7 @@ def update_run(body: UpdateRun, log: Logging) -> dict[str, Any]:
             raise invalid(f"status {body.status!r:.100}: one of RUNNING, SCHEDULED, FINISHED, FAILED, KILLED")
     if body.run_name:
         log.items(run_id, [], [Item(labels.RUN_NAME, body.run_name)])
-    log.pass_on(run_id, "runs/update", body.model_dump(exclude_none=True))
+    log.pass_on(run_id, "runs/update", _as_sent(body))
     with log.database.reading() as tx:
         return {"run_info": answers.run_info(tx, found(tx, log.project_id, run_id))}
 
@@ -195,7 +212,7 @@ def log_batch(body: LogBatch, log: Logging) -> dict[str, Any]:
     count = len(body.metrics) + len(body.params) + len(body.tags)
     if count > MOST_TOGETHER:
         raise invalid(f"{count} metrics, params and tags; a batch may hold {MOST_TOGETHER} in all")
-    if body.params or body.tags or not body.metrics:
+    if body.params or body.tags:
         log.items(run_id, _items(body.params), _items(body.tags))
     log.metrics(run_id, body.metrics)
     log.pass_on(run_id, "runs/log-batch", _as_sent(body))
@@ -224,7 +241,7 @@ def set_tag(body: LogItem, log: Logging) -> dict[str, Any]:
 def delete_tag(body: DeleteTag, log: Logging) -> dict[str, Any]:
     """Remove a tag."""
     run_id = log.run_id(body)
-    if body.key.startswith(labels.PARAM) or body.key == labels.EXPERIMENT:
+    if not labels.is_for_clients(body.key):
         raise invalid(f"{body.key!r} is no tag that could be deleted")
     opening.relabel(
         log.database,
@@ -239,7 +256,7 @@ def delete_tag(body: DeleteTag, log: Logging) -> dict[str, Any]:
 
 @router.post("/runs/search")
 def search_runs(body: SearchRuns, caller: Reading, database: Db, now: Now) -> dict[str, Any]:
-    """Runs, newest first. An answer may be short of its `max_results`; its token goes on behind what was looked at."""
+    """Runs, newest first, as many as are wanted of those that are looked through; the token goes on behind them."""
     searching.newest_first(body.order_by)
     fits = searching.selects(searching.clauses(body.filter))
     before = None if body.page_token is None else run_id_of(body.page_token)
@@ -248,25 +265,26 @@ def search_runs(body: SearchRuns, caller: Reading, database: Db, now: Now) -> di
             experiment.name if (experiment := experimenting.found(tx, caller.project_id, one)) else None
             for one in body.experiment_ids
         }
-        most = min(body.max_results, LOOKED_THROUGH)
-        looked_at = runs.listing(tx, caller.project_id, Wanted(before=before), most)
+        looked_at = runs.listing(tx, caller.project_id, Wanted(before=before), LOOKED_THROUGH)
         near = [
             run
             for run in looked_at
             if (not names or run.labels.get(labels.EXPERIMENT) in names)
             and _is_shown(run.labels.get(labels.LIFECYCLE, "active"), body.run_view_type)
         ]
-        answer: dict[str, Any] = {"runs": [run for run in answers.run_documents(tx, near, now) if fits(run)]}
-    if len(looked_at) == most:
-        answer["next_page_token"] = looked_at[-1].id.hex
-    return answer
+        chosen = list(islice(filter(fits, answers.run_documents(tx, near, now)), body.max_results))
+    if len(chosen) == body.max_results:
+        return {"runs": chosen, "next_page_token": chosen[-1]["info"]["run_id"]}
+    if len(looked_at) == LOOKED_THROUGH:
+        return {"runs": chosen, "next_page_token": looked_at[-1].id.hex}
+    return {"runs": chosen}
 
 
 @router.get("/metrics/get-history")
 def get_history(
     caller: Reading,
     database: Db,
-    metric_key: str,
+    metric_key: Annotated[Name, Query()],
     run_id: str | None = None,
     run_uuid: str | None = None,
     max_results: Annotated[int | None, Query(ge=1)] = None,
@@ -336,7 +354,7 @@ def run_id_of(text: str | None) -> UUID:
 
 def _staged(body: RunWord, log: Log, stage: str, verb: str) -> dict[str, Any]:
     run_id = log.run_id(body)
-    log.items(run_id, [], [Item(labels.LIFECYCLE, stage)])
+    opening.relabel(log.database, log.project_id, run_id, lambda known: known | {labels.LIFECYCLE: stage}, log.now)
     log.pass_on(run_id, verb, {})
     return {}
 

@@ -45,6 +45,7 @@ def _named(name: str) -> str:
 Whole = Annotated[int, BeforeValidator(_whole)]
 Key = Annotated[str, Field(min_length=1, max_length=250)]
 Text = Annotated[str, Field(max_length=100_000)]
+Filter = Annotated[str, Field(max_length=10_000)]
 
 
 class Word(BaseModel):
@@ -118,7 +119,7 @@ class CreateRun(Word):
     user_id: Text | None = None
     run_name: Text | None = None
     start_time: Whole | None = None
-    tags: Annotated[list[ItemIn], Field(max_length=MOST_TAGS)] = []
+    tags: Annotated[list[ItemIn], Field(max_length=MOST_TOGETHER)] = []  # MLflow's own takes any number here
 
 
 class UpdateRun(RunWord):
@@ -133,7 +134,7 @@ class SearchRuns(Word):
     """runs/search."""
 
     experiment_ids: Annotated[list[str], Field(max_length=1000)] = []
-    filter: Text = ""
+    filter: Filter = ""
     run_view_type: str = "ACTIVE_ONLY"
     max_results: Annotated[Whole, Field(ge=1, le=50_000)] = 1000
     order_by: list[str] = []
@@ -149,7 +150,7 @@ class CreateExperiment(Word):
 class SearchExperiments(Word):
     """experiments/search."""
 
-    filter: Text = ""
+    filter: Filter = ""
     max_results: Annotated[Whole, Field(ge=1, le=50_000)] = 1000
     order_by: list[str] = []
     page_token: str | None = None

@@ -1,4 +1,4 @@
-"""A fake MLflow server: knows experiments and runs, remembers what it was told, and can be away."""
+"""A fake MLflow server: knows experiments and runs, remembers what it was told, can be away, and can move."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class FakeMlflow:
-    """What it was told, in order: verb and body. While `away` is set it answers 503."""
+    """What it was told, in order: verb and body. While `away` is set it answers 503.
+
+    A tag `unwanted` is refused, a tag `deadly` fails each time. `moved`: where requests are redirected to.
+    """
 
     def __init__(self) -> None:
+        self.moved: str | None = None
+        self.runs: dict[str, dict[str, Any]] = {}
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.tokens: set[str | None] = set()
         self.experiments: dict[str, str] = {}
@@ -30,13 +35,21 @@ class FakeMlflow:
                 found = self.experiments.get(body["experiment_name"])
                 missing = 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no"}
                 return missing if found is None else (200, {"experiment": {"experiment_id": found}})
+            case "experiments/create" if body["name"] in self.experiments:
+                return 400, {"error_code": "RESOURCE_ALREADY_EXISTS", "message": "it is there"}
             case "experiments/create":
                 self.experiments[body["name"]] = str(len(self.experiments) + 1)
                 return 200, {"experiment_id": self.experiments[body["name"]]}
             case "runs/create":
-                return 200, {"run": {"info": {"run_id": f"twin-{len(self.told)}"}}}
+                run_id = f"twin-{len(self.runs) + 1}"
+                self.runs[run_id] = {"info": {"run_id": run_id}, "data": {"tags": body["tags"]}}
+                return 200, {"run": self.runs[run_id]}
+            case "runs/get":
+                return 200, {"run": self.runs[body["run_id"]]}
             case "runs/set-tag" if body["key"] == "unwanted":
                 return 400, {"error_code": "INVALID_PARAMETER_VALUE", "message": "unwanted"}
+            case "runs/set-tag" if body["key"] == "deadly":
+                return 500, {"error_code": "INTERNAL_ERROR", "message": "deadly"}
         return 200, {}
 
 
@@ -57,7 +70,9 @@ def fake_mlflow() -> Iterator[FakeMlflow]:
             fake.tokens.add(self.headers["Authorization"])
             status, document = fake.answer(urlsplit(self.path).path.removeprefix("/api/2.0/mlflow/"), body)
             content = json.dumps(document).encode()
-            self.send_response(status)
+            self.send_response(status if fake.moved is None else 302)
+            if fake.moved is not None:
+                self.send_header("Location", fake.moved)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -164,6 +165,87 @@ def test_steps_without_a_place_do_no_harm(client: Client) -> None:
     assert [item["step"] for item in found] == [0]
 
 
+FOREIGN: list[tuple[str, dict[str, Any]]] = [
+    ("runs/log-metric", {"key": "m", "value": 1, "step": 1}),
+    ("runs/log-metric", {"key": "m", "value": 1, "step": -1}),
+    ("runs/log-batch", {}),
+    ("runs/log-batch", {"metrics": [{"key": "m", "value": 1, "step": -1}]}),
+    ("runs/log-batch", {"params": [{"key": "p", "value": "v"}]}),
+    ("runs/log-parameter", {"key": "p", "value": "v"}),
+    ("runs/set-tag", {"key": "evalstop.checkpoint.1", "value": "s3://b/1"}),
+    ("runs/delete-tag", {"key": "t"}),
+    ("runs/update", {}),
+    ("runs/update", {"status": "SCHEDULED", "end_time": 1}),
+    ("runs/update", {"status": "RUNNING"}),
+    ("runs/update", {"status": "FINISHED"}),
+    ("runs/update", {"run_name": "mine"}),
+    ("runs/delete", {}),
+    ("runs/restore", {}),
+]
+
+
+def test_foreign_runs(service: Service, client: Client) -> None:
+    """A run of another project is not there, whatever is said or asked of it, and stays as it is."""
+    experiment_id = client.post("experiments/create", {"name": "a"})["experiment_id"]
+    run_id = client.run(experiment_id=experiment_id, tags=[{"key": "t", "value": "v"}])
+    before = client.get("runs/get", run_id=run_id)
+    headers = {"Authorization": f"Bearer {service.key(service.project())}"}
+    with httpx.Client(base_url=client.http.base_url, headers=headers, timeout=60, trust_env=False) as other:
+        for verb, body in FOREIGN:
+            refused(other.post(verb, json={"run_id": run_id} | body), 404, "RESOURCE_DOES_NOT_EXIST")
+        for verb in ("runs/get", "artifacts/list", "metrics/get-history"):
+            asked = {"run_id": run_id, "metric_key": "m"}
+            refused(other.get(verb, params=asked), 404, "RESOURCE_DOES_NOT_EXIST")
+        refused(other.get("experiments/get", params={"experiment_id": experiment_id}), 404, "RESOURCE_DOES_NOT_EXIST")
+        for verb, body in (
+            ("runs/create", {"experiment_id": experiment_id}),
+            ("runs/search", {"experiment_ids": [experiment_id]}),
+        ):
+            refused(other.post(verb, json=body), 404, "RESOURCE_DOES_NOT_EXIST")
+        assert taken(other.post("runs/search", json={"page_token": "f" * 32}))["runs"] == []
+        found = taken(other.post("experiments/search", json={"page_token": "f" * 32}))["experiments"]
+        assert [item["name"] for item in found] == ["Default"]
+    assert client.get("runs/get", run_id=run_id) == before
+
+
+def test_a_refusal_is_no_fault(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """What is refused is not logged as a fault of the service, and the connection stays for the next request."""
+    body = {"run_id": "0" * 32, "key": "m", "value": 1}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            refused(client.http.post("runs/log-metric", json=body), 404, "RESOURCE_DOES_NOT_EXIST")
+            refused(client.http.post("runs/log-metric", json=[]), 400, "INVALID_PARAMETER_VALUE")
+            refused(client.http.post("runs/log-metric", content=b"{}"), 400, "INVALID_PARAMETER_VALUE")
+    assert caplog.records == []
+
+
+def test_what_is_kept_of_a_run(client: Client) -> None:
+    """A tag takes the place of nothing that the service keeps or says of a run, or that a param holds."""
+    run_id = client.run(tags=[{"key": "mlflow.experiment", "value": "b"}])
+    client.post("runs/log-parameter", {"run_id": run_id, "key": "lr", "value": "1"})
+    before = client.record(run_id)["labels"]
+    for key in (
+        *("", "\x00", "mlflow.experiment", "mlflow.lifecycleStage", "mlflow.tee_run_id", "params.lr"),
+        *("evalstop.best_checkpoint", "\x00evalstop.best_checkpoint", "mlflow.\x00tee_run_id"),
+    ):
+        if key:
+            client.post("runs/set-tag", {"run_id": run_id, "key": key, "value": "v"})
+            assert client.record(run_id)["labels"] == before, key
+        body = {"run_id": run_id, "key": key}
+        assert client.http.post("runs/delete-tag", json=body).status_code == 400 or "\x00" in key
+    assert client.record(run_id)["labels"] == before
+    assert client.get("runs/get", run_id=run_id)["run"]["info"]["experiment_id"] == "0"
+
+
+def test_places_of_checkpoints(client: Client) -> None:
+    """A checkpoint is known from the tag that tells of it, at the opening too; a place that is cut would be another."""
+    run_id = client.run(tags=[{"key": "evalstop.checkpoint.1", "value": "s3://b/1"}])
+    long = {"run_id": run_id, "key": "evalstop.checkpoint.2", "value": "s3://b/" + "2" * 2000}
+    client.post("runs/set-tag", long)
+    found = taken(client.api.get(f"/runs/{run_id}/checkpoints"))["items"]
+    assert [(item["step"], item["uri"]) for item in found] == [(1, "s3://b/1")]
+
+
 def test_names_that_are_taken(client: Client) -> None:
     """Runs of the same name are runs of their own, as in MLflow; both go by it there."""
     first, second = client.run(run_name="ppo"), client.run(run_name="ppo")
@@ -210,8 +292,10 @@ def test_searching(client: Client) -> None:
             break
         token = {"page_token": page["next_page_token"]}
     assert found == made[::-1]
-    tagged = client.post("runs/search", {"experiment_ids": [own_id], "filter": "tags.t = 'x'"})["runs"]
-    assert [run["info"]["run_id"] for run in tagged] == [made[1]]
+    for most in (1, 1000):  # what is wanted is looked for past what is not
+        wanted = {"experiment_ids": [own_id], "filter": "tags.t = 'x'", "max_results": most}
+        tagged = client.post("runs/search", wanted)["runs"]
+        assert [run["info"]["run_id"] for run in tagged] == [made[1]]
     for body in ({"filter": "metrics.m > 1"}, {"order_by": ["metrics.m DESC"]}, {"page_token": "x"}):
         assert client.http.post("runs/search", json=body).status_code in (400, 404)
 
@@ -250,6 +334,8 @@ def test_no_json(client: Client) -> None:
     """A body that is no JSON is refused in MLflow's words."""
     headers = {"Content-Type": "application/json"}
     refused(client.http.post("runs/log-batch", content=b"{", headers=headers), 400, "INVALID_PARAMETER_VALUE")
+    asked = {"run_id": client.run(), "metric_key": "a\x00"}
+    refused(client.http.get("metrics/get-history", params=asked), 400, "INVALID_PARAMETER_VALUE")
 
 
 def test_what_is_not_kept(client: Client) -> None:
