@@ -50,10 +50,7 @@ def veto(
 ) -> Decision:
     """Let the run go on; raises Conflict once the stop was handed out. Vetoing twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        moved = progress.move(tx, run, decision, lifecycle.Vetoed(now, actor, reason))
-        if moved.state != decision.state:
-            _record(tx, run, decision, "decision.vetoed", (actor, proved), {"reason": reason}, now)
-        return moved
+        return _move(tx, run, decision, lifecycle.Vetoed(now, actor, reason), "decision.vetoed", proved)
 
 
 def release(
@@ -69,10 +66,8 @@ def release(
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         project = projects.lock(tx, project_id)
         held_by = brakes.holding(tx, project, run, now) if decision.state == State.WITHHELD else ()
-        moved = progress.move(tx, run, decision, lifecycle.Released(now, actor, reason, held_by))
-        if moved.state != decision.state:
-            _record(tx, run, decision, "decision.released", (actor, proved), {"reason": reason}, now)
-        return moved
+        released = lifecycle.Released(now, actor, reason, held_by)
+        return _move(tx, run, decision, released, "decision.released", proved)
 
 
 def undo(
@@ -86,10 +81,7 @@ def undo(
 ) -> Decision:
     """Take back a stop that was handed out; raises Conflict when none was. Undoing twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        moved = progress.move(tx, run, decision, lifecycle.Undone(now, actor, reason))
-        if moved.state != decision.state:
-            _record(tx, run, decision, "decision.undone", (actor, proved), {"reason": reason}, now)
-        return moved
+        return _move(tx, run, decision, lifecycle.Undone(now, actor, reason), "decision.undone", proved)
 
 
 def stop(
@@ -227,6 +219,20 @@ def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
     runs.save(tx, run)
     return run
+
+
+def _move(
+    tx: Transaction,
+    run: Run,
+    decision: Decision,
+    event: lifecycle.Vetoed | lifecycle.Released | lifecycle.Undone,
+    action: str,
+    proved: str | None,
+) -> Decision:
+    moved = progress.move(tx, run, decision, event)
+    if moved.state != decision.state:
+        _record(tx, run, decision, action, (event.actor, proved), {"reason": event.reason}, event.at)
+    return moved
 
 
 def _record(

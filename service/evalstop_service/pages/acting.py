@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -10,7 +12,9 @@ from fastapi import APIRouter, Form, Response
 from evalstop_service import responses
 from evalstop_service.pages import forms
 from evalstop_service.pages.answers import PageRoute
-from evalstop_service.pages.visitor import Operating, SiteOf
+from evalstop_service.pages.visitor import Operating, Site, SiteOf, Visitor
+from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
 
 router = APIRouter(route_class=PageRoute)
 
@@ -25,25 +29,19 @@ Said = Annotated[Literal["right", "wrong", "unknown"], Form()]
 @router.post("/decisions/{decision_id}/veto")
 def veto(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Let the run go on."""
-    said = forms.reason(why)
-    decision = responses.veto(site.database, visitor.project.id, decision_id, visitor.actor, said, site.clock())
-    return forms.back(decision.run_id, target)
+    return _do(responses.veto, decision_id, site, visitor, why, target)
 
 
 @router.post("/decisions/{decision_id}/release")
 def release(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Have a withheld stop carried out."""
-    said = forms.reason(why)
-    decision = responses.release(site.database, visitor.project.id, decision_id, visitor.actor, said, site.clock())
-    return forms.back(decision.run_id, target)
+    return _do(responses.release, decision_id, site, visitor, why, target)
 
 
 @router.post("/decisions/{decision_id}/undo")
 def undo(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Take back a stop that was handed out."""
-    said = forms.reason(why)
-    decision = responses.undo(site.database, visitor.project.id, decision_id, visitor.actor, said, site.clock())
-    return forms.back(decision.run_id, target)
+    return _do(responses.undo, decision_id, site, visitor, why, target)
 
 
 @router.post("/runs/{run_id}/stop")
@@ -98,4 +96,16 @@ def judge(
         note=forms.note(note),
         now=site.clock(),
     )
+    return forms.back(decision.run_id, target)
+
+
+def _do(
+    act: Callable[[Database, UUID, UUID, str, str, datetime], Decision],
+    decision_id: UUID,
+    site: Site,
+    visitor: Visitor,
+    why: str,
+    target: str,
+) -> Response:
+    decision = act(site.database, visitor.project.id, decision_id, visitor.actor, forms.reason(why), site.clock())
     return forms.back(decision.run_id, target)
