@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Invalid
+from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import cases, policies, runs
 
@@ -83,31 +84,12 @@ class Delay:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A case as a list shows it; see `store.cases`."""
+class Listed(Case):
+    """A case as a list shows it: with the names of its run and its policy."""
 
-    run_id: UUID
     run_name: str
-    attempt: int
     policy_name: str
     policy_version: int
-    job_kind: str | None
-    truth: str
-    derived: bool
-    turn_step: int | None
-    decision_id: UUID | None
-    treatment: str | None
-    observed_probability: float | None
-    decided_step: int | None
-    detectors: list[str] | None
-    stated_risk: float | None
-    outcome: str
-    delay_steps: int | None
-    gpus: float | None
-    gpu_hours: float | None
-    gpu_hours_saved: float | None
-    gpu_hours_lost: float | None
-    ended_at: datetime
 
     @property
     def cursor(self) -> str:
@@ -196,9 +178,8 @@ def listing(
     tx: Transaction, project_id: UUID, wanted: Wanted, *, before: Place | None = None, limit: int = 50
 ) -> list[Listed]:
     """The cases that a count is made of, those that ended last first, after the place `before` in that order."""
-    own = (column for column in Listed.__dataclass_fields__ if column in cases.c)
     columns = [
-        *(cases.c[name] for name in own),
+        *(cases.c[name] for name in Case.__dataclass_fields__),
         runs.c.name.label("run_name"),
         policies.c.name.label("policy_name"),
         policies.c.version.label("policy_version"),
