@@ -1,0 +1,57 @@
+"""The tables. Every table that grows carries the run's id first in its key, so that it can be spread by run."""
+
+from evalstop_service.store.tables.columns import UtcTime, metadata, moment_text
+from evalstop_service.store.tables.judgement import (
+    cases,
+    decision_changes,
+    decisions,
+    former_outcomes,
+    outcomes,
+    rehearsals,
+)
+from evalstop_service.store.tables.outbox import deliveries, delivery_attempts, endpoints, events
+from evalstop_service.store.tables.tenants import audit_log, authorities, keys, policies, projects, sessions
+from evalstop_service.store.tables.training import (
+    attempts,
+    checkpoints,
+    experiments,
+    monitors,
+    observations,
+    prunings,
+    pulses,
+    runs,
+    series_buckets,
+    verdicts,
+)
+
+__all__ = [
+    "UtcTime",
+    "attempts",
+    "audit_log",
+    "authorities",
+    "cases",
+    "checkpoints",
+    "decision_changes",
+    "decisions",
+    "deliveries",
+    "delivery_attempts",
+    "endpoints",
+    "events",
+    "experiments",
+    "former_outcomes",
+    "keys",
+    "metadata",
+    "moment_text",
+    "monitors",
+    "observations",
+    "outcomes",
+    "policies",
+    "projects",
+    "prunings",
+    "pulses",
+    "rehearsals",
+    "runs",
+    "series_buckets",
+    "sessions",
+    "verdicts",
+]

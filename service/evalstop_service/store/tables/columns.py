@@ -1,0 +1,70 @@
+"""What the tables are made of: types of columns, and the keys of what belongs to a run."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+metadata = sa.MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+    }
+)
+
+
+class UtcTime(sa.TypeDecorator[datetime]):
+    """A moment in UTC; SQLite forgets the zone, so it is put back."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        return value.astimezone(UTC) if value is not None else None
+
+    def process_result_value(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def moment_text(moment: datetime) -> str:
+    """A moment as SQLite holds it."""
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+class Real(sa.TypeDecorator[float]):
+    """A double that may be NaN. SQLite turns NaN into NULL by itself, so NULL stands for NaN in both databases."""
+
+    impl = sa.Double
+    cache_ok = True
+
+    def process_bind_param(self, value: float | None, dialect: sa.Dialect) -> float | None:
+        return None if value is None or math.isnan(value) else value
+
+    def process_result_value(self, value: float | None, dialect: sa.Dialect) -> float:
+        return math.nan if value is None else value
+
+
+def own_id(**options: Any) -> sa.Column[Any]:
+    """The id of the row itself."""
+    return sa.Column("id", sa.Uuid, **options)
+
+
+def of_run() -> sa.Column[Any]:
+    """The first part of the key of a row that belongs to a run."""
+    return sa.Column("run_id", sa.Uuid, sa.ForeignKey("runs.id"), primary_key=True)
+
+
+def part_of(parent: str, column: str, **options: Any) -> tuple[sa.schema.SchemaItem, ...]:
+    """The key of a row that belongs to a row of `parent`: the run's id and, called `column`, the parent's."""
+    return (
+        sa.Column("run_id", sa.Uuid, primary_key=True),
+        sa.Column(column, sa.Uuid, **options),
+        sa.ForeignKeyConstraint(["run_id", column], [f"{parent}.run_id", f"{parent}.id"]),
+    )

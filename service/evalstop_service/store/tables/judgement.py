@@ -1,0 +1,150 @@
+"""What was decided of a run, and whether it was right."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.tables.columns import UtcTime, metadata, of_run, own_id, part_of
+
+decisions = sa.Table(
+    "decisions",
+    metadata,
+    of_run(),
+    own_id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("step", sa.BigInteger, nullable=False),
+    sa.Column("verdict", sa.JSON, nullable=False),
+    sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
+    sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
+    sa.Column("due_at", UtcTime, nullable=False),  # the end of the grace period
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("deadline_at", UtcTime),  # when the service has to look after it by itself; NULL: never
+    sa.Column("escalations", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("observed_probability", sa.Double),  # of being let run, so that the truth is seen; NULL: release 0.1.0
+    sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: whoever comes second changes nothing
+    sa.Index("ix_decisions_id", "id"),
+    sa.Index("ix_decisions_project_id_id", "project_id", "id"),
+    sa.Index("ix_decisions_project_id_due_at", "project_id", "due_at"),  # how many there were within an hour
+    sa.Index(
+        "ix_decisions_due_at",
+        "due_at",
+        sqlite_where=sa.text("state = 'pending'"),
+        postgresql_where=sa.text("state = 'pending'"),
+    ),
+    sa.Index(
+        "ix_decisions_deadline_at",
+        "deadline_at",
+        sqlite_where=sa.text("deadline_at IS NOT NULL"),
+        postgresql_where=sa.text("deadline_at IS NOT NULL"),
+    ),
+)
+
+decision_changes = sa.Table(
+    "decision_changes",
+    metadata,
+    *part_of("decisions", "decision_id", primary_key=True),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("details", sa.JSON, nullable=False),
+    sa.Column("at", UtcTime, nullable=False),
+)
+
+# What turned out to be true of an attempt, whether or not it was flagged: the last row counts.
+outcomes = sa.Table(
+    "run_outcomes",
+    metadata,
+    of_run(),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("turn_step", sa.BigInteger),
+    sa.Column("derived", sa.Boolean, nullable=False),  # from later evals; else a person said so
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("details", sa.JSON, nullable=False),  # the numbers behind it
+    sa.Column("at", UtcTime, nullable=False),
+)
+
+# Release 0.1.0 keeps outcomes here; nothing else does, and the next release may drop it.
+former_outcomes = sa.Table(
+    "outcomes",
+    metadata,
+    *part_of("decisions", "decision_id", primary_key=True),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("turn_step", sa.BigInteger),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("at", UtcTime, nullable=False),
+)
+
+# An attempt that has ended, in one row: what was decided, what was true, what it cost. Made of the rows above; all that
+# is estimated is counted here.
+cases = sa.Table(
+    "cases",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("project_id", sa.Uuid, nullable=False),
+    sa.Column("policy_id", sa.Uuid, nullable=False),
+    sa.Column("job_kind", sa.Text),
+    sa.Column("gpus", sa.Double),
+    sa.Column("truth", sa.Text, nullable=False),  # turned, healthy, undecided
+    sa.Column("derived", sa.Boolean, nullable=False),
+    sa.Column("turn_step", sa.BigInteger),
+    sa.Column("decision_id", sa.Uuid),  # NULL: never flagged, as is all that follows of the decision
+    sa.Column("treatment", sa.Text),  # let_run (shadow, held out), stopped, prevented (vetoed, moot, withheld, undone)
+    sa.Column("observed_probability", sa.Double),
+    sa.Column("decided_step", sa.BigInteger),
+    sa.Column("detectors", sa.JSON(none_as_null=True)),  # those that called for the stop
+    sa.Column("stated_risk", sa.Double),  # the share of healthy runs that the policy says it stops
+    sa.Column("outcome", sa.Text, nullable=False),  # right, wrong, unknown
+    sa.Column("delay_steps", sa.BigInteger),  # from the turn to the decision
+    sa.Column("gpu_hours", sa.Double),  # of the whole attempt; NULL: nobody said how many GPUs it has
+    sa.Column("gpu_hours_saved", sa.Double),  # by a stop, estimated by its pace; of one that was let run, measured
+    sa.Column("gpu_hours_lost", sa.Double),  # by a stop that was wrong
+    sa.Column("ended_at", UtcTime, nullable=False),
+    sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # another whenever the row is made anew
+    sa.Index("ix_cases_project_id_ended_at", "project_id", "ended_at", "run_id"),
+    sa.Index("ix_cases_project_id_revision", "project_id", "revision"),
+    sa.Index(  # the few that were flagged; and all others, in an index so small that it is read whole
+        "ix_cases_flagged",
+        "project_id",
+        "policy_id",
+        "ended_at",
+        sqlite_where=sa.text("decision_id IS NOT NULL"),
+        postgresql_where=sa.text("decision_id IS NOT NULL"),
+    ),
+    sa.Index(
+        "ix_cases_passed",
+        "project_id",
+        "policy_id",
+        "outcome",
+        sqlite_where=sa.text("decision_id IS NULL"),
+        postgresql_where=sa.text("decision_id IS NULL"),
+    ),
+)
+
+# A policy tried on the runs of the past, before it is let loose.
+rehearsals = sa.Table(
+    "rehearsals",
+    metadata,
+    own_id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("most_runs", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),  # waiting, running, done, failed
+    sa.Column("total", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("done", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("findings", sa.JSON, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("lease_until", UtcTime),  # while a worker is at it
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("ended_at", UtcTime),
+    sa.Index("ix_rehearsals_project_id_id", "project_id", "id"),
+)

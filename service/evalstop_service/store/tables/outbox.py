@@ -1,0 +1,84 @@
+"""What is told to whom, and how often it was tried."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from evalstop_service.store.tables.columns import UtcTime, metadata, of_run, own_id, part_of
+
+endpoints = sa.Table(
+    "endpoints",
+    metadata,
+    own_id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False, index=True),
+    sa.Column("url", sa.Text, nullable=False),
+    sa.Column("event_types", sa.JSON, nullable=False),
+    sa.Column("secret", sa.Text, nullable=False),
+    sa.Column("previous_secret", sa.Text),
+    sa.Column("previous_secret_until", UtcTime),
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("deleted_at", UtcTime),
+    sa.Column("format", sa.Text, nullable=False, server_default="standard"),
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # one after the other, up to now
+    sa.Column("open_until", UtcTime),  # the circuit breaker: nothing is sent before
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    of_run(),
+    own_id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("decision_id", sa.Uuid),
+    sa.Column("type", sa.Text, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),  # the bytes that are signed, so that every attempt sends the same
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Index("ix_events_project_id_id", "project_id", "id"),
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    *part_of("events", "event_id", nullable=False),
+    own_id(primary_key=True),
+    sa.Column("endpoint_id", sa.Uuid, sa.ForeignKey("endpoints.id"), nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("due_at", UtcTime, nullable=False),  # while a worker holds it: the end of its lease
+    sa.Column("urgent", sa.Boolean, nullable=False, server_default=sa.false()),  # overtakes what is not, of its run
+    sa.Column("last_error", sa.Text),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("settled_at", UtcTime),
+    sa.Index("ix_deliveries_id", "id"),
+    sa.Index("ix_deliveries_event_id", "event_id"),
+    sa.Index(  # the queue of each endpoint, from its head
+        "ix_deliveries_endpoint_id",
+        "endpoint_id",
+        "due_at",
+        "id",
+        sqlite_where=sa.text("state = 'waiting'"),
+        postgresql_where=sa.text("state = 'waiting'"),
+    ),
+    sa.Index(  # what goes first, of a run to an endpoint
+        "ix_deliveries_endpoint_id_run_id",
+        "endpoint_id",
+        "run_id",
+        "id",
+        sqlite_where=sa.text("state = 'waiting'"),
+        postgresql_where=sa.text("state = 'waiting'"),
+    ),
+)
+
+delivery_attempts = sa.Table(
+    "delivery_attempts",
+    metadata,
+    *part_of("deliveries", "delivery_id", primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", UtcTime, nullable=False),
+    sa.Column("duration_ms", sa.Double, nullable=False),
+    sa.Column("status_code", sa.Integer),
+    sa.Column("error", sa.Text),
+    sa.Column("url", sa.Text),  # where it was sent, which the endpoint may have changed since
+    sa.Column("answer", sa.Text),  # how its body began
+)

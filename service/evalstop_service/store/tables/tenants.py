@@ -1,0 +1,96 @@
+"""A project, and what belongs to it rather than to one of its runs."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from evalstop_service.store.tables.columns import UtcTime, metadata, own_id
+
+projects = sa.Table(
+    "projects",
+    metadata,
+    own_id(primary_key=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("default_policy", sa.Text, nullable=False),
+    sa.Column("default_mode", sa.Text, nullable=False),
+    sa.Column("grace_seconds", sa.Double, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("retention_days", sa.Integer),  # NULL: the details of its runs are kept for ever
+    sa.Column("paused_at", UtcTime),  # not NULL: nothing is stopped until somebody says so
+    sa.Column("paused_by", sa.Text),
+    sa.Column("paused_reason", sa.Text),
+    # The blast radius: at most so many stops an hour, and of the running runs at most this share; NULL: no bound.
+    sa.Column("stops_per_hour", sa.Integer, server_default="30"),
+    sa.Column("stops_share", sa.Double, server_default="0.5"),
+    sa.Column("confirm_seconds", sa.Double, nullable=False, server_default="900"),  # then a stop is escalated
+    sa.Column("stale_seconds", sa.Double, nullable=False, server_default="300"),  # no run is stale before
+    sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all that is left to chance in it
+    sa.Column("held_out_share", sa.Double, nullable=False, server_default="0"),  # of its stops: let run, to learn
+    sa.Column("price_per_gpu_hour", sa.Double),  # NULL: not said
+    sa.Column("currency", sa.Text, nullable=False, server_default="USD"),
+    sa.Column("role_patterns", sa.JSON, nullable=False, server_default="[]"),  # the first that fits a metric's name
+)
+
+keys = sa.Table(
+    "keys",
+    metadata,
+    own_id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), index=True),  # NULL: the whole installation
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("hash", sa.Text, nullable=False, unique=True),
+    sa.Column("scopes", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("revoked_at", UtcTime),
+)
+
+# Who signed in by somebody else's word (OpenID Connect), and what they may do: project name -> role.
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("hash", sa.Text, primary_key=True),
+    sa.Column("issuer", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("grants", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("expires_at", UtcTime, nullable=False, index=True),
+)
+
+policies = sa.Table(
+    "policies",
+    metadata,
+    own_id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.UniqueConstraint("project_id", "name", "version"),
+)
+
+# How much a policy may do by itself in a project, by what it has shown; no row: as much as its runs' mode says.
+authorities = sa.Table(
+    "authorities",
+    metadata,
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), primary_key=True),
+    sa.Column("policy_name", sa.Text, primary_key=True),
+    sa.Column("stage", sa.Text, nullable=False),  # shadow, canary, enforce
+    sa.Column("precision_wanted", sa.Double, nullable=False),  # the lower bound has to pass it
+    sa.Column("canary_share", sa.Double, nullable=False),  # of its stops, while it is a canary
+    sa.Column("since", UtcTime, nullable=False),
+    sa.Column("numbers", sa.JSON, nullable=False),  # by which it came to its stage
+    sa.Column("version", sa.Integer, nullable=False),  # of the policy that has shown it
+)
+
+# What people and keys changed, in the transaction that changed it.
+audit_log = sa.Table(
+    "audit_log",
+    metadata,
+    sa.Column("project_id", sa.Uuid, primary_key=True),
+    own_id(primary_key=True),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("details", sa.JSON, nullable=False),
+    sa.Column("at", UtcTime, nullable=False),
+)

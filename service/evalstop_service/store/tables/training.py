@@ -1,0 +1,159 @@
+"""A run, and all that is recorded while it goes on."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from evalstop_service.store.tables.columns import Real, UtcTime, metadata, of_run, own_id
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    own_id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
+    sa.Column("mode", sa.Text, nullable=False),
+    sa.Column("total_steps", sa.BigInteger),
+    sa.Column("last_step", sa.BigInteger),
+    sa.Column("version", sa.Integer, nullable=False),  # counts the changes of the row
+    # The version at which the past last changed: a monitor kept at an earlier one has to be rebuilt.
+    sa.Column("rewritten_version", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("monitor_state", sa.Text),  # not NULL: written by release 0.1.0, which knows no other place for it
+    sa.Column("verdict", sa.JSON, nullable=False),
+    sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
+    sa.Column("raw_maximum", sa.JSON(none_as_null=True)),
+    sa.Column("turn", sa.JSON(none_as_null=True)),  # told with hindsight once the run has ended
+    sa.Column("recognition", sa.JSON(none_as_null=True)),  # how its metrics got their roles; NULL: its trainer said so
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("updated_at", UtcTime, nullable=False),
+    sa.Column("ended_at", UtcTime),
+    sa.Column("pruned_at", UtcTime),  # since then its details are gone, or on their way
+    sa.UniqueConstraint("project_id", "name"),
+    sa.Index("ix_runs_project_id_id", "project_id", "id"),
+    sa.Index("ix_runs_project_id_status_id", "project_id", "status", "id"),
+    sa.Index(
+        "ix_runs_project_id_ended_at",
+        "project_id",
+        "ended_at",
+        sqlite_where=sa.text("pruned_at IS NULL"),
+        postgresql_where=sa.text("pruned_at IS NULL"),
+    ),
+)
+
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    of_run(),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("resumed_from_step", sa.BigInteger),
+    sa.Column("started_at", UtcTime, nullable=False),
+)
+
+# The identity of a live observation is (run, metric, step): `superseded_by` is 0 for it, and for a superseded one the
+# attempt that took its place, so that the key itself keeps an identity from being counted twice.
+observations = sa.Table(
+    "observations",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("metric", sa.Text, primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("superseded_by", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("value", Real),
+    sa.Column("stderr", sa.Double),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("observed_at", UtcTime),
+    sa.Column("received_at", UtcTime, nullable=False),
+    postgresql_partition_by="HASH (run_id)",
+)
+
+checkpoints = sa.Table(
+    "checkpoints",
+    metadata,
+    of_run(),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("superseded_by", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("uri", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+)
+
+verdicts = sa.Table(
+    "verdicts",
+    metadata,
+    of_run(),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("at", UtcTime, nullable=False),
+)
+
+# A cache of what can be rebuilt from the observations; it may lag behind the run. The run's row is locked by whoever
+# writes here, as with observations, so that neither needs a foreign key.
+monitors = sa.Table(
+    "monitors",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("kept_at", UtcTime, nullable=False),
+)
+
+# What `store.series` summarizes: neighboring live observations, so many a row.
+series_buckets = sa.Table(
+    "series_buckets",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("metric", sa.Text, primary_key=True),
+    sa.Column("last_step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("first_step", sa.BigInteger, nullable=False),
+    sa.Column("count", sa.Integer, nullable=False),
+    sa.Column("lowest", sa.Double),
+    sa.Column("highest", sa.Double),
+    sa.Column("last", Real),
+    sa.Column("nan_count", sa.Integer, nullable=False),
+    sa.Column("infinite_count", sa.Integer, nullable=False),
+)
+
+# Whether a run is alive, as far as its posts and heartbeats tell; ingestion does not write here.
+pulses = sa.Table(
+    "pulses",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("project_id", sa.Uuid, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("look_at", UtcTime),  # NULL: the run has ended
+    sa.Column("heartbeat_at", UtcTime),
+    sa.Column("cadence_seconds", sa.Double),  # learnt: between two posts
+    sa.Column("dead", sa.JSON, nullable=False),  # the metrics that tell its detectors nothing, and why
+    sa.Column("changed_at", UtcTime, nullable=False),
+    sa.Index(
+        "ix_pulses_look_at",
+        "look_at",
+        sqlite_where=sa.text("look_at IS NOT NULL"),
+        postgresql_where=sa.text("look_at IS NOT NULL"),
+    ),
+)
+
+# The runs whose details are being removed: a row until the last of them is gone, so that what broke off goes on.
+prunings = sa.Table(
+    "prunings",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    sa.Column("begun_at", UtcTime, nullable=False),
+)
+
+# What clients of MLflow call their runs' folders; of a run its label `mlflow.experiment` tells the name.
+experiments = sa.Table(
+    "experiments",
+    metadata,
+    own_id(primary_key=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("created_at", UtcTime, nullable=False),
+    sa.UniqueConstraint("project_id", "name"),
+)
