@@ -1,7 +1,7 @@
 """Signing in by somebody else's word: an OpenID provider is asked who a visitor is (authorization code, PKCE).
 
 The protocol is Authlib's. What is said here beside it: the provider found has to be the one that was named, its tokens
-are signed by a key pair, and whatever it answers otherwise proves nothing.
+are for this client and signed by a key pair that it has just then, and whatever it answers otherwise proves nothing.
 
 Sources: OpenID Connect Core 1.0 (3.1), OpenID Connect Discovery 1.0 (4.3), RFC 7636 (PKCE), RFC 9207 (`iss`).
 """
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,7 +30,12 @@ LEEWAY_SECONDS = 60
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 """By which a token may be signed: whoever knows the client's secret can sign by the others, or anybody can."""
 
+LONGEST_SUBJECT = 255
+"""By OpenID Connect Core 1.0 (2)."""
+
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint")
+
+_SAYS_ISSUER = "authorization_response_iss_parameter_supported"
 
 
 class ProviderAway(ServiceError):
@@ -48,7 +52,7 @@ class Terms:
 
     issuer: str
     client_id: str
-    client_secret: str | None
+    client_secret: str | None = field(repr=False)
     scopes: str
 
 
@@ -90,26 +94,37 @@ class Provider:
         if "code" not in answer:
             raise NotProved("The OpenID provider did not let you in. Start again from here, or sign in with a key.")
         try:
+            if "iss" not in answer and self._app.load_server_metadata()[_SAYS_ISSUER]:
+                raise NotProved
             return self._claims(begun, redirect_uri, answer["code"], wanted)
         except httpx2.TransportError as error:
             raise self._away(error) from error
         except NotProved:
             raise
         except Exception as error:  # what it answers may be anything, and lets nobody in
+            if isinstance(error, httpx2.HTTPStatusError) and error.response.is_server_error:
+                raise self._away(error) from error
             _log.warning("the OpenID provider %s proved nothing: %s", self.issuer, _named(error))
             raise NotProved from error
 
     def _claims(self, begun: Begun, redirect_uri: str, code: str, wanted: Iterable[str]) -> dict[str, Any]:
         token = self._app.fetch_access_token(redirect_uri, code=code, code_verifier=begun.verifier)
-        claims = self._app.parse_id_token(token, nonce=begun.nonce, leeway=LEEWAY_SECONDS)
-        if not claims or not isinstance(claims["sub"], str) or not claims["sub"]:
+        claims = self._app.parse_id_token(
+            token,
+            nonce=begun.nonce,
+            claims_options={"iss": {"value": self.issuer}, "aud": {"value": self._app.client_id}},
+            leeway=LEEWAY_SECONDS,
+        )
+        if not claims or not _is_subject(claims["sub"]):
             raise NotProved
         missing = [name for name in wanted if name not in claims]
         if missing and "userinfo_endpoint" in self._app.load_server_metadata():
             told = self._app.userinfo(token=token)
             if told.get("sub") != claims["sub"]:
                 raise NotProved
-            return dict(told) | dict(claims)
+            # An address was verified by whoever tells it, and by nobody who tells another.
+            verified = (claims if "email" in claims else told).get("email_verified")
+            return dict(told) | dict(claims) | {"email_verified": verified}
         return dict(claims)
 
     def _away(self, error: Exception) -> ProviderAway:
@@ -137,19 +152,22 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
             },
         )
         self._issuer = terms.issuer
-        self._finding = threading.Lock()
 
     def load_server_metadata(self) -> dict[str, Any]:
         """What the provider says of itself, once it was found to be the one that was named."""
-        with self._finding:
-            if not self.server_metadata:
-                with self._get_session() as session:
-                    address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
-                    answer = session.request("GET", address, withhold_token=True)
-                    answer.raise_for_status()
-                    self.server_metadata = _checked(answer.json(), self._issuer)
-            found: dict[str, Any] = self.server_metadata
-        return found
+        # Not behind a lock: while nobody answers, each visitor would wait for all who came before.
+        if not self.server_metadata:
+            with self._get_session() as session:
+                address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
+                answer = session.request("GET", address, withhold_token=True)
+                answer.raise_for_status()
+                self.server_metadata = _checked(answer.json(), self._issuer)
+        return self.server_metadata
+
+    def fetch_jwk_set(self, force: bool = False) -> dict[str, Any]:
+        """The provider's keys as they are now: one that it has taken back is not to be believed any more."""
+        keys: dict[str, Any] = super().fetch_jwk_set(force=True)
+        return keys
 
 
 def _checked(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
@@ -162,9 +180,14 @@ def _checked(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
     return {
         "issuer": issuer,
         "id_token_signing_alg_values_supported": list(ALGORITHMS),
+        _SAYS_ISSUER: metadata.get(_SAYS_ISSUER) is True,
         **({"token_endpoint_auth_methods_supported": methods} if methods else {}),
         **places,
     }
+
+
+def _is_subject(said: Any) -> bool:
+    return isinstance(said, str) and 0 < len(said) <= LONGEST_SUBJECT and said.isprintable()
 
 
 def _named(error: Exception) -> str:

@@ -34,11 +34,18 @@ class FakeProvider:
         self.claims: dict[str, Any] = {}
         self.userinfo: dict[str, Any] = {"sub": "1", "email": "dana@example.com", "email_verified": True}
         self.raw: dict[str, bytes] = {}
+        self.broken: set[str] = set()
         self.nonce = ""
         self.asked: dict[str, str] = {}
 
+    def call(self, subject: Any) -> None:
+        """Name the visitor so, wherever it is told."""
+        self.claims["sub"] = self.userinfo["sub"] = subject
+
     def answer(self, path: str, body: str) -> tuple[int, bytes]:
         """What is answered for a path, whatever was asked."""
+        if path in self.broken:
+            return 503, b""
         if path in self.raw:
             return 200, self.raw[path]
         return 200, json.dumps(self._document(path, body)).encode()

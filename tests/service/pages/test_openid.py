@@ -251,14 +251,17 @@ LIES: dict[str, Callable[[FakeProvider], object]] = {
     "another issuer": lambda liar: liar.claims.update(iss="https://evil.example"),
     "no issuer": lambda liar: liar.claims.update(iss=None),
     "another audience": lambda liar: liar.claims.update(aud="another-client"),
+    "another audience, for this party": lambda liar: liar.claims.update(aud="another-client", azp=CLIENT_ID),
     "another audience too": lambda liar: liar.claims.update(aud=["evalstop", "other"], azp="other"),
     "another nonce": lambda liar: liar.claims.update(nonce="of another sign-in"),
     "no nonce": lambda liar: liar.claims.update(nonce=None),
     "expired": lambda liar: liar.claims.update(exp=1_700_000_000),
     "no expiry": lambda liar: liar.claims.update(exp=None),
     "nobody": lambda liar: liar.claims.update(sub=None),
-    "a number for a name": lambda liar: liar.claims.update(sub=1),
-    "an empty name": lambda liar: liar.claims.update(sub=""),
+    "a number for a name": lambda liar: liar.call(1),
+    "an empty name": lambda liar: liar.call(""),
+    "a name without end": lambda liar: liar.call("x" * 256),
+    "a name that cannot be stored": lambda liar: liar.call("a\x00"),
     "claims of somebody else": lambda liar: liar.userinfo.update(sub="2"),
     "no token": lambda liar: liar.raw.update({"/token": b"{}"}),
     "a token that is none": lambda liar: liar.raw.update({"/token": b'{"access_token":"a","id_token":"a.b.c"}'}),
@@ -274,6 +277,60 @@ def test_a_lie_proves_nothing(finish: Finish, liar: FakeProvider, lie: str) -> N
     LIES[lie](liar)
     with pytest.raises(NotProved):
         finish()
+
+
+def test_an_address_is_verified_where_it_is_told(finish: Finish, liar: FakeProvider) -> None:
+    """That one address was verified says nothing of another."""
+    liar.userinfo["groups"] = ["g"]
+    liar.claims.update(email="kim@example.com")
+    claims = finish()
+    assert (claims["email"], claims["email_verified"], claims["groups"]) == ("kim@example.com", None, ["g"])
+    liar.claims.update(email=None, email_verified=True)
+    liar.userinfo["email_verified"] = False
+    claims = finish()
+    assert (claims["email"], claims["email_verified"]) == ("dana@example.com", False)
+
+
+def test_keys_change(liar: FakeProvider) -> None:
+    """Each sign-in is proved by the keys that the provider has then: a new one is believed, one taken back is not."""
+    liar.tell_truth()
+    provider = Provider(Terms(liar.address, CLIENT_ID, CLIENT_SECRET, "openid"))
+
+    def signed_in() -> dict[str, Any]:
+        url, begun = provider.begin("http://127.0.0.1/openid/callback")
+        (liar.nonce,) = parse_qs(urlsplit(url).query)["nonce"]
+        return provider.finish(begun, "http://127.0.0.1/openid/callback", {"code": "c", "state": begun.state}, ())
+
+    assert signed_in()["sub"] == "1"
+    former, liar.key = liar.key, RSAKey.generate_key(2048, {"kid": "one"})  # by the same name, or by none
+    try:
+        with pytest.raises(NotProved):
+            signed_in()
+        liar.signs_with = liar.key
+        assert signed_in()["sub"] == "1"
+    finally:
+        liar.key = former
+
+
+@pytest.mark.parametrize("path", ["/token", "/jwks", "/userinfo"])
+def test_a_provider_that_fails_is_away(finish: Finish, liar: FakeProvider, path: str) -> None:
+    """A provider that breaks down in the middle of it disproves nothing: that it is to be tried again is said."""
+    liar.broken = {path}
+    with pytest.raises(ProviderAway):
+        finish()
+
+
+def test_an_issuer_that_is_always_told(finish: Finish, liar: FakeProvider) -> None:
+    """A provider that says to name itself in each answer has to."""
+    liar.metadata = {"authorization_response_iss_parameter_supported": True}
+    assert finish(iss=liar.address)["sub"] == "1"
+    with pytest.raises(NotProved):
+        finish()
+
+
+def test_the_secret_is_not_shown() -> None:
+    """Terms that end up in a traceback or a log do not tell the secret."""
+    assert CLIENT_SECRET not in repr(Terms("https://id.example", CLIENT_ID, CLIENT_SECRET, "openid"))
 
 
 @pytest.mark.parametrize(
