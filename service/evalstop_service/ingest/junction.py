@@ -56,7 +56,7 @@ def take(
             telemetry.live_runs.labels("hit").inc(len(remembered))
             return _done(live_runs, remembered, work, telemetry, answers)
     with database.transaction() as tx:
-        held = recall(tx, live_runs, run_ids, telemetry)
+        held = recall(tx, live_runs, arrivals, telemetry)
         if remembered is not None:  # and was mistaken: which of them it was is not told
             for live in held.values():
                 live.shared = SHARED_FOR

@@ -2,88 +2,86 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from evalstop_detectors import MonitorState, Observation, Policy, Score, StaleState, advance, start, state_from_json
 
 from evalstop_service import watching
-from evalstop_service.ingest.live import SHARED_FOR, LiveRun, LiveRuns, Scores
+from evalstop_service.ingest.live import KEEP_EVERY, SHARED_FOR, LiveRun, LiveRuns, Scores
+from evalstop_service.ingest.news import Arrival, News, Points, Saved
 from evalstop_service.store import checkpoints, decisions, monitors, observations, runs
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.monitors import KeptMonitor
-from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
 from evalstop_service.watching import Watch
 
+TOGETHER = 64
+"""Runs that are read at one time: with `KEEP_EVERY` values of each metric they are less than a hundred megabytes."""
 
-def recall(tx: Transaction, live: LiveRuns, run_ids: Collection[UUID], telemetry: Telemetry) -> dict[UUID, LiveRun]:
-    """Lock these runs and bring them back as they stand; those that do not exist are left out."""
-    stamps = runs.lock_many(tx, list(run_ids))
+
+def recall(tx: Transaction, live: LiveRuns, arrivals: Iterable[Arrival], telemetry: Telemetry) -> dict[UUID, LiveRun]:
+    """Lock the runs of these arrivals and bring them back as they stand; those that do not exist are left out."""
+    news: dict[UUID, list[News]] = defaultdict(list)
+    for arrival in arrivals:
+        news[arrival.run_id].append(arrival.news)
+    stamps = runs.lock_many(tx, list(news))
     remembered = live.take_out(stamps)
-    present = {run_id: held for run_id, held in remembered.items() if held.stamp == stamps[run_id]}
-    telemetry.live_runs.labels("hit").inc(len(present))
-    for held in present.values():
-        held.shared = max(0, held.shared - 1)
-    moved = [run_id for run_id in stamps if run_id not in present]
-    return present | _brought_back(tx, live, moved, remembered, telemetry) if moved else present
+    held = {run_id: known for run_id, known in remembered.items() if known.stamp == stamps[run_id]}
+    telemetry.live_runs.labels("hit").inc(len(held))
+    for known in held.values():
+        known.shared = max(0, known.shared - 1)
+    moved = [run_id for run_id in stamps if run_id not in held]
+    for at in range(0, len(moved), TOGETHER):
+        some = {run_id: news[run_id] for run_id in moved[at : at + TOGETHER]}
+        held |= _brought_back(tx, live, some, remembered, telemetry)
+    return held
 
 
 def _brought_back(
     tx: Transaction,
     live: LiveRuns,
-    run_ids: Sequence[UUID],
+    news: Mapping[UUID, Sequence[News]],
     remembered: Mapping[UUID, LiveRun],
     telemetry: Telemetry,
 ) -> dict[UUID, LiveRun]:
+    """These runs, in as many statements as one would take."""
+    run_ids = list(news)
     rows = runs.load_many(tx, run_ids)  # after they were locked: what is read now stands until the commit
     kept = monitors.find_many(tx, run_ids)
     last_steps = observations.last_steps(tx, run_ids)
     decided = decisions.of_runs(tx, run_ids)
-    unseen = [run_id for run_id, run in rows.items() if run.last_step is None]
-    saved = checkpoints.of_runs(tx, unseen) if unseen else {}
     back = {}
     for run_id, run in rows.items():
         policy = live.policy(tx, run.policy_id)
-        found, how = _monitored(tx, run, policy, remembered.get(run_id), kept.get(run_id))
+        back[run_id], how = _left_off(run, policy, remembered.get(run_id), kept.get(run_id))
         telemetry.live_runs.labels(how).inc()
+    _read_on(tx, back, {run_id for run_id in back if _weighs(rows[run_id], news[run_id])})
+    for run_id, run in rows.items():
+        found = back[run_id]
         found.last_steps = last_steps.get(run_id, {})
         found.decided, found.let_run = run_id in decided, None  # a person may have had it stopped after all
-        if run.last_step is None:  # many runs begin together: what there is of them has been read together
-            found.scores = _scores((), saved.get(run_id, ()))
         if found.monitor.verdict.verdict != run.verdict["verdict"]:  # judged by another policy, or another release
             found.reached = [found.monitor.verdict]
-        back[run_id] = found
     return back
 
 
-def _monitored(
-    tx: Transaction, run: Run, policy: Policy, held: LiveRun | None, kept: KeptMonitor | None
-) -> tuple[LiveRun, str]:
-    """The run with its monitor up to date, and how it was brought back."""
+def _left_off(run: Run, policy: Policy, held: LiveRun | None, kept: KeptMonitor | None) -> tuple[LiveRun, str]:
+    """The run with its monitor as it was left, and how it is brought back from there."""
     # A state beside the row was written by a release that keeps no account of what it rewrote.
     trusted = run.monitor_state is None
     if trusted and held is not None and _goes_on(held.run, run):
-        return _moved_on(tx, run, held), "moved_on"
-    watch, state = Watch(run, policy), None
-    if run.last_step is None:  # nothing was observed yet: there is nothing to read
-        return LiveRun(run, policy, watch, start(policy), {}, decided=False), "rebuilt"
-    if trusted and kept is not None and kept.version >= run.rewritten_version:
+        held.run, held.told, held.shared = run, None, SHARED_FOR
+        return held, "moved_on"
+    state = None
+    # Nothing was observed yet: there is nothing to go on from.
+    if trusted and run.last_step is not None and kept is not None and kept.version >= run.rewritten_version:
         state = _restored(policy, kept)
-    if state is not None:
-        since = after(tx, run, watch, state)
-        found = LiveRun(run, policy, watch, state, {}, decided=False)
-        how = "restored"
-    else:
-        since = watch.observations(observations.series(tx, run.id, watch.metrics))
-        found = LiveRun(run, policy, watch, start(policy), {}, decided=False)
-        how = "rebuilt"
-    found.monitor, _ = advance(policy, found.monitor, since)
-    found.count = found.unkept = len(since)
-    found.trail.leave(found.count, found.monitor)
-    return found, how
+    how = "rebuilt" if state is None else "restored"
+    return LiveRun(run, policy, Watch(run, policy), state or start(policy), {}, decided=False), how
 
 
 def _goes_on(before: Run, run: Run) -> bool:
@@ -91,17 +89,13 @@ def _goes_on(before: Run, run: Run) -> bool:
     return before.version >= run.rewritten_version
 
 
-def _moved_on(tx: Transaction, run: Run, held: LiveRun) -> LiveRun:
-    since = after(tx, run, held.watch, held.monitor)
-    held.run = run
-    held.monitor, _ = advance(held.policy, held.monitor, since)
-    held.count += len(since)
-    held.unkept = 0  # whoever moved it on sees to keeping it
-    held.shared = SHARED_FOR
-    held.told = None
-    if held.scores is not None and not _follow(tx, run, held.scores):
-        held.scores = None
-    return held
+def _weighs(run: Run, news: Iterable[News]) -> bool:
+    """Whether these news bring gold or a checkpoint, among which the best one is to be chosen."""
+    gold = watching.eval_metric(run)
+    return any(
+        isinstance(item, Saved) or (isinstance(item, Points) and any(point.metric == gold for point in item.points))
+        for item in news
+    )
 
 
 def _restored(policy: Policy, kept: KeptMonitor) -> MonitorState | None:
@@ -111,34 +105,62 @@ def _restored(policy: Policy, kept: KeptMonitor) -> MonitorState | None:
         return None
 
 
+def _read_on(tx: Transaction, back: Mapping[UUID, LiveRun], weighed: Collection[UUID]) -> None:
+    """Take in what these runs have not seen yet; those of `weighed` are to have their scores."""
+    for run_id, found in back.items():
+        if found.scores is None and (run_id in weighed or found.run.last_step is None):
+            found.scores = Scores()
+    scored = [run_id for run_id, found in back.items() if found.scores is not None]
+    saved = checkpoints.of_runs(tx, scored) if scored else {}
+    wanted = {(run_id, name): step for run_id, found in back.items() for name, step in _unseen(found).items()}
+    points = observations.after_many(tx, wanted, KEEP_EVERY) if wanted else {}
+    for run_id, found in back.items():
+        run, some = found.run, points.get(run_id, [])
+        if some is None:  # there are many: they are read for this run alone, and its scores when they are asked for
+            since, found.scores = after(tx, run, found.watch, found.monitor), None
+        else:
+            since = _past(found.watch.observations(some), found.monitor)
+        if found.scores is not None:
+            gold = [score for score in watching.scores(run, some or ()) if score.step > found.scores.last_step]
+            _take_in(found.scores, gold, saved.get(run_id, ()))
+        found.monitor, _ = advance(found.policy, found.monitor, since)
+        found.count += len(since)
+        found.unkept += len(since)
+        found.trail.leave(found.count, found.monitor)
+
+
+def _unseen(found: LiveRun) -> dict[str, int]:
+    """From which step on each metric is to be read; nothing where nothing was observed."""
+    if found.run.last_step is None:
+        return {}
+    seen, gold = found.monitor.last, found.watch.gold
+    steps = dict.fromkeys(found.watch.metrics, 0 if seen is None else seen[0])
+    if gold is not None and found.scores is not None:
+        after_scores = found.scores.last_step + 1
+        steps[gold] = min(after_scores, steps.get(gold, after_scores))
+    return steps
+
+
 def after(tx: Transaction, run: Run, watch: Watch, state: MonitorState) -> list[Observation]:
     """What the monitor has not seen yet."""
-    seen = state.last
-    if seen is None:
-        return watch.observations(observations.series(tx, run.id, watch.metrics))
-    points = observations.after(tx, run.id, watch.metrics, seen[0])
-    return [item for item in watch.observations(points) if item.order > seen]
+    step = 0 if state.last is None else state.last[0]
+    return _past(watch.observations(observations.after(tx, run.id, watch.metrics, step)), state)
+
+
+def _past(seen: list[Observation], state: MonitorState) -> list[Observation]:
+    last = state.last
+    return seen if last is None else [item for item in seen if item.order > last]
 
 
 def scores_of(tx: Transaction, run: Run, gold: str) -> Scores:
     """All finite gold scores and all checkpoints of a run."""
-    return _scores(watching.scores(run, observations.series(tx, run.id, [gold])), checkpoints.listing(tx, run.id))
-
-
-def _scores(gold: Iterable[Score], saved: Iterable[Checkpoint]) -> Scores:
     scores = Scores()
-    scores.add(gold)
-    for checkpoint in saved:
-        scores.saved(checkpoint.step, checkpoint.uri)
+    points = observations.series(tx, run.id, [gold])
+    _take_in(scores, watching.scores(run, points), checkpoints.listing(tx, run.id))
     return scores
 
 
-def _follow(tx: Transaction, run: Run, scores: Scores) -> bool:
-    """Take in the scores and checkpoints that came since; False if they do not simply follow."""
-    for checkpoint in checkpoints.listing(tx, run.id):
+def _take_in(scores: Scores, gold: Iterable[Score], saved: Iterable[Checkpoint]) -> None:
+    scores.add(gold)
+    for checkpoint in saved:
         scores.saved(checkpoint.step, checkpoint.uri)
-    gold = watching.eval_metric(run)
-    if gold is None:
-        return True
-    since: list[Point] = observations.after(tx, run.id, [gold], scores.last_step + 1)
-    return scores.add(watching.scores(run, since))

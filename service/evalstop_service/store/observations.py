@@ -170,6 +170,38 @@ def after(tx: Transaction, run_id: UUID, metrics: Collection[str], step: int) ->
     return [Point(*row) for row in tx.execute(query)]
 
 
+def after_many(tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: int) -> dict[UUID, list[Point] | None]:
+    """The live observations of each series (run, metric) at its step and past it, without their times.
+
+    A run's come metric by metric, each by ascending step; None for a run of which one metric has more than `most`.
+    """
+    series = list(wanted)
+    points: list[list[Point]] = [[] for _ in series]
+    for place, step, value, stderr in _after_many(tx, wanted, most):
+        value = math.nan if value is None else value
+        points[place].append(Point(series[place][1], step, value, stderr))
+    found: dict[UUID, list[Point] | None] = {run_id: [] for run_id, _ in series}
+    for (run_id, _), some in zip(series, points, strict=True):
+        known = found[run_id]
+        found[run_id] = None if known is None or len(some) > most else known + some
+    return found
+
+
+def _after_many(tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: int) -> Iterable[Sequence[Any]]:
+    """(place of the series among those wanted, step, value, standard error); of each series up to one past `most`."""
+    if tx.dialect.name == "postgresql":
+        given = {
+            "run_ids": [run_id for run_id, _ in wanted],
+            "metrics": [metric for _, metric in wanted],
+            "steps": list(wanted.values()),
+        }
+        cursor = driver(tx).cursor(binary=True)
+        rows: Iterable[Sequence[Any]] = cursor.execute(_AFTER_MANY_ON_POSTGRESQL, {**given, "most": most}, prepare=True)
+        return rows
+    series = [(run_id.hex, metric, step) for (run_id, metric), step in wanted.items()]
+    return tx.exec_driver_sql(_AFTER_MANY_ON_SQLITE, {"series": msgspec.json.encode(series).decode(), "most": most})
+
+
 def last_steps(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
     """The highest live step of each metric of these runs; a run without any has an empty dict."""
     found: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
@@ -362,6 +394,36 @@ FROM json_to_recordset(%(points)t::json) AS new (
 _COPY = f"COPY observations ({_NAMES}) FROM STDIN (FORMAT BINARY)"
 
 _COPIED_TYPES = ("uuid", "text", "int8", "int4", "float8", "float8", "int4", "timestamptz", "timestamptz")
+
+# Each series is read where it lies, and no further than it is wanted.
+_AFTER_MANY_ON_POSTGRESQL = f"""
+SELECT given.place - 1, o.step, o.value, o.stderr
+FROM unnest(%(run_ids)b::uuid[], %(metrics)b::text[], %(steps)b::bigint[]) WITH ORDINALITY
+    AS given (run_id, metric, step, place)
+CROSS JOIN LATERAL (
+    SELECT step, value, stderr FROM observations
+    WHERE run_id = given.run_id AND metric = given.metric AND step >= given.step AND superseded_by = {LIVE}
+    ORDER BY step LIMIT %(most)b::bigint + 1
+) AS o
+ORDER BY given.place, o.step
+"""  # noqa: S608
+
+_AFTER_MANY_ON_SQLITE = f"""
+WITH given (place, run_id, metric, step) AS (
+    SELECT key, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
+    FROM json_each(:series)
+), bounded (place, run_id, metric, step, last_step) AS MATERIALIZED (
+    SELECT given.*, coalesce((
+        SELECT o.step FROM observations AS o
+        WHERE o.run_id = given.run_id AND o.metric = given.metric AND o.step >= given.step AND o.superseded_by = {LIVE}
+        ORDER BY o.step LIMIT 1 OFFSET :most
+    ), {MAX_STEP}) FROM given
+)
+SELECT given.place, o.step, o.value, o.stderr
+FROM bounded AS given CROSS JOIN observations AS o ON o.run_id = given.run_id AND o.metric = given.metric
+    AND o.step >= given.step AND o.step <= given.last_step AND o.superseded_by = {LIVE}
+ORDER BY given.place, o.step
+"""  # noqa: S608
 
 # From one metric of a run to the next by the index, and to the last live step of each. What lies past the run's last
 # step is superseded, and there may be very much of it.

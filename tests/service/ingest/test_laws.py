@@ -9,19 +9,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
+from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from evalstop_detectors import Call, Score
+from evalstop_detectors import Call, Score, state_to_json
 from evalstop_service.ingest import CHOOSER, Arrival, LiveRuns, News, Points, Resumed, Saved
-from evalstop_service.store import checkpoints, tables
+from evalstop_service.store import checkpoints, monitors, observations, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import New, Point
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.service.scenes import Scene, set_up
+from tests.service.scenes import NOW, Scene, set_up
 
 METRICS = ("eval", "proxy", "kl", "loss", "lr")
 POLICIES = ("paper", "default", "watchful")
@@ -195,6 +196,75 @@ def test_one_commit_for_many_runs(scene: Scene, stories: list[Story], chance: ra
         arrivals = arrivals[size:]
     for run, story in zip(runs, stories, strict=True):
         assert stands(scene.read(run)) == stands(in_order(scene, story))
+
+
+@settings(LAWS, max_examples=10)
+@given(stories=st.lists(stories(), min_size=2, max_size=4), chance=st.randoms(use_true_random=False))
+def test_many_runs_are_brought_back_together(scene: Scene, stories: list[Story], chance: random.Random) -> None:
+    """Runs that a process knows, knew, has a kept state of or never saw are brought back in one commit to what each
+    would be alone."""
+    runs = [open_run(scene, story) for story in stories]
+    processes = [replace(scene, live=LiveRuns()) for _ in range(2)]
+    for round_ in range(max(len(story.arrived) for story in stories)):
+        process = chance.choice([*processes, replace(scene, live=LiveRuns())])
+        some = [
+            Arrival(scene.project_id, run.id, story.arrived[round_])
+            for run, story in zip(runs, stories, strict=True)
+            if round_ < len(story.arrived)
+        ]
+        assert not any(isinstance(answer, Exception) for answer in process.take_all(some))
+        if chance.random() < 0.3:
+            keep(process, [arrival.run_id for arrival in some])
+    for run, story in zip(runs, stories, strict=True):
+        assert stands(scene.read(run)) == stands(in_order(scene, story))
+
+
+def keep(process: Scene, run_ids: list[UUID]) -> None:
+    """Have the states of these runs kept as this process remembers them."""
+    found = process.live.take_out(run_ids)
+    with process.database.transaction() as tx:
+        kept = [
+            (run_id, live.run.version, state_to_json(live.policy, live.monitor).decode())
+            for run_id, live in found.items()
+        ]
+        monitors.keep(tx, kept, NOW)
+    process.live.put_back(found.values())
+
+
+@LAWS
+@given(
+    cells=st.dictionaries(
+        st.tuples(st.integers(0, 2), st.sampled_from(METRICS), st.integers(0, LAST_STEP)), values, max_size=60
+    ),
+    superseded=st.integers(0, LAST_STEP),
+    wanted=st.dictionaries(st.tuples(st.integers(0, 2), st.sampled_from(METRICS)), st.integers(0, LAST_STEP + 1)),
+    most=st.integers(1, LAST_STEP),
+)
+def test_series_are_read_together_as_one_by_one(
+    scene: Scene,
+    cells: dict[tuple[int, str, int], float],
+    superseded: int,
+    wanted: dict[tuple[int, str], int],
+    most: int,
+) -> None:
+    """Of each series from its step on the same points come, or nothing of a run where one is too long."""
+    opened = [scene.open() for _ in range(3)]
+    with scene.database.transaction() as tx:
+        rows = [New(opened[at].id, 1, Point(metric, step, value)) for (at, metric, step), value in cells.items()]
+        observations.add_many(tx, rows, NOW)
+        observations.supersede(tx, opened[0].id, superseded, 2)
+    with scene.database.reading() as tx:
+        asked = {(opened[at].id, metric): step for (at, metric), step in wanted.items()}
+        together = observations.after_many(tx, asked, most)
+        alone = {key: observations.after(tx, key[0], [key[1]], step) for key, step in asked.items()}
+    assert together.keys() == {run_id for run_id, _ in asked}
+    for run_id, points in together.items():
+        each = [some for key, some in alone.items() if key[0] == run_id]
+        if points is None:
+            assert max(map(len, each)) > most
+        else:
+            assert max(map(len, each)) <= most
+            assert repr(points) == repr([point for some in each for point in some])
 
 
 @LAWS

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from evalstop_detectors import POLICIES, Observation, Signal, advance, replay, start
-from evalstop_service.ingest import Arrival, LiveRuns, Points, Receipt, Resumed, live, take
+from evalstop_service.ingest import Arrival, LiveRuns, Points, Receipt, Resumed, Saved, live, take
 from evalstop_service.ingest.live import Trail
 from evalstop_service.store import monitors, observations, tables
+from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.scenes import NOW, Scene, evals
+from tests.service.scenes import NOW, Scene, evals, set_up
 
 
 def how(scene: Scene, run: Run, points: list[Point]) -> str:
@@ -107,6 +110,60 @@ def test_a_cold_process_starts_from_what_was_kept(scene: Scene) -> None:
     how(cold, run, evals(0.9, start=3 * live.KEEP_EVERY + 4))
     how(everything, run, [])
     assert cold.monitor(run) == everything.monitor(run)
+
+
+def test_many_runs_are_read_as_one(embedded_database: Database) -> None:
+    """Bringing many runs back takes as many statements as bringing one back, gold and checkpoints included."""
+    scene = set_up(embedded_database)
+    opened = [scene.open(policy="watchful") for _ in range(9)]
+    for run in opened:
+        scene.take(run, Saved(0, "file:///0"))
+        scene.post(run, evals(0.1, 0.2, 0.3))
+
+    def statements(some: list[Run], cold: LiveRuns) -> int:
+        arrivals = [Arrival(scene.project_id, run.id, Points(tuple(evals(0.4, start=3)))) for run in some]
+        counted: list[str] = []
+
+        def keep(*event: Any) -> None:
+            counted.append(event[2])
+
+        sa.event.listen(embedded_database.engine, "before_cursor_execute", keep)
+        try:
+            replace(scene, live=cold).take_all(arrivals)
+        finally:
+            sa.event.remove(embedded_database.engine, "before_cursor_execute", keep)
+        return len(counted)
+
+    assert statements(opened[:1], LiveRuns()) == statements(opened[1:], LiveRuns())
+    assert scene.read(opened[8]).best_checkpoint is not None
+
+
+def test_what_is_long_is_brought_back_beside_what_is_short(scene: Scene) -> None:
+    """A run with more evals than are read together stands as it would in memory, and so does its short neighbor."""
+    long, short = scene.open(), scene.open()
+    for run, length in ((long, live.KEEP_EVERY + 100), (short, 20)):
+        scene.take(run, Saved(3, "file:///3"))
+        scene.post(run, evals(*(step % 7 / 7 + step % 5 / 50 for step in range(length))))
+    scene.forget_state(long)
+    scene.forget_state(short)
+    cold = replace(scene, live=LiveRuns())
+    last = Points(tuple(evals(0.9, start=10_000)))
+    cold.take_all([Arrival(scene.project_id, run.id, last) for run in (long, short)])
+    for run, length in ((long, live.KEEP_EVERY + 100), (short, 20)):
+        twin = scene.open()
+        scene.take(twin, Saved(3, "file:///3"))
+        scene.post(twin, evals(*(step % 7 / 7 + step % 5 / 50 for step in range(length))))
+        scene.take(twin, last)
+        assert cold.monitor(run) == scene.monitor(twin)
+        assert cold.read(run).best_checkpoint == scene.read(twin).best_checkpoint is not None
+
+
+def test_what_processes_share_is_kept(scene: Scene) -> None:
+    """A run whose posts are spread over two processes has its state kept as often as one that stays with one."""
+    run, other = scene.open(), replace(scene, live=LiveRuns())
+    for at in range(0, 2 * live.KEEP_EVERY, 256):
+        (other if at % 512 else scene).post(run, evals(*(step % 7 / 7 for step in range(256)), start=at))
+    assert how(replace(scene, live=LiveRuns()), run, evals(0.5, start=2 * live.KEEP_EVERY)) == "restored"
 
 
 def test_what_the_previous_release_left_is_not_trusted(scene: Scene) -> None:
