@@ -16,19 +16,13 @@ import sqlalchemy as sa
 
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.tables import (
-    attempts,
-    cases,
     checkpoints,
-    decision_changes,
-    decisions,
     deliveries,
     delivery_attempts,
     endpoints,
     events,
-    former_outcomes,
     monitors,
     observations,
-    outcomes,
     prunings,
     pulses,
     runs,
@@ -37,10 +31,10 @@ from evalstop_service.store.tables import (
 )
 
 REMOVED = (delivery_attempts, deliveries, events, verdicts, checkpoints, monitors, observations, series_buckets, pulses)
-"""The details of a run, in an order in which no row is left without the one that it refers to."""
+"""The details of a run, in an order in which no row is left without the one that it refers to.
 
-KEPT = (runs, attempts, decisions, decision_changes, outcomes, former_outcomes, cases)
-"""What is left: the run with its last verdict and best checkpoint, and what tells how often a decision was right."""
+The run with its last verdict and best checkpoint stays, and all that tells how often a decision was right.
+"""
 
 _LOCK = 0x45_56_50_52  # any fixed number: one process at a time
 _RUNS_AT_A_TIME = 50
