@@ -12,7 +12,7 @@ from pydantic import Field
 from evalstop_service import administration, policies
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db, Now, Read
-from evalstop_service.api.examples import POLICY_DOCUMENT
+from evalstop_service.api.examples.policies import POLICY_DOCUMENT
 from evalstop_service.api.schemas import Answer, Time
 from evalstop_service.errors import NotFound
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from evalstop_service import policies, rehearsing
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Now, Operate, Read
-from evalstop_service.api.examples import POLICY_DOCUMENT
+from evalstop_service.api.examples.policies import POLICY_DOCUMENT
 from evalstop_service.api.schemas import Answer, Body, Page, Plain, Time
 from evalstop_service.api.views import next_cursor
 from evalstop_service.errors import NotFound
