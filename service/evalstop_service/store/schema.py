@@ -80,6 +80,15 @@ def serves(revision: str | None) -> bool:
     return revision is not None and (revision not in known or known.index(revision) >= known.index(needed()))
 
 
+def require(database: Database) -> None:
+    """Raise ServiceError unless this code runs on the schema of the database."""
+    revision = current(database)
+    if not serves(revision):
+        raise ServiceError(
+            f"the schema is at {revision or 'nothing'}, {needed()} is needed; run `evalstop migrate` first"
+        )
+
+
 @contextmanager
 def _alone(database: Database) -> Iterator[sa.Connection]:
     """A connection to migrate on, while nobody else does."""

@@ -1,0 +1,196 @@
+"""The commands that administer an installation: its schema, its projects, their keys, pauses and old runs."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import logging
+import sys
+
+from evalstop_service import app, demonstration, installation, opening, pausing, retention
+from evalstop_service.cli.command import OK, Add, Subcommands, open_database, tell
+from evalstop_service.clock import utc_now
+from evalstop_service.settings import Settings
+from evalstop_service.store import endpoints, schema
+from evalstop_service.store.database import Database
+from evalstop_service.store.keys import SCOPES
+from evalstop_service.store.schema import Phase
+
+
+def add_to(commands: Subcommands, add: Add) -> None:
+    """Add all that is done once: `migrate`, `project create`, `pause`, ..."""
+    migration = add(commands, "migrate", migrate)
+    migration.add_argument(
+        "--phase",
+        choices=[phase.value for phase in Phase],
+        default=Phase.ALL.value,
+        help="before: what the new code needs, while the old one serves; after: the rest, once the old one is gone",
+    )
+    add(commands, "openapi", openapi)
+    filling = add(commands, "demo-data", demo_data)
+    filling.add_argument(
+        "--project",
+        default=installation.FIRST_PROJECT,
+        metavar="NAME",
+        help="one without runs, or a new one (default: %(default)s)",
+    )
+    filling.add_argument("--runs", type=int, metavar="N", help="at most so many of them (default: all, some 300)")
+    for name, run in (("pause", pause), ("resume", resume)):
+        command = add(commands, name, run)
+        command.add_argument("project", metavar="PROJECT", help="its name")
+        command.add_argument("--actor", default=getpass.getuser(), help="who says so (default: %(default)s)")
+        if run is pause:
+            command.add_argument("--reason", default="", help="shown with every stop that is withheld for it")
+    pruning = add(commands, "prune", prune)
+    pruning.add_argument("--project", metavar="NAME", help="of this project (default: of all that say for how long)")
+    pruning.add_argument(
+        "--older-than-days", type=float, metavar="N", help="instead of the project's own time; wants --project"
+    )
+    pruning.add_argument("--dry-run", action="store_true", help="count what would go, and leave it")
+    sealing = commands.add_parser("secrets", help="Seal webhook secrets.").add_subparsers(required=True, metavar="VERB")
+    add(sealing, "rotate", secrets_rotate)
+    _add_project(commands, add)
+    _add_key(commands, add)
+
+
+def _add_project(commands: Subcommands, add: Add) -> None:
+    project = commands.add_parser("project", help="Make a project.").add_subparsers(required=True, metavar="VERB")
+    create = add(project, "create", project_create)
+    create.add_argument("name")
+    create.add_argument("--policy", default=opening.DEFAULT_POLICY, help="that judges its runs (default: %(default)s)")
+    create.add_argument("--mode", choices=["shadow", "enforce"], default="shadow", help="of its runs (default shadow)")
+    create.add_argument(
+        "--grace-seconds", type=float, default=0.0, help="within which a stop can be vetoed (default 0)"
+    )
+    create.add_argument(
+        "--held-out-share", type=float, metavar="SHARE", help="of its stops, let run to learn the truth (default 0.1)"
+    )
+    create.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help="what an hour of a GPU costs")
+    create.add_argument("--currency", default="USD", help="of that price (default USD)")
+
+
+def _add_key(commands: Subcommands, add: Add) -> None:
+    key = commands.add_parser("key", help="Make a key.").add_subparsers(required=True, metavar="VERB")
+    create = add(key, "create", key_create)
+    create.add_argument("--name", required=True, help="what the key is for")
+    create.add_argument(
+        "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
+    )
+    bound = create.add_mutually_exclusive_group()
+    bound.add_argument(
+        "--project", default=installation.FIRST_PROJECT, help="the project it is bound to (default default)"
+    )
+    bound.add_argument("--installation", action="store_true", help="bound to no project: it makes projects")
+
+
+def migrate(settings: Settings, options: argparse.Namespace) -> int:
+    """Bring the schema to head, or do one half of the way: what the new code needs, and what can wait for it."""
+    database = app.create_database(settings)
+    before = schema.current(database)
+    schema.upgrade(database, Phase(options.phase))
+    after = schema.current(database)
+    text = f"the schema is at {after}" + (", as it was" if before == after else f" (was {before or 'empty'})")
+    tell(options, {"before": before, "after": after}, text)
+    return OK
+
+
+def openapi(settings: Settings, options: argparse.Namespace) -> int:
+    """Print the OpenAPI document."""
+    database = Database(settings.url)  # never asked
+    print(json.dumps(app.create_app(settings, database, session_secret="none").openapi(), indent=2))  # noqa: S106
+    return OK
+
+
+def demo_data(settings: Settings, options: argparse.Namespace) -> int:
+    """Fill a project with some hundred example runs of two months, so that there is something to look at."""
+    logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # what it tells of is two months of play
+    database = app.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
+    schema.upgrade(database)
+    shown = None if options.json or not sys.stderr.isatty() else _bar
+    filled = demonstration.fill(database, options.project, utc_now(), shown or (lambda _done, _of: None), options.runs)
+    database.close()
+    if shown is not None:
+        print(file=sys.stderr)
+    text = "is filled already" if filled is None else f"has {filled} example runs; `evalstop up` shows them"
+    tell(options, {"project": options.project, "runs": filled or 0}, f"the project {options.project} {text}")
+    return OK
+
+
+def _bar(done: int, of: int) -> None:
+    share = done / of if of else 1.0
+    print(f"\r[{'#' * int(40 * share):40}] {share:4.0%}", end="", file=sys.stderr, flush=True)
+
+
+def pause(settings: Settings, options: argparse.Namespace) -> int:
+    """Stop nothing more in a project until it is resumed; returns when no pending stop is left to be sent."""
+    database = open_database(settings)
+    project = installation.project_named(database, options.project)
+    pausing.pause(database, project.id, options.actor, options.reason, utc_now())
+    tell(options, {"project": project.name, "paused": True}, f"project {project.name} is paused: nothing is stopped")
+    return OK
+
+
+def resume(settings: Settings, options: argparse.Namespace) -> int:
+    """Let stops go on in a project that was paused."""
+    database = open_database(settings)
+    project = installation.project_named(database, options.project)
+    pausing.resume(database, project.id, options.actor, utc_now())
+    tell(options, {"project": project.name, "paused": False}, f"project {project.name} is resumed")
+    return OK
+
+
+def prune(settings: Settings, options: argparse.Namespace) -> int:
+    """Remove the details of runs that ended longer ago than their project keeps them; what decisions say stays."""
+    database = open_database(settings)
+    try:
+        done = retention.prune(
+            database,
+            utc_now(),
+            project=options.project,
+            older_than_days=options.older_than_days,
+            dry_run=options.dry_run,
+        )
+    finally:
+        database.close()
+    text = "\n".join(f"{name}: {count} runs" for name, count in sorted(done.runs.items())) or "no run is that old"
+    tell(options, {"runs": done.runs, "rows": done.rows, "dry_run": options.dry_run}, f"{text}; {done.rows} rows")
+    return OK
+
+
+def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
+    """Seal all webhook secrets with the first of EVALSTOP_SECRET_KEYS, those that stand in plain text too."""
+    database = open_database(settings)
+    with database.transaction() as tx:
+        done = endpoints.reseal(tx, app.create_vault(settings))
+    database.close()
+    text = f"{done.secrets} secrets are sealed with the first key; {done.were_plain} of them stood in plain text"
+    tell(options, {"secrets": done.secrets, "were_plain": done.were_plain}, text)
+    return OK
+
+
+def project_create(settings: Settings, options: argparse.Namespace) -> int:
+    """Make a project."""
+    database = open_database(settings)
+    project = installation.add_project(
+        database,
+        options.name,
+        options.mode,
+        options.grace_seconds,
+        utc_now(),
+        options.policy,
+        held_out_share=settings.held_out_share,
+        price_per_gpu_hour=options.price_per_gpu_hour,
+        currency=options.currency,
+    )
+    tell(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
+    return OK
+
+
+def key_create(settings: Settings, options: argparse.Namespace) -> int:
+    """Make a key and show it, once."""
+    database = open_database(settings)
+    project = None if options.installation else options.project
+    key, secret = installation.add_key(database, project, options.name, tuple(options.scopes), utc_now())
+    tell(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
+    return OK

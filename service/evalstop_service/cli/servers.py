@@ -1,0 +1,169 @@
+"""The commands that go on until they are ended: everything, HTTP alone, deliveries alone."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from evalstop_service import app, installation, pages, traces
+from evalstop_service.api import metrics
+from evalstop_service.cli.command import FAILED, OK, Add, Subcommands, open_database
+from evalstop_service.clock import utc_now
+from evalstop_service.connections import Patience, allowed, look_over, protocol
+from evalstop_service.errors import ServiceError
+from evalstop_service.settings import Settings
+from evalstop_service.store import schema
+from evalstop_service.store.database import Database
+
+_log = logging.getLogger(__name__)
+
+
+def add_to(commands: Subcommands, add: Add) -> None:
+    """Add `up`, `serve` and `deliver` to the line."""
+    listening = argparse.ArgumentParser(add_help=False)
+    listening.add_argument("--host", help="the address to listen on (default 127.0.0.1)")
+    listening.add_argument("--port", type=int, help="the port to listen on, 0 for any free one (default 8787)")
+    add(commands, "up", up, listening)
+    add(commands, "serve", serve, listening)
+    add(commands, "deliver", deliver)
+
+
+def up(settings: Settings, options: argparse.Namespace) -> int:
+    """Everything in one process: schema, HTTP and deliveries."""
+    database = app.create_database(settings)
+    schema.upgrade(database)
+    _tell_of_secrets(settings)
+    first = installation.first_key(database, utc_now(), settings.held_out_share)
+    secret = _session_secret(settings)
+
+    def ready(address: str) -> None:
+        key = installation.any_key(database)
+        link = f"{address}/login?token={pages.sign_in_token(secret, key.id)}" if key else None
+        if options.json:
+            print(json.dumps({"url": address, "key": first, "sign_in": link}), flush=True)
+            return
+        print(f"\n  EvalStop is up at {address}   (API at {address}/docs)")
+        if first:
+            print(f"  Key for this machine, shown once:  {first}")
+        if link:
+            print(f"  Open the pages (good for 12 hours):\n  {link}\n", flush=True)
+
+    return _serve(settings, database, secret, ready, deliver=True)
+
+
+def serve(settings: Settings, options: argparse.Namespace) -> int:
+    """HTTP alone, on a schema that is at head."""
+    database = open_database(settings)
+    _tell_of_secrets(settings)
+
+    def ready(address: str) -> None:
+        print(json.dumps({"url": address}) if options.json else f"EvalStop serves at {address}", flush=True)
+
+    return _serve(settings, database, _session_secret(settings), ready, deliver=False)
+
+
+def deliver(settings: Settings, options: argparse.Namespace) -> int:
+    """Deliveries alone."""
+    database = open_database(settings)
+    _tell_of_secrets(settings)
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        print("EvalStop delivers", flush=True)
+        await app.deliver(settings, database, stop, telemetry, tracer)
+
+    telemetry, tracer = app.create_telemetry(database), traces.from_environment(os.environ)
+    port = settings.metrics_port
+    with metrics.listening(telemetry, settings.host, port) if port is not None else nullcontext():
+        uvloop.run(run())
+    tracer.close()
+    return OK
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, once it does."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            self._ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # once a second
+            look_over(self.server_state.connections, asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
+
+def _serve(settings: Settings, database: Database, secret: str, ready: Callable[[str], None], *, deliver: bool) -> int:
+    patience = Patience(
+        settings.request_seconds,
+        settings.answer_seconds,
+        allowed(settings.connections, reserved=settings.database_connections),
+        app.STREAMED,
+    )
+    config = uvicorn.Config(
+        app.create_app(settings, database, session_secret=secret, deliver=deliver),
+        host=settings.host,
+        port=settings.port,
+        http=protocol(patience),
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,  # the application sees to them, behind what is in a hurry
+        timeout_graceful_shutdown=10,
+        h11_max_incomplete_event_size=65536,
+    )
+    server = _Server(config, ready)
+    # What a request makes ends with it, and live runs hold no cycles: walking through all of them finds nothing.
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1000)
+    with _listen(settings.host, settings.port) as listening:
+        server.run([listening])
+    database.close()
+    return OK if server.started else FAILED
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ServiceError(
+            f"cannot listen at {host}, port {port}: {error.strerror}; --port 0 takes a free one"
+        ) from error
+
+
+def _tell_of_secrets(settings: Settings) -> None:
+    if settings.secret_keys is None:
+        _log.warning("EVALSTOP_SECRET_KEYS is not set: webhook secrets stand in the database in plain text")
+
+
+def _session_secret(settings: Settings) -> str:
+    if settings.session_secret is not None:
+        return settings.session_secret.get_secret_value()
+    if settings.database_url is not None:
+        return secrets.token_urlsafe(32)
+    kept = settings.data_folder / "session.secret"
+    if not kept.exists():
+        kept.touch(mode=0o600)
+        kept.write_text(secrets.token_urlsafe(32))
+    return kept.read_text()
