@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import struct
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from evalstop_client.receivers.cli import main
 from evalstop_client.tensorboard.events import MalformedEvent, Scalar, scalars_in
 from evalstop_client.tensorboard.following import Folder, all_scalars
-from evalstop_client.tensorboard.records import framed, masked_crc32c
+from evalstop_client.tensorboard.records import masked_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,16 +25,23 @@ from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually, program
 
 
+def framed(content: bytes) -> bytes:
+    """A record with this content."""
+    length = len(content).to_bytes(8, "little")
+    checksums = (masked_crc32c(part).to_bytes(4, "little") for part in (length, content))
+    return length + next(checksums) + content + next(checksums)
+
+
 def field(number: int, content: bytes) -> bytes:
     """A field of the wire format that holds bytes."""
     return bytes([number << 3 | 2]) + varint(len(content)) + content
 
 
-def event(step: int, **scalars: float) -> bytes:
+def event(step: int, wall_time: float = 1e9, **scalars: float) -> bytes:
     """An event as PyTorch's SummaryWriter writes it."""
     values = (field(1, tag.encode()) + b"\x15" + struct.pack("<f", value) for tag, value in scalars.items())
     summary = b"".join(field(1, value) for value in values)
-    return b"\x09" + struct.pack("<d", 1e9) + b"\x10" + varint(step) + field(5, summary)
+    return b"\x09" + struct.pack("<d", wall_time) + b"\x10" + varint(step) + field(5, summary)
 
 
 def varint(value: int) -> bytes:
@@ -145,6 +153,32 @@ def test_a_file_may_end_anywhere(tmp_path_factory: pytest.TempPathFactory, cuts:
             folder.take(file, portion)
             found += [one.step for one in portion.scalars]
     assert found == list(range(5))
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    """Under the old name, in the old place, and longer than it was: what it says again takes the place of that."""
+    file, folder = tmp_path / "events.out.tfevents.1", Folder()
+
+    def seen() -> list[tuple[int | None, list[int]]]:
+        found = []
+        while (portion := folder.portion(file)) is not None:
+            folder.take(file, portion)
+            folder.__dict__.update(vars(Folder.from_document(json.loads(json.dumps(folder.document())))))
+            found.append((portion.restarts_at, [one.step for one in portion.scalars]))
+        return found
+
+    write(file, *(event(step, 1.0, gold=step) for step in range(1, 4)))
+    assert seen() == [(None, [1, 2, 3])]
+    with file.open("r+b") as opened:
+        opened.truncate()
+    write(file, *(event(step, 2.0, gold=step, other_and_longer=1.0) for step in range(2, 6)))
+    assert seen() == [(2, [2, 2, 3, 3, 4, 4, 5, 5])]
+    copied = file.read_bytes() + framed(event(6, 3.0, gold=6))
+    (tmp_path / "copy").write_bytes(copied)
+    (tmp_path / "copy").replace(file)  # as rsync does it: another inode, but the same file
+    assert seen() == [(None, [6])]
+    file.write_bytes(copied[:-1])  # shorter, and still the same: sent again, which changes nothing
+    assert seen() == [(None, [2, 2, 3, 3, 4, 4, 5, 5])]
 
 
 def test_damage_costs_what_is_damaged(tmp_path: Path) -> None:

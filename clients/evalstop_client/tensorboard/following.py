@@ -21,13 +21,15 @@ logger = logging.getLogger("evalstop_client.tensorboard")
 
 EVENTS = "events.out.tfevents"
 MOST_SCALARS = 1000
+HEAD_BYTES = 32
+"""As many tell a file from another: the first record holds the moment at which it was begun."""
 
 
 @dataclass
 class Position:
-    """How far a file was read; `inode` tells whether it is still the same."""
+    """How far a file was read, and how it began: what begins otherwise now is another file."""
 
-    inode: int
+    head: bytes = b""
     offset: int = 0
 
 
@@ -64,11 +66,13 @@ class Folder:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 return None
-            same = known is not None and known.inode == found.st_ino and known.offset <= found.st_size
-            reader = Reader(opened, found.st_size, known.offset if known is not None and same else 0)
-            began = reader.offset
-            portion = self._read(file, reader, Position(found.st_ino))
-            return portion if portion.scalars or portion.position.offset > began else None
+            head = opened.read(HEAD_BYTES)
+            anew = known is not None and not head.startswith(known.head)
+            goes_on = known is not None and not anew and known.offset <= found.st_size
+            began = known.offset if known is not None and goes_on else 0
+            portion = self._read(file, Reader(opened, found.st_size, began), anew)
+            portion.position.head = head[: portion.position.offset]
+            return portion if portion.position.offset > began else None
 
     def take(self, file: Path, portion: Portion) -> None:
         """Remember that a portion was dealt with."""
@@ -79,8 +83,8 @@ class Folder:
             step = max(scalar.step, self.lasts.get(scalar.tag, (0, ""))[0])
             self.lasts[scalar.tag] = (step, file.name)
 
-    def _read(self, file: Path, reader: Reader, position: Position) -> Portion:
-        portion = Portion([], position)
+    def _read(self, file: Path, reader: Reader, anew: bool) -> Portion:
+        portion = Portion([], Position())
         while len(portion.scalars) < MOST_SCALARS:
             before = reader.offset
             try:
@@ -94,18 +98,18 @@ class Folder:
             else:
                 if record is None:
                     break
-            restart = min((one.step for one in scalars if self._is_restart(one, file)), default=None)
+            restart = min((one.step for one in scalars if self._is_restart(one, file, anew)), default=None)
             if restart is not None and portion.restarts_at is None:
                 if portion.scalars:
                     break  # at a restart begins a portion of its own
                 portion.restarts_at = restart
             portion.scalars += scalars
-            position.offset = reader.offset
+            portion.position.offset = reader.offset
         return portion
 
-    def _is_restart(self, scalar: Scalar, file: Path) -> bool:
+    def _is_restart(self, scalar: Scalar, file: Path, anew: bool) -> bool:
         last = self.lasts.get(scalar.tag)
-        return last is not None and last[1] != file.name and scalar.step <= last[0]
+        return last is not None and (anew or last[1] != file.name) and scalar.step <= last[0]
 
     def _complain(self, file: Path, what: str) -> None:
         if file.name not in self._complained:
@@ -114,13 +118,15 @@ class Folder:
 
     def document(self) -> dict[str, Any]:
         """What is to be remembered, as JSON."""
-        positions = {name: [position.inode, position.offset] for name, position in self.positions.items()}
+        positions = {name: [position.head.hex(), position.offset] for name, position in self.positions.items()}
         return {"positions": positions, "lasts": self.lasts}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Folder:
         """The folder that `document` tells of. Raises KeyError, TypeError or ValueError."""
-        positions = {str(name): Position(int(at[0]), int(at[1])) for name, at in document["positions"].items()}
+        positions = {
+            str(name): Position(bytes.fromhex(at[0]), int(at[1])) for name, at in document["positions"].items()
+        }
         lasts = {str(tag): (int(last[0]), str(last[1])) for tag, last in document["lasts"].items()}
         return cls(positions, lasts)
 

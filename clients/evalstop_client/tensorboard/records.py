@@ -56,13 +56,6 @@ class Reader:
         return content
 
 
-def framed(content: bytes) -> bytes:
-    """A record with this content."""
-    length = len(content).to_bytes(8, "little")
-    checksums = (masked_crc32c(part).to_bytes(4, "little") for part in (length, content))
-    return length + next(checksums) + content + next(checksums)
-
-
 def masked_crc32c(data: bytes) -> int:
     """The checksum of `data` as TFRecords hold it."""
     crc = 0xFFFFFFFF
