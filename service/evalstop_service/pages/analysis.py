@@ -12,13 +12,12 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from evalstop_service import watching
-from evalstop_service.errors import NotFound
 from evalstop_service.pages import evidence, overoptimization
 from evalstop_service.pages.answers import PageRoute
 from evalstop_service.pages.evidence import Track
 from evalstop_service.pages.overoptimization import Picture
 from evalstop_service.pages.visitor import SignedIn, SiteOf
-from evalstop_service.store import observations, policies, runs, series, verdicts
+from evalstop_service.store import observations, policies, series, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, Point
 from evalstop_service.store.runs import Run
@@ -37,9 +36,7 @@ MOST_CHANGES = 100
 def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """What the charts of the evidence and of gold over the distance draw; what is not finite is null."""
     with site.database.reading() as tx:
-        run = runs.find(tx, visitor.project.id, run_id)
-        if run is None:
-            raise NotFound
+        run = visitor.run(tx, run_id)
         policy = policy_from_document(policies.get(tx, run.policy_id).document)
         paired = _paired(run)
         long = {metric for metric in {*Watch(run, policy).metrics, *paired} if series.is_long(tx, run.id, metric)}

@@ -15,9 +15,14 @@ from evalstop_service.store.observations import MAX_STEP
 LONGEST_LINE = 1000
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """The text without control characters, which no name holds and PostgreSQL refuses in part."""
-    return "".join(character for character in text if unicodedata.category(character) not in ("Cc", "Cs")).strip()
+    return "".join(character for character in text if unicodedata.category(character) not in ("Cc", "Cs"))
+
+
+def plain(text: str) -> str:
+    """The same without blanks around it."""
+    return printable(text).strip()
 
 
 def reason(text: str) -> str:

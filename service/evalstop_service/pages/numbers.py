@@ -16,10 +16,9 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.errors import NotFound
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.visitor import SignedIn, Site, SiteOf
-from evalstop_service.store import observations, runs
+from evalstop_service.store import observations
 from evalstop_service.store.observations import MAX_STEP, StoredPoint
 from evalstop_service.store.runs import Run
 
@@ -43,7 +42,7 @@ def show_numbers(
 ) -> Response:
     """One metric's observations past a step, superseded ones too."""
     with site.database.reading() as tx:
-        run = _found(site, visitor.project.id, run_id)
+        run = visitor.run(tx, run_id)
         known = observations.latest(tx, run.id)
         names = [item.metric for item in known]
         chosen = metric if metric in names else next((name for name in [*run.metrics, *names] if name in names), None)
@@ -66,7 +65,8 @@ def show_numbers(
 @router.get("/export.csv")
 def export_csv(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """All observations of a run, a line each. A name that a spreadsheet would take for a formula gets an apostrophe."""
-    run = _found(site, visitor.project.id, run_id)
+    with site.database.reading() as tx:
+        run = visitor.run(tx, run_id)
 
     def lines() -> Iterator[str]:
         buffer = io.StringIO()
@@ -87,7 +87,8 @@ def export_csv(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 @router.get("/export.json")
 def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """What is known of a run, and all its observations; values that are not finite are strings, as the API has them."""
-    run = _found(site, visitor.project.id, run_id)
+    with site.database.reading() as tx:
+        run = visitor.run(tx, run_id)
     head = {
         "id": str(run.id),
         "name": run.name,
@@ -112,14 +113,6 @@ def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         yield "\n]}\n"
 
     return _attached(parts(), run, "json", "application/json")
-
-
-def _found(site: Site, project_id: UUID, run_id: UUID) -> Run:
-    with site.database.reading() as tx:
-        run = runs.find(tx, project_id, run_id)
-    if run is None:
-        raise NotFound
-    return run
 
 
 def _all(site: Site, run: Run) -> Iterator[StoredPoint]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Request, Response
 
 from evalstop_service import measured
 from evalstop_service.pages import words
 from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.visitor import SignedIn, SiteOf, known
+from evalstop_service.pages.following import Seen, follow
+from evalstop_service.pages.visitor import SignedIn, SiteOf
 from evalstop_service.store import attention, decisions, estimating, outcomes, runs
 from evalstop_service.store.attention import Found
 from evalstop_service.store.database import Transaction
@@ -62,20 +62,9 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
 
 
 @router.get("/overview/events")
-def follow_overview(
-    request: Request,
-    site: SiteOf,
-    visitor: SignedIn,
-    since: str = "",
-    last_event_id: Annotated[str | None, Header()] = None,
-) -> Response:
+def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen: Seen) -> Response:
     """Tell whenever what the page shows has changed."""
-
-    def poll() -> str | None:
-        with site.database.reading() as tx:
-            return None if known(tx, site, request) is None else _standing(tx, visitor.project.id).revision
-
-    return site.streams.answer(last_event_id or since, poll)
+    return follow(request, site, seen, lambda tx: _standing(tx, visitor.project.id).revision)
 
 
 def _standing(tx: Transaction, project_id: UUID) -> Standing:

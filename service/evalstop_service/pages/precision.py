@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from evalstop_service import measured
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.estimates import Estimate
 from evalstop_service.measured import Measured, regrouped
+from evalstop_service.pages import forms
 from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.visitor import SignedIn, SiteOf, known
+from evalstop_service.pages.following import Seen, follow
+from evalstop_service.pages.visitor import SignedIn, SiteOf
 from evalstop_service.store import authorities, estimating, policies
 from evalstop_service.store.estimating import Delay, Grouping, Key, Wanted
 
@@ -40,7 +41,9 @@ class Asked:
         since = site.clock() - timedelta(days=int(days)) if days else None
         # To the hour, so that the links on a page that is rendered again are the same.
         since = since.replace(minute=0, second=0, microsecond=0) if since else None
-        self.wanted = Wanted(policy=_plain(policy), job_kind=_plain(job_kind), since=since)
+        self.wanted = Wanted(
+            policy=forms.printable(policy) or None, job_kind=forms.printable(job_kind) or None, since=since
+        )
 
     def link(self, path: str) -> str:
         said = {"policy": self.policy, "job_kind": self.job_kind, "days": self.days}
@@ -109,21 +112,9 @@ def show_figures(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> JSONRespons
 
 
 @router.get("/precision/events")
-def follow_precision(
-    request: Request,
-    site: SiteOf,
-    visitor: SignedIn,
-    asked: AskedOf,
-    since: str = "",
-    last_event_id: Annotated[str | None, Header()] = None,
-) -> Response:
+def follow_precision(request: Request, site: SiteOf, visitor: SignedIn, asked: AskedOf, seen: Seen) -> Response:
     """Tell whenever a case was added, or turned out otherwise."""
-
-    def poll() -> str | None:
-        with site.database.reading() as tx:
-            return None if known(tx, site, request) is None else estimating.revision(tx, visitor.project.id)
-
-    return site.streams.answer(last_event_id or since, poll)
+    return follow(request, site, seen, lambda tx: estimating.revision(tx, visitor.project.id))
 
 
 class Chosen:
@@ -142,10 +133,10 @@ class Chosen:
         outcome: Literal["", "right", "wrong", "unknown"] = "",
     ) -> None:
         self.wanted = Wanted(
-            _plain(policy),
+            forms.printable(policy) or None,
             version,
-            _plain(detector),
-            None if job_kind is None else _plain(job_kind) or "",
+            forms.printable(detector) or None,
+            None if job_kind is None else forms.printable(job_kind),
             since,
             until,
             flagged,
@@ -220,8 +211,3 @@ def _bins(late: Sequence[Delay]) -> dict[str, list[float]]:
         "width": [width] * len(weights),
         "share": [weight / total for weight in weights],
     }
-
-
-def _plain(text: str) -> str | None:
-    # PostgreSQL holds no NUL, and no name holds any control character.
-    return "".join(character for character in text if unicodedata.category(character) not in ("Cc", "Cs")) or None

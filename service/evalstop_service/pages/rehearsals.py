@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Form, Header, Request, Response
+from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service import policies, rehearsing
 from evalstop_service.errors import NotFound
 from evalstop_service.pages import words
 from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.visitor import Operating, SignedIn, SiteOf, known
+from evalstop_service.pages.following import Seen, follow
+from evalstop_service.pages.visitor import Operating, SignedIn, SiteOf
 from evalstop_service.store import rehearsals
 
 router = APIRouter(prefix="/policies/rehearsals", route_class=PageRoute)
@@ -57,23 +58,9 @@ def show_rehearsal(rehearsal_id: UUID, site: SiteOf, visitor: SignedIn) -> Respo
 
 
 @router.get("/{rehearsal_id}/events")
-def follow_rehearsal(
-    rehearsal_id: UUID,
-    request: Request,
-    site: SiteOf,
-    visitor: SignedIn,
-    since: str = "",
-    last_event_id: Annotated[str | None, Header()] = None,
-) -> Response:
+def follow_rehearsal(rehearsal_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen: Seen) -> Response:
     """Tell whenever it has got on."""
     with site.database.reading() as tx:
         if rehearsals.revision(tx, visitor.project.id, rehearsal_id) is None:
             raise NotFound
-
-    def poll() -> str | None:
-        with site.database.reading() as tx:
-            if known(tx, site, request) is None:
-                return None
-            return rehearsals.revision(tx, visitor.project.id, rehearsal_id)
-
-    return site.streams.answer(last_event_id or since, poll)
+    return follow(request, site, seen, lambda tx: rehearsals.revision(tx, visitor.project.id, rehearsal_id))

@@ -8,12 +8,11 @@ from uuid import UUID
 
 from fastapi import APIRouter, Form, Response
 
-from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Arrival, Corrected
 from evalstop_service.pages import forms
 from evalstop_service.pages.answers import PageRoute
 from evalstop_service.pages.visitor import Operating, SiteOf
-from evalstop_service.store import runs
 from evalstop_service.store.runs import Run
 
 router = APIRouter(route_class=PageRoute)
@@ -40,13 +39,13 @@ def correct(
     said = [("eval", gold, gold_lower), ("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
     metrics: dict[str, dict[str, str]] = {}
     for signal, metric, lower in said:
-        if metric in metrics:
-            raise Invalid(f"{forms.plain(metric)!r} was chosen for two roles; a metric plays one")
-        if metric:
-            metrics[forms.plain(metric)] = {"signal": signal, "direction": "minimize" if lower else "maximize"}
+        name = forms.printable(metric)  # as it was logged: blanks around it are part of it
+        if name in metrics:
+            raise Invalid(f"{name!r} was chosen for two roles; a metric plays one")
+        if name:
+            metrics[name] = {"signal": signal, "direction": "minimize" if lower else "maximize"}
     with site.database.reading() as tx:
-        if runs.find(tx, visitor.project.id, run_id) is None:
-            raise NotFound
+        visitor.run(tx, run_id)
     site.doors.take(Arrival(visitor.project.id, run_id, Corrected(metrics, visitor.actor)))
     return forms.back(run_id, "")
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from evalstop_service import recognition, vitals
-from evalstop_service.errors import NotFound
 from evalstop_service.lifecycle import FOLLOWS, State
 from evalstop_service.pages import roles, words
 from evalstop_service.pages.answers import PageRoute, page
+from evalstop_service.pages.following import Seen, follow
 from evalstop_service.pages.thinning import outlined, thin
-from evalstop_service.pages.visitor import SignedIn, SiteOf, Visitor, known
+from evalstop_service.pages.visitor import SignedIn, SiteOf
 from evalstop_service.store import decisions, observations, outcomes, pulses, runs, series, verdicts
-from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP, Latest, Point
 from evalstop_service.store.runs import Run
@@ -37,7 +36,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         # Read first: what follows may be newer, never older.
         revision = runs.revision(tx, visitor.project.id, run_id)
-        run = _found(tx, visitor, run_id)
+        run = visitor.run(tx, run_id)
         on_record = decisions.listing(tx, run.project_id, run_id=run.id)
         histories = {decision.id: decisions.history(tx, decision) for decision in on_record}
         judged = {decision.id: outcomes.latest(tx, run.id, decision.attempt) for decision in on_record}
@@ -79,7 +78,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """What the chart draws; values that are not finite are null."""
     with site.database.reading() as tx:
-        run = _found(tx, visitor, run_id)
+        run = visitor.run(tx, run_id)
         present = decisions.of_attempt(tx, run.id, run.attempt)
         charted = {metric: role for metric, role in run.metrics.items() if role["signal"] in CHARTED}
         long = {metric for metric in charted if series.is_long(tx, run.id, metric)}
@@ -107,32 +106,11 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 
 
 @router.get("/events")
-def follow_run(
-    run_id: UUID,
-    request: Request,
-    site: SiteOf,
-    visitor: SignedIn,
-    since: str = "",
-    last_event_id: Annotated[str | None, Header()] = None,
-) -> Response:
+def follow_run(run_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen: Seen) -> Response:
     """Tell whenever the run or a decision on it has changed."""
     with site.database.reading() as tx:
-        _found(tx, visitor, run_id)
-
-    def poll() -> str | None:
-        with site.database.reading() as tx:
-            if known(tx, site, request) is None:
-                return None
-            return runs.revision(tx, visitor.project.id, run_id)
-
-    return site.streams.answer(last_event_id or since, poll)
-
-
-def _found(tx: Transaction, visitor: Visitor, run_id: UUID) -> Run:
-    run = runs.find(tx, visitor.project.id, run_id)
-    if run is None:
-        raise NotFound
-    return run
+        visitor.run(tx, run_id)
+    return follow(request, site, seen, lambda tx: runs.revision(tx, visitor.project.id, run_id))
 
 
 def _present(run: Run, on_record: list[Decision]) -> Decision | None:

@@ -16,8 +16,9 @@ from evalstop_service.errors import NotFound
 from evalstop_service.liveness import Pulse
 from evalstop_service.pages import forms, sparkline, words
 from evalstop_service.pages.answers import PageRoute, page
+from evalstop_service.pages.following import follow
 from evalstop_service.pages.sparkline import Sparkline
-from evalstop_service.pages.visitor import SignedIn, SiteOf, known
+from evalstop_service.pages.visitor import SignedIn, SiteOf
 from evalstop_service.store import decisions, observations, policies, pulses, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -77,8 +78,8 @@ class Filters(BaseModel):
             status=self.status or None,
             verdict=self.verdict or None,
             mode=self.mode or None,
-            policy=forms.plain(self.policy) or None,
-            job_kind=forms.plain(self.job_kind) or None,
+            policy=forms.printable(self.policy) or None,
+            job_kind=forms.printable(self.job_kind) or None,
             order=order,
             before=self.cursor or None,
             place=_place(order, self.place),
@@ -137,15 +138,8 @@ def follow_runs(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Tell whenever what the list shows has changed."""
-    wanted = filters.wanted()
-
-    def poll() -> str | None:
-        with site.database.reading() as tx:
-            if known(tx, site, request) is None:
-                return None
-            return runs.listing_revision(tx, visitor.project.id, wanted, PAGE)
-
-    return site.streams.answer(last_event_id or filters.since, poll)
+    wanted, seen = filters.wanted(), last_event_id or filters.since
+    return follow(request, site, seen, lambda tx: runs.listing_revision(tx, visitor.project.id, wanted, PAGE))
 
 
 def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime) -> list[Row]:

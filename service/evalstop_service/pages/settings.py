@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -15,6 +14,7 @@ from fastapi.responses import RedirectResponse
 from evalstop_service import administration, pausing
 from evalstop_service.errors import Invalid
 from evalstop_service.grants import EVERY
+from evalstop_service.pages import forms
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
 from evalstop_service.store import audit, keys
@@ -130,7 +130,7 @@ def change_role_patterns(site: SiteOf, visitor: Administering, patterns: Annotat
 @router.post("/pause")
 def pause(site: SiteOf, visitor: Operating, reason: Annotated[str, Form(max_length=2000)] = "") -> Response:
     """Stop nothing more until somebody resumes."""
-    pausing.pause(site.database, visitor.project.id, visitor.actor, _plain(reason), site.clock())
+    pausing.pause(site.database, visitor.project.id, visitor.actor, forms.plain(reason), site.clock())
     return RedirectResponse(_HOME, 303)
 
 
@@ -149,7 +149,7 @@ def make_key(
     scopes: Annotated[list[str] | None, Form()] = None,
 ) -> Response:
     """Make a key, and show it, once."""
-    name = _plain(name)
+    name = forms.plain(name)
     wanted = [scope for scope in SCOPES if scope in (scopes or ())]
     if not 1 <= len(name) <= 256 or not wanted:
         problem = "A key has a name of at most 256 characters, and at least one scope."
@@ -171,7 +171,7 @@ def show_audit(
     site: SiteOf, visitor: Administering, actor: str = "", action: str = "", cursor: UUID | None = None
 ) -> Response:
     """What was changed, newest first."""
-    actor, action = _plain(actor), _plain(action)
+    actor, action = forms.plain(actor), forms.plain(action)
     with site.database.reading() as tx:
         found = audit.listing(
             tx, visitor.project.id, actor=actor or None, action=action or None, before=cursor, limit=PAGE + 1
@@ -235,11 +235,6 @@ def _pattern(line: str) -> dict[str, str]:
     if not 2 <= len(words) <= 3:
         raise Invalid(f"a line has a pattern, a role, and maybe a direction: {line.strip()[:80]!r}")
     return dict(zip(("pattern", "signal", "direction"), words, strict=False))
-
-
-def _plain(text: str) -> str:
-    # PostgreSQL holds no NUL, and no name holds any control character.
-    return "".join(one for one in text if unicodedata.category(one) not in ("Cc", "Cs")).strip()
 
 
 def _audit_link(query: dict[str, str]) -> str:

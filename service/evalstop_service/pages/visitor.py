@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from jinja2 import Environment
 
 from evalstop_service.clock import Clock
+from evalstop_service.errors import NotFound
 from evalstop_service.grants import EVERY, Grants, VisitorRole, of_scopes, role_in
 from evalstop_service.openid import Provider
 from evalstop_service.pages.answers import MayNot, SignInNeeded, StrangeForm
@@ -18,10 +19,11 @@ from evalstop_service.pages.cookies import PROJECT, SESSION
 from evalstop_service.pages.doors import Doors
 from evalstop_service.pages.live import Streams
 from evalstop_service.pages.sessions import Sessions
-from evalstop_service.store import keys, projects, sessions
+from evalstop_service.store import keys, projects, runs, sessions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
+from evalstop_service.store.runs import Run
 from evalstop_service.store.sessions import Session
 
 
@@ -64,6 +66,13 @@ class Visitor:
     def may_leave(self) -> bool:
         """Whether they may go to another project."""
         return self.session is not None and (len(self.session.grants) > 1 or EVERY in self.session.grants)
+
+    def run(self, tx: Transaction, run_id: UUID) -> Run:
+        """A run of the project that they look at; raises NotFound."""
+        found = runs.find(tx, self.project.id, run_id)
+        if found is None:
+            raise NotFound
+        return found
 
     def may(self, role: str) -> bool:
         """Whether they may do what this role may; for templates, which do not show what would be refused."""

@@ -54,6 +54,17 @@ def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant
     assert entry.actor == f"key {tenant.key.name}"
 
 
+def test_blanks_are_part_of_a_name(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+    """A metric that was logged with blanks around its name is chosen by just that name."""
+    run = recognised(database, tenant, utc_now())
+    take(database, tenant.project.id, run.id, Points((Point(" mine ", 0, 0.5),)), utc_now())
+    visitor.post(f"/runs/{run.id}/metrics", data={"gold": " mine ", "csrf": token_of(visitor)})
+    with database.reading() as tx:
+        found = runs.find(tx, tenant.project.id, run.id)
+    assert found is not None
+    assert list(found.metrics) == [" mine "]
+
+
 def test_params_are_folded(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """The params of a run, of which a trainer may log hundreds, stand behind a fold, the other labels before it."""
     labels = {"gpus": "8", "params.lr": HOSTILE, "params.width": "12"}
