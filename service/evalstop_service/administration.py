@@ -59,9 +59,9 @@ def make_key(
 def revoke_key(database: Database, project_id: UUID, actor: str, key_id: UUID, now: datetime) -> None:
     """Take a key out of use for good; raises NotFound. Whoever remembers keys has to forget them then."""
     with database.transaction() as tx:
-        if not keys.revoke(tx, project_id, key_id, now):
+        key = keys.revoke(tx, project_id, key_id, now)
+        if key is None:
             raise NotFound(f"there is no key {key_id} in use in this project")
-        key = next(key for key in keys.listing(tx, project_id) if key.id == key_id)
         audit.record(tx, project_id, actor, "key.revoked", f"key {key.name}", {"id": str(key_id)}, now)
 
 

@@ -122,7 +122,16 @@ def grant(
     projects.lock(tx, project_id)
     held = authorities.lock(tx, project_id, policy_name)
     if held is None:
-        held = Authority(project_id, policy_name, Stage.SHADOW, line, share, now, {}, version)
+        held = Authority(
+            project_id=project_id,
+            policy_name=policy_name,
+            stage=Stage.SHADOW,
+            precision_wanted=line,
+            canary_share=share,
+            since=now,
+            numbers={},
+            version=version,
+        )
     changed = replace(held, precision_wanted=line, canary_share=share)
     authorities.keep(tx, changed)
     return changed

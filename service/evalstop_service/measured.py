@@ -25,7 +25,15 @@ ROWS = (LET_RUN, STOPPED, PREVENTED, PASSED)
 
 
 _PERIODS = ("day", "week", "month")
-_NAMES = dict.fromkeys(_PERIODS, "begins")
+_PARTS: dict[Grouping, tuple[str, ...]] = {
+    "policy": ("policy", "version"),
+    "detector": ("detector",),
+    "job_kind": ("job_kind",),
+    "day": ("begins",),
+    "week": ("begins",),
+    "month": ("begins",),
+}
+"""What the parts of a key are called."""
 
 _Counted = TypeVar("_Counted", Count, Delay)
 
@@ -165,8 +173,7 @@ def as_json(found: Estimate) -> dict[str, Any]:
 
 def named(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
     """The parts of a group's key by their names: `policy` and `version`, `detector`, `job_kind`, `begins`."""
-    names = [name for one in by for name in {"policy": ("policy", "version")}.get(one, (_NAMES.get(one, one),))]
-    return dict(zip(names, key, strict=True))
+    return dict(zip((name for one in by for name in _PARTS[one]), key, strict=True))
 
 
 def cell(wanted: Wanted, row: str, outcome: str) -> Wanted:

@@ -95,9 +95,7 @@ def stop(
 ) -> Decision:
     """Have a run stopped at once because a person wants it; raises Conflict once it has ended. Twice is harmless."""
     with database.transaction() as tx:
-        run = runs.lock(tx, project_id, run_id)
-        if run is None:
-            raise NotFound(f"there is no run {run_id} in this project")
+        run = _run(tx, project_id, run_id)
         if run.status not in ("running", Pulse.LOST):
             raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
         before = decisions.of_attempt(tx, run.id, run.attempt)
@@ -158,9 +156,7 @@ def judge_run(
 ) -> Run:
     """Record whether it was right to let a run go on, or to stop it if that was decided of its present attempt."""
     with database.transaction() as tx:
-        run = runs.lock(tx, project_id, run_id)
-        if run is None:
-            raise NotFound(f"there is no run {run_id} in this project")
+        run = _run(tx, project_id, run_id)
         decision = decisions.of_attempt(tx, run.id, run.attempt)
         said = _say(tx, run, run.attempt, decision, (outcome, turn_step, note), actor, now)
         said |= {} if proved in (None, actor) else {"said_by": actor}
@@ -197,9 +193,7 @@ def finish(database: Database, project_id: UUID, run_id: UUID, status: str, now:
     A stop that was not handed out is moot then; one that was waits for the word of the scheduler.
     """
     with database.transaction() as tx:
-        run = runs.lock(tx, project_id, run_id)
-        if run is None:
-            raise NotFound(f"there is no run {run_id} in this project")
+        run = _run(tx, project_id, run_id)
         return end(tx, run, status, now) if run.status in ("running", Pulse.LOST) else run
 
 
@@ -248,6 +242,13 @@ def _record(
     said = {} if proved in (None, actor) else {"said_by": actor}
     told = {"run": run.name} | said | details
     audit.record(tx, run.project_id, proved or actor, action, f"decision {decision.id}", told, now)
+
+
+def _run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
+    run = runs.lock(tx, project_id, run_id)
+    if run is None:
+        raise NotFound(f"there is no run {run_id} in this project")
+    return run
 
 
 @contextmanager

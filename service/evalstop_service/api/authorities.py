@@ -58,9 +58,7 @@ def set_authority(name: PolicyName, body: AuthorityIn, caller: Admin, database: 
     with database.transaction() as tx:
         version = _version(tx, caller, name)
         held = authority.grant(tx, caller.project_id, name, version, body.precision_wanted, body.canary_share, now)
-        audit.record(
-            tx, caller.project_id, f"key {caller.key.name}", "authority.set", f"policy {name}", body.model_dump(), now
-        )
+        audit.record(tx, caller.project_id, caller.actor, "authority.set", f"policy {name}", body.model_dump(), now)
     return AuthorityOut.model_validate(held)
 
 
@@ -70,8 +68,7 @@ def remove_authority(name: PolicyName, caller: Admin, database: Db, now: Now) ->
     with database.transaction() as tx:
         _version(tx, caller, name)
         if authorities.remove(tx, caller.project_id, name):
-            actor = f"key {caller.key.name}"
-            audit.record(tx, caller.project_id, actor, "authority.removed", f"policy {name}", {}, now)
+            audit.record(tx, caller.project_id, caller.actor, "authority.removed", f"policy {name}", {}, now)
     return Response(status_code=204)
 
 

@@ -113,8 +113,7 @@ def ask_for_rehearsal(body: RehearsalIn, caller: Operate, database: Db, now: Now
     if isinstance(document, str):
         with database.reading() as tx:
             document = policies.referred(tx, caller.project_id, document).document
-    actor = f"key {caller.key.name}"
-    return _out(rehearsing.ask(database, caller.project_id, document, body.runs, actor, now))
+    return _out(rehearsing.ask(database, caller.project_id, document, body.runs, caller.actor, now))
 
 
 @router.get("/{rehearsal_id}")

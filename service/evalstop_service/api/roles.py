@@ -61,7 +61,7 @@ def correct_metrics(
 
     What was recognised no longer counts, and nothing is recognised in this run from now on.
     """
-    news = Corrected(written_out(body.metrics), f"key {caller.key.name}")
+    news = Corrected(written_out(body.metrics), caller.actor)
     receipt = committer.take(Arrival(caller.project_id, run_id, news))
     with database.reading() as tx:
         return run_out(tx, receipt.run, now)

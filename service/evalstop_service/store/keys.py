@@ -62,10 +62,12 @@ def any_exists(tx: Transaction) -> bool:
     return tx.execute(sa.select(sa.exists().select_from(keys))).scalar_one()
 
 
-def revoke(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -> bool:
-    """Take a key out of use for good; False if the project has no such key in use."""
+def revoke(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -> Key | None:
+    """Take a key out of use for good; None if the project has no such key in use."""
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & keys.c.revoked_at.is_(None)
-    return tx.execute(keys.update().where(condition).values(revoked_at=now)).rowcount == 1
+    change = keys.update().where(condition).values(revoked_at=now).returning(*_COLUMNS)
+    row = tx.execute(change).mappings().one_or_none()
+    return _key(row) if row else None
 
 
 _COLUMNS = [column for column in keys.c if column.name != "hash"]
