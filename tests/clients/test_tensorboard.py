@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from evalstop_client.receivers.cli import main
-from evalstop_client.tensorboard.events import MalformedEvent, Scalar, scalars_in
+from evalstop_client.tensorboard.events import Scalar, scalars_in
 from evalstop_client.tensorboard.following import Folder, all_scalars
 from evalstop_client.tensorboard.records import masked_crc32c
+from evalstop_client.tensorboard.wire import MalformedMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,7 +138,7 @@ def test_what_tensorboard_writes_is_what_is_read(points: list[tuple[str, int, fl
 @given(st.binary(max_size=80))
 def test_any_bytes_are_an_event_or_none(record: bytes) -> None:
     """A record that a stranger wrote is read or refused, and nothing else."""
-    with contextlib.suppress(MalformedEvent):
+    with contextlib.suppress(MalformedMessage):
         assert all(isinstance(one.value, float) for one in scalars_in(record))
 
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.tensorboard.events import MalformedEvent, Scalar, scalars_in
+from evalstop_client.tensorboard.events import Scalar, scalars_in
 from evalstop_client.tensorboard.records import DamagedRecord, Reader
+from evalstop_client.tensorboard.wire import MalformedMessage
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 
@@ -90,7 +91,7 @@ class Folder:
             try:
                 record = reader.next()
                 scalars = scalars_in(record) if record else []
-            except (DamagedRecord, MalformedEvent) as error:
+            except (DamagedRecord, MalformedMessage) as error:
                 self._complain(file, f"{error}; it is passed over")
                 if reader.offset == before:
                     break

@@ -22,6 +22,9 @@ STEPS = ("step", "train/global_step", "trainer/global_step", "global_step", "_st
 SECONDS = ("seconds", "_runtime")
 """Columns that say how many seconds a run has been at it."""
 
+MOST_GPUS = 1_000_000
+"""More are a mistake, and would be all that is seen of the cost of anything."""
+
 NO_METRICS = frozenset({"run", "epoch", "gpus", "_timestamp", *STEPS, *SECONDS})
 
 
@@ -88,6 +91,12 @@ def step_of(cell: object) -> int:
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_STEP:
         return number
     raise ValueError(f"the step is {shown(cell)}; give a whole number from 0 to 2**53 - 1")
+
+
+def gpus_in(text: str) -> float | None:
+    """Read a label, parameter or tag `gpus`; None where it is no number of GPUs."""
+    gpus = float(text) if text.replace(".", "", 1).isdecimal() else -1.0
+    return gpus if 0 <= gpus <= MOST_GPUS else None
 
 
 def run_of(cell: object) -> str:

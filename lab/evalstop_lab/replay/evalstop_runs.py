@@ -14,8 +14,8 @@ from typing import Any
 from evalstop_detectors import Signal
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.replay.cells import add_row, number_of, step_of
-from evalstop_lab.replay.remote import Remote, environment, pages
+from evalstop_lab.replay.cells import add_row, gpus_in, number_of, step_of
+from evalstop_lab.replay.remote import Remote, environment
 from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 RUNS_A_PAGE = 200
@@ -46,8 +46,7 @@ class ServiceRun:
         run.total_steps = self.said.get("total_steps")
         began, ended = (datetime.fromisoformat(self.said[key] or self.said["updated_at"]) for key in _MOMENTS)
         run.seconds = max((ended - began).total_seconds(), 0.0)
-        gpus = str(self.said.get("labels", {}).get("gpus", ""))
-        run.gpus = float(gpus) if gpus.replace(".", "", 1).isdecimal() else None
+        run.gpus = gpus_in(str(self.said.get("labels", {}).get("gpus", "")))
         for column in roles.columns.values():
             for point in self._points(column):
                 if point["superseded_by"] is not None:
@@ -60,7 +59,7 @@ class ServiceRun:
 
     def _points(self, metric: str) -> Iterator[dict[str, Any]]:
         path = f"/api/v1/runs/{self.said['id']}/observations"
-        return pages(
+        return self.remote.pages(
             lambda cursor: self.remote.get(path, metric=metric, limit=POINTS_A_PAGE, cursor=cursor),
             "items",
             "next_cursor",
@@ -76,5 +75,7 @@ def runs_of(address: str, open_until: ExitStack) -> Iterator[ServiceRun]:
     if key is None:
         raise UnusableArguments(f"{address} needs a key with the scope read; put it into EVALSTOP_KEY.")
     remote = open_until.enter_context(Remote(address, {"Authorization": f"Bearer {key}"}))
-    listed = pages(lambda cursor: remote.get("/api/v1/runs", limit=RUNS_A_PAGE, cursor=cursor), "items", "next_cursor")
+    listed = remote.pages(
+        lambda cursor: remote.get("/api/v1/runs", limit=RUNS_A_PAGE, cursor=cursor), "items", "next_cursor"
+    )
     return (ServiceRun(remote, item) for item in listed if item.get("pruned_at") is None)

@@ -12,9 +12,11 @@ from typing import Any
 import yaml
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, number_in, step_of
+from evalstop_lab.replay.cells import add_row, gpus_in, number_in, step_of
 from evalstop_lab.replay.lines import lines
 from evalstop_lab.replay.runs import Roles, Run, Runs, Troubles
+
+_LAST_MILLISECOND = 253_402_300_799_999  # of the year 9999
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -57,10 +59,9 @@ def called(name: object, run_id: str) -> str:
 
 def set_cost(run: Run, began: object, ended: object, gpus: str) -> None:
     """Take in how long a run ran, in milliseconds since 1970, and the parameter or tag `gpus`."""
-    if isinstance(began, int) and isinstance(ended, int) and ended >= began > 0:
+    if isinstance(began, int) and isinstance(ended, int) and 0 < began <= ended <= _LAST_MILLISECOND:
         run.seconds = (ended - began) / 1000
-    if gpus.replace(".", "", 1).isdecimal():
-        run.gpus = float(gpus)
+    run.gpus = gpus_in(gpus)
 
 
 def _read_metric(folder: Path, column: str, with_stderr: bool, run: Run, troubles: Troubles) -> None:
@@ -91,7 +92,7 @@ def _meta(folder: Path, troubles: Troubles) -> dict[str, Any]:
     path = folder / "meta.yaml"
     try:
         meta = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - the safe loader, written in C
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         troubles.add(UnreadableInput(path, f"{error}; give the meta.yaml that MLflow wrote"))
         return {}
     return meta if isinstance(meta, dict) else {}

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import add_row, number_of, step_of
 from evalstop_lab.replay.mlflow_files import called, set_cost
-from evalstop_lab.replay.remote import Remote, environment, pages
+from evalstop_lab.replay.remote import Remote, environment
 from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 API = "/api/2.0/mlflow"
@@ -44,15 +44,15 @@ class ServerRun:
         for column in roles.columns.values():
             if column not in self.metrics:
                 continue
-            stderrs = dict(self._points(f"{column}_stderr")) if f"{column}_stderr" in self.metrics else {}
-            for step, value in self._points(column):
+            beside = f"{column}_stderr"
+            stderrs = dict(self._points(beside, Troubles(strict=False))) if beside in self.metrics else {}
+            for step, value in self._points(column, troubles):
                 try:
-                    row = {column: value, f"{column}_stderr": stderrs.get(step)}
-                    add_row(run, step_of(step), row, number_of)
+                    add_row(run, step, {column: value, beside: stderrs.get(step)}, number_of)
                 except ValueError as error:
-                    troubles.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
+                    self._trouble(troubles, error)
 
-    def _points(self, metric: str) -> Iterator[tuple[int, object]]:
+    def _points(self, metric: str, troubles: Troubles) -> Iterator[tuple[int, object]]:
         def ask(token: str | None) -> dict[str, Any]:
             return self.remote.get(
                 f"{API}/metrics/get-history",
@@ -62,8 +62,14 @@ class ServerRun:
                 page_token=token,
             )
 
-        for point in pages(ask, "metrics", "next_page_token"):
-            yield int(point.get("step") or 0), point.get("value")  # protobuf leaves zeros out
+        for point in self.remote.pages(ask, "metrics", "next_page_token"):
+            try:
+                yield step_of(point.get("step") or 0), point.get("value")  # protobuf leaves zeros out
+            except ValueError as error:
+                self._trouble(troubles, error)
+
+    def _trouble(self, troubles: Troubles, error: ValueError) -> None:
+        troubles.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
 
 
 def runs_of(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
@@ -80,7 +86,8 @@ def runs_of(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
         body = {"max_results": EXPERIMENTS_A_PAGE, "page_token": page}
         return remote.post(f"{API}/experiments/search", body)
 
-    found = {item["name"]: str(item["experiment_id"]) for item in pages(experiments, "experiments", "next_page_token")}
+    listed = remote.pages(experiments, "experiments", "next_page_token")
+    found = {str(item.get("name")): str(item.get("experiment_id")) for item in listed}
     if missing := sorted(set(wanted or ()) - found.keys()):
         raise UnreadableInput(
             remote.url, f"there is no experiment {missing[0]!r}; there are {', '.join(sorted(found)[:30])}"
@@ -92,20 +99,31 @@ def runs_of(address: str, open_until: ExitStack) -> Iterator[ServerRun]:
             f"{API}/runs/search", {"experiment_ids": ids, "max_results": RUNS_A_PAGE, "page_token": page}
         )
 
-    for item in pages(search, "runs", "next_page_token") if ids else ():
-        info, data = item["info"], item.get("data") or {}
-        run_id = str(info.get("run_id") or info.get("run_uuid"))
-        yield ServerRun(
-            remote,
-            run_id,
-            called(info.get("run_name"), run_id),
-            {key: _whole(info.get(key)) for key in ("start_time", "end_time")},
-            frozenset(metric["key"] for metric in data.get("metrics") or ()),
-            {item["key"]: item.get("value", "") for item in data.get("params") or ()},
-            {item["key"]: item.get("value", "") for item in data.get("tags") or ()},
-        )
+    for item in remote.pages(search, "runs", "next_page_token") if ids else ():
+        try:
+            yield _run(remote, item)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UnreadableInput(remote.url, f"it tells of a run otherwise than MLflow does: {error!r}") from error
+
+
+def _run(remote: Remote, item: Mapping[str, Any]) -> ServerRun:
+    info, data = item["info"], item.get("data") or {}
+    run_id = str(info.get("run_id") or info.get("run_uuid"))
+    return ServerRun(
+        remote,
+        run_id,
+        called(info.get("run_name"), run_id),
+        {key: _whole(info.get(key)) for key in ("start_time", "end_time")},
+        frozenset(str(metric["key"]) for metric in data.get("metrics") or ()),
+        _pairs(data.get("params")),
+        _pairs(data.get("tags")),
+    )
+
+
+def _pairs(said: Any) -> dict[str, str]:
+    return {str(pair["key"]): str(pair.get("value", "")) for pair in said or ()}
 
 
 def _whole(cell: object) -> int | None:
     """A time in milliseconds: some servers write 64-bit numbers as text."""
-    return int(cell) if isinstance(cell, int | str) and str(cell).isdecimal() else None
+    return int(cell) if isinstance(cell, int | str) and str(cell).isdecimal() and len(str(cell)) < 20 else None

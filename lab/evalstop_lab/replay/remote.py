@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -41,6 +41,21 @@ class Remote:
         """POST, for servers that search by it."""
         return self._ask("POST", path, json={key: value for key, value in body.items() if value is not None})
 
+    def pages(self, ask: Callable[[str | None], dict[str, Any]], items: str, token: str) -> Iterator[dict[str, Any]]:
+        """All items of a listing: `ask` gets the token of the next page, None for the first."""
+        following: str | None = None
+        while True:
+            page = ask(following)
+            found = page.get(items) or []
+            if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+                raise UnreadableInput(self.url, f"its `{items}` is no list of objects; is it the right kind of server")
+            yield from found
+            before, following = following, page.get(token)
+            if not following:
+                return
+            if following == before:
+                raise UnreadableInput(self.url, f"its list of {items} does not end: the same page comes again")
+
     def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
         said = ""
         for attempt in range(TRIES):
@@ -69,17 +84,6 @@ class Remote:
         if not isinstance(found, dict):
             raise UnreadableInput(self.url, f"{path}: the answer is no JSON object")
         return found
-
-
-def pages(ask: Any, items: str, token: str) -> Iterator[dict[str, Any]]:
-    """All items of a listing: `ask` gets the token of the next page, None for the first."""
-    following: str | None = None
-    while True:
-        page = ask(following)
-        yield from page.get(items) or ()
-        following = page.get(token)
-        if not following:
-            return
 
 
 def environment(*names: str) -> str | None:

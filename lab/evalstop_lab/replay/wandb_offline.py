@@ -16,8 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from evalstop_client.tensorboard.wire import BYTES, VARINT, fields, repeated
+
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.cells import add_row, number_of, step_of
+from evalstop_lab.replay.cells import MOST_GPUS, add_row, number_of, step_of
 from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 BLOCK = 32 * 1024
@@ -65,11 +67,9 @@ def _history(path: Path) -> tuple[dict[str, Any], UnreadableInput | None]:
     try:
         data = path.read_bytes()
         for record in _records(data):
-            for number, value in _fields(record):
-                if number == _HISTORY:
-                    found["rows"].append(_row(value))
-                elif number == _RUN:
-                    _take_run(value, found)
+            found["rows"] += map(_row, repeated(record, _HISTORY))
+            for run in repeated(record, _RUN):
+                _take_run(run, found)
     except OSError as error:
         return found, UnreadableInput(path, f"{error.strerror}; give a file that can be read")
     except ValueError as error:
@@ -80,7 +80,8 @@ def _history(path: Path) -> tuple[dict[str, Any], UnreadableInput | None]:
 def _records(data: bytes) -> Iterator[bytes]:
     if data[:4] != b":W&B" or len(data) < 7:
         raise ValueError("this is no offline run of W&B: it does not begin with `:W&B`")
-    at, parts = 7, b""
+    at, begun = 7, False
+    parts = bytearray()
     while at < len(data):
         left = BLOCK - at % BLOCK
         if left < _HEADER.size:
@@ -94,77 +95,49 @@ def _records(data: bytes) -> Iterator[bytes]:
             raise ValueError(f"the file breaks off at byte {at:,}")
         if not _WHOLE <= kind <= _LAST or zlib.crc32(body, zlib.crc32(bytes([kind]))) != checksum:
             raise ValueError(f"the record at byte {at:,} is broken")
+        if begun == (kind in (_WHOLE, _FIRST)):
+            raise ValueError(f"the record at byte {at:,} is torn: a part of it is missing")
         at += _HEADER.size + length
-        parts = body if kind in (_WHOLE, _FIRST) else parts + body
-        if kind in (_WHOLE, _LAST):
-            yield parts
+        parts += body
+        begun = kind in (_FIRST, _MIDDLE)
+        if not begun:
+            yield bytes(parts)
+            parts.clear()
+    if begun:
+        raise ValueError(f"the file breaks off at byte {at:,}")
 
 
 def _row(record: bytes) -> dict[str, Any]:
     row: dict[str, Any] = {}
     step = 0
-    for number, value in _fields(record):
-        if number == _ITEM:
-            key, cell = _item(value)
-            if isinstance(cell, int | float | str):
-                row[key] = cell
-        elif number == _STEP:
-            step = next((num for field, num in _fields(value) if field == _NUM), 0)
+    for item in repeated(record, _ITEM):
+        key, cell = _item(item)
+        if isinstance(cell, int | float | str):
+            row[key] = cell
+    for said in repeated(record, _STEP):
+        step = next((value for number, kind, value in fields(said) if (number, kind) == (_NUM, VARINT)), 0)
     return {"_step": step} | row
 
 
 def _item(record: bytes) -> tuple[str, object]:
     """Key and value; the parts of a nested key are joined by dots, as W&B shows them."""
     keys, text = [], b"null"
-    for number, value in _fields(record):
-        if number in (_KEY, _NESTED_KEY):
+    for number, kind, value in fields(record):
+        if kind == BYTES and number in (_KEY, _NESTED_KEY):
             keys.append(value.decode("utf-8"))
-        elif number == _VALUE_JSON:
+        elif kind == BYTES and number == _VALUE_JSON:
             text = value
-    return ".".join(keys), json.loads(text)
+    try:
+        return ".".join(keys), json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"the value of {'.'.join(keys)[:60]!r} is nested too deep") from error
 
 
 def _take_run(record: bytes, found: dict[str, Any]) -> None:
-    names = {number: value for number, value in _fields(record) if number in (_RUN_ID, _DISPLAY_NAME)}
-    said = [names[number].decode("utf-8") for number in (_DISPLAY_NAME, _RUN_ID) if names.get(number)]
+    names = [name for number in (_DISPLAY_NAME, _RUN_ID) for name in [*repeated(record, number)][-1:]]
+    said = [name.decode("utf-8") for name in names if name]
     found["name"] = f"{said[0]} ({said[1]})" if len(said) == 2 else said[0] if said else None
-    for number, config in _fields(record):
-        for field, update in _fields(config) if number == _CONFIG else ():
-            if field == _UPDATE:
-                key, value = _item(update)
-                if key == "gpus" and isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-                    found["gpus"] = float(value)
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field of a protobuf message: bytes, or a whole number of a varint."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        number, wire = tag >> 3, tag & 7
-        if wire == 0:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if wire == 2:
-            length, at = _varint(message, at)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
-        else:
-            raise ValueError(f"a protobuf message has wire type {wire}")
-        if at + length > len(message):
-            raise ValueError("a protobuf message breaks off")
-        yield number, message[at : at + length]
-        at += length
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(message) and shift < 64:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError("a protobuf message breaks off")
+    for config in repeated(record, _CONFIG):
+        for key, value in map(_item, repeated(config, _UPDATE)):
+            if key == "gpus" and isinstance(value, int | float) and not isinstance(value, bool):
+                found["gpus"] = float(value) if 0 <= value <= MOST_GPUS else None

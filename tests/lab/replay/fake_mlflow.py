@@ -32,6 +32,24 @@ def fake_mlflow() -> Iterator[str]:
         server.server_close()
 
 
+@contextmanager
+def lying_mlflow(answer: object) -> Iterator[str]:
+    """The address of a server that answers everything with this."""
+
+    class Handler(_Handler):
+        def _answer(self, path: str, asked: dict[str, Any]) -> None:
+            self._send(200, answer)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -66,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         end = start + min(MOST, int(asked["max_results"]))
         self._send(200, {name: items[start:end]} | ({"next_page_token": str(end)} if end < len(items) else {}))
 
-    def _send(self, status: int, answer: dict[str, Any]) -> None:
+    def _send(self, status: int, answer: object) -> None:
         body = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

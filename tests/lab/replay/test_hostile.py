@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from evalstop_detectors import Signal
 from evalstop_lab.cli import main
+from evalstop_lab.errors import UnreadableInput
+from evalstop_lab.replay import wandb_offline
 from evalstop_lab.replay.lines import LONGEST_LINE
+from evalstop_lab.replay.runs import Troubles
+from evalstop_lab.replay.sources import read
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lab.replay.conftest import Replay, patiently, rows, write_jsonl
+from tests.lab.replay.fake_mlflow import lying_mlflow
 
 GOOD = '{"run": "a", "step": 1, "eval": 1}\n'
 Refused = Callable[..., str]
@@ -166,3 +175,118 @@ def test_any_json_row_is_read_or_refused(tmp_path: Path, step: str, gold: str, s
     file = tmp_path / "any.jsonl"
     file.write_text(f'{{"run": {run}, "step": {step}, "eval": {gold}, "eval_stderr": {stderr}}}\n')
     assert main(["replay", str(file), "--json"]) in (0, 1)
+
+
+WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+HISTORY, RUN = 2, 17
+
+
+def wandb_file(folder: Path, *parts: tuple[int, bytes]) -> Path:
+    """An offline run of W&B of these parts of records, with true checksums."""
+    data = b":W&B\xe1\xbe\x00"
+    for kind, body in parts:
+        left = wandb_offline.BLOCK - len(data) % wandb_offline.BLOCK
+        data += b"" if left >= 7 + len(body) else bytes(left)
+        data += struct.pack("<IHB", zlib.crc32(body, zlib.crc32(bytes([kind]))), len(body), kind) + body
+    file = folder / "run-x.wandb"
+    file.write_bytes(data)
+    return file
+
+
+def field(number: int, content: bytes | int) -> bytes:
+    """A field of a protobuf message."""
+    if isinstance(content, int):
+        return varint(number << 3) + varint(content)
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + varint(value >> 7)
+
+
+def item(key: str, value: str) -> bytes:
+    """An item of W&B's history or config."""
+    return field(1, key.encode()) + field(16, value.encode())
+
+
+contents = st.recursive(
+    st.integers(0, 2**64 - 1) | st.binary(max_size=9),
+    lambda content: st.lists(st.tuples(st.sampled_from([1, 2, 4, 8, 16, 17]), content), max_size=4).map(
+        lambda pairs: b"".join(field(number, said) for number, said in pairs)
+    ),
+)
+
+
+@patiently
+@given(said=st.lists(st.tuples(st.sampled_from([HISTORY, RUN]), contents), max_size=4))
+def test_any_records_of_wandb_are_read_or_refused(tmp_path: Path, said: list[tuple[int, bytes | int]]) -> None:
+    """Whatever stands in records whose checksums are right, in fields of whatever kind."""
+    read([wandb_file(tmp_path, *((WHOLE, field(*one)) for one in said))], None, Troubles(strict=False))
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([(WHOLE, field(HISTORY, 7) + field(HISTORY, field(1, 7) + field(2, 7)))], None),
+        ([(WHOLE, field(HISTORY, field(1, item("eval", "[" * 10_000))))], "nested too deep"),
+        ([(WHOLE, field(HISTORY, field(1, item("eval", "{"))))], "1 rows"),
+        ([(WHOLE, field(RUN, field(4, field(1, item("gpus", "1" + "0" * 400)))))], None),
+        ([(MIDDLE, b""), (LAST, b"")], "torn"),
+        ([(FIRST, b""), (WHOLE, b"")], "torn"),
+        ([(FIRST, b"")], "breaks off"),
+        ([(WHOLE, varint(HISTORY << 3 | 2) + varint(2**63))], "longer than what holds it"),
+    ],
+)
+def test_records_of_wandb_that_lie(tmp_path: Path, parts: list[tuple[int, bytes]], words: str | None) -> None:
+    """What was meant as something else is passed over; what is torn or does not end is told, and nothing crashes."""
+    row = field(HISTORY, field(1, item("eval", "0.5")) + field(2, field(1, 7)))
+    troubles = Troubles(strict=False)
+    (run,) = read([wandb_file(tmp_path, (WHOLE, row), *parts)], None, troubles).by_name.values()
+    assert (list(run.series[Signal.EVAL].values), run.gpus) == ([0.5], None)
+    assert [words is not None and words in str(trouble) for trouble in troubles.found] == [True] * (words is not None)
+
+
+EXPERIMENTS: dict[str, Any] = {"experiments": [{"name": "a", "experiment_id": "0"}]}
+ODD_RUN: dict[str, Any] = {"info": {"run_id": "r", "run_name": "r", "start_time": "1", "end_time": "9" * 99}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ([], "no JSON object"),
+        ({}, "none of the columns"),
+        ({"experiments": 3}, "no list of objects"),
+        ({"experiments": ["a"]}, "no list of objects"),
+        (EXPERIMENTS | {"next_page_token": "again"}, "does not end"),
+        (EXPERIMENTS | {"runs": [{}]}, "otherwise than MLflow"),
+        (EXPERIMENTS | {"runs": [{"info": 3}]}, "otherwise than MLflow"),
+        (EXPERIMENTS | {"runs": [ODD_RUN | {"data": {"metrics": [{}]}}]}, "otherwise than MLflow"),
+    ],
+)
+def test_an_mlflow_server_that_is_none(answer: object, words: str) -> None:
+    """Whatever a server answers is read or refused with its address, and a list without an end is left."""
+    with lying_mlflow(answer) as address, pytest.raises(UnreadableInput, match=words) as refused:
+        read([f"mlflow+{address}"])
+    assert address in str(refused.value)
+
+
+def test_odd_points_of_an_mlflow_server() -> None:
+    """A point that is none is told of, those around it are read, and impossible costs are none."""
+    points: list[dict[str, Any]] = [{"key": "eval", "value": 0.5, "step": step} for step in (0, "x", 2)]
+    run = ODD_RUN | {"data": {"metrics": [{"key": "eval"}], "params": [{"key": "gpus", "value": "9" * 400}]}}
+    troubles = Troubles(strict=False)
+    with lying_mlflow(EXPERIMENTS | {"runs": [run], "metrics": points}) as address:
+        (found,) = read([f"mlflow+{address}"], None, troubles).by_name.values()
+    assert list(found.series[Signal.EVAL].steps) == [0, 2]
+    assert (found.gpus, found.seconds) == (None, None)
+    assert ["step is 'x'" in str(trouble) for trouble in troubles.found] == [True]
+
+
+@pytest.mark.parametrize("meta", ["[" * 5_000 + "]" * 5_000, "run_name: [", "start_time: 1", "a: 2001-99-99"])
+def test_an_mlflow_folder_that_lies(tmp_path: Path, meta: str) -> None:
+    """Of a run whose meta.yaml is none, or tells of impossible times, the metrics are read all the same."""
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "meta.yaml").write_text(f"{meta}\nend_time: 2{'0' * 400}\n")
+    (tmp_path / "metrics" / "eval").write_text("1 0.5 7\n")
+    (run,) = read([tmp_path], None, Troubles(strict=False)).by_name.values()
+    assert (list(run.series[Signal.EVAL].values), run.seconds) == ([0.5], None)

@@ -1,0 +1,71 @@
+"""Protocol buffers as they are on the wire: the fields of a message, by their numbers. Pure.
+
+Source: https://protobuf.dev/programming-guides/encoding. Groups, which nobody writes any more, are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+class MalformedMessage(ValueError):
+    """These bytes are no message."""
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
+    """The fields of a message as (number, kind, value): an int for a varint, the bytes for all else.
+
+    Raises MalformedMessage.
+    """
+    place, end = 0, len(message)
+    while place < end:
+        key, place = _varint(message, place)
+        kind = key & 7
+        if kind == VARINT:
+            value, place = _varint(message, place)
+            yield key >> 3, kind, value
+            continue
+        if kind == BYTES:
+            length, place = _varint(message, place)
+        elif kind in (FIXED32, FIXED64):
+            length = 4 if kind == FIXED32 else 8
+        else:
+            raise MalformedMessage(f"a field is of the kind {kind}, which there is not")
+        if length > end - place:
+            raise MalformedMessage("a field is longer than what holds it")
+        yield key >> 3, kind, message[place : place + length]
+        place += length
+
+
+def repeated(message: bytes, number: int) -> Iterator[bytes]:
+    """The values of the fields of this number that hold bytes."""
+    return (value for field, kind, value in fields(message) if field == number and kind == BYTES)
+
+
+def varints(packed: bytes) -> Iterator[int]:
+    """Whole numbers, one behind the other."""
+    place = 0
+    while place < len(packed):
+        value, place = _varint(packed, place)
+        yield value
+
+
+def signed(value: int) -> int:
+    """A varint as the number of 64 bits with a sign that it stands for."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= len(message):
+            break
+        byte = message[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, place
+    raise MalformedMessage("a number does not end")
