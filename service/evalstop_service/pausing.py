@@ -9,7 +9,7 @@ from uuid import UUID
 
 from evalstop_service import brakes, progress
 from evalstop_service.store import audit, projects
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,8 @@ def pause(
         if project.paused_at is None:
             project = replace(project, paused_at=now, paused_by=actor, paused_reason=reason or None)
             projects.change(tx, project)
-            _record(tx, project, "project.paused", actor, proved, {"reason": reason}, now)
+            subject, told = f"project {project.name}", {"reason": reason}
+            audit.record(tx, project.id, actor, "project.paused", subject, told, now, proved)
     held = progress.hold_all(database, project_id, brakes.paused(project), now)
     log.warning("project %s is paused by %s; %d stops are withheld", project.name, project.paused_by, held)
     return project
@@ -41,19 +42,6 @@ def resume(database: Database, project_id: UUID, actor: str, now: datetime, prov
         if project.paused_at is not None:
             project = replace(project, paused_at=None, paused_by=None, paused_reason=None)
             projects.change(tx, project)
-            _record(tx, project, "project.resumed", actor, proved, {}, now)
+            audit.record(tx, project.id, actor, "project.resumed", f"project {project.name}", None, now, proved)
     log.warning("project %s is resumed by %s", project.name, actor)
     return project
-
-
-def _record(
-    tx: Transaction,
-    project: Project,
-    action: str,
-    actor: str,
-    proved: str | None,
-    details: dict[str, str],
-    now: datetime,
-) -> None:
-    said = {} if proved in (None, actor) else {"said_by": actor}
-    audit.record(tx, project.id, proved or actor, action, f"project {project.name}", said | details, now)

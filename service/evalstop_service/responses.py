@@ -103,7 +103,8 @@ def stop(
         if before is None or before.state != decision.state:
             # Whoever remembers the run has to look again: there is a decision, or another than there was.
             runs.save(tx, structs.replace(run, version=run.version + 1, updated_at=now))
-            _record(tx, run, decision, "run.stop_ordered", (actor, proved), {"reason": reason}, now)
+            subject, told = f"decision {decision.id}", {"run": run.name, "reason": reason}
+            audit.record(tx, project_id, actor, "run.stop_ordered", subject, told, now, proved)
         return decision
 
 
@@ -138,7 +139,8 @@ def judge(
     contradicts itself."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         said = _say(tx, run, decision.attempt, decision, (outcome, turn_step, note), actor, now)
-        _record(tx, run, decision, "decision.judged", (actor, proved), said, now)
+        told = {"run": run.name} | said
+        audit.record(tx, project_id, actor, "decision.judged", f"decision {decision.id}", told, now, proved)
         return decision
 
 
@@ -159,8 +161,7 @@ def judge_run(
         run = _run(tx, project_id, run_id)
         decision = decisions.of_attempt(tx, run.id, run.attempt)
         said = _say(tx, run, run.attempt, decision, (outcome, turn_step, note), actor, now)
-        said |= {} if proved in (None, actor) else {"said_by": actor}
-        audit.record(tx, project_id, proved or actor, "run.judged", f"run {run.name}", said, now)
+        audit.record(tx, project_id, actor, "run.judged", f"run {run.name}", said, now, proved)
         return run
 
 
@@ -225,23 +226,9 @@ def _move(
 ) -> Decision:
     moved = progress.move(tx, run, decision, event)
     if moved.state != decision.state:
-        _record(tx, run, decision, action, (event.actor, proved), {"reason": event.reason}, event.at)
+        subject, told = f"decision {decision.id}", {"run": run.name, "reason": event.reason}
+        audit.record(tx, run.project_id, event.actor, action, subject, told, event.at, proved)
     return moved
-
-
-def _record(
-    tx: Transaction,
-    run: Run,
-    decision: Decision,
-    action: str,
-    by: tuple[str, str | None],
-    details: dict[str, Any],
-    now: datetime,
-) -> None:
-    actor, proved = by
-    said = {} if proved in (None, actor) else {"said_by": actor}
-    told = {"run": run.name} | said | details
-    audit.record(tx, run.project_id, proved or actor, action, f"decision {decision.id}", told, now)
 
 
 def _run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:

@@ -179,15 +179,8 @@ def retry(database: Database, project_id: UUID, actor: str, delivery_id: UUID, n
             raise Conflict(
                 f"the delivery is {delivery.state}; only a dead one to an endpoint that exists is sent again"
             )
-        audit.record(
-            tx,
-            project_id,
-            actor,
-            "delivery.retried",
-            f"delivery {delivery_id}",
-            {"event_type": delivery.event_type, "endpoint_id": str(delivery.endpoint_id)},
-            now,
-        )
+        told = {"event_type": delivery.event_type, "endpoint_id": str(delivery.endpoint_id)}
+        audit.record(tx, project_id, actor, "delivery.retried", f"delivery {delivery_id}", told, now)
         return delivery
 
 
@@ -234,15 +227,8 @@ def replay_delivery(database: Database, project_id: UUID, actor: str, delivery_i
             raise Conflict(f"the {past.event_type} no longer holds: its decision or its run has gone on since")
         delivery = deliveries.find(tx, project_id, made)
         assert delivery is not None, "it was just made"
-        audit.record(
-            tx,
-            project_id,
-            actor,
-            "delivery.replayed",
-            f"delivery {delivery_id}",
-            {"event_type": past.event_type, "endpoint_id": str(past.endpoint_id)},
-            now,
-        )
+        told = {"event_type": past.event_type, "endpoint_id": str(past.endpoint_id)}
+        audit.record(tx, project_id, actor, "delivery.replayed", f"delivery {delivery_id}", told, now)
         return delivery
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Admin, Db
 from evalstop_service.api.schemas import Answer, Page, Plain, Time
+from evalstop_service.api.views import next_cursor
 from evalstop_service.store import audit
 
 router = APIRouter(prefix="/audit", tags=["audit"], route_class=JsonRoute)
@@ -48,4 +49,4 @@ def list_changes(
     with database.reading() as tx:
         found = audit.listing(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
     items = [AuditEntryOut.model_validate(entry) for entry in found]
-    return AuditPage(items=items, next_cursor=str(found[-1].id) if len(found) == limit else None)
+    return AuditPage(items=items, next_cursor=next_cursor(found, limit))

@@ -12,6 +12,7 @@ from evalstop_service import slack, webhooks
 from evalstop_service.api.bodies import JsonRoute
 from evalstop_service.api.context import Db, Now, Operate, Read
 from evalstop_service.api.schemas import Answer, Page, Time
+from evalstop_service.api.views import next_cursor
 from evalstop_service.errors import NotFound
 from evalstop_service.store import deliveries
 from evalstop_service.store.database import Transaction
@@ -96,7 +97,7 @@ def list_deliveries(
             limit=limit,
         )
         items = [delivery_out(tx, delivery) for delivery in found]
-    return DeliveryPage(items=items, next_cursor=str(found[-1].id) if len(found) == limit else None)
+    return DeliveryPage(items=items, next_cursor=next_cursor(found, limit))
 
 
 @router.get("/{delivery_id}")

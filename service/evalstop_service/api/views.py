@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 from uuid import UUID
 
 from msgspec import structs
@@ -27,7 +27,6 @@ from evalstop_service.liveness import Pulse
 from evalstop_service.store import cases, decisions, outcomes, projects, pulses
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.rehearsals import Rehearsal
 from evalstop_service.store.runs import Run
 
 
@@ -231,6 +230,11 @@ def _pulses(tx: Transaction, found: Sequence[Run], now: datetime) -> dict[UUID, 
     }
 
 
-def next_cursor(items: Sequence[Run] | Sequence[Decision] | Sequence[Rehearsal], limit: int) -> str | None:
+class _Listed(Protocol):
+    @property
+    def id(self) -> UUID: ...
+
+
+def next_cursor(items: Sequence[_Listed], limit: int) -> str | None:
     """The cursor past a page that was filled to its limit."""
     return str(items[-1].id) if len(items) == limit else None

@@ -34,16 +34,21 @@ def record(
     subject: str,
     details: dict[str, Any] | None,
     now: datetime,
+    proved: str | None = None,
 ) -> None:
-    """Write down that `actor`, who has proved to be it, did this. Nothing secret may be in any of it."""
+    """Write down that `actor`, who has proved to be it, did this. Nothing secret may be in any of it.
+
+    `proved`: who it was, where `actor` is only what they say; the detail `said_by` is the latter then.
+    """
+    said = {} if proved in (None, actor) else {"said_by": actor}
     tx.execute(
         audit_log.insert().values(
             project_id=project_id,
             id=new_id(),
-            actor=actor,
+            actor=proved or actor,
             action=action,
             subject=subject,
-            details=details or {},
+            details=said | (details or {}),
             at=now,
         )
     )
