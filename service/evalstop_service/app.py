@@ -26,6 +26,7 @@ from evalstop_service import (
     pages,
     rehearsing,
     retention,
+    summarizing,
     targets,
     traces,
     vault,
@@ -245,6 +246,7 @@ async def deliver(
         vigil.chore(database, utc_now),
         authority.chore(database, utc_now),
         rehearsing.chore(database, utc_now),
+        summarizing.chore(database),
     )
     with chores.at_work(*seen_to):
         await _deliver(settings, database, stop, telemetry, tracer)

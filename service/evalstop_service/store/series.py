@@ -1,16 +1,18 @@
 """One metric of a run at a chosen resolution: of every stretch the lowest, the highest and the last value.
 
-What lies well behind the newest observation is summarized once, 128 live observations a row, when somebody looks: a
-million of them are then read from 8,000 rows. The rows of a series always cover its beginning without a gap: every
-live observation up to the last of them. Whoever stores an observation there, or puts one out of force, drops the rows
-from there on in the same transaction, with the run locked; so what is read is exact, whatever happened before.
+What lies well behind the newest observation is summarized once, 128 live observations a row, in the background or, at
+the latest, when somebody looks: a million of them are then read from 8,000 rows. The rows of a series always cover its
+beginning without a gap: every live observation up to the last of them. Whoever stores an observation there, or puts one
+out of force, drops the rows from there on in the same transaction, with the run locked; so what is read is exact,
+whatever happened before.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -19,6 +21,7 @@ import sqlalchemy as sa
 
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database, Transaction, driver
+from evalstop_service.store.tables import runs as run_rows
 from evalstop_service.store.tables import series_buckets
 
 OBSERVATIONS_A_ROW = 128
@@ -27,8 +30,6 @@ OBSERVATIONS_AT_A_TIME = 8192
 
 FEW = 10_000
 """Up to so many observations are read one by one."""
-
-_MOST_AT_ONCE = 2_000_000
 
 
 @dataclass(slots=True)
@@ -53,21 +54,37 @@ def resolved(tx: Transaction, run_id: UUID, metric: str, first_step: int, last_s
     if count <= FEW:
         return _merged(tx.execute(_ONE_BY_ONE, inside).all(), buckets)
     # What is covered only in part, at the ends, and what is not covered yet is read one by one.
-    before = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": first_step, "last_step": covered_from - 1})
-    covered = tx.execute(_SUMMARIES, inside)
-    after = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": covered_to + 1, "last_step": last_step})
+    before = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": first_step, "last_step": covered_from - 1}).all()
+    covered = tx.execute(_SUMMARIES, inside).all()
+    after = tx.execute(_ONE_BY_ONE, {**bounds, "first_step": covered_to + 1, "last_step": last_step}).all()
     return _merged([*before, *covered, *after], buckets)
 
 
-def catch_up(database: Database, run_id: UUID, metric: str) -> None:
-    """Summarize what was observed since the last look, with the run held for some ten milliseconds at a time."""
-    for _ in range(_MOST_AT_ONCE // OBSERVATIONS_AT_A_TIME):
-        with database.reading() as tx:
-            if not is_behind(tx, run_id, metric):
-                return
+def catch_up(database: Database, run_id: UUID, metric: str, pause: Callable[[float], bool] = lambda _: False) -> bool:
+    """Summarize what was observed since the last time, with the run held for some ten milliseconds at a time.
+
+    After each time `pause` is told how many seconds it took; whether that said that it is time to end.
+    """
+    begun = time.perf_counter()
+    with database.reading() as tx:
+        behind = is_behind(tx, run_id, metric)
+    while behind:
         with database.transaction() as tx:
             runs.lock_many(tx, [run_id])
-            summarize(tx, run_id, metric)
+            behind = summarize(tx, run_id, metric)
+        ended = time.perf_counter()
+        if pause(ended - begun):
+            return True
+        begun = time.perf_counter()
+    return False
+
+
+def running(tx: Transaction, project_id: UUID, after: UUID, limit: int) -> list[tuple[UUID, int]]:
+    """The next running runs of a project by id, each with its last step; -1 for one that has observed nothing."""
+    query = sa.select(run_rows.c.id, sa.func.coalesce(run_rows.c.last_step, -1)).where(
+        run_rows.c.project_id == project_id, run_rows.c.status == "running", run_rows.c.id > after
+    )
+    return [(run_id, last_step) for run_id, last_step in tx.execute(query.order_by(run_rows.c.id).limit(limit))]
 
 
 def is_long(tx: Transaction, run_id: UUID, metric: str) -> bool:
@@ -155,12 +172,14 @@ _SUMMARIES = _text(f"SELECT {_COLUMNS} {_IN_SIGHT} ORDER BY last_step")
 
 _FINITE = f"CASE WHEN value BETWEEN {-sys.float_info.max!r} AND {sys.float_info.max!r} THEN value END"
 
+_SERIES = "FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by = 0"
+
 _OBSERVATIONS = f"""
 SELECT step AS first_step, step AS last_step, 1 AS count, {_FINITE} AS lowest, {_FINITE} AS highest, value AS last,
     CASE WHEN value IS NULL THEN 1 ELSE 0 END AS nan_count,
     CASE WHEN value IS NOT NULL AND {_FINITE} IS NULL THEN 1 ELSE 0 END AS infinite_count
-FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by = 0
-"""  # noqa: S608
+{_SERIES}
+"""
 
 _ONE_BY_ONE = _text(f"{_OBSERVATIONS} AND step >= :first_step AND step <= :last_step ORDER BY step")
 
@@ -168,26 +187,21 @@ _NOT_COVERED = """
 step > (SELECT coalesce(max(last_step), -1) FROM series_buckets WHERE run_id = :run_id AND metric = :metric)
 """
 
-_IS_BEHIND = _text(f"""
-SELECT 1 FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by = 0 AND {_NOT_COVERED}
-ORDER BY step LIMIT 1 OFFSET {OBSERVATIONS_AT_A_TIME - 1}
-""")  # noqa: S608
+_BEHIND = f"SELECT 1 {_SERIES} AND {_NOT_COVERED} ORDER BY step LIMIT 1 OFFSET {OBSERVATIONS_AT_A_TIME - 1}"
 
-_IS_LONG = _text(f"""
-SELECT 1 FROM observations WHERE run_id = :run_id AND metric = :metric AND superseded_by = 0
-ORDER BY step LIMIT 1 OFFSET {FEW}
-""")  # noqa: S608
+_IS_BEHIND = _text(_BEHIND)
+
+_IS_LONG = _text(f"SELECT 1 {_SERIES} ORDER BY step LIMIT 1 OFFSET {FEW}")
 
 _SUMMARIZE = _text(f"""
-WITH parts AS (
-    {_OBSERVATIONS} AND {_NOT_COVERED} ORDER BY step LIMIT {OBSERVATIONS_AT_A_TIME}
-), numbered AS (
-    SELECT *, row_number() OVER (ORDER BY last_step) - 1 AS place FROM parts
-)
 INSERT INTO series_buckets (run_id, metric, {_COLUMNS})
-SELECT :run_id, :metric, min(first_step), max(last_step), count(*), min(lowest), max(highest),
-    max(CASE WHEN place % {OBSERVATIONS_A_ROW} = {OBSERVATIONS_A_ROW - 1} THEN last END),
-    sum(nan_count), sum(infinite_count)
-FROM numbered WHERE (SELECT count(*) FROM parts) = {OBSERVATIONS_AT_A_TIME} GROUP BY place / {OBSERVATIONS_A_ROW}
+SELECT :run_id, :metric, min(step), max(step), count(*), min(finite), max(finite),
+    max(CASE WHEN place % {OBSERVATIONS_A_ROW} = {OBSERVATIONS_A_ROW - 1} THEN value END),
+    count(*) - count(value), count(value) - count(finite)
+FROM (
+    SELECT step, value, {_FINITE} AS finite, row_number() OVER (ORDER BY step) - 1 AS place
+    {_SERIES} AND {_NOT_COVERED} ORDER BY step LIMIT {OBSERVATIONS_AT_A_TIME}
+) AS numbered
+WHERE EXISTS ({_BEHIND}) GROUP BY place / {OBSERVATIONS_A_ROW}
 RETURNING 1
 """)  # noqa: S608

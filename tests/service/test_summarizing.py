@@ -1,0 +1,180 @@
+"""Long series are summarized while they grow, and what is read of them stays exact whatever comes in between."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import pytest
+from evalstop_service import responses, summarizing
+from evalstop_service.ingest import Resumed
+from evalstop_service.store import observations, series, tables
+from evalstop_service.store.database import Database
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+from evalstop_service.store.series import OBSERVATIONS_A_ROW, OBSERVATIONS_AT_A_TIME, Bucket
+
+from tests.service.scenes import NOW, Scene, at_once, set_up
+
+END = 2 * OBSERVATIONS_AT_A_TIME + 300
+CLOSELY = 200
+
+
+@pytest.fixture
+def scene(database: Database) -> Scene:
+    return set_up(database)
+
+
+@dataclass
+class Process:
+    """A process that keeps up, and remembers at which step it looked at each run."""
+
+    scene: Scene
+    looked_at: dict[UUID, int] = field(default_factory=dict)
+
+    def keep_up(self) -> None:
+        self.looked_at = summarizing.keep_up(self.scene.database, self.looked_at)
+
+
+def losses(first: int, end: int) -> list[Point]:
+    return [Point("loss", step, math.sin(step / 50)) for step in range(first, end)]
+
+
+def summarized(scene: Scene, run: Run) -> int:
+    """How many observations of a run are summarized."""
+    return sum(row["count"] for row in scene.rows(tables.series_buckets, run))
+
+
+def check(scene: Scene, run: Run) -> None:
+    """A look at the series, with nothing summarized for it, says what the observations say."""
+    with scene.database.reading() as tx:
+        points = observations.series(tx, run.id, ["loss"])
+        found = series.resolved(tx, run.id, "loss", 0, 2**53 - 1, CLOSELY)
+    assert sum(bucket.count for bucket in found) == len(points)
+    rest = iter(points)
+    for bucket in found:
+        inside = [next(rest) for _ in range(bucket.count)]
+        values = [point.value for point in inside]
+        ends = inside[0].step, inside[-1].step
+        assert bucket == Bucket(*ends, bucket.count, min(values), max(values), values[-1], 0, 0)
+
+
+def test_what_has_grown_is_summarized(scene: Scene) -> None:
+    """A pass summarizes whole pieces of each long series of a running run; short runs and ended ones are left alone."""
+    run, short, over = scene.open(), scene.open(), scene.open()
+    for each, end in ((run, END), (short, 500), (over, END)):
+        scene.post(each, losses(0, end))
+    scene.post(run, [Point("entropy", 3 * step, 0.5) for step in range(OBSERVATIONS_AT_A_TIME)])
+    responses.finish(scene.database, scene.project_id, over.id, "completed", NOW)
+    process = Process(scene)
+    process.keep_up()
+    assert [summarized(scene, each) for each in (run, short, over)] == [3 * OBSERVATIONS_AT_A_TIME, 0, 0]
+    assert process.looked_at.keys() == {run.id}
+    check(scene, run)
+
+
+def test_a_look_pays_for_what_is_new(scene: Scene) -> None:
+    """After a pass a look has nothing to summarize."""
+    run = scene.open()
+    scene.post(run, losses(0, END))
+    Process(scene).keep_up()
+    pieces: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        pieces.append(seconds)
+        return False
+
+    series.catch_up(scene.database, run.id, "loss", pause)
+    assert pieces == []
+    scene.post(run, losses(END, END + OBSERVATIONS_AT_A_TIME))
+    series.catch_up(scene.database, run.id, "loss", pause)
+    assert summarized(scene, run) == 3 * OBSERVATIONS_AT_A_TIME
+    check(scene, run)
+
+
+def test_what_did_not_grow_is_not_looked_at(scene: Scene) -> None:
+    """A run that has moved by less than a piece since it was looked at is passed over: there cannot be one."""
+    run, process = scene.open(), Process(scene)
+    scene.post(run, losses(0, END))
+    process.keep_up()
+    with scene.database.transaction() as tx:
+        series.forget_after(tx, run.id, -1)
+    scene.post(run, losses(END, END + OBSERVATIONS_AT_A_TIME - 1))
+    process.keep_up()
+    assert summarized(scene, run) == 0
+    scene.post(run, losses(END + OBSERVATIONS_AT_A_TIME - 1, END + OBSERVATIONS_AT_A_TIME))
+    process.keep_up()
+    assert summarized(scene, run) == 3 * OBSERVATIONS_AT_A_TIME
+
+
+def test_late_points_and_resumptions_between_passes(scene: Scene) -> None:
+    """Between passes spikes come late, an attempt is superseded and its steps are observed anew: each look is exact."""
+    run, process = scene.open(), Process(scene)
+    scene.post(run, [point for point in losses(0, END) if point.step % 1000])
+    process.keep_up()
+    assert summarized(scene, run) == 2 * OBSERVATIONS_AT_A_TIME
+    scene.post(run, [Point("loss", 5000, 1e9)])
+    assert 5000 - 2 * OBSERVATIONS_A_ROW < summarized(scene, run) < 5000
+    check(scene, run)
+    scene.post(run, losses(END, 2 * END))
+    process.keep_up()
+    assert summarized(scene, run) > 3 * OBSERVATIONS_AT_A_TIME
+    check(scene, run)
+    scene.take(run, Resumed(12_345))
+    assert 12_345 - 2 * OBSERVATIONS_A_ROW < summarized(scene, run) < 12_345
+    check(scene, run)
+    process.keep_up()
+    scene.post(run, [Point("loss", step, -3e9) for step in range(12_346, 12_346 + OBSERVATIONS_AT_A_TIME)])
+    process.keep_up()
+    assert summarized(scene, run) > 12_345
+    check(scene, run)
+
+
+def test_while_points_come_in(scene: Scene) -> None:
+    """Two processes keep up with a run while its trainer posts, late points among them: nobody fails, all is exact."""
+    run, done = scene.open(), threading.Event()
+    on_time = [point for point in losses(0, 2 * END) if point.step % 64]
+    late = [Point("loss", step, 5e9 + step) for step in range(0, 2 * END, 64)]
+
+    def post() -> None:
+        try:
+            for at in range(0, len(on_time), 4000):
+                both = [*on_time[at : at + 4000], *late[at // 400 : at // 400 + 10]]
+                scene.post(run, both)
+        finally:
+            done.set()
+
+    def keep_up() -> None:
+        while not done.is_set():
+            Process(scene).keep_up()
+
+    assert at_once(post, keep_up, keep_up) == []
+    check(scene, run)
+    Process(scene).keep_up()
+    check(scene, run)
+
+
+def test_it_can_be_told_to_end(scene: Scene) -> None:
+    """A pass rests after each piece, for longer than that took, and ends there when it is told to."""
+    run = scene.open()
+    scene.post(run, losses(0, END))
+    rests: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        rests.append(seconds)
+        return len(rests) == 2
+
+    assert summarizing.keep_up(scene.database, {}, pause) == {run.id: 0}
+    assert summarized(scene, run) == OBSERVATIONS_AT_A_TIME
+    assert all(seconds > 0 for seconds in rests)
+
+
+def test_the_chore_goes_on_where_it_was(scene: Scene) -> None:
+    """The chore looks at a run again when that has grown again."""
+    run, chore = scene.open(), summarizing.chore(scene.database)
+    for at in (0, END):
+        scene.post(run, losses(at, at + END))
+        assert chore.do(lambda _: False) == summarizing.EVERY_SECONDS
+    assert summarized(scene, run) == 4 * OBSERVATIONS_AT_A_TIME
