@@ -16,6 +16,9 @@ from evalstop_lab.replay.cells import add_row, gpus_in, number_in, step_of
 from evalstop_lab.replay.lines import lines
 from evalstop_lab.replay.runs import Roles, Run, Runs, Troubles
 
+LARGEST_META = 10_000
+"""Characters. MLflow's are of some hundred; nested a hundred thousand deep, libyaml takes the process down with it."""
+
 _LAST_MILLISECOND = 253_402_300_799_999  # of the year 9999
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -91,7 +94,11 @@ def _points(path: Path, troubles: Troubles) -> list[tuple[int, str]]:
 def _meta(folder: Path, troubles: Troubles) -> dict[str, Any]:
     path = folder / "meta.yaml"
     try:
-        meta = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - the safe loader, written in C
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST_META + 1)
+        if len(text) > LARGEST_META:
+            raise ValueError(f"it is longer than {LARGEST_META:,} characters")
+        meta = yaml.load(text, Loader=_Loader)  # noqa: S506 - the safe loader, written in C
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         troubles.add(UnreadableInput(path, f"{error}; give the meta.yaml that MLflow wrote"))
         return {}
