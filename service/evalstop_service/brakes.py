@@ -22,13 +22,13 @@ import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from evalstop_detectors import Policy, Reservation, policy_from_document
+from evalstop_detectors import Policy, Reservation
 
-from evalstop_service import dead_metrics, vitals
+from evalstop_service import dead_metrics, policies, vitals
 from evalstop_service.clock import rfc3339
 from evalstop_service.lifecycle import PAUSED, Brake
 from evalstop_service.liveness import Pulse
-from evalstop_service.store import decisions, policies, pulses, runs
+from evalstop_service.store import decisions, pulses, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
@@ -44,7 +44,7 @@ def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple
 
     The run and then its project are locked in this transaction, and all that was observed of the run is written.
     """
-    policy = policy_from_document(policies.get(tx, run.policy_id).document)
+    policy = policies.read(tx, run.policy_id)
     reservations = (brake for brake in _reservations(tx, project, run, policy, now))
     return (
         *paused(project),

@@ -21,12 +21,12 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from evalstop_detectors import Evidence, InvalidPolicy, Kind, policy_from_document
+from evalstop_detectors import Evidence, InvalidPolicy, Kind
 from evalstop_detectors.risk import stated
 
-from evalstop_service import hindsight, lifecycle, truth, watching
+from evalstop_service import hindsight, lifecycle, policies, truth, watching
 from evalstop_service.lifecycle import SERVICE, STOPPING, State
-from evalstop_service.store import cases, decisions, observations, outcomes, policies, runs
+from evalstop_service.store import cases, decisions, observations, outcomes, runs
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -245,6 +245,6 @@ def _evidence(finding: Mapping[str, Any]) -> Evidence:
 
 def _stated_risk(tx: Transaction, policy_id: UUID) -> float | None:
     try:
-        return stated(policy_from_document(policies.get(tx, policy_id).document))
+        return stated(policies.read(tx, policy_id))
     except InvalidPolicy:  # of a later release
         return None

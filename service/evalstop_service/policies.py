@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import POLICIES, Policy, policy_to_document
+from evalstop_detectors import POLICIES, Policy, policy_from_document, policy_to_document
 
 from evalstop_service.errors import Invalid
 from evalstop_service.store import policies
@@ -73,6 +73,11 @@ def add(tx: Transaction, project: Project, policy: Policy, now: datetime) -> Sto
     if latest is not None:
         _stored(tx, project, latest, now)
     return policies.add(tx, project, policy.name, policy_to_document(policy), now)
+
+
+def read(tx: Transaction, policy_id: UUID) -> Policy:
+    """The policy with this id, which a run refers to; raises InvalidPolicy on one that a later release has stored."""
+    return policy_from_document(policies.get(tx, policy_id).document)
 
 
 def _stored(tx: Transaction, project: Project, policy: Version, now: datetime) -> StoredPolicy:

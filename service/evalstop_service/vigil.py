@@ -15,15 +15,15 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import InvalidPolicy, Policy, Reservation, policy_from_document
+from evalstop_detectors import InvalidPolicy, Policy, Reservation
 
-from evalstop_service import brakes, dead_metrics, events, liveness, progress, responses, vitals
+from evalstop_service import brakes, dead_metrics, events, liveness, policies, progress, responses, vitals
 from evalstop_service.chores import Chore, Pause
 from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.dead_metrics import Dead
 from evalstop_service.lifecycle import State
 from evalstop_service.liveness import Pulse
-from evalstop_service.store import decisions, outbox, policies, projects, pulses, runs
+from evalstop_service.store import decisions, outbox, projects, pulses, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.pulses import StoredPulse
@@ -180,7 +180,7 @@ def _dead(tx: Transaction, found: list[Run], known: Policies) -> dict[UUID, tupl
     """The dead metrics of each run; none where its policy cannot be read, which must not end the vigil over others."""
     for policy_id in {run.policy_id for run in found} - known.keys():
         try:
-            known[policy_id] = policy_from_document(policies.get(tx, policy_id).document)
+            known[policy_id] = policies.read(tx, policy_id)
         except InvalidPolicy as error:
             log.warning("policy %s cannot be read, so nobody looks after the metrics of its runs: %s", policy_id, error)
             known[policy_id] = None

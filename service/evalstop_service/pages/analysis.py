@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import Observation, Policy, Signal, policy_from_document
+from evalstop_detectors import Observation, Policy, Signal
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from evalstop_service import watching
+from evalstop_service import policies, watching
 from evalstop_service.pages import evidence, overoptimization
 from evalstop_service.pages.answers import PageRoute
 from evalstop_service.pages.evidence import Track
 from evalstop_service.pages.overoptimization import Picture
 from evalstop_service.pages.visitor import SignedIn, SiteOf
-from evalstop_service.store import observations, policies, series, verdicts
+from evalstop_service.store import observations, series, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, Point
 from evalstop_service.store.runs import Run
@@ -37,7 +37,7 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """What the charts of the evidence and of gold over the distance draw; what is not finite is null."""
     with site.database.reading() as tx:
         run = visitor.run(tx, run_id)
-        policy = policy_from_document(policies.get(tx, run.policy_id).document)
+        policy = policies.read(tx, run.policy_id)
         paired = _paired(run)
         long = {metric for metric in {*Watch(run, policy).metrics, *paired} if series.is_long(tx, run.id, metric)}
     for metric in long & set(paired):
