@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Literal
 
+from evalstop_detectors import Kind
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -43,7 +44,7 @@ class Evidence(_Part):
 
     detector: str
     signals: list[str]
-    kind: str = Field(description="what the number means: count, fraction, p_value, log_e_value, statistic, posterior")
+    kind: str = Field(description=f"what the number means: {', '.join(Kind)}")
     value: Number
     suspect_at: Number | None
     stop_at: Number | None

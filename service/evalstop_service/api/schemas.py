@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
+from evalstop_detectors import Kind
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -136,7 +137,7 @@ class FindingOut(Answer):
 
     detector: str
     signals: list[str]
-    kind: str = Field(description="what the number means: count, fraction, p_value, log_e_value, statistic, posterior")
+    kind: str = Field(description=f"what the number means: {', '.join(Kind)}")
     value: float
     suspect_at: float | None
     stop_at: float | None
