@@ -15,12 +15,16 @@ from evalstop_service.store import checkpoints, decisions, monitors, observation
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.monitors import KeptMonitor
+from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
 from evalstop_service.watching import Watch
 
 TOGETHER = 64
 """Runs that are read at one time: with `KEEP_EVERY` values of each metric they are less than a hundred megabytes."""
+
+REPLAY_WEIGHT = 8
+"""What had to be replayed to bring a run back would have to be again: each counts for so many towards a keeping."""
 
 
 def recall(tx: Transaction, live: LiveRuns, arrivals: Iterable[Arrival], telemetry: Telemetry) -> dict[UUID, LiveRun]:
@@ -119,13 +123,13 @@ def _read_on(tx: Transaction, back: Mapping[UUID, LiveRun], weighed: Collection[
         if some is None:  # there are many: they are read for this run alone, and its scores when they are asked for
             since, found.scores = after(tx, run, found.watch, found.monitor), None
         else:
-            since = _past(found.watch.observations(some), found.monitor)
+            since = _past(found.watch, some, found.monitor)
         if found.scores is not None:
             gold = [score for score in watching.scores(run, some or ()) if score.step > found.scores.last_step]
             _take_in(found.scores, gold, saved.get(run_id, ()))
+        found.unkept += len(since) if found.count else REPLAY_WEIGHT * len(since)
         found.monitor, _ = advance(found.policy, found.monitor, since)
         found.count += len(since)
-        found.unkept += len(since)
         found.trail.leave(found.count, found.monitor)
 
 
@@ -144,12 +148,15 @@ def _unseen(found: LiveRun) -> dict[str, int]:
 def after(tx: Transaction, run: Run, watch: Watch, state: MonitorState) -> list[Observation]:
     """What the monitor has not seen yet."""
     step = 0 if state.last is None else state.last[0]
-    return _past(watch.observations(observations.after(tx, run.id, watch.metrics, step)), state)
+    return _past(watch, observations.after(tx, run.id, watch.metrics, step), state)
 
 
-def _past(seen: list[Observation], state: MonitorState) -> list[Observation]:
+def _past(watch: Watch, points: Iterable[Point], state: MonitorState) -> list[Observation]:
     last = state.last
-    return seen if last is None else [item for item in seen if item.order > last]
+    if last is None:
+        return watch.observations(points)
+    near = (point for point in points if point.step >= last[0])  # older gold is there for the scores alone
+    return [item for item in watch.observations(near) if item.order > last]
 
 
 def scores_of(tx: Transaction, run: Run, gold: str) -> Scores:

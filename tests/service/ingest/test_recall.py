@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from evalstop_detectors import POLICIES, Observation, Signal, advance, replay, start
 from evalstop_service.ingest import Arrival, LiveRuns, Points, Receipt, Resumed, Saved, live, take
 from evalstop_service.ingest.live import Trail
+from evalstop_service.ingest.recall import REPLAY_WEIGHT
 from evalstop_service.store import monitors, observations, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -47,6 +48,19 @@ def test_moves_on_after_another_process(scene: Scene) -> None:
     how(other, run, evals(0.4, start=3))
     assert how(scene, run, evals(0.5, start=4)) == "moved_on"
     assert how(other, run, evals(0.6, start=5)) == "moved_on"
+
+
+def test_moves_on_within_a_step(scene: Scene) -> None:
+    """Another process may have taken in the rest of the step that was seen last."""
+    run, other = scene.open(policy="watchful"), replace(scene, live=LiveRuns())
+    for step in range(4):  # either may be mistaken once
+        how(other if step % 2 else scene, run, evals(0.1, start=step))
+    how(scene, run, [Point("kl", 5, 0.1)])
+    how(other, run, [Point("eval", 5, 0.9)])
+    assert how(scene, run, evals(0.8, 0.7, start=6)) == "moved_on"
+    cold = replace(scene, live=LiveRuns())
+    how(cold, run, [])
+    assert scene.monitor(run) == cold.monitor(run)
 
 
 def test_is_mistaken_once(scene: Scene) -> None:
@@ -110,6 +124,17 @@ def test_a_cold_process_starts_from_what_was_kept(scene: Scene) -> None:
     how(cold, run, evals(0.9, start=3 * live.KEEP_EVERY + 4))
     how(everything, run, [])
     assert cold.monitor(run) == everything.monitor(run)
+
+
+def test_what_was_replayed_is_not_replayed_again(scene: Scene) -> None:
+    """A process that had to replay much of a run keeps its state with the next news; little is not worth keeping."""
+    replayed, little = scene.open(), scene.open()
+    worth_it = live.KEEP_EVERY // REPLAY_WEIGHT
+    scene.post(replayed, evals(*(step % 7 / 7 for step in range(worth_it))))
+    scene.post(little, evals(*(step % 7 / 7 for step in range(worth_it // 2))))
+    for first, then in ((replayed, "restored"), (little, "rebuilt")):
+        assert how(replace(scene, live=LiveRuns()), first, evals(0.5, start=worth_it)) == "rebuilt"
+        assert how(replace(scene, live=LiveRuns()), first, evals(0.6, start=worth_it + 1)) == then
 
 
 def test_many_runs_are_read_as_one(embedded_database: Database) -> None:
