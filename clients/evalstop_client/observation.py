@@ -4,20 +4,55 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 LARGEST_STEP = 2**63 - 1
 TEXT = (str, bytes, bytearray)
 
 
-@dataclass
+@dataclass(slots=True)
 class Reading:
-    """The observations read from one call of `log`, and what had to be left out: kind -> (how often, an example)."""
+    """The numbers read from one call of `log`, and their standard errors, by metric; `time` in seconds since 1970.
 
-    points: list[dict[str, Any]] = field(default_factory=list)
+    A trainer waits for these alone; what is made of them is left to whoever records them. `complaints`: what had to be
+    left out, kind -> (how often, an example).
+    """
+
+    time: float
+    step: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    stderrs: dict[str, float] = field(default_factory=dict)
     complaints: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def points(self) -> int:
+        """How many observations it holds."""
+        return len(self.values)
+
+    def observations(self) -> list[dict[str, Any]]:
+        """The observations as the service understands them."""
+        time = datetime.fromtimestamp(self.time, UTC).isoformat().replace("+00:00", "Z")
+        found: list[dict[str, Any]] = []
+        for metric, value in self.values.items():
+            point = {"metric": metric, "step": self.step, "value": sendable(value), "time": time}
+            if metric in self.stderrs:
+                point["stderr"] = self.stderrs[metric]
+            found.append(point)
+        return found
+
+    def parts(self, points: int) -> Iterator[Reading]:
+        """The reading in parts of so many observations at most, of which each can be sent alone."""
+        if self.points <= points:
+            if self.values:
+                yield self
+            return
+        values = iter(self.values.items())
+        while part := dict(islice(values, points)):
+            yield Reading(self.time, self.step, part, self.stderrs)
 
     def complain(self, kind: str, example: str, count: int = 1) -> None:
         """Note that `count` things of this kind were left out."""
@@ -25,9 +60,9 @@ class Reading:
         self.complaints[kind] = (so_far + count, first)
 
 
-def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None, time: str) -> Reading:
+def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None, time: float) -> Reading:
     """Read one call of `log`: `values` and their standard errors by metric, all at one `step`."""
-    reading = Reading()
+    reading = Reading(time)
     if not isinstance(values, Mapping):
         reading.complain("values", f"log() takes a mapping of metric to value, not {values!r:.80}")
         return reading
@@ -35,6 +70,7 @@ def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None,
     if whole_step is None:
         reading.complain("step", f"step {step!r:.80} is not a whole number from 0 on", max(1, len(values)))
         return reading
+    reading.step = whole_step
     errors = stderr if isinstance(stderr, Mapping) else {}
     if stderr is not None and (errors is not stderr or not errors.keys() <= values.keys()):
         reading.complain("stderr", f"stderr {stderr!r:.80} has no value beside it")
@@ -45,10 +81,9 @@ def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None,
         elif value is None:
             reading.complain("value", f"{metric!r:.80} has the value {raw!r:.80}, which is no number")
         else:
-            point: dict[str, Any] = {"metric": metric, "step": whole_step, "value": sendable(value), "time": time}
+            reading.values[metric] = value
             if metric in errors:
-                _add_stderr(reading, point, errors[metric])
-            reading.points.append(point)
+                _add_stderr(reading, metric, errors[metric])
     return reading
 
 
@@ -82,9 +117,9 @@ def sendable(value: float) -> float | str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def _add_stderr(reading: Reading, point: dict[str, Any], raw: Any) -> None:
+def _add_stderr(reading: Reading, metric: str, raw: Any) -> None:
     error = number_of(raw)
     if error is None or not math.isfinite(error) or error < 0:
-        reading.complain("stderr", f"stderr of {point['metric']!r:.80} is {raw!r:.80}, not a number from 0 on")
+        reading.complain("stderr", f"stderr of {metric!r:.80} is {raw!r:.80}, not a number from 0 on")
     else:
-        point["stderr"] = error
+        reading.stderrs[metric] = error

@@ -7,10 +7,15 @@ import threading
 from collections import deque
 
 from evalstop_client.notices import Notices
+from evalstop_client.observation import Reading
+from evalstop_client.refusal import observations_of
 from evalstop_client.segment import Entry
 from evalstop_client.spool import Spool
 
 logger = logging.getLogger("evalstop_client")
+
+GATHERING_SECONDS = 0.005
+"""After a write so long nothing is looked at: who logs on and on wakes nobody each time, and shares an fsync."""
 
 
 class Recorder:
@@ -21,7 +26,8 @@ class Recorder:
         self._queue_entries = queue_entries
         self._notices = notices
         self._changed = threading.Condition()
-        self._queue: deque[Entry] = deque()
+        self._queue: deque[Entry | Reading] = deque()
+        self._asleep = False
         self._writing = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="evalstop-recorder", daemon=True)
@@ -30,13 +36,15 @@ class Recorder:
         """Start the thread."""
         self._thread.start()
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: Entry | Reading) -> None:
         """Queue `entry`; observations that find the queue full are dropped and counted."""
         with self._changed:
-            full = len(self._queue) >= self._queue_entries and not entry.is_control
+            full = len(self._queue) >= self._queue_entries and entry.points > 0
             if not full:
                 self._queue.append(entry)
-                self._changed.notify()
+                if self._asleep:  # to wake it takes longer than all the rest
+                    self._asleep = False
+                    self._changed.notify_all()
         if full:
             self._notices.drop("queue-full", entry.points, "the disk cannot keep up: observations are dropped")
 
@@ -56,14 +64,21 @@ class Recorder:
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closed, GATHERING_SECONDS)
+                self._asleep = True
                 self._changed.wait_for(lambda: bool(self._queue) or self._closed)
+                self._asleep = False
                 if not self._queue:
                     return
-                entries = list(self._queue)
+                came = list(self._queue)
                 self._queue.clear()
                 self._writing = True
             try:
-                self._spool.append(entries)  # one append, one fsync, for all that came meanwhile
+                self._spool.append(list(map(_entry, came)))  # one append, one fsync, for all that came meanwhile
             except Exception:
                 logger.exception("evalstop: the recorder met a fault of its own")
-                self._notices.drop("recorder", len(entries), "calls could not be recorded")
+                self._notices.drop("recorder", len(came), "calls could not be recorded")
+
+
+def _entry(came: Entry | Reading) -> Entry:
+    return came if isinstance(came, Entry) else observations_of(came.observations())

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evalstop_client.notices import Notices
+from evalstop_client.observation import Reading
 from evalstop_client.recorder import Recorder
 from evalstop_client.segment import Entry
 from evalstop_client.sender import Sender
@@ -47,7 +48,7 @@ class Reporter:
                 self._recorder.start()
                 self._sender.start()
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: Entry | Reading) -> None:
         """Take `entry`; never waits for disk or network."""
         self.start()
         self._recorder.put(entry)

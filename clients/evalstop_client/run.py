@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from evalstop_client import observation
 from evalstop_client.notices import Notices
+from evalstop_client.observation import Reading
 from evalstop_client.reporter import Reporter
 from evalstop_client.segment import Entry
 from evalstop_client.settings import Limits, Settings, resolve
@@ -111,12 +112,11 @@ class Run:
 
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
         """Report metrics at `step`, with the standard errors that are known; what is no number is dropped."""
-        time = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        reading = observation.read(values, step, stderr, time)
+        reading = observation.read(values, step, stderr, time.time())
         for kind, (count, example) in reading.complaints.items():
             self._notices.drop(kind, count, "log: %s", example)
-        for start in range(0, len(reading.points), POINTS_PER_ENTRY):
-            self._put(Entry("observations", {"observations": reading.points[start : start + POINTS_PER_ENTRY]}))
+        for part in reading.parts(POINTS_PER_ENTRY):
+            self._put(part)
 
     def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
         """Report that the checkpoint of `step` exists at `uri`."""
@@ -167,7 +167,7 @@ class Run:
     def _standing(self) -> Standing:
         return self._reporter.standing if self._reporter is not None else _UNKNOWN
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: Entry | Reading) -> None:
         if self._finished:
             self._notices.drop("finished", max(1, entry.points), "the run is finished: later calls are dropped")
         elif self._reporter is not None:
