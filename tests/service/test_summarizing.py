@@ -147,7 +147,7 @@ def test_while_points_come_in(scene: Scene) -> None:
             done.set()
 
     def keep_up() -> None:
-        while not done.is_set():
+        while not done.wait(0.02):
             Process(scene).keep_up()
 
     assert at_once(post, keep_up, keep_up) == []
