@@ -301,9 +301,9 @@ def _living(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with _delivering(settings, database, telemetry, tracer) if deliver else nullcontext():
+        delivering = _delivering(settings, database, telemetry, tracer) if deliver else nullcontext()
+        async with committer.at_home(), delivering:
             yield
-        await asyncio.to_thread(committer.close)
         if tee is not None:
             await asyncio.to_thread(tee.close)
         await asyncio.to_thread(tracer.close)  # it may wait for a collector that does not answer

@@ -8,7 +8,7 @@ Spans travel between threads and processes as W3C `traceparent` texts, so that n
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -57,6 +57,10 @@ class Span:
 _NOT_RECORDED = Span()
 
 
+def _nothing() -> None:
+    """The end of a span that is not recorded."""
+
+
 class Tracer:
     """Makes spans: `with tracer.span("commit", links=[...], observations=120) as span`. This one records nothing."""
 
@@ -78,6 +82,10 @@ class Tracer:
         part in it. An exception that leaves the block marks the span with its type alone: its text may hold a secret.
         """
         return _NOT_RECORDED
+
+    def begin(self, name: str, *, links: Sequence[str | None] = (), **ours: Attribute) -> Callable[[], None]:
+        """A span with no parent that somebody else ends, by calling what this gives."""
+        return _nothing
 
     def here(self) -> str | None:
         """The `traceparent` of the present span; None if there is none."""
@@ -143,7 +151,6 @@ class _Exporting(Tracer):
         links: Sequence[str | None] = (),
         **ours: Attribute,
     ) -> Span:
-        linked = (self._trace.get_current_span(self._read(link)).get_span_context() for link in links if link)
         return _Recorded(
             self,
             self._tracer.start_as_current_span(
@@ -151,11 +158,17 @@ class _Exporting(Tracer):
                 context=self._read(parent) if parent else None,
                 kind=self._trace.SpanKind[kind.upper()],
                 attributes=_attributes(attributes, ours),
-                links=[self._trace.Link(context) for context in linked if context.is_valid],
+                links=self._links(links),
                 record_exception=False,
                 set_status_on_exception=False,
             ),
         )
+
+    def begin(self, name: str, *, links: Sequence[str | None] = (), **ours: Attribute) -> Callable[[], None]:
+        from opentelemetry.context import Context
+
+        attributes = _attributes(None, ours)
+        return self._tracer.start_span(name, Context(), attributes=attributes, links=self._links(links)).end
 
     def here(self) -> str | None:
         carrier: dict[str, str] = {}
@@ -168,6 +181,10 @@ class _Exporting(Tracer):
     def failed(self, description: str) -> Any:
         """The status of a span that went wrong."""
         return self._trace.Status(self._trace.StatusCode.ERROR, description)
+
+    def _links(self, traceparents: Sequence[str | None]) -> list[Any]:
+        linked = (self._trace.get_current_span(self._read(link)).get_span_context() for link in traceparents if link)
+        return [self._trace.Link(context) for context in linked if context.is_valid]
 
     def _read(self, traceparent: str) -> Any:
         return self._propagator.extract({"traceparent": traceparent})

@@ -30,6 +30,11 @@ def reconsider(work: Work, live: LiveRun) -> None:
         work.decided(live, progress.look_again(work.tx, live.run, locked, work.now))
 
 
+def is_news(before: Run, run: Run, reached: Sequence[Verdict]) -> bool:
+    """Whether anything that happened to a run is to be recorded or told."""
+    return any(verdict.verdict != before.verdict["verdict"] for verdict in reached) or _place(run) != _place(before)
+
+
 def announce(work: Work, before: Run, run: Run, reached: Sequence[Verdict]) -> None:
     """Record the changes of verdict on the way, and tell of a first suspicion and of a moved pointer.
 

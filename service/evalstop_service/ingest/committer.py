@@ -1,7 +1,10 @@
 """Group commit: whatever arrived while the last commit was under way goes into the next one.
 
 A request alone is committed at once; a hundred at a time share a transaction. Nothing lingers in the hope of company.
-A run is in the hands of one flusher at a time, so that two transactions of this process never wait for one another.
+A run is in the hands of one commit at a time, so that two transactions of this process never wait for one another.
+
+    soon, take ──> queues, by run ──┬──> on the event loop: FromMemory, one statement     few points that follow
+                                    └──> flushers, threads: a transaction                 all else, what is left over
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -22,8 +27,12 @@ from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded, ServiceError
 from evalstop_service.ingest.junction import take
 from evalstop_service.ingest.live import LiveRuns
+from evalstop_service.ingest.memory import FromMemory
 from evalstop_service.ingest.news import Arrival, Points, Receipt
+from evalstop_service.ingest.work import Moved
 from evalstop_service.store.database import Database, is_full, is_passing
+from evalstop_service.store.direct import Direct
+from evalstop_service.store.observations import FEW
 from evalstop_service.telemetry import Telemetry
 from evalstop_service.traces import Tracer
 
@@ -48,9 +57,12 @@ class Limits:
 
 
 class _Job:
-    """An arrival on its way, and who waits for what becomes of it: a loop's future or, without a loop, a thread's."""
+    """An arrival on its way, and who waits for what becomes of it: a loop's future or, without a loop, a thread's.
 
-    __slots__ = ("arrival", "future", "loop", "size", "traceparent")
+    `thorough`: it takes a transaction. `mistaken`: its run was not as it was remembered.
+    """
+
+    __slots__ = ("arrival", "future", "loop", "mistaken", "size", "thorough", "traceparent")
 
     def __init__(
         self,
@@ -60,7 +72,14 @@ class _Job:
         traceparent: str | None,
     ) -> None:
         self.arrival, self.future, self.loop, self.traceparent = arrival, future, loop, traceparent
+        plain = isinstance(arrival.news, Points)
         self.size = len(arrival.news.points) if isinstance(arrival.news, Points) else 1
+        self.thorough = not plain or self.size > FEW
+        self.mistaken = False
+
+
+_Answers = Sequence[Receipt | Exception | None]
+"""What became of each job of a group; None: it is still to be done, thoroughly."""
 
 
 class Committer:
@@ -82,15 +101,33 @@ class Committer:
         self._turns: dict[asyncio.AbstractEventLoop, list[_Job]] = {}  # what came in this turn of a loop
         self._queues: dict[UUID, list[_Job]] = {}  # by run, longest waiting first
         self._busy: set[UUID] = set()
+        self._unfinished: list[tuple[list[_Job], FromMemory]] = []  # worked in, and to be gone on with by a flusher
         self._waiting = 0
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._direct: Direct | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of the direct connections
 
     @property
     def waiting(self) -> int:
         """Observations that wait for a commit or are in one."""
         return self._waiting
+
+    @asynccontextmanager
+    async def at_home(self) -> AsyncIterator[None]:
+        """Commit on this event loop what can be, for the length of a block; ends as `close` does."""
+        if not self._database.embedded:
+            self._loop = asyncio.get_running_loop()
+            most = min(self._limits.flushers, self._database.direct_connections)
+            self._direct = Direct(self._database, most, self._go)
+            await self._direct.open()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.close)
+            if self._direct is not None:
+                self._direct.close()
 
     def take(self, arrival: Arrival) -> Receipt:
         """Take an arrival in, from a thread that may wait. Raises NotFound, Conflict, Overloaded, and DBAPIError."""
@@ -116,12 +153,13 @@ class Committer:
         with self._wake:
             self._closed = True
             self._wake.notify_all()
+            self._wake.wait_for(lambda: not self._queues and not self._busy)
         for thread in self._threads:
             thread.join()
 
     def _submit(self, jobs: Sequence[_Job]) -> None:
-        """Queue what may wait and wake a flusher for it; what may not is told so at once."""
-        refused: list[tuple[_Job, Exception]] = []
+        """Queue what may wait and see to it; what may not is told so at once."""
+        refused: list[tuple[_Job, Receipt | Exception]] = []
         with self._wake:
             for job in jobs:
                 if self._closed:
@@ -129,63 +167,117 @@ class Committer:
                 elif self._waiting and self._waiting + job.size > self._limits.waiting:
                     refused.append((job, Overloaded()))
                 else:
+                    job.thorough |= self._direct is None
                     self._waiting += job.size
                     self._queues.setdefault(job.arrival.run_id, []).append(job)
-            if self._idle:
-                self._wake.notify()
-            elif self._queues and len(self._threads) < self._limits.flushers:
-                thread = threading.Thread(target=self._flush, name=f"flusher-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
         if refused:
             self._telemetry.refused.labels("overloaded").inc(len(refused))
             _resolve(refused)
+        self._see_to_all()
 
-    def _flush(self) -> None:
-        group: list[_Job] = []
+    def _see_to_all(self) -> None:
+        """Have what is queued taken by whoever can, from any thread."""
+        if self._loop is None or self._direct is None:
+            self._wake_a_flusher()
+        elif _running_loop() is self._loop:
+            self._go()
+        else:
+            self._loop.call_soon_threadsafe(self._go)
+
+    def _wake_a_flusher(self) -> None:
+        with self._wake:
+            if self._idle:
+                self._wake.notify()
+            elif (self._queues or self._unfinished) and len(self._threads) < self._limits.flushers:
+                thread = threading.Thread(target=self._flush, name=f"flusher-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    # --- on the event loop of the direct connections
+
+    def _go(self) -> None:
+        """Begin to commit directly what is queued and can be; the rest is for the flushers."""
+        assert self._direct is not None
         while True:
             with self._wake:
-                self._busy -= {job.arrival.run_id for job in group}
-                self._waiting -= sum(job.size for job in group)
-                while not (group := self._next()):
-                    if self._closed and not self._queues:
-                        self._wake.notify_all()
+                if not self._direct.is_open:
+                    self._all_thorough()
+                group = self._next(FEW, thorough=False) if self._direct.is_idle else []
+                if not group:
+                    leave = any(queue[0].thorough for queue in self._free_queues())
+                    break
+            self._begin(group, self._direct)
+        if leave:
+            self._wake_a_flusher()
+
+    def _begin(self, group: list[_Job], direct: Direct) -> None:
+        begun = time.perf_counter()
+        ended = self._tracer.begin("commit", links=[job.traceparent for job in group], requests=len(group))
+        try:
+            worked_in = FromMemory(self._live, [job.arrival for job in group], self._clock())
+        except Exception:
+            _log.exception("%d requests could not be worked in from memory; they are tried thoroughly", len(group))
+            self._end(group, [None] * len(group))
+            return
+        if not any(worked_in.answers):
+            self._end(group, worked_in.answers)
+        elif worked_in.is_whole:
+            direct.save(worked_in.stroke, partial(self._came, group, worked_in, begun, ended))
+        else:
+            with self._wake:
+                self._unfinished.append((group, worked_in))
+            self._wake_a_flusher()
+
+    def _came(
+        self, group: list[_Job], worked_in: FromMemory, begun: float, ended: Callable[[], None], saved: bool | None
+    ) -> None:
+        """A direct commit has ended."""
+        ended()
+        if saved:
+            worked_in.remember(self._telemetry)
+            self._measure(worked_in.answers, time.perf_counter() - begun)
+            self._end(group, worked_in.answers)
+        else:
+            self._end(group, self._mistaken(group) if saved is False else [None] * len(group))
+
+    # --- in a flusher
+
+    def _flush(self) -> None:
+        while True:
+            with self._wake:
+                while not (group := self._next(self._limits.observations, thorough=True)) and not self._unfinished:
+                    if self._closed and not self._queues and not self._busy:
                         return
                     self._idle += 1
                     self._wake.wait()
                     self._idle -= 1
-                if self._queues and self._idle:
+                worked_in = None
+                if not group:
+                    group, worked_in = self._unfinished.pop()
+                if self._idle and (self._unfinished or any(queue[0].thorough for queue in self._free_queues())):
                     self._wake.notify()
                 self._telemetry.waiting_observations.set(self._waiting)
-            _tell(group, self._committed(group))
+            self._end(group, self._committed(group) if worked_in is None else self._gone_on(group, worked_in))
 
-    def _next(self) -> list[_Job]:
-        """What is committed next: the queues of runs that no flusher holds, as far as the limits go."""
-        group: list[_Job] = []
-        observations = 0
-        for run_id in [run_id for run_id in self._queues if run_id not in self._busy]:
-            queue = self._queues[run_id]
-            taken = 0
-            for job in queue:
-                if group and (
-                    len(group) >= self._limits.requests or observations + job.size > self._limits.observations
-                ):
-                    break
-                group.append(job)
-                observations += job.size
-                taken += 1
-            if taken:
-                self._busy.add(run_id)
-            if taken < len(queue):
-                self._queues[run_id] = queue[taken:]
-                break
-            del self._queues[run_id]
-        return group
+    def _gone_on(self, group: Sequence[_Job], worked_in: FromMemory) -> _Answers:
+        """Store what was worked in from memory, and do what follows from it."""
+        begun = time.perf_counter()
+        try:
+            with self._tracer.span("commit", links=[job.traceparent for job in group], requests=len(group)):
+                worked_in.go_on(self._database)
+        except Moved:
+            return self._mistaken(group)
+        except Exception as error:
+            _log.warning("what was worked in from memory could not be stored (%s); it is tried again", error)
+            return [None] * len(group)
+        worked_in.remember(self._telemetry)
+        self._measure(worked_in.answers, time.perf_counter() - begun)
+        return worked_in.answers
 
-    def _committed(self, group: Sequence[_Job]) -> list[Receipt | Exception]:
+    def _committed(self, group: Sequence[_Job]) -> _Answers:
         """Each job's receipt, or why there is none. What one breaks, the others do not pay for."""
         try:
-            return list(self._take(group))
+            return self._take(group)
         except sa.exc.DBAPIError as error:
             if is_passing(error) or is_full(error):
                 return [error] * len(group)
@@ -199,25 +291,102 @@ class Committer:
 
     def _take(self, group: Sequence[_Job]) -> Sequence[Receipt | ServiceError]:
         arrivals = [job.arrival for job in group]
+        mistaken = {job.arrival.run_id for job in group if job.mistaken}
         for pause_seconds in (*PAUSES_SECONDS, None):
             begun = time.perf_counter()
             try:
                 with self._tracer.span("commit", links=[job.traceparent for job in group], requests=len(group)):
-                    answers = take(self._database, self._live, arrivals, self._clock(), self._telemetry, self._tracer)
+                    answers = take(
+                        self._database,
+                        self._live,
+                        arrivals,
+                        self._clock(),
+                        self._telemetry,
+                        self._tracer,
+                        mistaken=mistaken,
+                    )
             except sa.exc.DBAPIError as error:
                 if pause_seconds is None or not is_passing(error):
                     raise
                 _log.warning("a commit of %d requests failed (%s); it is tried again", len(group), error.orig)
                 time.sleep(pause_seconds)
                 continue
-            self._measure(group, answers, time.perf_counter() - begun)
+            self._measure(answers, time.perf_counter() - begun)
             return answers
         raise AssertionError("the last try returns or raises")
 
-    def _measure(self, group: Sequence[_Job], answers: Sequence[Receipt | ServiceError], seconds: float) -> None:
-        self._telemetry.commit_seconds.observe(seconds)
-        self._telemetry.commit_requests.observe(len(group))
+    # --- in either
+
+    def _free_queues(self) -> Iterator[list[_Job]]:
+        """The queues of the runs that are in no commit."""
+        return (queue for run_id, queue in self._queues.items() if run_id not in self._busy)
+
+    def _next(self, observations: int, *, thorough: bool) -> list[_Job]:
+        """What is committed next, of this kind: the queues of runs that no commit holds, as far as the limits go.
+
+        What is too much for one direct commit is for a thorough one, in which a row costs less.
+        """
+        group: list[_Job] = []
+        size = 0
+        for queue in self._free_queues():
+            for job in queue:
+                if job.thorough is not thorough:
+                    break
+                if group and (len(group) >= self._limits.requests or size + job.size > observations):
+                    if not thorough:
+                        self._all_thorough()
+                        return []
+                    return self._taken(group)
+                group.append(job)
+                size += job.size
+        return self._taken(group)
+
+    def _taken(self, group: list[_Job]) -> list[_Job]:
+        """A group, no longer queued: of each run what had waited longest."""
+        counts = Counter(job.arrival.run_id for job in group)
+        for run_id, count in counts.items():
+            queue = self._queues.pop(run_id)
+            if count < len(queue):
+                self._queues[run_id] = queue[count:]
+        self._busy |= counts.keys()
+        return group
+
+    def _all_thorough(self) -> None:
+        for queue in self._queues.values():
+            for job in queue:
+                job.thorough = True
+
+    def _mistaken(self, group: Sequence[_Job]) -> _Answers:
+        """All is to be done again: which run was not as it was remembered is not told."""
+        self._telemetry.live_runs.labels("mistaken").inc()
+        for job in group:
+            job.mistaken = True
+        return [None] * len(group)
+
+    def _end(self, group: Sequence[_Job], answers: _Answers) -> None:
+        """A group's commit is over: what has no answer is queued again, before all else of its run."""
+        left: dict[UUID, list[_Job]] = defaultdict(list)
+        with self._wake:
+            for job, answer in zip(group, answers, strict=True):
+                self._busy.discard(job.arrival.run_id)
+                if answer is None:
+                    job.thorough = True
+                    left[job.arrival.run_id].append(job)
+                else:
+                    self._waiting -= job.size
+            for run_id, jobs in left.items():
+                self._queues[run_id] = jobs + self._queues.get(run_id, [])
+            queued = bool(self._queues)
+            if self._closed:
+                self._wake.notify_all()
+        _tell(group, answers)
+        if queued:
+            self._see_to_all()
+
+    def _measure(self, answers: _Answers, seconds: float) -> None:
         receipts = [answer for answer in answers if isinstance(answer, Receipt)]
+        self._telemetry.commit_seconds.observe(seconds)
+        self._telemetry.commit_requests.observe(len(receipts))
         counts = {
             "accepted": sum(receipt.accepted for receipt in receipts),
             "duplicate": sum(receipt.duplicates for receipt in receipts),
@@ -229,11 +398,21 @@ class Committer:
                 self._telemetry.observations.labels(result).inc(count)
 
 
-def _tell(group: Sequence[_Job], answers: Sequence[Receipt | Exception]) -> None:
-    """Hand every answer to who waits for it; a loop is woken once for all of its own."""
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _tell(group: Sequence[_Job], answers: _Answers) -> None:
+    """Hand every answer there is to who waits for it; a loop is woken once for all of its own."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Receipt | Exception]]] = defaultdict(list)
+    here = _running_loop()
     for job, answer in zip(group, answers, strict=True):
-        if job.loop is None:
+        if answer is None:
+            continue
+        if job.loop is None or job.loop is here:
             _resolve([(job, answer)])
         else:
             loops[job.loop].append((job, answer))

@@ -14,16 +14,20 @@ from evalstop_service.store.observations import Point
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Points that are new, of which the last `late` are not past the last step of their metric, and contradictions."""
+    """Points that are new, of which the last `late` are not past the last step of their metric, and contradictions.
+
+    `last_steps`: those of the run's metrics once the new points are stored.
+    """
 
     fresh: list[Point]
+    last_steps: dict[str, int]
     late: int = 0
     contradictions: tuple[Contradiction, ...] = ()
 
 
 def sort_out(work: Work, live: LiveRun, points: Sequence[Point]) -> Sorted:
     """The new points among these, and those that contradict what is on record; the others repeat it."""
-    last_steps = live.last_steps
+    last_steps = live.last_steps.copy()
     fresh: list[Point] = []
     doubtful: list[Point] = []
     for point in points:
@@ -33,7 +37,8 @@ def sort_out(work: Work, live: LiveRun, points: Sequence[Point]) -> Sorted:
         else:
             doubtful.append(point)
     if not doubtful:
-        return Sorted(fresh)
+        return Sorted(fresh, last_steps)
+    work.needs_transaction()
     work.write()
     known = observations.live_values(work.tx, live.run.id, {point.identity for point in doubtful})
     known |= {point.identity: point.value for point in fresh}
@@ -44,7 +49,7 @@ def sort_out(work: Work, live: LiveRun, points: Sequence[Point]) -> Sorted:
             fresh.append(point)
         elif not _same(known[point.identity], point.value):
             contradictions.append(Contradiction(point, known[point.identity]))
-    return Sorted(fresh, len(fresh) - past_all, tuple(contradictions))
+    return Sorted(fresh, last_steps, len(fresh) - past_all, tuple(contradictions))
 
 
 def _same(stored: float, sent: float) -> bool:

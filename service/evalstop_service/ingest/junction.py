@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,10 +16,10 @@ from evalstop_service import cases, hindsight, recognition, watching
 from evalstop_service.errors import Conflict, NotFound, ServiceError
 from evalstop_service.ingest import announcing, attempts
 from evalstop_service.ingest.identity import sort_out
-from evalstop_service.ingest.live import LATE_WEIGHT, SHARED_FOR, LiveRun, LiveRuns
+from evalstop_service.ingest.live import KEEP_EVERY, LATE_WEIGHT, SHARED_FOR, LiveRun, LiveRuns
 from evalstop_service.ingest.news import Arrival, Corrected, Points, Receipt, Resumed, Saved
 from evalstop_service.ingest.recall import after, recall, scores_of
-from evalstop_service.ingest.work import Moved, Work
+from evalstop_service.ingest.work import Work
 from evalstop_service.liveness import FOUND_AGAIN, Pulse
 from evalstop_service.recognition import Cast
 from evalstop_service.retention import refuse_if_pruned
@@ -41,47 +42,30 @@ def take(
     now: datetime,
     telemetry: Telemetry,
     tracer: Tracer | None = None,
+    *,
+    mistaken: Collection[UUID] = (),
 ) -> list[Answer]:
-    """Take news in, in the order given, with one commit; what the receipts say is durable when this returns."""
+    """Take news in, in the order given, with one transaction; what the receipts say is durable when this returns.
+
+    `mistaken`: runs that were not as this process remembered them.
+    """
     tracer = tracer or Tracer()
-    run_ids = {arrival.run_id for arrival in arrivals}
-    remembered = None if database.embedded else live_runs.take_out_all(run_ids)
-    if remembered is not None:
-        try:
-            with Work(database, now, remembered) as work:
-                answers = _work_in(work, remembered, arrivals, tracer)
-        except Moved:
-            telemetry.live_runs.labels("mistaken").inc()
-        else:
-            telemetry.live_runs.labels("hit").inc(len(remembered))
-            return _done(live_runs, remembered, work, telemetry, answers)
     with database.transaction() as tx:
         held = recall(tx, live_runs, arrivals, telemetry)
-        if remembered is not None:  # and was mistaken: which of them it was is not told
-            for live in held.values():
-                live.shared = SHARED_FOR
-        with Work(database, now, held, tx) as work:
-            answers = _work_in(work, held, arrivals, tracer)
-    return _done(live_runs, held, work, telemetry, answers)
-
-
-def _work_in(work: Work, held: Mapping[UUID, LiveRun], arrivals: Sequence[Arrival], tracer: Tracer) -> list[Answer]:
-    with tracer.span("step detectors", runs=len(held)):
-        answers = [_answer(work, held.get(arrival.run_id), arrival) for arrival in arrivals]
-    with tracer.span("write"):
-        work.finish()
-    return answers
-
-
-def _done(
-    live_runs: LiveRuns, held: Mapping[UUID, LiveRun], work: Work, telemetry: Telemetry, answers: list[Answer]
-) -> list[Answer]:
+        for run_id in held.keys() & mistaken:
+            held[run_id].shared = SHARED_FOR
+        work = Work(now, held, tx)
+        with tracer.span("step detectors", runs=len(held)):
+            answers = [work_in(work, held.get(arrival.run_id), arrival) for arrival in arrivals]
+        with tracer.span("write"):
+            work.write()
     live_runs.put_back(held.values())
     telemetry.detector_seconds.observe(work.detector_seconds)
     return answers
 
 
-def _answer(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
+def work_in(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
+    """Work one arrival in: what is to be written of it is gathered. Raises NeedsTransaction before anything changed."""
     if live is None or live.run.project_id != arrival.project_id:
         return NotFound(f"there is no run {arrival.run_id} in this project; open one by POST /api/v1/runs")
     try:
@@ -102,13 +86,17 @@ def _answer(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
 def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receipt:
     names = _names(live, points) if recognition.is_open(live.run) else None
     found = sort_out(work, live, points)
-    fresh = found.fresh
+    fresh, seen = found.fresh, live.watch.observations(found.fresh)
+    gold = [point for point in fresh if point.metric == live.watch.gold]
+    if names is not None or _takes_more(live, seen, gold):
+        work.needs_transaction()
     if fresh:
+        live.last_steps = found.last_steps
         work.store(live, fresh, found.late)
     recast = None if names is None else _recognise(work, live, names)
     if fresh or live.reached:
-        rewritten = recast is not None or _step(work, live, fresh)
-        late, moved = (False, recast) if recast is not None else _weigh(work, live, fresh)
+        rewritten = recast is not None or _step(work, live, seen)
+        late, moved = (False, recast) if recast is not None else _weigh(work, live, gold)
         last_step = live.run.last_step
         if fresh and (last_step is None or max(point.step for point in fresh) > last_step):
             moved["last_step"] = max(point.step for point in fresh)
@@ -119,6 +107,17 @@ def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receip
         accepted=len(fresh),
         duplicates=len(points) - len(fresh) - len(found.contradictions),
         contradictions=found.contradictions,
+    )
+
+
+def _takes_more(live: LiveRun, seen: Sequence[Observation], gold: Sequence[Point]) -> bool:
+    """Whether points take more than to be stored and to move the monitor on from where it stands."""
+    return (
+        (live.decided and live.let_run is None)
+        or live.run.ended_at is not None
+        or live.unkept + len(seen) >= KEEP_EVERY
+        or (bool(seen) and is_late(live.monitor, seen[0]))
+        or (bool(gold) and live.scores is None)
     )
 
 
@@ -206,19 +205,18 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
             cases.forget(work.tx, run)
     if verdict.stops and run.status == "running":
         if not live.decided:
-            announcing.decide(work, live, verdict)
+            work.then(live, partial(announcing.decide, work, live, verdict))
         elif "best_checkpoint" in changes:
             announcing.reconsider(work, live)
     if run.ended_at is not None and "turn" in changes:  # gold came after the end
         cases.settle(work.tx, run, work.now)
     reached, live.reached = live.reached, []
-    if reached or "best_checkpoint" in changes:
-        announcing.announce(work, before, run, reached)
+    if announcing.is_news(before, run, reached):
+        work.then(live, partial(announcing.announce, work, before, run, reached))
 
 
-def _step(work: Work, live: LiveRun, fresh: Sequence[Point]) -> bool:
+def _step(work: Work, live: LiveRun, seen: Sequence[Observation]) -> bool:
     """Move the monitor on by what is new; true when something new belonged into its past."""
-    seen = live.watch.observations(fresh)
     if not seen:
         return False
     if is_late(live.monitor, seen[0]):
@@ -252,14 +250,12 @@ def _advance(work: Work, live: LiveRun, seen: Sequence[Observation], *, on_the_w
     live.trail.leave(live.count, live.monitor)
 
 
-def _weigh(work: Work, live: LiveRun, fresh: Sequence[Point]) -> tuple[bool, dict[str, Any]]:
+def _weigh(work: Work, live: LiveRun, gold: Sequence[Point]) -> tuple[bool, dict[str, Any]]:
     """Take new gold scores into the choice of the best checkpoint: whether one was late, and what it changes."""
-    gold = live.watch.gold
-    news = [point for point in fresh if point.metric == gold]
-    if not news:
+    if not gold:
         return False, {}
-    news.sort(key=lambda point: point.step)
-    late = live.scores is not None and not live.scores.add(watching.scores(live.run, news))
+    by_step = sorted(gold, key=lambda point: point.step)
+    late = live.scores is not None and not live.scores.add(watching.scores(live.run, by_step))
     if late:
         live.scores = None
     return late, _pointers(work, live)

@@ -150,12 +150,11 @@ class LiveRuns:
         with self._lock:
             return {run_id: live for run_id in run_ids if (live := self._runs.pop(run_id, None)) is not None}
 
-    def take_out_all(self, run_ids: Collection[UUID]) -> dict[UUID, LiveRun] | None:
-        """All of these, no longer held here; None when one is not held here, or shared with another process."""
+    def take_out_own(self, run_ids: Iterable[UUID]) -> dict[UUID, LiveRun]:
+        """The live runs among these, no longer held here, but for those that another process shares in."""
         with self._lock:
-            if any((live := self._runs.get(run_id)) is None or live.shared for run_id in run_ids):
-                return None
-            return {run_id: self._runs.pop(run_id) for run_id in run_ids}
+            own = (run_id for run_id in run_ids if (live := self._runs.get(run_id)) is not None and not live.shared)
+            return {run_id: self._runs.pop(run_id) for run_id in own}
 
     def put_back(self, runs: Collection[LiveRun]) -> None:
         """Remember runs whose news were committed."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Self
 from uuid import UUID
 
 from evalstop_detectors import state_to_json
@@ -14,10 +11,14 @@ from evalstop_detectors import state_to_json
 from evalstop_service.ingest.live import KEEP_EVERY, LiveRun
 from evalstop_service.lifecycle import LET_RUN
 from evalstop_service.store import decisions, monitors, observations, runs
-from evalstop_service.store.compare_and_save import compare_and_save
-from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.compare_and_save import Stroke
+from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import New, Point
+
+
+class NeedsTransaction(Exception):
+    """What is remembered of a run does not suffice for this news of it; nothing of it has been worked in."""
 
 
 class Moved(Exception):
@@ -25,40 +26,52 @@ class Moved(Exception):
 
 
 class Work:
-    """Rows on their way to the database; `with Work(...) as work` commits them, or leaves no trace when it raises.
+    """Rows on their way to the database.
 
-    `held`: the runs. Given `tx`, they are locked in it. Without, they are what this process remembers, and taken at
-    its word: a transaction begins when somebody asks for it, or never, when all can be saved at one stroke in the end.
-    Either way their stamps are compared while they are locked, and a run that has moved on raises Moved.
-    Whoever has to read what may still be on its way calls `write` first.
+    `held`: the runs. Given `tx`, they are locked in it, and `write` writes. Without, they are what this process
+    remembers, taken at its word: whoever is about to need more says so first (`needs_transaction`), what is to follow
+    from the news waits (`then`), and in the end all is saved at one stroke, or `go_on_in` a transaction after all.
+    Either way the stamps of the runs are compared while they are locked.
     """
 
-    def __init__(
-        self, database: Database, now: datetime, held: Mapping[UUID, LiveRun], tx: Transaction | None = None
-    ) -> None:
+    def __init__(self, now: datetime, held: Mapping[UUID, LiveRun], tx: Transaction | None = None) -> None:
         self.now = now
         self.detector_seconds = 0.0
-        self._database, self._tx = database, tx
-        self._ends = ExitStack()
+        self._tx = tx
         self._stamps = {run_id: live.stamp for run_id, live in held.items()}
         self._decided = [run_id for run_id, live in held.items() if live.decided]
         self._decisions: dict[UUID, Decision] | None = None
         self._points: list[New] = []
         self._late: list[New] = []
         self._changed: dict[int, LiveRun] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ends.__exit__(kind, error, traceback)
+        self._following: dict[UUID, list[Callable[[], None]]] = {}
 
     @property
     def tx(self) -> Transaction:
-        """The transaction in which the runs are locked."""
-        return self._tx if self._tx is not None else self._begin()
+        """The transaction in which the runs are locked. Whoever has to read what is on its way calls `write` first."""
+        assert self._tx is not None, "what needs a transaction says so before it changes anything"
+        return self._tx
+
+    def needs_transaction(self) -> None:
+        """Raise NeedsTransaction where there is none."""
+        if self._tx is None:
+            raise NeedsTransaction
+
+    def then(self, live: LiveRun, action: Callable[[], None]) -> None:
+        """Do what follows from the news of a run and takes a transaction: now, or when there is one."""
+        if self._tx is None:
+            self._following.setdefault(live.run.id, []).append(action)
+        else:
+            action()
+
+    @property
+    def unfinished(self) -> Collection[UUID]:
+        """The runs of which something waits for a transaction."""
+        return self._following.keys()
+
+    def let_go(self, run_id: UUID) -> None:
+        """Nothing was worked in of this run, and none of it is to be compared."""
+        del self._stamps[run_id]
 
     def store(self, live: LiveRun, points: Sequence[Point], late: int) -> None:
         """Points whose identities have no live observation are to be stored; the last `late` belong among others."""
@@ -96,27 +109,21 @@ class Work:
             changed = list(self._changed.values())
             self._changed = {}
             runs.save_many(self.tx, [live.run for live in changed])
-            self._keep(_due(changed))
+            self._keep([live for live in changed if live.unkept >= KEEP_EVERY])
 
-    def finish(self) -> None:
-        """Write what is left, at one stroke where that will do."""
-        changed = list(self._changed.values())
-        few = self._tx is None and not self._late and len(self._points) <= observations.FEW
-        if not few or not changed or _due(changed):
-            self.write()
-            if self._tx is None:  # there was nothing to write: what is answered has to be true all the same
-                self._begin()
-            return
-        rows = [live.run for live in changed]
-        with self._database.statement() as statement:
-            if not compare_and_save(statement, self._stamps, rows, self._points, self.now):
-                raise Moved
+    def stroke(self) -> Stroke:
+        """All that was gathered, to be saved by one statement."""
+        return Stroke(self._stamps, [live.run for live in self._changed.values()], self._points, self.now)
 
-    def _begin(self) -> Transaction:
-        self._tx = self._ends.enter_context(self._database.transaction())
-        if runs.lock_many(self._tx, list(self._stamps)) != self._stamps:
+    def go_on_in(self, tx: Transaction) -> None:
+        """Lock the runs, do what waits, and write; raises Moved if one is not as it was remembered."""
+        if runs.lock_many(tx, list(self._stamps)) != self._stamps:
             raise Moved
-        return self._tx
+        self._tx = tx
+        for actions in self._following.values():
+            for action in actions:
+                action()
+        self.write()
 
     def _on_record(self) -> dict[UUID, Decision]:
         if self._decisions is None:
@@ -131,8 +138,3 @@ class Work:
             monitors.keep(self.tx, states, self.now)
             for live in due:
                 live.unkept = 0
-
-
-def _due(changed: Sequence[LiveRun]) -> list[LiveRun]:
-    """Those whose monitor's state is to be written down anew."""
-    return [live for live in changed if live.unkept >= KEEP_EVERY]

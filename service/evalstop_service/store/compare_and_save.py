@@ -7,8 +7,8 @@ their stamps and writes, and is a transaction of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -18,39 +18,42 @@ from evalstop_service.store.observations import New
 from evalstop_service.store.runs import Run, Stamp
 
 
-def compare_and_save(
-    connection: Any, stamps: Mapping[UUID, Stamp], changed: Sequence[Run], points: Sequence[New], now: datetime
-) -> bool:
-    """Write what `runs.save_many` and `observations.add_many` would; False, and nothing, if any stamp is another.
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """What `runs.save_many` and `observations.add_many` would write of runs whose stamps are still these.
 
-    `connection`: that of `Database.statement`. `points` lie past the last steps of their metrics, so that no summary
-    covers them.
+    `points` lie past the last steps of their metrics, so that no summary covers them.
     """
-    expected = msgspec.json.encode([(run_id, *stamp) for run_id, stamp in stamps.items()]).decode()
-    values = {
-        "expected": expected,
-        "changed": msgspec.json.encode([runs.moving(run) for run in changed]).decode(),
-        "points": observations.recordset(points),
-        "now": now,
-        "count": len(stamps),
-    }
-    saved: bool = connection.execute(_COMPARE_AND_SAVE, values, prepare=True).fetchone()[0]
-    return saved
+
+    stamps: Mapping[UUID, Stamp]
+    changed: Sequence[Run]
+    points: Sequence[New]
+    now: datetime
+
+    @property
+    def parameters(self) -> list[bytes]:
+        """Of `COMPARE_AND_SAVE`, as texts."""
+        return [
+            msgspec.json.encode([(run_id, *stamp) for run_id, stamp in self.stamps.items()]),
+            msgspec.json.encode([runs.moving(run) for run in self.changed]),
+            observations.recordset(self.points),
+            self.now.isoformat().encode(),
+        ]
 
 
 # A row that somebody holds is waited for and compared as it is then. Rows are locked by ascending id, as everywhere.
-_COMPARE_AND_SAVE = f"""
+COMPARE_AND_SAVE = f"""
 WITH expected AS (
     SELECT (stamp ->> 0)::uuid AS id, (stamp ->> 1)::integer AS version, (stamp ->> 2)::timestamptz AS updated_at
-    FROM json_array_elements(%(expected)t::json) AS stamp
+    FROM json_array_elements($1::json) AS stamp
 ), held AS MATERIALIZED (
     SELECT runs.id FROM runs JOIN expected USING (id, version, updated_at) ORDER BY runs.id FOR UPDATE OF runs
 ), verdict AS MATERIALIZED (
-    SELECT count(*) = %(count)s AS stands FROM held
+    SELECT count(*) = json_array_length($1::json) AS stands FROM held
 ), added AS (
-    {observations.INSERT_RECORDS} WHERE (SELECT stands FROM verdict)
+    {observations.INSERT_RECORDS.format(points="$3", now="$4")} WHERE (SELECT stands FROM verdict)
 ), moved AS (
-    {runs.MOVE} FROM json_to_recordset(%(changed)t::json) AS new ({runs.MOVING_TYPES})
+    {runs.MOVE} FROM json_to_recordset($2::json) AS new ({runs.MOVING_TYPES})
     WHERE runs.id = new.id AND (SELECT stands FROM verdict)
 )
 SELECT stands FROM verdict

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -25,35 +25,29 @@ class Database:
 
     `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
     `synchronous`: SQLite's pragma of that name; FULL keeps every acknowledged row through a loss of power.
-    `pool_size`: the most connections held at one time, of which a quarter is for single statements; at least 2 there.
+    `connections`: the most held at one time, of which a quarter is left to `store.direct`; at least 2 there.
     """
 
-    def __init__(self, url: str, synchronous: str = "FULL", pool_size: int = 20) -> None:
+    def __init__(self, url: str, synchronous: str = "FULL", connections: int = 20) -> None:
         self.url = sa.make_url(url)
         if self.url.drivername in ("postgresql", "postgres"):
             self.url = self.url.set(drivername="postgresql+psycopg")
         self.embedded = self.url.get_backend_name() == "sqlite"
-        of_statements = 0 if self.embedded else max(1, pool_size // 4)
-        self.engine = self._engine(max(1, pool_size - of_statements))
+        self.direct_connections = 0 if self.embedded else max(1, connections // 4)
+        self.engine = sa.create_engine(
+            self.url,
+            pool_size=max(1, connections - self.direct_connections),
+            max_overflow=0,
+            json_deserializer=_json_value,
+            hide_parameters=True,  # a statement that fails is logged, and its parameters may be secrets
+        )
         # SQLite has one writer at a time and lets the others poll for the lock; waiting in line is fairer and faster.
         self._writer = threading.Lock() if self.embedded else nullcontext()
         if self.embedded:
             _prepare_sqlite(self.engine, synchronous)
         else:
-            self._statements = self._engine(of_statements, isolation_level="AUTOCOMMIT", pool_reset_on_return=None)
-            for engine in (self.engine, self._statements):
-                _prepare_postgres(engine)
-                _ask_after_a_rest(engine)
-
-    def _engine(self, pool_size: int, **options: Any) -> sa.Engine:
-        return sa.create_engine(
-            self.url,
-            pool_size=pool_size,
-            max_overflow=0,
-            json_deserializer=_json_value,
-            hide_parameters=True,  # a statement that fails is logged, and its parameters may be secrets
-            **options,
-        )
+            _prepare_all(self.engine)
+            _ask_after_a_rest(self.engine)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -72,23 +66,9 @@ class Database:
         with self.engine.connect() as tx, tx.begin(), _translated(tx):
             yield tx
 
-    @contextmanager
-    def statement(self) -> Iterator[Any]:
-        """PostgreSQL's driver itself, for the hottest of all: each statement is a transaction of its own."""
-        dialect = self.engine.dialect
-        with _translating(dialect, None, lambda _: None):
-            held = self._statements.raw_connection()
-        try:
-            with _translating(dialect, held.driver_connection, held.invalidate):
-                yield held.driver_connection
-        finally:
-            held.close()
-
     def close(self) -> None:
         """Close all pooled connections."""
         self.engine.dispose()
-        if not self.embedded:
-            self._statements.dispose()
 
 
 def _json_value(text: str | bytes) -> Any:
@@ -98,13 +78,18 @@ def _json_value(text: str | bytes) -> Any:
         return json.loads(text)
 
 
-def _prepare_postgres(engine: sa.Engine) -> None:
+def _prepare_all(engine: sa.Engine) -> None:
     @sa.event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
-        # Compiling a plan over all partitions takes 100 ms and more, which no statement here ever earns back.
-        connection.execute("SET jit TO off")
-        connection.execute("SET timezone TO 'UTC'")
+        prepare_postgres(connection)
         connection.commit()
+
+
+def prepare_postgres(connection: Any) -> None:
+    """Set what all connections to PostgreSQL have in common."""
+    # Compiling a plan over all partitions takes 100 ms and more, which no statement here ever earns back.
+    connection.execute("SET jit TO off")
+    connection.execute("SET timezone TO 'UTC'")
 
 
 def _ask_after_a_rest(engine: sa.Engine) -> None:
@@ -156,23 +141,15 @@ def driver(tx: Transaction) -> Any:
 
 @contextmanager
 def _translated(tx: Transaction) -> Iterator[None]:
-    with _translating(tx.dialect, driver(tx), tx.invalidate):
-        yield
-
-
-@contextmanager
-def _translating(
-    dialect: sa.Dialect, connection: Any, invalidate: Callable[[BaseException | None], None]
-) -> Iterator[None]:
-    errors = dialect.loaded_dbapi.Error
+    connection, errors = driver(tx), tx.dialect.loaded_dbapi.Error
     try:
         yield
     except errors as error:
-        lost = dialect.is_disconnect(error, connection, None)
+        lost = tx.dialect.is_disconnect(error, connection, None)
         if lost:
-            invalidate(error)
+            tx.invalidate(error)
         raise sa.exc.DBAPIError.instance(
-            "a statement of the driver's own", None, error, errors, connection_invalidated=lost, dialect=dialect
+            "a statement of the driver's own", None, error, errors, connection_invalidated=lost, dialect=tx.dialect
         ) from error
 
 

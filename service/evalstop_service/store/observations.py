@@ -118,7 +118,7 @@ def add_many(tx: Transaction, rows: Sequence[New], now: datetime, late: Sequence
         received_at = moment_text(now)
         tx.exec_driver_sql(_INSERT, [_columns(row, received_at) for row in rows])
     elif len(rows) <= FEW:
-        driver(tx).execute(INSERT_RECORDS, {"now": now, "points": recordset(rows)}, prepare=True)
+        driver(tx).execute(_INSERT_RECORDS, {"now": now, "points": recordset(rows).decode()}, prepare=True)
     else:
         with driver(tx).cursor() as cursor, cursor.copy(_COPY) as copy:
             copy.set_types(_COPIED_TYPES)
@@ -127,9 +127,9 @@ def add_many(tx: Transaction, rows: Sequence[New], now: datetime, late: Sequence
                 copy.write_row((run_id, point.metric, point.step, LIVE, value, point.stderr, attempt, point.time, now))
 
 
-def recordset(rows: Iterable[New]) -> str:
+def recordset(rows: Iterable[New]) -> bytes:
     """These points as `INSERT_RECORDS` takes them."""
-    return msgspec.json.encode([_record(row) for row in rows]).decode()
+    return msgspec.json.encode([_record(row) for row in rows])
 
 
 def live_values(tx: Transaction, run_id: UUID, identities: Collection[tuple[str, int]]) -> dict[tuple[str, int], float]:
@@ -384,12 +384,14 @@ _NAMES = "run_id, metric, step, superseded_by, value, stderr, attempt, observed_
 _INSERT = f"INSERT INTO observations ({_NAMES}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
 
 INSERT_RECORDS = f"""
-INSERT INTO observations ({_NAMES}) SELECT r, m, s, {LIVE}, v, e, a, t, %(now)b::timestamptz
-FROM json_to_recordset(%(points)t::json) AS new (
+INSERT INTO observations ({_NAMES}) SELECT r, m, s, {LIVE}, v, e, a, t, {{now}}::timestamptz
+FROM json_to_recordset({{points}}::json) AS new (
     r uuid, m text, s bigint, v double precision, e double precision, a integer, t timestamptz
 )
 """  # noqa: S608
 """On PostgreSQL: `now` is `received_at`, and `points` what `recordset` makes of the rows."""
+
+_INSERT_RECORDS = INSERT_RECORDS.format(now="%(now)b", points="%(points)t")
 
 _COPY = f"COPY observations ({_NAMES}) FROM STDIN (FORMAT BINARY)"
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -22,6 +23,7 @@ from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.service.ingest.at_home import at_home
 from tests.service.scenes import NOW, Scene, set_up
 
 METRICS = ("eval", "proxy", "kl", "loss", "lr")
@@ -90,14 +92,21 @@ def stories(draw: st.DrawFn) -> Story:
     return Story(policy, direction, first, resumed_at, second, saved, arrived, forgetting)
 
 
-@pytest.fixture
-def scene(database_url: str) -> Iterator[Scene]:
-    """A project in a database that does not wait for the disk: these laws say nothing of a loss of power."""
+@pytest.fixture(params=["thoroughly", "directly"])
+def scene(database_url: str, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A project in a database that does not wait for the disk: these laws say nothing of a loss of power.
+
+    On PostgreSQL also as a server takes news in: directly, on its event loop, when they are plain.
+    """
     url = sa.make_url(database_url)
     if url.get_backend_name() == "postgresql":
         url = url.update_query_dict({"options": "-csynchronous_commit=off"})
+    elif request.param == "directly":
+        pytest.skip("the embedded database has no such way")
     database = Database(url.render_as_string(hide_password=False), synchronous="NORMAL")
-    yield set_up(database)
+    scene = set_up(database)
+    with at_home(scene) if request.param == "directly" else nullcontext(scene) as scene:
+        yield scene
     database.close()
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from evalstop_detectors import POLICIES, Observation, Signal, advance, replay, start
-from evalstop_service.ingest import Arrival, LiveRuns, Points, Receipt, Resumed, Saved, live, take
+from evalstop_service.ingest import Arrival, LiveRuns, Points, Resumed, Saved, live, take
 from evalstop_service.ingest.live import Trail
 from evalstop_service.ingest.recall import REPLAY_WEIGHT
-from evalstop_service.store import monitors, observations, tables
+from evalstop_service.store import monitors, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
@@ -58,39 +58,6 @@ def test_moves_on_within_a_step(scene: Scene) -> None:
     how(scene, run, [Point("kl", 5, 0.1)])
     how(other, run, [Point("eval", 5, 0.9)])
     assert how(scene, run, evals(0.8, 0.7, start=6)) == "moved_on"
-    cold = replace(scene, live=LiveRuns())
-    how(cold, run, [])
-    assert scene.monitor(run) == cold.monitor(run)
-
-
-def test_is_mistaken_once(scene: Scene) -> None:
-    """Memory that another process made untrue costs one batch twice, and counts it once; then the run is looked at
-    first, until it has been found as remembered for a while."""
-    run, other = scene.open(), replace(scene, live=LiveRuns())
-    how(scene, run, evals(0.1))
-    how(other, run, evals(0.2, start=1))
-    telemetry = Telemetry()
-
-    def mistaken() -> float | None:
-        return telemetry.registry.get_sample_value("evalstop_live_runs_total", {"result": "mistaken"})
-
-    def post(step: int) -> None:
-        news = Arrival(scene.project_id, run.id, Points(tuple(evals(step / 100, start=step))))
-        (answer,) = take(scene.database, scene.live, [news], NOW, telemetry)
-        assert isinstance(answer, Receipt)
-        assert answer.accepted == 1
-
-    believes = not scene.database.embedded
-    post(2)
-    assert mistaken() == believes
-    for step in range(3, 3 + live.SHARED_FOR):
-        post(step)
-    how(other, run, evals(0.9, start=50))
-    post(51)
-    assert mistaken() == 2 * believes
-    with scene.database.reading() as tx:
-        stored = observations.series(tx, run.id, ["eval"])
-    assert [point.step for point in stored] == [*range(3 + live.SHARED_FOR), 50, 51]
     cold = replace(scene, live=LiveRuns())
     how(cold, run, [])
     assert scene.monitor(run) == cold.monitor(run)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from datetime import timedelta
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 from evalstop_service.store import observations, runs, tables
-from evalstop_service.store.compare_and_save import compare_and_save
-from evalstop_service.store.database import Database, is_passing
+from evalstop_service.store.compare_and_save import Stroke
+from evalstop_service.store.database import Database
+from evalstop_service.store.direct import Direct
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import New, Point
 from evalstop_service.store.runs import Run
@@ -44,8 +45,21 @@ def changed(run: Run) -> Run:
 
 def save(scene: Scene, held: list[Run], moved: list[Run], points: list[New]) -> bool:
     stamps = {run.id: (run.version, run.updated_at) for run in held}
-    with scene.database.statement() as connection:
-        return compare_and_save(connection, stamps, moved, points, LATER)
+    saved = asyncio.run(saved_directly(scene.database, Stroke(stamps, moved, points, LATER)))
+    assert saved is not None
+    return saved
+
+
+async def saved_directly(database: Database, stroke: Stroke) -> bool | None:
+    """What becomes of a stroke on a direct connection."""
+    direct = Direct(database, 1, lambda: None)
+    await direct.open()
+    saved: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+    direct.save(stroke, saved.set_result)
+    try:
+        return await saved
+    finally:
+        direct.close()
 
 
 def test_writes_what_several_statements_would(scene: Scene) -> None:
@@ -103,34 +117,6 @@ def test_waits_for_whoever_holds_the_run(scene: Scene) -> None:
     for thread in threads:
         thread.join(60)
     assert answers == {run.name: False, kept.name: True}
-
-
-def test_a_lost_connection_is_told_as_such(scene: Scene) -> None:
-    """A connection that breaks is SQLAlchemy's kind of error, and the next statement gets another one."""
-    run = scene.open()
-
-    def save_on_a_cut_connection() -> None:
-        with scene.database.statement() as connection:
-            victim = connection.execute("SELECT pg_backend_pid()").fetchone()[0]
-            url = scene.database.url.set(drivername="postgresql").render_as_string(False)
-            with psycopg.connect(url) as other:
-                other.execute("SELECT pg_terminate_backend(%s)", (victim,))
-            while True:
-                connection.execute("SELECT 1")
-
-    with pytest.raises(sa.exc.OperationalError) as caught:
-        save_on_a_cut_connection()
-    assert caught.value.connection_invalidated
-    assert save(scene, [run], [changed(run)], [])
-
-
-def test_a_server_that_is_away_is_told_as_such() -> None:
-    """No connection is an error that passes, so that what was to be saved is tried again."""
-    database = Database("postgresql://nobody@127.0.0.1:1/none?connect_timeout=5")
-    with pytest.raises(sa.exc.OperationalError) as caught, database.statement():
-        pass
-    assert is_passing(caught.value)
-    database.close()
 
 
 def wait_for_locks(database: Database, count: int) -> None:
