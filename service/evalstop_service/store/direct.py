@@ -76,15 +76,17 @@ class Direct:
 
     async def _open_one_try(self) -> None:
         while len(self._open) < self._most:
+            connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
             try:
-                libpq = await asyncio.to_thread(self._connect)
+                connected = await asyncio.shield(connecting)
+                connection = _Connection(connected, self._idle.append, self._lost)
             except psycopg.Error as error:
                 _log.warning("no direct connection to the database (%s); commits go through the pool", error)
+                _discard(connecting)
                 return
-            if len(self._open) >= self._most:  # closed meanwhile
-                libpq.close()
-                return
-            connection = _Connection(libpq, self._idle.append, self._lost)
+            except asyncio.CancelledError:  # closed meanwhile
+                connecting.add_done_callback(_discard)
+                raise
             self._open.add(connection)
             self._idle.append(connection)
             self._ready()
@@ -112,6 +114,11 @@ class Direct:
         self._ready()
 
 
+def _discard(connecting: asyncio.Future[psycopg.Connection]) -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        connecting.result().close()
+
+
 class _Connection:
     """One connection, with at most one statement under way."""
 
@@ -137,14 +144,17 @@ class _Connection:
             self._libpq.send_query_prepared(_NAME, parameters)
             self._flush()
         except psycopg.Error as error:
-            _log.warning("a direct connection to the database is lost (%s)", error)
-            self._loop.call_soon(self.lose)
+            self._saved = None
+            self._loop.call_soon(saved, None)
+            self.lose(error)
 
-    def lose(self) -> None:
-        """Give the connection up."""
+    def lose(self, error: psycopg.Error | None = None) -> None:
+        """Give the connection up, at once: libpq may have closed the socket, whose number is the next one's to have."""
         if self._given_up:
             return
         self._given_up = True
+        if error is not None:
+            _log.warning("a direct connection to the database is lost (%s)", error)
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._connection.close()
@@ -161,8 +171,8 @@ class _Connection:
         try:
             if not self._libpq.flush():
                 self._loop.remove_writer(self._socket)
-        except psycopg.Error:
-            self.lose()
+        except psycopg.Error as error:
+            self.lose(error)
 
     def _read(self) -> None:
         try:
@@ -175,13 +185,14 @@ class _Connection:
             else:
                 return
         except psycopg.Error as error:
-            _log.warning("a direct connection to the database is lost (%s)", error)
-            self.lose()
+            self.lose(error)
             return
-        saved, self._saved, outcome = self._saved, None, self._result
-        if saved is not None:
+        if self._libpq.status != pq.ConnStatus.OK:
+            self.lose(psycopg.OperationalError(self._libpq.error_message.decode(errors="replace")))
+        elif self._saved is not None:
+            saved, self._saved = self._saved, None
             self._free(self)
-            saved(outcome)
+            saved(self._result)
 
     def _take(self, result: pq.abc.PGresult) -> None:
         if result.status == pq.ExecStatus.TUPLES_OK:
