@@ -127,7 +127,7 @@ class Committer:
         finally:
             await asyncio.to_thread(self.close)
             if self._direct is not None:
-                self._direct.close()
+                await self._direct.close()
 
     def take(self, arrival: Arrival) -> Receipt:
         """Take an arrival in, from a thread that may wait. Raises NotFound, Conflict, Overloaded, and DBAPIError."""

@@ -54,13 +54,14 @@ class Direct:
         await self._open_one_try()
         self._open_the_rest()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close all connections; what is under way on one is answered with None."""
         self._most = 0
-        if self._opening is not None:
-            self._opening.cancel()
         for connection in list(self._open):
             connection.lose()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
 
     def _open_the_rest(self) -> None:
         if len(self._open) < self._most and self._opening is None:
@@ -84,8 +85,9 @@ class Direct:
                 _log.warning("no direct connection to the database (%s); commits go through the pool", error)
                 _discard(connecting)
                 return
-            except asyncio.CancelledError:  # closed meanwhile
-                connecting.add_done_callback(_discard)
+            except asyncio.CancelledError:  # closed meanwhile; a thread cannot be
+                await asyncio.wait([connecting])
+                _discard(connecting)
                 raise
             self._open.add(connection)
             self._idle.append(connection)

@@ -59,7 +59,7 @@ async def saved_directly(database: Database, stroke: Stroke) -> bool | None:
     try:
         return await saved
     finally:
-        direct.close()
+        await direct.close()
 
 
 def test_writes_what_several_statements_would(scene: Scene) -> None:
