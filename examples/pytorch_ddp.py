@@ -50,4 +50,5 @@ with DistributedRun(name="pytorch-ddp", metrics=metrics, policy="paper", mode="e
 
 print(f"rank {rank} ended at step {step} of {STEPS}")
 if dist.is_initialized():
+    dist.barrier()  # nobody leaves while another still speaks
     dist.destroy_process_group()

@@ -51,9 +51,10 @@ def configure(level: str, form: Format = "text", stream: TextIO | None = None) -
     root.handlers[:] = [*(other for other in root.handlers if not isinstance(other.formatter, Text)), handler]
     root.setLevel(level)
     logging.captureWarnings(True)
-    # Statements with their parameters, rows with what they hold: not even at DEBUG.
-    logging.getLogger("sqlalchemy").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Statements with their parameters, rows with what they hold, requests with all that stands in their addresses: not
+    # even at DEBUG.
+    for name in ("sqlalchemy", "alembic", "httpx2"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 @contextmanager

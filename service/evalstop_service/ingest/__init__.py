@@ -1,15 +1,17 @@
-"""The junction: news of runs is stored, monitors moved on, decisions made and announced, in one transaction.
+"""The junction: news of runs is stored, monitors moved on, decisions made and announced, and all of it or nothing.
 
-    Committer ──> take ──> lock ──> recall ──> step ──> announce ──> write     one commit for all that arrived together
-                            │         └── Live: what this process remembers of a run, good while its stamp is the row's
+    Committer ──┬──> FromMemory ──> step ──> one statement                          news that memory suffices for
+                └──> take ──> lock ──> recall ──> step ──> announce ──> write       all other news: a transaction
+                                         └── Live: what this process remembers, good while its stamp is the row's
 
 Any process may take news of any run at any time: what is remembered is a cache of rows, and rows decide.
 """
 
-from evalstop_service.ingest.committer import Committer, Limits
+from evalstop_service.ingest.committer import Committer
 from evalstop_service.ingest.junction import take
 from evalstop_service.ingest.live import CHOOSER, LiveRuns
 from evalstop_service.ingest.news import Arrival, Contradiction, Corrected, News, Points, Receipt, Resumed, Saved
+from evalstop_service.ingest.queues import Limits
 
 __all__ = [
     "CHOOSER",

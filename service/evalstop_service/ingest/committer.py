@@ -13,13 +13,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
-from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -28,11 +26,11 @@ from evalstop_service.errors import Closed, Overloaded, ServiceError
 from evalstop_service.ingest.junction import take
 from evalstop_service.ingest.live import LiveRuns
 from evalstop_service.ingest.memory import FromMemory
-from evalstop_service.ingest.news import Arrival, Points, Receipt
+from evalstop_service.ingest.news import Arrival, Receipt
+from evalstop_service.ingest.queues import Answers, Job, Limits, Queues
 from evalstop_service.ingest.work import Moved
 from evalstop_service.store.database import Database, is_full, is_passing
 from evalstop_service.store.direct import Direct
-from evalstop_service.store.observations import FEW
 from evalstop_service.telemetry import Telemetry
 from evalstop_service.traces import Tracer
 
@@ -40,46 +38,6 @@ _log = logging.getLogger(__name__)
 
 PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
 """Before a transaction that failed for a passing reason is tried again; after the last its requests are refused."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much is committed together, and how much may wait.
-
-    `flushers`: transactions under way at one time; an embedded database has one writer. `requests` and `observations`:
-    the most of one transaction. `waiting`: the most observations that wait or are being committed.
-    """
-
-    flushers: int = 4
-    requests: int = 1000
-    observations: int = 20_000
-    waiting: int = 200_000
-
-
-class _Job:
-    """An arrival on its way, and who waits for what becomes of it: a loop's future or, without a loop, a thread's.
-
-    `thorough`: it takes a transaction. `mistaken`: its run was not as it was remembered.
-    """
-
-    __slots__ = ("arrival", "future", "loop", "mistaken", "size", "thorough", "traceparent")
-
-    def __init__(
-        self,
-        arrival: Arrival,
-        future: asyncio.Future[Receipt] | Future[Receipt],
-        loop: asyncio.AbstractEventLoop | None,
-        traceparent: str | None,
-    ) -> None:
-        self.arrival, self.future, self.loop, self.traceparent = arrival, future, loop, traceparent
-        plain = isinstance(arrival.news, Points)
-        self.size = len(arrival.news.points) if isinstance(arrival.news, Points) else 1
-        self.thorough = not plain or self.size > FEW
-        self.mistaken = False
-
-
-_Answers = Sequence[Receipt | Exception | None]
-"""What became of each job of a group; None: it is still to be done, thoroughly."""
 
 
 class Committer:
@@ -96,13 +54,12 @@ class Committer:
     ) -> None:
         self._database, self._live, self._clock, self._telemetry = database, live, clock, telemetry
         self._limits = limits or Limits()
+        self._queues = Queues(self._limits)
+        telemetry.waiting_observations.set_function(lambda: self._queues.size)
         self._tracer = tracer or Tracer()
         self._wake = threading.Condition()
-        self._turns: dict[asyncio.AbstractEventLoop, list[_Job]] = {}  # what came in this turn of a loop
-        self._queues: dict[UUID, list[_Job]] = {}  # by run, longest waiting first
-        self._busy: set[UUID] = set()
-        self._unfinished: list[tuple[list[_Job], FromMemory]] = []  # worked in, and to be gone on with by a flusher
-        self._waiting = 0
+        self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}  # what came in this turn of a loop
+        self._unfinished: list[tuple[list[Job], FromMemory]] = []  # worked in, and to be gone on with by a flusher
         self._idle = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -112,7 +69,7 @@ class Committer:
     @property
     def waiting(self) -> int:
         """Observations that wait for a commit or are in one."""
-        return self._waiting
+        return self._queues.size
 
     @asynccontextmanager
     async def at_home(self) -> AsyncIterator[None]:
@@ -132,14 +89,14 @@ class Committer:
     def take(self, arrival: Arrival) -> Receipt:
         """Take an arrival in, from a thread that may wait. Raises NotFound, Conflict, Overloaded, and DBAPIError."""
         future: Future[Receipt] = Future()
-        self._submit([_Job(arrival, future, None, self._tracer.here())])
+        self._submit([Job(arrival, future, None, self._tracer.here())])
         return future.result()
 
     async def soon(self, arrival: Arrival) -> Receipt:
         """Take an arrival in, from an event loop. Raises what `take` does."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Receipt] = loop.create_future()
-        job = _Job(arrival, future, loop, self._tracer.here())
+        job = Job(arrival, future, loop, self._tracer.here())
         turn = self._turns.get(loop)
         if turn is None:  # whatever else arrives in this turn of the loop goes with it, and wakes a flusher once
             self._turns[loop] = [job]
@@ -153,23 +110,20 @@ class Committer:
         with self._wake:
             self._closed = True
             self._wake.notify_all()
-            self._wake.wait_for(lambda: not self._queues and not self._busy)
+            self._wake.wait_for(lambda: self._queues.is_done)
         for thread in self._threads:
             thread.join()
 
-    def _submit(self, jobs: Sequence[_Job]) -> None:
+    def _submit(self, jobs: Sequence[Job]) -> None:
         """Queue what may wait and see to it; what may not is told so at once."""
-        refused: list[tuple[_Job, Receipt | Exception]] = []
+        refused: list[tuple[Job, Receipt | Exception]] = []
         with self._wake:
             for job in jobs:
+                job.thorough |= self._direct is None
                 if self._closed:
                     refused.append((job, Closed()))
-                elif self._waiting and self._waiting + job.size > self._limits.waiting:
+                elif not self._queues.admit(job):
                     refused.append((job, Overloaded()))
-                else:
-                    job.thorough |= self._direct is None
-                    self._waiting += job.size
-                    self._queues.setdefault(job.arrival.run_id, []).append(job)
         if refused:
             self._telemetry.refused.labels("overloaded").inc(len(refused))
             _resolve(refused)
@@ -201,20 +155,20 @@ class Committer:
         while True:
             with self._wake:
                 if not self._direct.is_open:
-                    self._all_thorough()
-                group = self._next(FEW, thorough=False) if self._direct.is_idle else []
-                if not group:
-                    leave = any(queue[0].thorough for queue in self._free_queues())
-                    break
+                    self._queues.make_thorough()
+                group = self._queues.take_direct() if self._direct.is_idle else []
+                leave = self._queues.need_a_flusher
+            if not group:
+                break
             self._begin(group, self._direct)
         if leave:
             self._wake_a_flusher()
 
-    def _begin(self, group: list[_Job], direct: Direct) -> None:
+    def _begin(self, group: list[Job], direct: Direct) -> None:
         begun = time.perf_counter()
-        ended = self._tracer.begin("commit", links=[job.traceparent for job in group], requests=len(group))
         try:
             worked_in = FromMemory(self._live, [job.arrival for job in group], self._clock())
+            parameters = worked_in.stroke.parameters
         except Exception:
             _log.exception("%d requests could not be worked in from memory; they are tried thoroughly", len(group))
             self._end(group, [None] * len(group))
@@ -222,14 +176,15 @@ class Committer:
         if not any(worked_in.answers):
             self._end(group, worked_in.answers)
         elif worked_in.is_whole:
-            direct.save(worked_in.stroke, partial(self._came, group, worked_in, begun, ended))
+            ended = self._tracer.begin("commit", links=[job.traceparent for job in group], requests=len(group))
+            direct.save(parameters, partial(self._came, group, worked_in, begun, ended))
         else:
             with self._wake:
                 self._unfinished.append((group, worked_in))
             self._wake_a_flusher()
 
     def _came(
-        self, group: list[_Job], worked_in: FromMemory, begun: float, ended: Callable[[], None], saved: bool | None
+        self, group: list[Job], worked_in: FromMemory, begun: float, ended: Callable[[], None], saved: bool | None
     ) -> None:
         """A direct commit has ended."""
         ended()
@@ -245,21 +200,20 @@ class Committer:
     def _flush(self) -> None:
         while True:
             with self._wake:
-                while not (group := self._next(self._limits.observations, thorough=True)) and not self._unfinished:
-                    if self._closed and not self._queues and not self._busy:
+                while not self._unfinished and not (group := self._queues.take_thorough()):
+                    if self._closed and self._queues.is_done:
                         return
                     self._idle += 1
                     self._wake.wait()
                     self._idle -= 1
                 worked_in = None
-                if not group:
-                    group, worked_in = self._unfinished.pop()
-                if self._idle and (self._unfinished or any(queue[0].thorough for queue in self._free_queues())):
+                if self._unfinished:  # a stop may wait in it
+                    group, worked_in = self._unfinished.pop(0)
+                if self._idle and (self._unfinished or self._queues.need_a_flusher):
                     self._wake.notify()
-                self._telemetry.waiting_observations.set(self._waiting)
             self._end(group, self._committed(group) if worked_in is None else self._gone_on(group, worked_in))
 
-    def _gone_on(self, group: Sequence[_Job], worked_in: FromMemory) -> _Answers:
+    def _gone_on(self, group: Sequence[Job], worked_in: FromMemory) -> Answers:
         """Store what was worked in from memory, and do what follows from it."""
         begun = time.perf_counter()
         try:
@@ -274,7 +228,7 @@ class Committer:
         self._measure(worked_in.answers, time.perf_counter() - begun)
         return worked_in.answers
 
-    def _committed(self, group: Sequence[_Job]) -> _Answers:
+    def _committed(self, group: Sequence[Job]) -> Answers:
         """Each job's receipt, or why there is none. What one breaks, the others do not pay for."""
         try:
             return self._take(group)
@@ -289,7 +243,7 @@ class Committer:
         _log.error("a commit of %d requests failed; each is tried alone", len(group), exc_info=broken)
         return [answer for job in group for answer in self._committed([job])]
 
-    def _take(self, group: Sequence[_Job]) -> Sequence[Receipt | ServiceError]:
+    def _take(self, group: Sequence[Job]) -> Sequence[Receipt | ServiceError]:
         arrivals = [job.arrival for job in group]
         mistaken = {job.arrival.run_id for job in group if job.mistaken}
         for pause_seconds in (*PAUSES_SECONDS, None):
@@ -317,65 +271,17 @@ class Committer:
 
     # --- in either
 
-    def _free_queues(self) -> Iterator[list[_Job]]:
-        """The queues of the runs that are in no commit."""
-        return (queue for run_id, queue in self._queues.items() if run_id not in self._busy)
-
-    def _next(self, observations: int, *, thorough: bool) -> list[_Job]:
-        """What is committed next, of this kind: the queues of runs that no commit holds, as far as the limits go.
-
-        What is too much for one direct commit is for a thorough one, in which a row costs less.
-        """
-        group: list[_Job] = []
-        size = 0
-        for queue in self._free_queues():
-            for job in queue:
-                if job.thorough is not thorough:
-                    break
-                if group and (len(group) >= self._limits.requests or size + job.size > observations):
-                    if not thorough:
-                        self._all_thorough()
-                        return []
-                    return self._taken(group)
-                group.append(job)
-                size += job.size
-        return self._taken(group)
-
-    def _taken(self, group: list[_Job]) -> list[_Job]:
-        """A group, no longer queued: of each run what had waited longest."""
-        counts = Counter(job.arrival.run_id for job in group)
-        for run_id, count in counts.items():
-            queue = self._queues.pop(run_id)
-            if count < len(queue):
-                self._queues[run_id] = queue[count:]
-        self._busy |= counts.keys()
-        return group
-
-    def _all_thorough(self) -> None:
-        for queue in self._queues.values():
-            for job in queue:
-                job.thorough = True
-
-    def _mistaken(self, group: Sequence[_Job]) -> _Answers:
+    def _mistaken(self, group: Sequence[Job]) -> Answers:
         """All is to be done again: which run was not as it was remembered is not told."""
         self._telemetry.live_runs.labels("mistaken").inc()
         for job in group:
             job.mistaken = True
         return [None] * len(group)
 
-    def _end(self, group: Sequence[_Job], answers: _Answers) -> None:
-        """A group's commit is over: what has no answer is queued again, before all else of its run."""
-        left: dict[UUID, list[_Job]] = defaultdict(list)
+    def _end(self, group: Sequence[Job], answers: Answers) -> None:
+        """A group's commit is over, and what has no answer is seen to again."""
         with self._wake:
-            for job, answer in zip(group, answers, strict=True):
-                self._busy.discard(job.arrival.run_id)
-                if answer is None:
-                    job.thorough = True
-                    left[job.arrival.run_id].append(job)
-                else:
-                    self._waiting -= job.size
-            for run_id, jobs in left.items():
-                self._queues[run_id] = jobs + self._queues.get(run_id, [])
+            self._queues.ended(group, answers)
             queued = bool(self._queues)
             if self._closed:
                 self._wake.notify_all()
@@ -383,7 +289,7 @@ class Committer:
         if queued:
             self._see_to_all()
 
-    def _measure(self, answers: _Answers, seconds: float) -> None:
+    def _measure(self, answers: Answers, seconds: float) -> None:
         receipts = [answer for answer in answers if isinstance(answer, Receipt)]
         self._telemetry.commit_seconds.observe(seconds)
         self._telemetry.commit_requests.observe(len(receipts))
@@ -405,9 +311,9 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _tell(group: Sequence[_Job], answers: _Answers) -> None:
+def _tell(group: Sequence[Job], answers: Answers) -> None:
     """Hand every answer there is to who waits for it; a loop is woken once for all of its own."""
-    loops: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Receipt | Exception]]] = defaultdict(list)
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[Job, Receipt | Exception]]] = defaultdict(list)
     here = _running_loop()
     for job, answer in zip(group, answers, strict=True):
         if answer is None:
@@ -423,7 +329,7 @@ def _tell(group: Sequence[_Job], answers: _Answers) -> None:
             _log.warning("%d requests were committed after their event loop had ended", len(pairs))
 
 
-def _resolve(pairs: Sequence[tuple[_Job, Receipt | Exception]]) -> None:
+def _resolve(pairs: Sequence[tuple[Job, Receipt | Exception]]) -> None:
     for job, answer in pairs:
         if job.future.done():  # cancelled: the client has gone
             continue

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import Best, Observation, advance, is_late, start, verdict_to_document
+from evalstop_detectors import Best, Observation, Verdict, advance, is_late, start, verdict_to_document
 from msgspec.structs import replace
 
 from evalstop_service import cases, hindsight, recognition, watching
@@ -191,8 +191,8 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
     before, verdict = live.run, live.monitor.verdict
     version = before.version + 1
     if verdict is not live.told:
+        changes["verdict"] = _document(verdict, live.told, before.verdict)
         live.told = verdict
-        changes["verdict"] = verdict_to_document(verdict)
     if rewritten:
         changes["rewritten_version"] = version
     if before.status == Pulse.LOST:
@@ -213,6 +213,18 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
     reached, live.reached = live.reached, []
     if announcing.is_news(before, run, reached):
         work.then(live, partial(announcing.announce, work, before, run, reached))
+
+
+def _document(verdict: Verdict, told: Verdict | None, document: dict[str, Any]) -> dict[str, Any]:
+    """The verdict as its run's row says it; most are what was told before, of a later step."""
+    if (
+        told is not None
+        and verdict.evidence is told.evidence
+        and verdict.reason is told.reason
+        and (verdict.verdict, verdict.turn_step) == (told.verdict, told.turn_step)
+    ):
+        return document | {"step": verdict.step}
+    return verdict_to_document(verdict)
 
 
 def _step(work: Work, live: LiveRun, seen: Sequence[Observation]) -> bool:

@@ -88,7 +88,6 @@ class Tee:
     ) -> None:
         self._url = url.rstrip("/")
         said = {} if token is None else {"Authorization": f"Bearer {token}"}
-        logging.getLogger("httpx2").setLevel(logging.WARNING)  # it tells of each request
         self._server = httpx2.Client(
             base_url=f"{self._url}/api/2.0/mlflow/",
             headers={"Content-Type": "application/json"} | said,

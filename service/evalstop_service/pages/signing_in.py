@@ -81,9 +81,16 @@ def sign_out(request: Request, site: SiteOf, visitor: SignedIn) -> Response:
     return response
 
 
+MOST_CHARACTERS = 2_000
+"""Of the address to which a visitor comes back after signing in."""
+
+
 def local_path(text: str) -> str:
-    r"""The text if it is a path on this host, else `/`. Browsers read `//` and `/\` as another host and skip tabs."""
-    plain = text.startswith("/") and not text.startswith("//") and "\\" not in text
+    r"""The text if it is a path on this host, else `/`. Browsers read `//` and `/\` as another host and skip tabs.
+
+    It travels in a cookie, which browsers drop when it is too large.
+    """
+    plain = text.startswith("/") and not text.startswith("//") and "\\" not in text and len(text) <= MOST_CHARACTERS
     return text if plain and all(" " < character != "\x7f" for character in text) else "/"
 
 

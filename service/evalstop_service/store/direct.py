@@ -14,7 +14,7 @@ from collections.abc import Callable
 import psycopg
 from psycopg import pq
 
-from evalstop_service.store.compare_and_save import COMPARE_AND_SAVE, Stroke
+from evalstop_service.store.compare_and_save import COMPARE_AND_SAVE
 from evalstop_service.store.database import Database, prepare_postgres
 
 _log = logging.getLogger(__name__)
@@ -45,9 +45,9 @@ class Direct:
         """Whether a stroke can be begun at once."""
         return bool(self._idle)
 
-    def save(self, stroke: Stroke, saved: Saved) -> None:
-        """Begin to save a stroke while there is an idle connection; `saved` is called on the loop, later."""
-        self._idle.pop().send(stroke.parameters, saved)
+    def save(self, parameters: list[bytes], saved: Saved) -> None:
+        """Begin to save a stroke with these parameters on an idle connection; `saved` is called on the loop, later."""
+        self._idle.pop().send(parameters, saved)
 
     async def open(self) -> None:
         """Try to open all connections; those that cannot be opened now are tried again for as long as it takes."""

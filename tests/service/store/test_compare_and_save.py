@@ -55,7 +55,7 @@ async def saved_directly(database: Database, stroke: Stroke) -> bool | None:
     direct = Direct(database, 1, lambda: None)
     await direct.open()
     saved: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
-    direct.save(stroke, saved.set_result)
+    direct.save(stroke.parameters, saved.set_result)
     try:
         return await saved
     finally:
