@@ -101,7 +101,8 @@ class Settings(BaseSettings):
     live_runs: Annotated[int, Field(ge=1)] = Field(10_000, description="runs that a process keeps in memory")
 
     commit_flushers: Annotated[int, Field(ge=1)] = Field(
-        4, description="transactions of observations at one time; the embedded database has one"
+        4,
+        description="commits at one time, by threads and as many by the event loop; the embedded database has one",
     )
     commit_requests: Annotated[int, Field(ge=1)] = Field(1000, description="the most requests in one transaction")
     commit_observations: Annotated[int, Field(ge=1)] = Field(20_000, description="the most observations in one")
