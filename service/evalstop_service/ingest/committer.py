@@ -57,7 +57,9 @@ class Committer:
         self._queues = Queues(self._limits)
         telemetry.waiting_observations.set_function(lambda: self._queues.size)
         self._tracer = tracer or Tracer()
-        self._wake = threading.Condition()
+        lock = threading.RLock()
+        self._wake = threading.Condition(lock)  # of flushers
+        self._done = threading.Condition(lock)  # of who closes, whom a call for one flusher must not reach instead
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}  # what came in this turn of a loop
         self._unfinished: list[tuple[list[Job], FromMemory]] = []  # worked in, and to be gone on with by a flusher
         self._idle = 0
@@ -110,7 +112,7 @@ class Committer:
         with self._wake:
             self._closed = True
             self._wake.notify_all()
-            self._wake.wait_for(lambda: self._queues.is_done)
+            self._done.wait_for(lambda: self._queues.is_done)
         for thread in self._threads:
             thread.join()
 
@@ -285,6 +287,7 @@ class Committer:
             queued = bool(self._queues)
             if self._closed:
                 self._wake.notify_all()
+                self._done.notify_all()
         _tell(group, answers)
         if queued:
             self._see_to_all()
@@ -292,7 +295,7 @@ class Committer:
     def _measure(self, answers: Answers, seconds: float) -> None:
         receipts = [answer for answer in answers if isinstance(answer, Receipt)]
         self._telemetry.commit_seconds.observe(seconds)
-        self._telemetry.commit_requests.observe(len(receipts))
+        self._telemetry.commit_requests.observe(sum(answer is not None for answer in answers))
         counts = {
             "accepted": sum(receipt.accepted for receipt in receipts),
             "duplicate": sum(receipt.duplicates for receipt in receipts),
