@@ -19,7 +19,7 @@ from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.following import follow
 from evalstop_service.pages.sparkline import Sparkline
 from evalstop_service.pages.visitor import SignedIn, SiteOf
-from evalstop_service.store import decisions, observations, policies, pulses, runs
+from evalstop_service.store import decisions, outlines, policies, pulses, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP
@@ -146,12 +146,12 @@ def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime
     decided = decisions.of_runs(tx, [run.id for run in found])
     gold = {run.id: metric for run in found if (metric := watching.eval_metric(run)) is not None}
     stored = pulses.of_runs(tx, [run.id for run in found])
-    outlines = observations.outlines(tx, gold, sparkline.STRETCHES)
+    drawn = outlines.of_runs(tx, gold, sparkline.STRETCHES)
     return [
         Row(
             run,
             decision := decided.get(run.id),
-            sparkline.draw(outlines.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
+            sparkline.draw(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
             vitals.pulse_of(run, pulse := stored.get(run.id), stale_seconds, now),
             pulse.dead if pulse and run.status == "running" else [],
         )

@@ -7,7 +7,8 @@ import sys
 
 from evalstop_service.pages import sparkline, words
 from evalstop_service.pages.thinning import thin
-from evalstop_service.store.observations import Point, Stretch
+from evalstop_service.store.observations import Point
+from evalstop_service.store.outlines import Stretch
 from hypothesis import given
 from hypothesis import strategies as st
 

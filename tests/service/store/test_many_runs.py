@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from evalstop_service.ingest import Resumed
-from evalstop_service.store import monitors, observations, runs, tables
+from evalstop_service.store import monitors, observations, outlines, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.monitors import KeptMonitor
@@ -329,10 +329,10 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
 def test_the_outline_of_a_long_series(scene: Scene) -> None:
     """It is drawn from some of its values, evenly over its steps, without being read as a whole."""
     run = scene.open()
-    count = observations.OUTLINED + 500
+    count = outlines.OUTLINED + 500
     scene.post(run, [Point("eval", 3 * step, float(step)) for step in range(count)])
     with scene.database.reading() as tx:
-        outline = observations.outlines(tx, {run.id: "eval"}, 124)[run.id]
+        outline = outlines.of_runs(tx, {run.id: "eval"}, 124)[run.id]
     assert len(outline) == 124
     assert (outline[0].step, outline[-1].step) == (0, 3 * (count - 1))
     assert all(item.lowest == item.highest == item.step / 3 for item in outline)
