@@ -92,6 +92,15 @@ def relabel(
         return run
 
 
+def go_on(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
+    """Have a run that has ended go on, as opening it by its name does. Raises NotFound, and Conflict if pruned."""
+    with database.transaction() as tx:
+        run = runs.lock(tx, project_id, run_id)
+        if run is None:
+            raise NotFound(f"there is no run {run_id} in this project")
+        return _brought_up_to_date(tx, projects.get(tx, project_id), run, Request(run.name), now)
+
+
 def heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
     """Take note that a run is there though it has nothing to tell; one that was lost goes on. Raises NotFound."""
     with database.transaction() as tx:
@@ -144,6 +153,11 @@ def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) 
     run = runs.lock(tx, project.id, known.id) if known else None
     if run is None:
         raise Conflict(f"run {request.name!r} is being removed; open it again")
+    return _brought_up_to_date(tx, project, run, request, now)
+
+
+def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Request, now: datetime) -> Run:
+    """The run, which is locked, as its trainer says it is now, and running."""
     refuse_if_pruned(run)
     if request.metrics not in (None, run.metrics) and not recognition.is_corrected(run):
         raise Conflict(

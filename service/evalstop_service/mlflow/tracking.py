@@ -165,14 +165,12 @@ def get_run(
 def update_run(body: UpdateRun, log: Logging) -> dict[str, Any]:
     """Take note that a run has ended or goes on, or is called otherwise."""
     run_id = log.run_id(body)
-    with log.database.reading() as tx:
-        name = found(tx, log.project_id, run_id).name
     match body.status:
         case "FINISHED" | "FAILED" | "KILLED":
             ended = "completed" if body.status == "FINISHED" else "failed"
             responses.finish(log.database, log.project_id, run_id, ended, log.now)
         case "RUNNING":
-            opening.open_run(log.database, log.project_id, opening.Request(name), log.now)
+            opening.go_on(log.database, log.project_id, run_id, log.now)
         case None | "SCHEDULED" | "UNFINISHED":
             pass
         case _:
