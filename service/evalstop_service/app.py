@@ -92,6 +92,8 @@ RESOURCES = (
 STREAMED = frozenset([f"/api/v1{bulk.PATH}"])
 """Paths whose routes take a body in while it arrives."""
 
+MLFLOW = "/mlflow"
+
 
 def create_database(settings: Settings) -> Database:
     """The database that the settings name; the folder of an embedded one is made."""
@@ -139,7 +141,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = context
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED, refusal=_refusal)
     problems.install(app)
     reference.install(app)
     api = APIRouter(prefix="/api/v1")
@@ -151,7 +153,7 @@ def create_app(
     app.include_router(health.router)
     app.include_router(metrics.routes(telemetry, settings.metrics_public))
     pages.install(app, database, clock, session_secret, _doors(settings, context), _openid(settings))
-    app.mount("/mlflow", mlflow.create(context, telemetry, tee))
+    app.mount(MLFLOW, mlflow.create(context, telemetry, tee))
     lane = ExpressLane(
         ProxyHeadersMiddleware(app.behind, settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
@@ -161,6 +163,11 @@ def create_app(
     )
     app.front = Watch(lane, telemetry, tracer, settings.access_log)
     return app
+
+
+def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
+    """What is answered before any route is asked, in the words of whoever the path belongs to."""
+    return mlflow.refusal(problem) if path.startswith(f"{MLFLOW}/") else problems.answer(problem, path)
 
 
 def _doors(settings: Settings, context: Context) -> pages.Doors:

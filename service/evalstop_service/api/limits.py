@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,13 +26,21 @@ class BodyLimit:
     """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones.
 
     A body is handed on when it has come whole.
-    `streamed`: paths whose routes hold little of a body at a time, and see to its limits by themselves.
+    `streamed`: paths whose routes hold little of a body at a time, and see to its limits by themselves. `refusal`: a
+    problem as the answer to a request for a path.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, streamed: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        streamed: Collection[str] = (),
+        refusal: Callable[[Problem, str], ASGIApp] = answer,
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._streamed = frozenset(streamed)
+        self._refusal = refusal
         self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,11 +50,11 @@ class BodyLimit:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if headers.get(b"content-encoding", "identity").lower() != "identity":
             problem = Problem(415, "The body is compressed", "send it as plain JSON, without Content-Encoding")
-            await answer(problem, scope["path"])(scope, receive, send)
+            await self._refusal(problem, scope["path"])(scope, receive, send)
             return
         declared = headers.get(b"content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
-            await answer(self._too_large(), scope["path"])(scope, receive, send)
+            await self._refusal(self._too_large(), scope["path"])(scope, receive, send)
         elif declared in ("", "0") and b"transfer-encoding" not in headers:
             await self._app(scope, receive, send)
         else:
@@ -67,13 +75,13 @@ class BodyLimit:
                 self._held_bytes += len(parts[-1])
                 if size > self._max_bytes or self._held_bytes > MOST_HELD_BYTES:
                     problem = self._too_large() if size > self._max_bytes else _BUSY
-                    await answer(problem, scope["path"])(scope, receive, send)
+                    await self._refusal(problem, scope["path"])(scope, receive, send)
                     return
                 arriving = message.get("more_body", False)
             body = b"".join(parts)
             parts.clear()
             if (count := _parts(body)) > MOST_PARTS:
-                await answer(_too_many_parts(count), scope["path"])(scope, receive, send)
+                await self._refusal(_too_many_parts(count), scope["path"])(scope, receive, send)
             else:
                 await self._app(scope, _whole(body, receive), send)
         finally:

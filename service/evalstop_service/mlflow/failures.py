@@ -6,6 +6,8 @@ training loop. So 503 is what passes, and everything else is what no second try 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import sqlalchemy as sa
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -67,13 +69,17 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(error_type, _handle)
 
 
+def refusal(problem: Problem) -> JSONResponse:
+    """The answer to a request that cannot be answered as asked."""
+    return _answer(failure_of(problem), problem.headers)
+
+
 def _handle(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, Failure):
         return _answer(error)
     if isinstance(error, HTTPException):
         return _answer(Failure(error.status_code, "BAD_REQUEST", str(error.detail)))
-    problem = problems.problem_of(error)
-    return _answer(failure_of(problem), problem)
+    return refusal(problems.problem_of(error))
 
 
 def failure_of(problem: Problem) -> Failure:
@@ -85,6 +91,5 @@ def failure_of(problem: Problem) -> Failure:
     return Failure(status, _CODES.get(status, "BAD_REQUEST"), message)
 
 
-def _answer(failure: Failure, problem: Problem | None = None) -> JSONResponse:
-    body = {"error_code": failure.code, "message": failure.message}
-    return JSONResponse(body, failure.status, headers=problem.headers if problem is not None else None)
+def _answer(failure: Failure, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error_code": failure.code, "message": failure.message}, failure.status, headers)

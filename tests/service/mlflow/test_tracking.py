@@ -338,6 +338,20 @@ def test_no_json(client: Client) -> None:
     refused(client.http.get("metrics/get-history", params=asked), 400, "INVALID_PARAMETER_VALUE")
 
 
+def test_no_body_for_any_route(client: Client) -> None:
+    """What is refused before any route is asked is refused in MLflow's words, and at once: it stays too large."""
+    long = b" " * (8 * 2**20 + 1)
+    said = refused(client.http.post("runs/log-batch", content=long), 400, "INVALID_PARAMETER_VALUE")
+    assert "8388608 bytes" in said
+    said = refused(client.http.post("runs/log-batch", content=iter([long])), 400, "INVALID_PARAMETER_VALUE")
+    assert "8388608 bytes" in said
+    said = refused(client.http.post("runs/log-batch", content=b"[" * 1_100_001), 400, "INVALID_PARAMETER_VALUE")
+    assert "smaller batches" in said
+    packed = {"Content-Encoding": "gzip"}
+    said = refused(client.http.post("runs/log-batch", content=b"x", headers=packed), 400, "INVALID_PARAMETER_VALUE")
+    assert "Content-Encoding" in said
+
+
 def test_what_is_not_kept(client: Client) -> None:
     """Artifacts, models and traces are refused by name, at once."""
     run_id = client.run()
