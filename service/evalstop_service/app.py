@@ -152,7 +152,7 @@ def create_app(
     app.include_router(api)
     app.include_router(health.router)
     app.include_router(metrics.routes(telemetry, settings.metrics_public))
-    pages.install(app, database, clock, session_secret, _doors(settings, context), _openid(settings))
+    pages.install(app, database, clock, session_secret, _doors(settings, context), _openid(settings, clock))
     app.mount(MLFLOW, mlflow.create(context, telemetry, tee))
     lane = ExpressLane(
         ProxyHeadersMiddleware(app.behind, settings.trusted_proxies),  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ def _doors(settings: Settings, context: Context) -> pages.Doors:
     )
 
 
-def _openid(settings: Settings) -> pages.OpenId | None:
+def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
     if settings.oidc_issuer is None or settings.oidc_client_id is None or settings.oidc_grants is None:
         return None
     secret = settings.oidc_client_secret
@@ -194,7 +194,7 @@ def _openid(settings: Settings) -> pages.OpenId | None:
         scopes=settings.oidc_scopes,
     )
     who = grants.Grants(grants.parse(settings.oidc_grants), settings.oidc_groups_claim, settings.oidc_name_claim)
-    return pages.OpenId(openid.Provider(terms), who)
+    return pages.OpenId(openid.Provider(terms, clock), who)
 
 
 def _create_tee(settings: Settings, database: Database, clock: Clock, telemetry: Telemetry) -> Tee | None:

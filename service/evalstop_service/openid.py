@@ -12,6 +12,7 @@ import hmac
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ import httpx2
 from authlib.integrations.base_client import BaseApp, OAuth2Mixin, OpenIDMixin
 from authlib.integrations.httpx_client import OAuth2Client
 
+from evalstop_service.clock import Clock
 from evalstop_service.errors import ServiceError
 
 _log = logging.getLogger(__name__)
@@ -27,13 +29,19 @@ TIMEOUT_SECONDS = 10.0
 LEEWAY_SECONDS = 60
 """So far the clocks of the provider and of the service may be apart."""
 
+FOUND_SECONDS = 3600.0
+"""As long the provider is taken to be where it was found; then it is looked for again."""
+
+AGAIN_SECONDS = 60.0
+"""Before it is looked for again when it was not found; until then it is taken to be where it was."""
+
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
 """By which a token may be signed: whoever knows the client's secret can sign by the others, or anybody can."""
 
 LONGEST_SUBJECT = 255
 """By OpenID Connect Core 1.0 (2)."""
 
-_ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint")
+_NEEDED, _USERINFO = ("authorization_endpoint", "token_endpoint", "jwks_uri"), "userinfo_endpoint"
 
 _SAYS_ISSUER = "authorization_response_iss_parameter_supported"
 
@@ -66,11 +74,11 @@ class Begun:
 
 
 class Provider:
-    """One provider, found when it is first asked for and remembered from then on."""
+    """One provider, found when it is first asked for, and looked for again every hour."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, clock: Clock) -> None:
         self.issuer = terms.issuer
-        self._app = _App(terms)
+        self._app = _App(terms, clock)
 
     def begin(self, redirect_uri: str) -> tuple[str, Begun]:
         """Where to send a visitor, who comes back to `redirect_uri`; raises ProviderAway."""
@@ -118,7 +126,7 @@ class Provider:
         if not claims or not _is_subject(claims["sub"]):
             raise NotProved
         missing = [name for name in wanted if name not in claims]
-        if missing and "userinfo_endpoint" in self._app.load_server_metadata():
+        if missing and _USERINFO in self._app.load_server_metadata():
             told = self._app.userinfo(token=token)
             if told.get("sub") != claims["sub"]:
                 raise NotProved
@@ -137,8 +145,9 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
 
     client_cls = OAuth2Client
     server_metadata: dict[str, Any]
+    _look_at: datetime
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, clock: Clock) -> None:
         super().__init__(
             framework=None,
             name="provider",
@@ -152,17 +161,32 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
             },
         )
         self._issuer = terms.issuer
+        self._clock = clock
 
     def load_server_metadata(self) -> dict[str, Any]:
-        """What the provider says of itself, once it was found to be the one that was named."""
+        """What the provider says of itself, once it was found to be the one that was named.
+
+        What it said last stands for as long as it is not found again.
+        """
         # Not behind a lock: while nobody answers, each visitor would wait for all who came before.
+        now = self._clock()
         if not self.server_metadata:
-            with self._get_session() as session:
-                address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
-                answer = session.request("GET", address, withhold_token=True)
-                answer.raise_for_status()
-                self.server_metadata = _checked(answer.json(), self._issuer)
+            self._look(now)
+        elif now >= self._look_at:
+            self._look_at = now + timedelta(seconds=AGAIN_SECONDS)
+            try:
+                self._look(now)
+            except Exception as error:
+                _log.warning("the OpenID provider %s was not found again: %s", self._issuer, _named(error))
         return self.server_metadata
+
+    def _look(self, now: datetime) -> None:
+        with self._get_session() as session:
+            address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
+            answer = session.request("GET", address, withhold_token=True)
+            answer.raise_for_status()
+            self.server_metadata = _checked(answer.json(), self._issuer)
+        self._look_at = now + timedelta(seconds=FOUND_SECONDS)
 
     def fetch_jwk_set(self, force: bool = False) -> dict[str, Any]:
         """The provider's keys as they are now: one that it has taken back is not to be believed any more."""
@@ -173,7 +197,7 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
 def _checked(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
     if metadata["issuer"] != issuer:
         raise ValueError(f"it calls itself {metadata['issuer']!r}")
-    places = {name: metadata[name] for name in _ENDPOINTS if name in metadata}
+    places = {name: metadata[name] for name in (*_NEEDED, *({_USERINFO} & metadata.keys()))}
     if any(urlsplit(place).scheme not in ("https", urlsplit(issuer).scheme) for place in places.values()):
         raise ValueError("it wants to be talked to without TLS")
     methods = metadata.get("token_endpoint_auth_methods_supported")

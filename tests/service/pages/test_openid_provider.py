@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from evalstop_service.openid import Begun, NotProved, Provider, ProviderAway, Terms
+from evalstop_service.clock import utc_now
+from evalstop_service.openid import AGAIN_SECONDS, FOUND_SECONDS, Begun, NotProved, Provider, ProviderAway, Terms
 from joserfc.jwk import RSAKey
 
 from tests.service.pages.fake_provider import CLIENT_ID, CLIENT_SECRET, FakeProvider, lying
@@ -28,7 +31,7 @@ def finish(liar: FakeProvider) -> Finish:
     liar.tell_truth()
 
     def finished(**answer: str | None) -> dict[str, Any]:
-        provider = Provider(Terms(liar.address, CLIENT_ID, CLIENT_SECRET, "openid email"))
+        provider = Provider(Terms(liar.address, CLIENT_ID, CLIENT_SECRET, "openid email"), utc_now)
         url, begun = provider.begin("http://127.0.0.1/openid/callback")
         asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert asked["code_challenge_method"] == "S256"
@@ -98,7 +101,7 @@ def test_an_address_is_verified_where_it_is_told(finish: Finish, liar: FakeProvi
 def test_keys_change(liar: FakeProvider) -> None:
     """Each sign-in is proved by the keys that the provider has then: a new one is believed, one taken back is not."""
     liar.tell_truth()
-    provider = Provider(Terms(liar.address, CLIENT_ID, CLIENT_SECRET, "openid"))
+    provider = Provider(Terms(liar.address, CLIENT_ID, CLIENT_SECRET, "openid"), utc_now)
 
     def signed_in() -> dict[str, Any]:
         url, begun = provider.begin("http://127.0.0.1/openid/callback")
@@ -160,16 +163,49 @@ def test_another_provider_than_was_named_is_none(liar: FakeProvider, metadata: d
     """What is found has to be what was named, and is looked for again the next time."""
     liar.tell_truth()
     liar.metadata = metadata
-    provider = Provider(Terms(liar.address, CLIENT_ID, None, "openid"))
+    provider = Provider(Terms(liar.address, CLIENT_ID, None, "openid"), utc_now)
     with pytest.raises(ProviderAway):
         provider.begin("http://127.0.0.1/openid/callback")
     liar.tell_truth()
     assert provider.begin("http://127.0.0.1/openid/callback")[0].startswith(f"{liar.address}/authorize?")
 
 
+NOT_FOUND: dict[str, Callable[[FakeProvider], object]] = {
+    "away": lambda liar: liar.broken.add("/.well-known/openid-configuration"),
+    "another": lambda liar: liar.metadata.update(issuer="https://evil.example"),
+    "without keys": lambda liar: liar.metadata.update(jwks_uri=None),
+}
+
+
+@pytest.mark.parametrize("how", NOT_FOUND)
+def test_a_provider_that_moves(liar: FakeProvider, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is looked for again after an hour; if it is not found then, it is taken to be where it was, and that is
+    logged."""
+    liar.tell_truth()
+    moment = utc_now()
+    provider = Provider(Terms(liar.address, CLIENT_ID, None, "openid"), lambda: moment)
+
+    def asks() -> str:
+        return urlsplit(provider.begin("http://127.0.0.1/openid/callback")[0]).path
+
+    assert asks() == "/authorize"
+    liar.metadata = {"authorization_endpoint": f"{liar.address}/moved"}
+    assert asks() == "/authorize"
+    moment += timedelta(seconds=FOUND_SECONDS)
+    assert asks() == "/moved"
+    moment += timedelta(seconds=FOUND_SECONDS)
+    NOT_FOUND[how](liar)
+    with caplog.at_level(logging.WARNING):
+        assert asks() == asks() == "/moved"
+    assert sum("was not found again" in record.getMessage() for record in caplog.records) == 1
+    liar.tell_truth()
+    moment += timedelta(seconds=AGAIN_SECONDS)
+    assert asks() == "/authorize"
+
+
 def test_a_provider_that_is_away_is_said_to_be() -> None:
     """Nobody is told that they were not believed when nobody was asked."""
-    provider = Provider(Terms("http://127.0.0.1:9", CLIENT_ID, None, "openid"))
+    provider = Provider(Terms("http://127.0.0.1:9", CLIENT_ID, None, "openid"), utc_now)
     with pytest.raises(ProviderAway):
         provider.begin("http://127.0.0.1/openid/callback")
     with pytest.raises(ProviderAway):
