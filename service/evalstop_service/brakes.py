@@ -45,11 +45,12 @@ def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple
     The run and then its project are locked in this transaction, and all that was observed of the run is written.
     """
     policy = policies.read(tx, run.policy_id)
+    despite = () if policy is None else policy.stops_despite
     reservations = (brake for brake in _reservations(tx, project, run, policy, now))
     return (
         *paused(project),
         *_bounds(tx, project, run, now),
-        *(brake for brake in reservations if brake.kind not in policy.stops_despite),
+        *(brake for brake in reservations if brake.kind not in despite),
     )
 
 
@@ -79,13 +80,13 @@ def _bounds(tx: Transaction, project: Project, run: Run, now: datetime) -> Itera
             yield Brake("stops_share", reason, {"stops": stops, "runs": there, "stops_share": share})
 
 
-def _reservations(tx: Transaction, project: Project, run: Run, policy: Policy, now: datetime) -> Iterator[Brake]:
+def _reservations(tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime) -> Iterator[Brake]:
     pulse = pulses.of_runs(tx, [run.id]).get(run.id)
     heard_at = vitals.heard_at(run, pulse)
     if vitals.pulse_of(run, pulse, project.stale_seconds, now) is not Pulse.ALIVE:
         reason = f"nothing was heard of the run since {rfc3339(heard_at)}: its metrics may not be what they were"
         yield Brake(Reservation.STALE, reason, {"heard_at": rfc3339(heard_at)})
-    if dead := vitals.dead_of(tx, [(run, policy)])[run.id]:
+    if policy is not None and (dead := vitals.dead_of(tx, [(run, policy)])[run.id]):
         words = "; ".join(f"{one.metric}: {one.reason}" for one in dead)
         yield Brake(
             Reservation.DEAD_DETECTOR, f"its detectors are blind: {words}", {"dead": dead_metrics.as_json(dead)}

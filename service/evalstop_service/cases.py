@@ -21,7 +21,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from evalstop_detectors import Evidence, InvalidPolicy, Kind
+from evalstop_detectors import Evidence, Kind
 from evalstop_detectors.risk import stated
 
 from evalstop_service import hindsight, lifecycle, policies, truth, watching
@@ -244,7 +244,5 @@ def _evidence(finding: Mapping[str, Any]) -> Evidence:
 
 
 def _stated_risk(tx: Transaction, policy_id: UUID) -> float | None:
-    try:
-        return stated(policies.read(tx, policy_id))
-    except InvalidPolicy:  # of a later release
-        return None
+    policy = policies.read(tx, policy_id)
+    return None if policy is None else stated(policy)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import POLICIES, Policy, policy_from_document, policy_to_document
+from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
 
 from evalstop_service.errors import Invalid
 from evalstop_service.store import policies
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.projects import Project
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,15 @@ def add(tx: Transaction, project: Project, policy: Policy, now: datetime) -> Sto
     return policies.add(tx, project, policy.name, policy_to_document(policy), now)
 
 
-def read(tx: Transaction, policy_id: UUID) -> Policy:
-    """The policy with this id, which a run refers to; raises InvalidPolicy on one that a later release has stored."""
-    return policy_from_document(policies.get(tx, policy_id).document)
+def read(tx: Transaction, policy_id: UUID) -> Policy | None:
+    """The policy with this id, which a run refers to; None, and a line in the log, when a later release stored it and
+    this one cannot read it."""
+    stored = policies.get(tx, policy_id)
+    try:
+        return policy_from_document(stored.document)
+    except InvalidPolicy as error:
+        log.warning("policy %s, %s, is of a later release and cannot be read: %s", policy_id, stored.reference, error)
+        return None
 
 
 def _stored(tx: Transaction, project: Project, policy: Version, now: datetime) -> StoredPolicy:

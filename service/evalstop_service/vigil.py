@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import InvalidPolicy, Policy, Reservation
+from evalstop_detectors import Policy, Reservation
 
 from evalstop_service import brakes, dead_metrics, events, liveness, policies, progress, responses, vitals
 from evalstop_service.chores import Chore, Pause
@@ -179,10 +179,6 @@ def _announce(
 def _dead(tx: Transaction, found: list[Run], known: Policies) -> dict[UUID, tuple[Dead, ...]]:
     """The dead metrics of each run; none where its policy cannot be read, which must not end the vigil over others."""
     for policy_id in {run.policy_id for run in found} - known.keys():
-        try:
-            known[policy_id] = policies.read(tx, policy_id)
-        except InvalidPolicy as error:
-            log.warning("policy %s cannot be read, so nobody looks after the metrics of its runs: %s", policy_id, error)
-            known[policy_id] = None
+        known[policy_id] = policies.read(tx, policy_id)
     judged = [(run, policy) for run in found if (policy := known[run.policy_id]) is not None]
     return {run.id: () for run in found} | dict(vitals.dead_of(tx, judged))

@@ -68,6 +68,17 @@ def end(scene: Scene, run: Run, status: str) -> None:
         tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(status=status, ended_at=NOW))
 
 
+def test_a_policy_of_a_later_release_stops_despite_nothing(scene: Scene) -> None:
+    """What cannot be read allows nothing: after a way back to this release every brake holds that can be told."""
+    run = lift(scene, "one", "stale", "no_checkpoint")
+    scene.post(run, evals(0.1, 0.2))
+    assert kinds(scene, run, NOW + MINUTE * 60) == []
+    with scene.database.transaction() as tx:
+        of_it = tables.policies.c.id == run.policy_id
+        tx.execute(tables.policies.update().where(of_it).values(document={"name": "from another release"}))
+    assert kinds(scene, run, NOW + MINUTE * 60) == ["stale", "no_checkpoint"]
+
+
 def test_a_healthy_run_of_a_project_that_is_not_paused_may_be_stopped(scene: Scene) -> None:
     """Nothing speaks against it."""
     run = scene.open()

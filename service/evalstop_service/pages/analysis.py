@@ -31,6 +31,10 @@ MOST_REPLAYED = 3_000
 MOST_PAIRS = 1_000
 MOST_CHANGES = 100
 
+REPLAYED = "Got by replaying the run; detectors that never moved are left out."
+TOO_LONG = "The run is too long to be replayed for a page: drawn at the changes of its verdict alone."
+UNREADABLE = "The policy is of a later release, which alone can replay it: drawn at the changes of its verdict alone."
+
 
 @router.get("/analysis.json")
 def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
@@ -39,15 +43,15 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run = visitor.run(tx, run_id)
         policy = policies.read(tx, run.policy_id)
         paired = _paired(run)
-        long = {metric for metric in {*Watch(run, policy).metrics, *paired} if series.is_long(tx, run.id, metric)}
+        long = {metric for metric in run.metrics if series.is_long(tx, run.id, metric)}
     for metric in long & set(paired):
         series.catch_up(site.database, run.id, metric)
     with site.database.reading() as tx:
-        tracks, replayed = _tracks(tx, run, policy, long)
+        tracks, note = _tracks(tx, run, policy, long)
         picture = overoptimization.picture(_pairs(tx, run, paired, long)) if len(paired) == 2 else None
     return JSONResponse(
         {
-            "evidence": {"replayed": replayed, "tracks": [_track(track) for track in tracks if track.moves]},
+            "evidence": {"note": note, "tracks": [_track(track) for track in tracks if track.moves]},
             "gao": None if picture is None else _picture(picture, _sign(run)),
         }
     )
@@ -58,16 +62,17 @@ def _paired(run: Run) -> list[str]:
     return [metric for metric, role in run.metrics.items() if role["signal"] in (Signal.EVAL, Signal.KL)]
 
 
-def _tracks(tx: Transaction, run: Run, policy: Policy, long: set[str]) -> tuple[list[Track], bool]:
-    """The evidence of each member, and whether it was got by replaying the run."""
-    watch = Watch(run, policy)
-    if not long & set(watch.metrics):
-        points = observations.series(tx, run.id, watch.metrics)
-        if len(points) <= MOST_REPLAYED:
-            return evidence.replayed(policy, watch.observations(points)), True
+def _tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) -> tuple[list[Track], str]:
+    """The evidence of each member, and how it was got."""
+    if policy is not None:
+        watch = Watch(run, policy)
+        if not long & set(watch.metrics):
+            points = observations.series(tx, run.id, watch.metrics)
+            if len(points) <= MOST_REPLAYED:
+                return evidence.replayed(policy, watch.observations(points)), REPLAYED
     changes = verdicts.listing(tx, run.id, limit=MOST_CHANGES)
     present = [change.document for change in reversed(changes) if change.attempt == run.attempt]
-    return evidence.told([*present, run.verdict]), False
+    return evidence.told([*present, run.verdict]), UNREADABLE if policy is None else TOO_LONG
 
 
 def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) -> list[Observation]:

@@ -10,6 +10,7 @@ from evalstop_detectors import Observation, Signal, policy_from_document, replay
 from evalstop_service.ingest import Points
 from evalstop_service.pages import analysis, evidence
 from evalstop_service.pages.overoptimization import picture
+from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from hypothesis import given
@@ -85,7 +86,7 @@ def test_a_run_is_analysed(visitor: httpx.Client, database: Database, tenant: Te
     run = open_run(database, tenant, now, "ppo")
     report(database, tenant, run.id, HACKING[:29], now)
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()
-    assert found["evidence"]["replayed"]
+    assert found["evidence"]["note"] == analysis.REPLAYED
     assert [track["member"] for track in found["evidence"]["tracks"]] == ["k_below_best"]
     assert found["gao"]["gold"] == [item.gold for item in HACKING[:29]]
     line = found["gao"]["line"]
@@ -102,9 +103,24 @@ def test_a_run_too_long_to_be_replayed(
     points = tuple(Point("policy/kl", 1000 + step, 1.0) for step in range(analysis.MOST_REPLAYED))
     take(database, tenant.project.id, run.id, Points(points), now)
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
-    assert not found["replayed"]
+    assert found["note"] == analysis.TOO_LONG
     track = found["tracks"][0]
     assert (track["steps"][:2], track["values"][:2]) == ([270, 280], [4, 5])
+
+
+@EMBEDDED
+def test_a_policy_of_a_later_release(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
+    """After a way back to this release its evidence is drawn as its verdicts kept it, and gold as ever."""
+    run = open_run(database, tenant, now, "ppo")
+    report(database, tenant, run.id, HACKING[:29], now)
+    with database.transaction() as tx:
+        later = {"name": "level", "members": [{"detector": "oracle", "params": {}}]}
+        tx.execute(tables.policies.update().where(tables.policies.c.id == run.policy_id).values(document=later))
+    assert visitor.get(f"/runs/{run.id}").status_code == 200
+    found = visitor.get(f"/runs/{run.id}/analysis.json").json()
+    assert found["evidence"]["note"] == analysis.UNREADABLE
+    assert [track["member"] for track in found["evidence"]["tracks"]] == ["k_below_best"]
+    assert found["gao"]["line"] is not None
 
 
 @EMBEDDED

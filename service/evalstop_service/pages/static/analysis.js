@@ -92,7 +92,7 @@ function strip(layout, color, track, i, count) {
     layout.shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, yref: name, y0: at, y1: at, line: { color: color(paint), width: 1.3, dash } });
   }
   // Members are called by the policy's words alone, which are letters, digits, dots and dashes.
-  layout.annotations.push({ xref: "paper", yref: "paper", x: 0, y: top, xanchor: "left", yanchor: "bottom", showarrow: false, text: `${track.member} · ${KINDS[track.kind]}`, font: { size: 12, color: color("text") } });
+  layout.annotations.push({ xref: "paper", yref: "paper", x: 0, y: top, xanchor: "left", yanchor: "bottom", showarrow: false, text: `${track.member} · ${KINDS[track.kind] ?? track.kind}`, font: { size: 12, color: color("text") } });
   return {
     type: "scatter", mode: track.steps.length < 30 ? "lines+markers" : "lines", name: track.member, x: track.steps, y: track.values, yaxis: name,
     line: { color: color("accent"), width: 1.8, shape: "hv" }, marker: { size: 4, color: color("accent") }, hovertemplate: "%{y:.4~g}",
@@ -101,10 +101,7 @@ function strip(layout, color, track, i, count) {
 
 function evidenceNote(evidence) {
   if (evidence.tracks.length === 0) return "No detector of the policy has anything to show yet.";
-  const how = evidence.replayed
-    ? "Got by replaying the run; detectors that never moved are left out."
-    : "The run is too long to be replayed for a page: drawn at the changes of its verdict alone.";
-  return `Dotted: suspect. Dashed: stop. ${how}`;
+  return `Dotted: suspect. Dashed: stop. ${evidence.note}`;
 }
 
 onNews(load);
