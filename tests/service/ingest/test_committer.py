@@ -7,20 +7,29 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import Closed, Conflict, NotFound, Overloaded
 from evalstop_service.ingest import Arrival, Committer, Limits, LiveRuns, Points, Receipt, Saved
-from evalstop_service.store import tables
+from evalstop_service.store import policies, projects, tables
+from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
 
-from tests.service.scenes import Scene, evals
+from tests.service.scenes import Scene, evals, set_up
 
 DEADLINE_SECONDS = 30.0
+
+SLOW: dict[str, Any] = {
+    "name": "slow",
+    "members": [{"detector": "k_decline"}, *({"detector": "bocpd", "id": f"b{number}"} for number in range(8))],
+}
+"""A policy whose detectors take so long that other threads have their turn meanwhile."""
 
 
 @pytest.fixture
@@ -51,6 +60,13 @@ def wait_until(committer: Committer, count: int) -> None:
     while committer.waiting != count:
         assert time.monotonic() < deadline, f"{committer.waiting} wait, not {count}"
         time.sleep(0.002)
+
+
+async def knock(committer: Committer, arrival: Arrival) -> None:
+    """Offer what there is no room for, until it is refused for another reason."""
+    while True:
+        with suppress(Overloaded):
+            await committer.soon(arrival)
 
 
 def test_what_waits_goes_together(scene: Scene, committer: Committer, telemetry: Telemetry) -> None:
@@ -157,6 +173,39 @@ def test_closing_commits_what_waits(scene: Scene, telemetry: Telemetry) -> None:
     with pytest.raises(Closed):
         committer.take(posting(scene, run, 0.1, start=9))
     assert len(scene.rows(tables.observations, run)) == 4
+
+
+def test_a_call_for_a_flusher_does_not_reach_whoever_closes(postgres_database: Database) -> None:
+    """A verdict that turns while the committer closes is stored: what it takes is seen by a flusher, and all ends."""
+    scene = set_up(postgres_database)
+    with postgres_database.transaction() as tx:
+        policies.add(tx, projects.get(tx, scene.project_id), "slow", SLOW, utc_now())
+
+    async def round_trip() -> None:
+        committer = Committer(scene.database, LiveRuns(), utc_now, Telemetry(), Limits(flushers=1, waiting=100))
+        before, turning = scene.open(), scene.open(policy="slow")
+        async with committer.at_home():
+            for run in (before, turning):  # by the flusher, which is idle then, and the runs are remembered
+                await committer.soon(posting(scene, run, 1.0))
+            with scene.database.transaction() as tx:
+                tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == before.id).with_for_update())
+                held_up = asyncio.create_task(committer.soon(posting(scene, before, 0.5, start=1)))
+                while committer.waiting < 1:
+                    await asyncio.sleep(0)
+                falling = [1.0 - step / 200 for step in range(1, 100)]
+                waiting = asyncio.create_task(committer.soon(posting(scene, turning, *falling, start=1)))
+                while committer.waiting < 100:
+                    await asyncio.sleep(0)
+                closing = threading.Thread(target=committer.close, daemon=True)
+                closing.start()
+                with pytest.raises(Closed):  # from then on the one that closes waits
+                    await knock(committer, posting(scene, before, 0.4, start=2))
+            assert (await held_up).accepted == 1
+            receipt = await asyncio.wait_for(waiting, DEADLINE_SECONDS)
+            assert receipt.run.verdict["verdict"] != "continue"
+
+    for _ in range(5):
+        asyncio.run(round_trip())
 
 
 def test_a_run_is_taken_in_order(scene: Scene, committer: Committer) -> None:
