@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
 from evalstop_service import measured
@@ -132,20 +133,29 @@ class CasePage(Page):
 Version = Annotated[Whole | None, Query(ge=1, le=2**31 - 1)]
 
 
-@router.get("/precision")
-def get_precision(
-    caller: Read,
-    database: Db,
+def _chosen(
     policy: Name | None = None,
     version: Version = None,
     detector: Name | None = None,
     job_kind: Line | None = None,
     since: Time | None = None,
     until: Time | None = None,
+) -> Wanted:
+    return Wanted(policy, version, detector, job_kind, since, until)
+
+
+Chosen = Annotated[Wanted, Depends(_chosen)]
+"""The cases that figures are made of, and that are listed."""
+
+
+@router.get("/precision")
+def get_precision(
+    caller: Read,
+    database: Db,
+    wanted: Chosen,
     group_by: Annotated[list[Grouping] | None, Query(max_length=MOST_GROUPINGS)] = None,
 ) -> PrecisionOut:
     """Precision, recall, false stops, delay and GPU-hours with intervals, of all cases or by group."""
-    wanted = Wanted(policy, version, detector, job_kind, since, until)
     by = list(dict.fromkeys(group_by or []))
     if len({"day", "week", "month"} & set(by)) > 1:
         raise Invalid("group_by names two periods; a case has one place in one of them")
@@ -158,12 +168,7 @@ def get_precision(
 def list_cases(
     caller: Read,
     database: Db,
-    policy: Name | None = None,
-    version: Version = None,
-    detector: Name | None = None,
-    job_kind: Line | None = None,
-    since: Time | None = None,
-    until: Time | None = None,
+    chosen: Chosen,
     flagged: bool | None = None,
     treatment: Treatment | None = None,
     outcome: Outcome | None = None,
@@ -172,7 +177,7 @@ def list_cases(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> CasePage:
     """The attempts that have ended, with what was decided about them and what turned out."""
-    wanted = Wanted(policy, version, detector, job_kind, since, until, flagged, treatment, outcome, truth)
+    wanted = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, truth=truth)
     with database.reading() as tx:
         found = estimating.listing(tx, caller.project_id, wanted, before=estimating.place(cursor), limit=limit)
     items = [
