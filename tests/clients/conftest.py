@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.clients.fake_service import FakeServer, FakeService
+from tests.clients.programs import eventually
+from tests.clients.receiving import Setup, receiving
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +32,17 @@ def service() -> FakeService:
 def server(service: FakeService) -> Iterator[FakeServer]:
     with FakeServer(service) as server:
         yield server
+
+
+@pytest.fixture
+def setup(server: FakeServer, tmp_path: Path) -> Iterator[Setup]:
+    """A receiver that listens."""
+    with receiving(server, tmp_path) as setup:
+        yield setup
+
+
+@pytest.fixture
+def ended_runs() -> Iterator[None]:
+    """No test leaves a thread of a run behind."""
+    yield
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("evalstop-")])

@@ -22,7 +22,7 @@ from evalstop_client.signature import sign
 from tests.clients.fake_scheduler import FakeScheduler
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually
-from tests.clients.test_receiver import QUICK
+from tests.clients.receiving import QUICK
 from tests.clients.webhooks import SECRET, stop_event
 
 

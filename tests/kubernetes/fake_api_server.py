@@ -8,7 +8,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from tests.kubernetes.fake_cluster import FakeCluster, Request
+from tests.kubernetes.fake_cluster import FakeCluster
+from tests.kubernetes.fake_requests import Request
 from tests.kubernetes.fake_storage import Answered, Json
 
 

@@ -16,7 +16,8 @@ from tests.clients.conformance import Started, found, gone, request
 from tests.clients.programs import eventually
 from tests.kubernetes.admin import Json
 from tests.kubernetes.fake_api_server import FakeApiServer
-from tests.kubernetes.fake_cluster import FakeCluster, Request
+from tests.kubernetes.fake_cluster import FakeCluster
+from tests.kubernetes.fake_requests import Request
 from tests.kubernetes.fake_storage import Answered
 from tests.kubernetes.world import NAMESPACE, RECEIVER, World
 

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from evalstop_service import chores, retention
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.retention import Pace, Pruned
-from evalstop_service.store import endpoints, outcomes, projects, tables
 from evalstop_service.store import retention as rows
-from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.ids import new_id
+from evalstop_service.store import tables
+from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 from evalstop_service.telemetry import Telemetry
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from tests.service import scenes
-from tests.service.scenes import Scene
-
-NOW = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
-KEEP_DAYS = 30
-AT_ONCE = Pace(rows=7, pause_seconds=0)
+from tests.service.aged import (
+    AT_ONCE,
+    KEEP_DAYS,
+    NOW,
+    a_scene,
+    deliver,
+    end,
+    ended,
+    held,
+    is_empty,
+    is_marked,
+    name_of,
+)
 
 KEPT = (
     tables.runs,
@@ -45,100 +48,6 @@ KEPT = (
 on_one_database = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-
-
-def a_scene(database: Database, keep_days: int | None = KEEP_DAYS) -> Scene:
-    """A project that keeps its runs for so many days."""
-    scene = scenes.set_up(database)
-    with database.transaction() as tx:
-        tx.execute(
-            tables.projects.update().where(tables.projects.c.id == scene.project_id).values(retention_days=keep_days)
-        )
-    return scene
-
-
-def name_of(scene: Scene) -> str:
-    with scene.database.reading() as tx:
-        return projects.get(tx, scene.project_id).name
-
-
-def ended(scene: Scene, days_ago: float | None, points: int = 20) -> Run:
-    """A run with rows in every table, which ended so many days ago, or (None) goes on."""
-    run = scene.open()
-    with scene.database.transaction() as tx:
-        fill(tx, scene, run, points)
-        if days_ago is not None:
-            end(tx, run, NOW - timedelta(days=days_ago))
-    return run
-
-
-def end(tx: Transaction, run: Run, at: datetime | None) -> None:
-    values = {"status": "running" if at is None else "completed", "ended_at": at}
-    tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(values))
-
-
-def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
-    key = {"run_id": run.id}
-    for step in range(points):
-        for metric in ("eval", "loss"):
-            values = {**key, "metric": metric, "step": step, "superseded_by": 0, "value": 0.5, "attempt": 1}
-            tx.execute(tables.observations.insert().values(**values, received_at=NOW))
-    for step in range(3):
-        checkpoint = {**key, "step": step, "superseded_by": 0, "uri": f"file:///{step}", "attempt": 1}
-        tx.execute(tables.checkpoints.insert().values(**checkpoint, created_at=NOW))
-        verdict = {**key, "sequence": step, "attempt": 1, "document": {}, "at": NOW}
-        tx.execute(tables.verdicts.insert().values(verdict))
-    tx.execute(tables.monitors.insert().values(**key, version=1, state="{}", kept_at=NOW))
-    decision = new_id()
-    tx.execute(
-        tables.decisions.insert().values(
-            **key, id=decision, project_id=scene.project_id, attempt=1, state="confirmed", step=1, verdict={},
-            policy_id=run.policy_id, due_at=NOW, created_at=NOW,
-        )
-    )  # fmt: skip
-    change = {**key, "decision_id": decision, "sequence": 1, "actor": "a", "at": NOW}
-    tx.execute(tables.decision_changes.insert().values(**change, state="confirmed", reason="", details={}))
-    outcomes.add(tx, run.id, 1, outcome="right", turn_step=None, actor="a", note="", now=NOW)
-
-
-def deliver(tx: Transaction, scene: Scene, run: Run, state: str, *, enabled: bool) -> None:
-    """An event of a run with a delivery in this state and an attempt at it, to an endpoint of its own."""
-    endpoint = endpoints.add(tx, scene.project_id, url="https://example.org", event_types=("*",), now=NOW)
-    event, delivery = new_id(), new_id()
-    own = {"run_id": run.id, "created_at": NOW}
-    tx.execute(tables.events.insert().values(**own, id=event, project_id=scene.project_id, type="t", body="{}"))
-    tx.execute(
-        tables.deliveries.insert().values(
-            **own, id=delivery, event_id=event, endpoint_id=endpoint.id, state=state, attempts=1, due_at=NOW
-        )
-    )
-    attempt = {"run_id": run.id, "delivery_id": delivery, "number": 1, "at": NOW, "duration_ms": 1.0}
-    tx.execute(tables.delivery_attempts.insert().values(attempt))
-    if not enabled:
-        endpoints.disable(tx, endpoint.id)
-
-
-def held(database: Database, run: Run, wanted: tuple[sa.Table, ...]) -> dict[str, list[Any]]:
-    """What these tables hold of a run."""
-    with database.reading() as tx:
-        return {
-            table.name: [
-                tuple(row) for row in tx.execute(
-                    sa.select(table)
-                    .where((table.c.id if table is tables.runs else table.c.run_id) == run.id)
-                    .order_by(*table.primary_key)
-                )
-            ]
-            for table in wanted
-        }  # fmt: skip
-
-
-def is_empty(database: Database, run: Run) -> bool:
-    return not any(held(database, run, rows.REMOVED).values())
-
-
-def is_marked(scene: Scene, run: Run) -> bool:
-    return scene.read(run).pruned_at is not None
 
 
 def test_every_table_is_either_removed_or_kept() -> None:
@@ -250,128 +159,6 @@ def test_broken_off_it_goes_on(database: Database) -> None:
         assert passes < 50
     assert passes > 5
     assert retention.prune(database, NOW) == Pruned()
-
-
-def test_a_run_that_goes_on_is_left_alone(database: Database) -> None:
-    """A run that was resumed after it was found, and before it was marked, keeps everything."""
-    scene = a_scene(database)
-    run = ended(scene, 100)
-    with database.reading() as tx:
-        found = rows.old(tx, scene.project_id, NOW - timedelta(days=KEEP_DAYS), 10)
-    assert found == [run.id]
-    with database.transaction() as tx:
-        end(tx, run, None)
-    with database.transaction() as tx:
-        assert rows.begin(tx, found, NOW - timedelta(days=KEEP_DAYS), NOW) == 0
-    assert not is_marked(scene, run)
-
-
-def test_a_run_that_is_held_is_not_waited_for(postgres_database: Database) -> None:
-    """A run that somebody has locked is passed over, and its turn comes with the next pass."""
-    scene = a_scene(postgres_database)
-    busy, free = ended(scene, 200), ended(scene, 100)
-    with impatient(postgres_database), postgres_database.transaction() as tx:
-        tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == busy.id).with_for_update())
-        done = retention.prune(postgres_database, NOW, pace=AT_ONCE)
-        assert done.runs == {name_of(scene): 1}
-    assert not is_marked(scene, busy)
-    assert is_empty(postgres_database, free)
-    assert retention.prune(postgres_database, NOW, pace=AT_ONCE).runs == {name_of(scene): 1}
-    assert is_empty(postgres_database, busy)
-
-
-def test_it_stands_in_nobodys_way(postgres_database: Database) -> None:
-    """While transactions that mark and that empty are open, others post and open runs without waiting for any lock."""
-    scene = a_scene(postgres_database)
-    old, live = ended(scene, 100), scene.open()
-    points = iter(range(100))
-
-    def others_work() -> None:
-        scene.open()
-        assert scene.post(live, scenes.evals(0.1, start=next(points))).accepted == 1
-        with postgres_database.reading() as tx:
-            assert tx.exec_driver_sql("SELECT count(*) FROM pg_locks WHERE NOT granted").scalar_one() == 0
-
-    with impatient(postgres_database):
-        with postgres_database.transaction() as tx:
-            assert rows.begin(tx, [old.id], NOW, NOW) == 1
-            others_work()
-        position = None
-        for _ in range(3):
-            with postgres_database.transaction() as tx:
-                position = rows.empty(tx, 10, position).position
-                others_work()
-    assert not is_marked(scene, live)
-
-
-@contextmanager
-def impatient(database: Database) -> Iterator[None]:
-    """From now on whoever waits for a lock in this database fails at once."""
-    with database.transaction() as tx:
-        name = tx.exec_driver_sql("SELECT current_database()").scalar_one()
-        tx.exec_driver_sql(f'ALTER DATABASE "{name}" SET lock_timeout = 100')
-    database.close()  # the setting is for connections that are made from now on
-    yield
-
-
-def test_writers_have_their_turn(database: Database) -> None:
-    """Between two transactions anybody may write, on the embedded database with its one writer, too."""
-    scene = a_scene(database)
-    ended(scene, 100)
-    live = scene.open()
-    turns = 0
-
-    def write(_seconds: float) -> bool:
-        nonlocal turns
-        writer = threading.Thread(target=scene.post, args=(live, scenes.evals(0.1, start=turns)))
-        writer.start()
-        writer.join()
-        turns += 1
-        return False
-
-    retention.prune(database, NOW, pace=AT_ONCE, pause=write)
-    assert turns > 5
-    assert len(scene.rows(tables.observations, live)) == turns
-
-
-def test_a_writer_beside_it_loses_nothing(database: Database) -> None:
-    """A run that is posted to all the while comes to the verdict that it comes to alone, and keeps every point."""
-    scene = a_scene(database)
-    alone, beside = scene.open(policy="watchful"), scene.open(policy="watchful")
-    values = [0.1, 0.2, 0.5, 0.4, 0.3, 0.35, 0.2, 0.1]
-    for step, value in enumerate(values):
-        scene.post(alone, scenes.evals(value, start=step))
-    for _ in range(4):
-        ended(scene, 100, points=30)
-    failures: list[BaseException] = []
-
-    def prune() -> None:
-        try:
-            retention.prune(database, NOW, pace=Pace(rows=5, pause_seconds=0))
-        except BaseException as error:
-            failures.append(error)
-
-    pruner = threading.Thread(target=prune)
-    pruner.start()
-    for step, value in enumerate(values):
-        scene.post(beside, scenes.evals(value, start=step))
-    pruner.join()
-    assert failures == []
-    assert scene.read(beside).verdict == scene.read(alone).verdict
-    assert len(scene.rows(tables.observations, beside)) == len(values)
-    assert len(scene.rows(tables.verdicts, beside)) == len(scene.rows(tables.verdicts, alone))
-
-
-def test_one_process_at_a_time(postgres_database: Database) -> None:
-    """While one prunes another says so and leaves it to that; afterwards it may."""
-    scene = a_scene(postgres_database)
-    run = ended(scene, 100)
-    with rows.alone(postgres_database) as alone:
-        assert alone
-        with pytest.raises(Conflict, match="another process"):
-            retention.prune(postgres_database, NOW)
-    assert not is_marked(scene, run)
-    assert retention.prune(postgres_database, NOW, pace=AT_ONCE).runs
 
 
 def test_a_dry_run_tells_and_leaves(database: Database) -> None:

@@ -1,0 +1,156 @@
+"""Who is let in to a receiver over real sockets, and what is turned away: forged, old, too large, too slow, rubbish."""
+
+from __future__ import annotations
+
+import base64
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from evalstop_client.errors import ConfigurationError
+from evalstop_client.receivers.options import secrets_from
+from evalstop_client.receivers.server import BODY_LIMIT_BYTES
+
+from tests.clients.programs import eventually
+from tests.clients.receiving import Setup
+from tests.clients.webhooks import SECRET, send, stop_event
+
+OTHER = "whsec_" + base64.b64encode(b"another secret").decode()
+
+
+LENGTHS = [b"", b"Content-Length: x\r\n", b"Content-Length: -1\r\n", b"Content-Length: \xb2\r\n"]
+
+
+@pytest.mark.parametrize(("secret", "age_seconds"), [(OTHER, 0), (SECRET, 3_600), (SECRET, -3_600)])
+def test_bad_or_old_signature_is_turned_away(setup: Setup, secret: str, age_seconds: float) -> None:
+    """A foreign secret, a replay of an hour ago and a message from the future all get 401, and the reason."""
+    answer = send(setup.url, stop_event({}), secret=secret, age_seconds=age_seconds)
+    assert answer.status_code == 401
+    assert answer.json()["error"]
+    assert setup.action.asked == []
+
+
+def test_turned_away_id_is_not_remembered(setup: Setup) -> None:
+    """A stranger cannot have a webhook ignored by using up its id."""
+    assert send(setup.url, stop_event({}), secret=OTHER).status_code == 401
+    assert send(setup.url, stop_event({})).status_code == 202
+
+
+def test_unsigned_request_is_turned_away(setup: Setup) -> None:
+    """Without signature headers nothing is read."""
+    assert httpx.post(setup.url, json=stop_event({})).status_code == 401
+
+
+def test_both_secrets_are_good_while_one_is_replaced(setup: Setup) -> None:
+    """A secret added while the receiver runs is good from then on, beside the old one."""
+    assert send(setup.url, stop_event({}, "1"), secret=OTHER).status_code == 401
+    setup.secrets.append(OTHER)
+    assert send(setup.url, stop_event({}, "2"), secret=OTHER).status_code == 202
+    assert send(setup.url, stop_event({}, "3"), secret=SECRET).status_code == 202
+
+
+def test_without_a_secret_the_sender_is_asked_to_come_again(setup: Setup) -> None:
+    """A secret file that is not there yet must not make the service give up."""
+    setup.secrets.clear()
+    assert send(setup.url, stop_event({})).status_code == 503
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no json",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'{"type": 3}',
+        b"[" * 200_000,
+        b'{"type": "run.stop_requested"}',
+        b'{"type": "run.stop_requested", "data": {"run": [], "decision": {}, "verdict": {}}}',
+        b'{"type": "run.stop_requested", "data": {"run": {"id": 1}, "decision": {"id": "x"}, "verdict": {}}}',
+    ],
+)
+def test_signed_rubbish_is_refused(setup: Setup, body: bytes) -> None:
+    """A body that is no event gets 422, however well it is signed."""
+    assert send(setup.url, body).status_code == 422
+    assert setup.action.asked == []
+
+
+def test_body_too_large_is_refused_unread(setup: Setup) -> None:
+    """Beyond 1 MiB the answer is 413; exactly 1 MiB is read."""
+    assert send(setup.url, b" " * (BODY_LIMIT_BYTES + 1)).status_code == 413
+    assert send(setup.url, b" " * BODY_LIMIT_BYTES).status_code == 422
+
+
+def raw_exchange(url: str, request: bytes) -> bytes:
+    """What comes back to bytes that no HTTP library would send, until the receiver hangs up."""
+    parsed = httpx.URL(url)
+    with socket.create_connection((parsed.host, parsed.port or 80), timeout=20) as connection:
+        connection.sendall(request)
+        answer = b""
+        while data := connection.recv(65536):
+            answer += data
+        return answer
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_body_of_unknown_length_is_refused(setup: Setup, length: bytes) -> None:
+    """Without a length in digits the body is not read."""
+    assert b" 411 " in raw_exchange(setup.url, b"POST / HTTP/1.0\r\n" + length + b"\r\n").splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nX: y", b"POST / HTTP/1.1\r\nContent-Length: 99\r\n\r\nabc"]
+)
+def test_slow_sender_is_hung_up_on(setup: Setup, beginning: bytes) -> None:
+    """Whoever stops in the middle is hung up on, and others are served meanwhile."""
+    parsed = httpx.URL(setup.url)
+    with socket.create_connection((parsed.host, parsed.port or 80), timeout=20) as connection:
+        connection.sendall(beginning)
+        assert httpx.get(setup.url + "livez").json() == {"status": "ok"}
+        while connection.recv(65536):
+            pass
+    assert setup.action.asked == []
+
+
+def test_dripping_sender_is_hung_up_on(setup: Setup) -> None:
+    """A byte now and then does not keep a connection open beyond the deadline."""
+    parsed = httpx.URL(setup.url)
+    with socket.create_connection((parsed.host, parsed.port or 80), timeout=0.05) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\n")
+
+        def hung_up() -> bool:
+            try:
+                connection.sendall(b"a")
+                return connection.recv(1) == b""
+            except TimeoutError:
+                return False
+            except OSError:
+                return True
+
+        eventually(hung_up)
+
+
+def test_secret_file_is_read_again_each_time(tmp_path: Path) -> None:
+    """A secret can be put in place and replaced while the job runs; a bad one is as good as none."""
+    file = tmp_path / "secret"
+    secrets = secrets_from("UNUSED", file)
+    assert secrets() == []
+    file.write_text(SECRET + "\n")
+    assert secrets() == [SECRET]
+    file.write_text(f"{OTHER}\n{SECRET}\n")
+    assert secrets() == [OTHER, SECRET]
+    file.write_text("whsec_?!")
+    assert secrets() == []
+
+
+def test_missing_or_bad_secret_in_the_environment_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that could never verify anything does not start."""
+    with pytest.raises(ConfigurationError, match="THE_SECRET"):
+        secrets_from("THE_SECRET", None)
+    monkeypatch.setenv("THE_SECRET", "whsec_?!")
+    with pytest.raises(ConfigurationError):
+        secrets_from("THE_SECRET", None)
+    monkeypatch.setenv("THE_SECRET", f"{SECRET} {OTHER}")
+    assert secrets_from("THE_SECRET", None)() == [SECRET, OTHER]

@@ -1,0 +1,51 @@
+"""What a fake Kubernetes API server is asked, taken apart, and what it serves under which path."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from tests.kubernetes.fake_storage import Answered, Json
+
+
+@dataclass
+class Resource:
+    """What is served under a path. `fields`: those of spec that are known, None for any; others are dropped."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    has_status: bool = True
+    is_custom: bool = False
+    fields: frozenset[str] | None = None
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+@dataclass
+class Request:
+    """One request, taken apart."""
+
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    raw: bytes
+    user: str = ""
+    resource: Resource | None = None
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+    def body(self) -> Json:
+        try:
+            body = json.loads(self.raw or b"{}")
+        except ValueError as error:
+            raise Answered(400, "BadRequest", f"the object provided is unrecognized: {error}") from None
+        if not isinstance(body, dict):
+            raise Answered(400, "BadRequest", "the object provided is no object")
+        return body

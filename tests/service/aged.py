@@ -1,0 +1,119 @@
+"""Projects with runs that ended long ago, and what is left of them in the database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from evalstop_service.retention import Pace
+from evalstop_service.store import endpoints, outcomes, projects, tables
+from evalstop_service.store import retention as rows
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.runs import Run
+
+from tests.service import scenes
+from tests.service.scenes import Scene
+
+NOW = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
+
+
+KEEP_DAYS = 30
+
+
+AT_ONCE = Pace(rows=7, pause_seconds=0)
+
+
+def a_scene(database: Database, keep_days: int | None = KEEP_DAYS) -> Scene:
+    """A project that keeps its runs for so many days."""
+    scene = scenes.set_up(database)
+    with database.transaction() as tx:
+        tx.execute(
+            tables.projects.update().where(tables.projects.c.id == scene.project_id).values(retention_days=keep_days)
+        )
+    return scene
+
+
+def name_of(scene: Scene) -> str:
+    with scene.database.reading() as tx:
+        return projects.get(tx, scene.project_id).name
+
+
+def ended(scene: Scene, days_ago: float | None, points: int = 20) -> Run:
+    """A run with rows in every table, which ended so many days ago, or (None) goes on."""
+    run = scene.open()
+    with scene.database.transaction() as tx:
+        fill(tx, scene, run, points)
+        if days_ago is not None:
+            end(tx, run, NOW - timedelta(days=days_ago))
+    return run
+
+
+def end(tx: Transaction, run: Run, at: datetime | None) -> None:
+    values = {"status": "running" if at is None else "completed", "ended_at": at}
+    tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(values))
+
+
+def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
+    key = {"run_id": run.id}
+    for step in range(points):
+        for metric in ("eval", "loss"):
+            values = {**key, "metric": metric, "step": step, "superseded_by": 0, "value": 0.5, "attempt": 1}
+            tx.execute(tables.observations.insert().values(**values, received_at=NOW))
+    for step in range(3):
+        checkpoint = {**key, "step": step, "superseded_by": 0, "uri": f"file:///{step}", "attempt": 1}
+        tx.execute(tables.checkpoints.insert().values(**checkpoint, created_at=NOW))
+        verdict = {**key, "sequence": step, "attempt": 1, "document": {}, "at": NOW}
+        tx.execute(tables.verdicts.insert().values(verdict))
+    tx.execute(tables.monitors.insert().values(**key, version=1, state="{}", kept_at=NOW))
+    decision = new_id()
+    tx.execute(
+        tables.decisions.insert().values(
+            **key, id=decision, project_id=scene.project_id, attempt=1, state="confirmed", step=1, verdict={},
+            policy_id=run.policy_id, due_at=NOW, created_at=NOW,
+        )
+    )  # fmt: skip
+    change = {**key, "decision_id": decision, "sequence": 1, "actor": "a", "at": NOW}
+    tx.execute(tables.decision_changes.insert().values(**change, state="confirmed", reason="", details={}))
+    outcomes.add(tx, run.id, 1, outcome="right", turn_step=None, actor="a", note="", now=NOW)
+
+
+def deliver(tx: Transaction, scene: Scene, run: Run, state: str, *, enabled: bool) -> None:
+    """An event of a run with a delivery in this state and an attempt at it, to an endpoint of its own."""
+    endpoint = endpoints.add(tx, scene.project_id, url="https://example.org", event_types=("*",), now=NOW)
+    event, delivery = new_id(), new_id()
+    own = {"run_id": run.id, "created_at": NOW}
+    tx.execute(tables.events.insert().values(**own, id=event, project_id=scene.project_id, type="t", body="{}"))
+    tx.execute(
+        tables.deliveries.insert().values(
+            **own, id=delivery, event_id=event, endpoint_id=endpoint.id, state=state, attempts=1, due_at=NOW
+        )
+    )
+    attempt = {"run_id": run.id, "delivery_id": delivery, "number": 1, "at": NOW, "duration_ms": 1.0}
+    tx.execute(tables.delivery_attempts.insert().values(attempt))
+    if not enabled:
+        endpoints.disable(tx, endpoint.id)
+
+
+def held(database: Database, run: Run, wanted: tuple[sa.Table, ...]) -> dict[str, list[Any]]:
+    """What these tables hold of a run."""
+    with database.reading() as tx:
+        return {
+            table.name: [
+                tuple(row) for row in tx.execute(
+                    sa.select(table)
+                    .where((table.c.id if table is tables.runs else table.c.run_id) == run.id)
+                    .order_by(*table.primary_key)
+                )
+            ]
+            for table in wanted
+        }  # fmt: skip
+
+
+def is_empty(database: Database, run: Run) -> bool:
+    return not any(held(database, run, rows.REMOVED).values())
+
+
+def is_marked(scene: Scene, run: Run) -> bool:
+    return scene.read(run).pruned_at is not None
