@@ -34,6 +34,10 @@ LAWS = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
+WAYS = [("sqlite", "thoroughly"), ("postgresql", "thoroughly"), ("postgresql", "directly")]
+"""How a server takes news in, by its database: on PostgreSQL directly, on its event loop, when they are plain."""
+pytestmark = pytest.mark.parametrize(("database_url", "way"), WAYS, indirect=["database_url"])
+
 values = st.one_of(
     st.integers(-3, 3).map(float),
     st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324]),
@@ -92,20 +96,15 @@ def stories(draw: st.DrawFn) -> Story:
     return Story(policy, direction, first, resumed_at, second, saved, arrived, forgetting)
 
 
-@pytest.fixture(params=["thoroughly", "directly"])
-def scene(database_url: str, request: pytest.FixtureRequest) -> Iterator[Scene]:
-    """A project in a database that does not wait for the disk: these laws say nothing of a loss of power.
-
-    On PostgreSQL also as a server takes news in: directly, on its event loop, when they are plain.
-    """
+@pytest.fixture
+def scene(database_url: str, way: str) -> Iterator[Scene]:
+    """A project in a database that does not wait for the disk: these laws say nothing of a loss of power."""
     url = sa.make_url(database_url)
     if url.get_backend_name() == "postgresql":
         url = url.update_query_dict({"options": "-csynchronous_commit=off"})
-    elif request.param == "directly":
-        pytest.skip("the embedded database has no such way")
     database = Database(url.render_as_string(hide_password=False), synchronous="NORMAL")
     scene = set_up(database)
-    with at_home(scene) if request.param == "directly" else nullcontext(scene) as scene:
+    with at_home(scene) if way == "directly" else nullcontext(scene) as scene:
         yield scene
     database.close()
 
