@@ -48,7 +48,7 @@ def an_endpoint() -> Iterator[FakeEndpoint]:
             return
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         endpoint.url = f"http://127.0.0.1:{server.server_port}"
         try:

@@ -17,6 +17,8 @@ logger = logging.getLogger("evalstop_client.receivers")
 
 BODY_LIMIT_BYTES = 2**20
 DISCARD_SECONDS = 2.0
+SHUTDOWN_SECONDS = 0.05
+"""How long `shutdown` may take to be noticed: whoever ends the receiver waits for it."""
 
 
 class ReceiverServer(ThreadingHTTPServer):
@@ -36,7 +38,7 @@ class ReceiverServer(ThreadingHTTPServer):
     def serve(self, receiver: Receiver) -> None:
         """Hand what arrives to `receiver`, from a thread; what arrived since the socket was bound has waited."""
         self.receiver = receiver
-        threading.Thread(target=self.serve_forever, name="receiver", daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(SHUTDOWN_SECONDS,), name="receiver", daemon=True).start()
 
     @property
     def url(self) -> str:

@@ -22,7 +22,7 @@ def fake_mlflow() -> Iterator[str]:
     """The address at which it answers whoever brings `TOKEN`; each path fails once before that."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.seen = set()  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

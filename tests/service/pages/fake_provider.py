@@ -110,7 +110,7 @@ def lying() -> Iterator[FakeProvider]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         provider.address = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield provider
         server.shutdown()
 

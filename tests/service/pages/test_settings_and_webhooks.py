@@ -107,7 +107,7 @@ def receiver(status: int, answer: bytes) -> Iterator[tuple[str, list[Any]]]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/", got
         server.shutdown()
 
