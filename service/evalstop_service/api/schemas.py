@@ -7,7 +7,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import UUID
 
@@ -23,7 +23,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from evalstop_service.clock import rfc3339
+from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.errors import Invalid
 
 MAX_STEP = 2**53 - 1
@@ -70,13 +70,6 @@ def written(value: float) -> float | str:
     return value
 
 
-def _utc(moment: datetime) -> datetime:
-    try:
-        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    except OverflowError as error:
-        raise ValueError("a time between the years 1 and 9999 in UTC") from error
-
-
 Plain = AfterValidator(plain)
 Name = Annotated[str, Field(min_length=1, max_length=256), Plain]
 Line = Annotated[str, Field(max_length=2000), Plain]
@@ -86,7 +79,7 @@ Time = Annotated[
     datetime,
     Field(strict=False),
     BeforeValidator(_said),
-    AfterValidator(_utc),
+    AfterValidator(in_utc),
     PlainSerializer(rfc3339, return_type=str),
 ]
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from evalstop_service import logs, slack
-from evalstop_service.clock import Clock
+from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.delivery import signature
 from evalstop_service.delivery.backlog import Backlog
 from evalstop_service.delivery.backoff import Answer, Backoff, judge
@@ -306,7 +306,9 @@ class Worker:
             if claimed.id in settled.kept:
                 results[_WORDS[type(result)]] += 1
                 if isinstance(result, Retry | Dead):
-                    log.warning("delivery %s: attempt %d: %s", claimed.id, claimed.attempts, result, extra=about)
+                    then = f"next at {rfc3339(result.due_at)}" if isinstance(result, Retry) else "given up"
+                    told = (claimed.id, claimed.attempts, then, result.error)
+                    log.warning("delivery %s: attempt %d failed, %s: %s", *told, extra=about)
             elif claimed.id in settled.cancelled:
                 results["cancelled"] += 1
                 log.info("delivery %s: cancelled during attempt %d", claimed.id, claimed.attempts, extra=about)

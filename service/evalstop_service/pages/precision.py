@@ -11,8 +11,10 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import AfterValidator
 
 from evalstop_service import measured
+from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.estimates import Estimate
 from evalstop_service.measured import Measured, regrouped
@@ -117,6 +119,9 @@ def follow_precision(request: Request, site: SiteOf, visitor: SignedIn, asked: A
     return follow(request, site, seen, lambda tx: estimating.revision(tx, visitor.project.id))
 
 
+Moment = Annotated[datetime, AfterValidator(in_utc)]
+
+
 class Chosen:
     """Which cases a visitor wants to see, as the links of the figures ask for them."""
 
@@ -126,8 +131,8 @@ class Chosen:
         version: Annotated[int | None, Query(ge=1, le=MOST_VERSIONS)] = None,
         detector: str = "",
         job_kind: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
         flagged: bool | None = None,
         treatment: Literal["", "let_run", "stopped", "prevented"] = "",
         outcome: Literal["", "right", "wrong", "unknown"] = "",

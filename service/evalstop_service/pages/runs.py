@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 from uuid import UUID
@@ -12,6 +12,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from evalstop_service import vitals, watching
+from evalstop_service.clock import in_utc
 from evalstop_service.errors import NotFound
 from evalstop_service.liveness import Pulse
 from evalstop_service.pages import forms, sparkline, words
@@ -170,11 +171,11 @@ def _place(order: str, told: str) -> datetime | int | None:
     if not told or order == "newest":
         return None
     try:
-        at = datetime.fromisoformat(told) if order == "updated" else int(told)
+        if order == "updated":
+            return in_utc(datetime.fromisoformat(told))
+        step = int(told)
     except ValueError as error:
         raise NotFound from error
-    if isinstance(at, datetime):
-        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    if not -1 <= at <= MAX_STEP:
+    if not -1 <= step <= MAX_STEP:
         raise NotFound
-    return at
+    return step

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service import slack, webhooks
+from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.pages.answers import PageRoute, page
 from evalstop_service.pages.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
@@ -270,7 +271,6 @@ def _host(addressed: Endpoint | Delivery) -> str:
 
 def _moment(text: str, what: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(text)
+        return in_utc(datetime.fromisoformat(text))
     except ValueError:
         raise Invalid(f"{what} is no time as in 2026-01-31T14:00, in UTC: {text[:40]!r}") from None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

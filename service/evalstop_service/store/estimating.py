@@ -12,7 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.clock import rfc3339
+from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.errors import Invalid
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
@@ -107,8 +107,8 @@ def place(cursor: str | None) -> Place | None:
         return None
     try:
         ended_at, run_id, attempt = cursor.split("_")
-        at = datetime.fromisoformat(ended_at)
-        if at.tzinfo is None or not 0 <= int(attempt) < 2**31:
+        at = in_utc(datetime.fromisoformat(ended_at))
+        if not 0 <= int(attempt) < 2**31:
             raise ValueError
         return at, UUID(run_id), int(attempt)
     except ValueError:

@@ -176,6 +176,8 @@ def test_search_filter_and_pages(visitor: httpx.Client, database: Database, tena
         "/runs/01a1fe69-180e-7447-8e00-3214daaa5f84",
         "/runs?cursor=x",
         "/runs?status=odd",
+        "/runs?order=updated&place=0001-01-01T00:00:00%2B14:00",
+        "/cases?since=0001-01-01T00:00:00%2B14:00",
         "/assets/x/secret",
     ],
 )
