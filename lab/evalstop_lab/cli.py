@@ -5,17 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from importlib import import_module
+from typing import Protocol, cast
 
 from evalstop_client import ConfigurationError, EvalStopError
 
-from evalstop_lab import calibrate, demo, example_runs, roles, survey
-from evalstop_lab.backtest import command as backtest
 from evalstop_lab.errors import LabError, UnusableArguments
-from evalstop_lab.fusion import command as train_fusion
-from evalstop_lab.replay import command as replay
-from evalstop_lab.rlhf import job
-from evalstop_lab.simulator import command as cluster
+
+SUBCOMMANDS = {
+    "backtest": "evalstop_lab.backtest.command",
+    "calibrate": "evalstop_lab.calibrate",
+    "cluster": "evalstop_lab.simulator.command",
+    "demo": "evalstop_lab.demo",
+    "example-runs": "evalstop_lab.example_runs",
+    "replay": "evalstop_lab.replay.command",
+    "roles": "evalstop_lab.roles",
+    "survey": "evalstop_lab.survey",
+    "train": "evalstop_lab.rlhf.job",
+    "train-fusion": "evalstop_lab.fusion.command",
+}
+"""Their modules by name. Together they bring SciPy, pandas, Matplotlib and the service: the one that is named is
+imported alone, so that a trainer is up in a second and not in five."""
 
 
 class Subcommand(Protocol):
@@ -30,27 +40,14 @@ class Subcommand(Protocol):
         """Runs the subcommand and returns its exit code: 0 ok, 1 failed, 2 wrongly used."""
 
 
-SUBCOMMANDS: tuple[Subcommand, ...] = (
-    backtest,
-    calibrate,
-    cluster,
-    demo,
-    example_runs,
-    job,
-    replay,
-    roles,
-    survey,
-    train_fusion,
-)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `evalstop-lab` with the given arguments, or with the process's own."""
+    words = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="evalstop-lab", description="The proving ground of EvalStop.")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for subcommand in SUBCOMMANDS:
-        subcommand.add_parser(subparsers)
-    args = parser.parse_args(arguments)
+    for name in words[:1] if set(words[:1]) & SUBCOMMANDS.keys() else SUBCOMMANDS:
+        cast(Subcommand, import_module(SUBCOMMANDS[name])).add_parser(subparsers)
+    args = parser.parse_args(words)
     try:
         return int(args.run(args))
     except (UnusableArguments, ConfigurationError) as error:
