@@ -16,6 +16,10 @@ FRAMEWORKS := $(VENV)/.frameworks
 DISTRIBUTIONS := detectors clients service lab
 EDITABLE := $(addprefix -e ./,$(DISTRIBUTIONS))
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# What is imported is compiled then, and once: pip would compile for a minute what is mostly never imported, and each of
+# the hundreds of processes that the tests start would compile all of ours anew.
+INSTALL := $(PIP) install -qq --no-compile -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
 export PIP_NO_INPUT := 1
 
 .PHONY: help
@@ -39,7 +43,8 @@ run: $(READY)  ## Start the service on this machine and say what to open; DEMO_D
 # --- check it
 
 .PHONY: test
-test: $(FRAMEWORKS) system-packages lint types imports pytest  ## Run every check and every test
+test: $(FRAMEWORKS) system-packages  ## Run every check and every test
+	@$(MAKE) --no-print-directory -j 2 lint types imports pytest  # mypy has a core for itself: the tests often wait
 
 .PHONY: pytest
 pytest: $(FRAMEWORKS)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WORKERS=0 keeps them in one process
@@ -187,12 +192,13 @@ $(READY): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(DISTRIBUT
 	  $$python -m venv --clear $(VENV)
 	fi
 	echo "installing EvalStop and its tools into $(VENV), a minute or so"
-	$(PIP) install -qq --upgrade -c constraints.txt pip
-	$(PIP) install -qq -c constraints.txt --group dev
-	$(PIP) install -qq -c constraints.txt --no-build-isolation $(EDITABLE)
+	$(INSTALL) --upgrade pip
+	$(INSTALL) --group dev
+	$(INSTALL) --no-build-isolation $(EDITABLE)
+	for program in evalstop evalstop-lab evalstop-receiver; do $(BIN)/$$program --help >/dev/null; done  # compiles them
 	touch $@
 
 $(FRAMEWORKS): $(READY)
 	@echo "installing the frameworks that the tests log with, a minute or two"
-	$(PIP) install -qq -c constraints.txt --group frameworks
+	$(INSTALL) --group frameworks
 	touch $@

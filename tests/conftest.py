@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -34,6 +35,12 @@ class ClonePostgres(Protocol):
     """Makes a database and gives its URL: at head, or without any table."""
 
     def __call__(self, empty: bool = False) -> str: ...
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported: it stays, and looking through it takes an eighth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
