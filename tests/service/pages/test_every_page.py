@@ -89,6 +89,9 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
         told(database, tenant, "tomorrow", "eval", [0.3] * 3, days=1),
         told(database, tenant, "yesterday", "eval", [0.3] * 3, days=-1),
     ]
+    endless = open_run(database, tenant, NOW, "W" * 256, mode="enforce")
+    report(database, tenant, endless.id, HACKING[:29], NOW)
+    odd += [f"/runs/{endless.id}", f"/runs/{endless.id}/numbers"]
     document = policy_to_document(POLICIES["cautious"])
     rehearsal = rehearsing.ask(database, tenant.project.id, document, 50, "dana", NOW)
     rehearsing.work(database, utc_now)
