@@ -37,6 +37,11 @@ class ClonePostgres(Protocol):
     def __call__(self, empty: bool = False) -> str: ...
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what mostly waits, for as long as mypy is at work; what is short is left for the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/slurm/"))
+
+
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what was imported: it stays, and looking through it takes an eighth of the time."""
     gc.collect()

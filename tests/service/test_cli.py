@@ -22,6 +22,8 @@ from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
 from evalstop_service.vault import Vault
 
+from tests.service.commands import run
+
 TIMEOUT_SECONDS = 60
 
 
@@ -30,16 +32,6 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """An environment whose embedded database is the test's own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EVALSTOP_")}
     return kept | {"EVALSTOP_DATA_FOLDER": str(tmp_path / "data")}
-
-
-def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "evalstop_service.cli", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-    )
 
 
 @contextmanager
