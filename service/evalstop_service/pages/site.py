@@ -11,6 +11,7 @@ from evalstop_service.pages import (
     acting,
     analysis,
     assets,
+    nowhere,
     numbers,
     overview,
     policies,
@@ -34,8 +35,9 @@ from evalstop_service.store.database import Database
 PARTS = (
     *(assets, signing_in, openid_pages, overview, precision, runs, run, analysis, numbers, acting, roles),
     *(rehearsals, policies, webhooks, settings),
+    nowhere,
 )
-"""The modules with the routes."""
+"""The modules with the routes, in the order in which they are asked."""
 
 
 def install(

@@ -191,6 +191,24 @@ def test_errors_are_pages(visitor: httpx.Client, path: str) -> None:
 
 
 @EMBEDDED
+def test_an_address_that_leads_nowhere(visitor: httpx.Client) -> None:
+    """A browser is shown a page, without a session too; programs are told as ever, and no other page is in the way."""
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8", "Cookie": ""}
+    for path in ("/nowhere", "/run/1", "/api", "/decisions/1/veto"):
+        answer = visitor.get(path, headers=browser)
+        assert answer.status_code == 404
+        assert "no page at this address" in answer.text
+        assert "content-security-policy" in answer.headers
+    problem = "application/problem+json"
+    assert visitor.get("/nowhere").headers["content-type"] == problem
+    assert visitor.get("/api/v1/nowhere", headers=browser).headers["content-type"] == problem
+    assert visitor.post("/nowhere", headers=browser).headers["content-type"] == problem
+    assert "error_code" in visitor.get("/mlflow/nowhere", headers=browser).json()
+    for path in ("/docs", "/metrics", "/livez", "/openapi.json", "/login"):
+        assert visitor.get(path, headers=browser).status_code in (200, 401), path
+
+
+@EMBEDDED
 @pytest.mark.parametrize("path", ["/", "/runs", "/login", "/runs/nonsense", "/login?token=x", "/session"])
 def test_headers_that_keep_pages_safe(visitor: httpx.Client, path: str) -> None:
     """No page may be framed, cached, sniffed, or run a script that is not ours."""

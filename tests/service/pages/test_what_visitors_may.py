@@ -34,6 +34,7 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/session"): ANYONE,
     ("GET", "/openid/start"): ANYONE,
     ("GET", "/openid/callback"): ANYONE,
+    ("GET", "/{path:path}"): ANYONE,
     ("POST", "/logout"): VIEWER,
     ("GET", "/projects"): VIEWER,
     ("POST", "/projects"): VIEWER,
