@@ -65,6 +65,7 @@ class FakeCluster:
         self._folder.mkdir()
         self.script.write_text(SCRIPT.format(folder=self._folder))
         self._chance, self._saved = chance, saved
+        self._asked: set[str] = set()
         self._end = threading.Event()
         self._watch = threading.Thread(target=self._train, name="trainers")
 
@@ -76,6 +77,10 @@ class FakeCluster:
         self.jobs[name] = FakeJob(folder)
         return self.jobs[name]
 
+    def has_asked(self, count: int) -> bool:
+        """Whether the trainers of so many jobs have seen that they are to save."""
+        return len(self._asked) >= count
+
     def __enter__(self) -> FakeCluster:
         self._watch.start()
         return self
@@ -86,12 +91,11 @@ class FakeCluster:
 
     def _train(self) -> None:
         """Have each job that was asked save, but for a few that are deaf; a few of the others end after that."""
-        seen: set[str] = set()
         with ThreadPoolExecutor(8) as trainers:
-            while not self._end.wait(0.05):
-                for name in [name for name in self.jobs if name not in seen]:
+            while not self._end.wait(LISTEN_SECONDS):
+                for name in [name for name in self.jobs if name not in self._asked]:
                     if self.jobs[name].at("asked") is not None:
-                        seen.add(name)
+                        self._asked.add(name)
                         if self._chance.random() > DEAF:
                             trainers.submit(self._save, name, self._chance.random() < QUITTING)
 
@@ -102,6 +106,9 @@ class FakeCluster:
         if quits:
             job.quit()
 
+
+LISTEN_SECONDS = 0.2
+"""Between two looks of the trainers at who was asked: with a thousand of them each look takes its time."""
 
 DEAF, QUITTING = 0.05, 0.1
 """Shares of the trainers that do not save when they are asked, and that end when they have saved."""
