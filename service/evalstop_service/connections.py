@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -50,6 +50,40 @@ class Patience:
     streamed: frozenset[str] = frozenset()
 
 
+class Coalescing:
+    """A transport that writes two pieces at once: an answer's head goes with its body, at half of the system's calls.
+
+    A piece waits for the next one, and for no longer than this turn of the event loop. All else is the transport's own.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._waiting = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, b""
+            self._transport.writelines((waiting, data))
+        elif data:
+            self._waiting = data
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + len(self._waiting)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            waiting, self._waiting = self._waiting, b""
+            self._transport.write(waiting)
+
+
 class Connection(HttpToolsProtocol):
     """One connection, with an eye on the clock.
 
@@ -67,7 +101,7 @@ class Connection(HttpToolsProtocol):
         self._untaken_most = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, Coalescing(transport, self.loop)))
         self.asking_since = self.loop.time()
         if len(self.connections) > self.patience.connections:
             self._make_room()
