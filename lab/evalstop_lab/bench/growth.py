@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from evalstop_lab.bench import planted, servers
 from evalstop_lab.bench.dialects import MIX
 from evalstop_lab.bench.generator import Job, Load
 from evalstop_lab.bench.ingest_stage import created
+from evalstop_lab.bench.rounds import rotated
 from evalstop_lab.bench.servers import Server
 from evalstop_lab.bench.worker import Worker
 from evalstop_lab.postgres_server import conninfo
 
 CLIENTS = 64
 WARM_UP = 200
-COLD_SECONDS = 40.0
+COLD_SECONDS = 120.0
+MOST_IN_A_ROUND = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -69,28 +73,47 @@ def live_runs(ground: Ground, sizes: Sequence[int], seconds: float, tick: Callab
 
 
 def points_in_a_run(
-    ground: Ground, sizes: Sequence[int], seconds: float, tick: Callable[[], None]
+    ground: Ground, sizes: Sequence[int], seconds: float, rounds: int, tick: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """By points that a run has: seconds to the first verdict of a process that does not know it; microseconds after.
 
-    One client posts 100 observations a request.
+    One client posts 100 observations a request. The processes are up side by side and take turns; the median counts.
     """
     where, key, environment = ground.prepared("points")
-    found = []
-    for size in sizes:
-        with servers.evalstop(ground.folder / f"points-{size}", key, environment) as server:
-            run = planted.runs(where, server, 1, f"points-{size}")[0]
-            _post(ground, server, planted.runs(where, server, WARM_UP, f"warm-{size}"), 20, requests=1)
-        planted.observations(where, run, size)
-        with servers.evalstop(ground.folder / f"points-{size}", key, environment) as server:
+    with ExitStack() as ends:
+        grown = []
+        for size in sizes:
+            folder = ground.folder / f"points-{size}"
+            with servers.evalstop(folder, key, environment) as server:
+                run = planted.runs(where, server, 1, f"points-{size}")[0]
+                _post(ground, server, planted.runs(where, server, WARM_UP, f"warm-{size}"), 20, requests=1)
+            planted.observations(where, run, size)
+            server = ends.enter_context(servers.evalstop(folder, key, environment))
             _post(ground, server, planted.runs(where, server, WARM_UP, f"again-{size}"), 20, requests=1)
             begun = time.perf_counter()
             _post(ground, server, [run], 100, clients=1, requests=1, first=size)
-            first = time.perf_counter() - begun
-            load = _post(ground, server, [run], 100, clients=1, seconds=seconds, first=size + 100)
-        found.append({"points": size, "first_ms": first * 1000, "microseconds": 1e6 / load.per_second})
-        tick()
-    return found
+            grown.append(_Grown(server, run, size, time.perf_counter() - begun))
+            tick()
+        for number in range(rounds):
+            for one in rotated(grown, number):
+                first = one.points + 100 + number * MOST_IN_A_ROUND
+                load = _post(ground, one.server, [one.run], 100, clients=1, seconds=seconds, first=first)
+                one.microseconds.append(1e6 / load.per_second)
+    return [
+        {"points": one.points, "first_ms": one.first_seconds * 1000, "microseconds": median(one.microseconds)}
+        for one in grown
+    ]
+
+
+@dataclass
+class _Grown:
+    """A process that is posted to, of one run with so many points."""
+
+    server: Server
+    run: str
+    points: int
+    first_seconds: float
+    microseconds: list[float] = field(default_factory=list)
 
 
 def _post(

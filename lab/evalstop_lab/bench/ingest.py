@@ -145,7 +145,7 @@ def _sections(
 
     if wanted("growth"):
         found["live_runs"] = growth.live_runs(ground, runs, 2 * options.seconds, tick)
-        found["points"] = growth.points_in_a_run(ground, points, options.seconds, tick)
+        found["points"] = growth.points_in_a_run(ground, points, options.seconds, options.rounds, tick)
     if wanted("recovery"):
         bar.update(task, description="recovery")
         found["recovery"] = recovery(ground, rounds, tick)
