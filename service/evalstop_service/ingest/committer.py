@@ -39,6 +39,9 @@ _log = logging.getLogger(__name__)
 PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
 """Before a transaction that failed for a passing reason is tried again; after the last its requests are refused."""
 
+FADING = 0.97
+"""Of the largest crowd that is remembered, at each submission: what is left of it."""
+
 
 class Committer:
     """Takes arrivals from any thread or event loop and answers each once its own transaction is durable."""
@@ -61,6 +64,7 @@ class Committer:
         self._wake = threading.Condition(lock)  # of flushers
         self._done = threading.Condition(lock)  # of who closes, whom a call for one flusher must not reach instead
         self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}  # what came in this turn of a loop
+        self._crowd = 0.0  # how many requests were under way together lately
         self._unfinished: list[tuple[list[Job], FromMemory]] = []  # worked in, and to be gone on with by a flusher
         self._idle = 0
         self._threads: list[threading.Thread] = []
@@ -99,12 +103,12 @@ class Committer:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Receipt] = loop.create_future()
         job = Job(arrival, future, loop, self._tracer.here())
-        turn = self._turns.get(loop)
-        if turn is None:  # whatever else arrives in this turn of the loop goes with it, and wakes a flusher once
-            self._turns[loop] = [job]
-            loop.call_soon(lambda: self._submit(self._turns.pop(loop)))
-        else:
-            turn.append(job)
+        turn = self._turns.setdefault(loop, [])
+        turn.append(job)
+        if 2 * len(turn) >= self._crowd:  # one half is stored while the other is still being read
+            self._submit_turn(loop)
+        elif len(turn) == 1:  # whatever else arrives in this turn of the loop goes with it, and wakes a flusher once
+            loop.call_soon(self._submit_turn, loop)
         return await future
 
     def close(self) -> None:
@@ -116,6 +120,10 @@ class Committer:
         for thread in self._threads:
             thread.join()
 
+    def _submit_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        if jobs := self._turns.pop(loop, None):
+            self._submit(jobs)
+
     def _submit(self, jobs: Sequence[Job]) -> None:
         """Queue what may wait and see to it; what may not is told so at once."""
         refused: list[tuple[Job, Receipt | Exception]] = []
@@ -126,6 +134,7 @@ class Committer:
                     refused.append((job, Closed()))
                 elif not self._queues.admit(job):
                     refused.append((job, Overloaded()))
+            self._crowd = max(self._queues.jobs, self._crowd * FADING)
         if refused:
             self._telemetry.refused.labels("overloaded").inc(len(refused))
             _resolve(refused)

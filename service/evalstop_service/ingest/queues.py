@@ -56,11 +56,11 @@ Answers = Sequence[Receipt | Exception | None]
 class Queues:
     """The jobs of a committer, which holds its lock while it speaks to them.
 
-    `size`: observations that wait for a commit or are in one.
+    `jobs`, `size`: those that wait for a commit or are in one, and their observations.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.size = 0
+        self.jobs = self.size = 0
         self._limits = limits
         self._by_run: dict[UUID, list[Job]] = {}  # longest waiting first
         self._busy: set[UUID] = set()
@@ -82,6 +82,7 @@ class Queues:
         """Add a job, unless too much waits already."""
         if self.size and self.size + job.size > self._limits.waiting:
             return False
+        self.jobs += 1
         self.size += job.size
         self._by_run.setdefault(job.arrival.run_id, []).append(job)
         return True
@@ -124,6 +125,7 @@ class Queues:
                 job.thorough = True
                 left[job.arrival.run_id].append(job)
             else:
+                self.jobs -= 1
                 self.size -= job.size
         for run_id, jobs in left.items():
             self._by_run[run_id] = jobs + self._by_run.get(run_id, [])

@@ -87,14 +87,30 @@ def test_a_verdict_is_gone_on_with(scene: SceneAtHome) -> None:
 
 
 def test_what_comes_after_a_verdict_waits_for_it(scene: SceneAtHome) -> None:
-    """Two evals in one turn of the loop, of which the first calls for a stop, lead to one decision."""
-    run = scene.open(policy="paper", mode="enforce")
+    """Two evals in one commit, half of a crowd, of which the first calls for a stop, lead to one decision."""
+    run, others = scene.open(policy="paper", mode="enforce"), [scene.open() for _ in range(4)]
+    scene.take_all([Arrival(scene.project_id, other.id, Points(tuple(evals(0.1)))) for other in others])
     scene.post(run, FALLING[:-1])
     arrivals = [Arrival(scene.project_id, run.id, Points((point,))) for point in [*FALLING[-1:], *evals(0.1, start=9)]]
     for answer in scene.take_all(arrivals):
         assert isinstance(answer, Receipt)
         assert answer.decision == scene.decision(run) is not None
     assert len(scene.rows(tables.decisions, run)) == 1
+
+
+def test_a_crowd_goes_by_halves(scene: SceneAtHome) -> None:
+    """Of eight that post together again and again four are on their way while the other four are still being read."""
+    runs = [scene.open(policy="paper") for _ in range(8)]
+
+    def together(step: int) -> float:
+        before = scene.count("evalstop_commit_requests_count")
+        arrivals = [Arrival(scene.project_id, run.id, Points(tuple(evals(0.1, start=step)))) for run in runs]
+        assert all(isinstance(answer, Receipt) for answer in scene.take_all(arrivals))
+        return scene.count("evalstop_commit_requests_count") - before
+
+    together(0)  # nothing is remembered of them yet
+    together(1)
+    assert [together(2), together(3)] == [2, 2]
 
 
 def test_order_is_kept_between_the_ways(scene: SceneAtHome) -> None:
