@@ -1,6 +1,7 @@
 """Group commit: whatever arrived while the last commit was under way goes into the next one.
 
 A request alone is committed at once; a hundred at a time share a transaction. Nothing lingers in the hope of company.
+Of a crowd one half goes ahead, and is stored while the other is still being read: neither waits for the other's turn.
 A run is in the hands of one commit at a time, so that two transactions of this process never wait for one another.
 
     soon, take ──> queues, by run ──┬──> on the event loop: FromMemory, one statement     few points that follow
