@@ -5,6 +5,7 @@ ServiceError
 ├── Conflict
 ├── Invalid
 ├── Overloaded
+├── Behind
 └── Closed
 """
 
@@ -32,6 +33,11 @@ class Invalid(ServiceError):
 
 class Overloaded(ServiceError):
     """More waits to be stored than may wait. Nothing of this was stored: send the same again in a second."""
+
+
+class Behind(ServiceError):
+    """What is on record was written by a later release than this one, which cannot read it. Nothing of this was stored:
+    send the same again once the service is as new."""
 
 
 class Closed(ServiceError):

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from evalstop_service import logs
-from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
+from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound, Overloaded
 from evalstop_service.store.database import is_full
 from evalstop_service.targets import Refused
 from evalstop_service.vault import Unreadable
@@ -176,6 +176,10 @@ def _busy(error: Exception) -> Problem:
     return Problem(503, "The service cannot take more just now", str(error), headers={"Retry-After": "1"})
 
 
+def _behind(error: Exception) -> Problem:
+    return Problem(503, "The service is older than its database", str(error), headers={"Retry-After": "60"})
+
+
 def _sealed(error: Exception) -> Problem:
     return Problem(503, "A secret cannot be read", str(error), headers={"Retry-After": "60"})
 
@@ -195,6 +199,7 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Conflict: lambda error: Problem(409, "Conflict with what is on record", str(error)),
     Invalid: lambda error: Problem(422, "The request is not valid", str(error)),
     Overloaded: _busy,
+    Behind: _behind,
     Closed: _busy,
     Unreadable: _sealed,
     Refused: _refused,

@@ -15,6 +15,7 @@ from uuid import UUID
 from evalstop_detectors import (
     BestSoFar,
     Chooser,
+    InvalidPolicy,
     MonitorState,
     Observation,
     Policy,
@@ -25,6 +26,7 @@ from evalstop_detectors import (
     policy_from_document,
 )
 
+from evalstop_service.errors import Behind
 from evalstop_service.store import policies
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -166,10 +168,17 @@ class LiveRuns:
                 self._runs.popitem(last=False)
 
     def policy(self, tx: Transaction, policy_id: UUID) -> Policy:
-        """The policy with this id, ready to judge; one never changes, so it is read once."""
+        """The policy with this id, ready to judge; one never changes, so it is read once. Raises Behind."""
         found = self._policies.get(policy_id)
         if found is None:
-            found = self._policies[policy_id] = policy_from_document(policies.get(tx, policy_id).document)
+            stored = policies.get(tx, policy_id)
+            try:
+                found = self._policies[policy_id] = policy_from_document(stored.document)
+            except InvalidPolicy as error:
+                raise Behind(
+                    f"policy {stored.reference} of this run was stored by a later release, and this one cannot read it"
+                    f" ({error}); nothing of this was stored, send the same again once the service is as new"
+                ) from error
         return found
 
     def __len__(self) -> int:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from evalstop_service.api.problems import problem_of
 from evalstop_service.clock import utc_now
-from evalstop_service.errors import Closed, Conflict, NotFound, Overloaded
+from evalstop_service.errors import Behind, Closed, Conflict, NotFound, Overloaded
 from evalstop_service.ingest import Arrival, Committer, Limits, LiveRuns, Points, Receipt, Saved
 from evalstop_service.store import policies, projects, tables
 from evalstop_service.store.database import Database
@@ -105,6 +106,25 @@ def test_one_refusal_is_one_answer(scene: Scene, committer: Committer) -> None:
     assert isinstance(foreign, NotFound)
     assert isinstance(taken, Receipt)
     assert taken.accepted == 1
+
+
+def test_a_policy_of_a_later_release_refuses_for_now(scene: Scene, committer: Committer) -> None:
+    """After a way back to this release a run whose policy it cannot read is to be sent again; its neighbor is taken."""
+    behind, run = scene.open(policy="paper"), scene.open(policy="cautious")
+    with scene.database.transaction() as tx:
+        of_it = tables.policies.c.id == behind.policy_id
+        tx.execute(tables.policies.update().where(of_it).values(document={"name": "paper", "members": "later"}))
+
+    async def together() -> Sequence[Receipt | BaseException]:
+        arrivals = [posting(scene, item, 0.5) for item in (behind, run)]
+        return await asyncio.gather(*map(committer.soon, arrivals), return_exceptions=True)
+
+    refused, taken = asyncio.run(together())
+    assert isinstance(refused, Behind)
+    assert problem_of(refused).status == 503
+    assert isinstance(taken, Receipt)
+    assert taken.accepted == 1
+    assert scene.rows(tables.observations, behind) == []
 
 
 def test_one_fault_is_one_answer(scene: Scene, committer: Committer) -> None:
