@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from evalstop_service.ingest.news import Arrival, Points, Receipt
-from evalstop_service.store.observations import FEW
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,7 @@ class Limits:
     flushers: int = 4
     requests: int = 1000
     observations: int = 20_000
+    direct: int = 800
     waiting: int = 200_000
 
 
@@ -43,9 +43,8 @@ class Job:
         traceparent: str | None,
     ) -> None:
         self.arrival, self.future, self.loop, self.traceparent = arrival, future, loop, traceparent
-        plain = isinstance(arrival.news, Points)
+        self.thorough = not isinstance(arrival.news, Points)
         self.size = len(arrival.news.points) if isinstance(arrival.news, Points) else 1
-        self.thorough = not plain or self.size > FEW
         self.mistaken = False
 
 
@@ -82,6 +81,7 @@ class Queues:
         """Add a job, unless too much waits already."""
         if self.size and self.size + job.size > self._limits.waiting:
             return False
+        job.thorough |= job.size > self._limits.direct
         self.jobs += 1
         self.size += job.size
         self._by_run.setdefault(job.arrival.run_id, []).append(job)
@@ -105,7 +105,7 @@ class Queues:
         for job in self._next(thorough=False):
             group.append(job)
             size += job.size
-            if len(group) > 1 and (len(group) > self._limits.requests or size > FEW):
+            if len(group) > 1 and (len(group) > self._limits.requests or size > self._limits.direct):
                 self.make_thorough()
                 return []
         return self._taken(group)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt, Resumed, Saved
+from evalstop_service.ingest import Arrival, Limits, LiveRuns, News, Points, Receipt, Resumed, Saved
 from evalstop_service.ingest.live import KEEP_EVERY, SHARED_FOR
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import FEW, Point
+from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
 from tests.service.ingest.at_home import SceneAtHome, at_home
@@ -55,7 +55,7 @@ def test_plain_news_take_no_transaction(scene: SceneAtHome) -> None:
 @pytest.mark.parametrize(
     ("before", "news"),
     [
-        pytest.param([], losses(FEW + 1, start=10), id="too much for one statement"),
+        pytest.param([], losses(Limits().direct + 1, start=10), id="too much for one statement"),
         pytest.param([], evals(0.5, start=0), id="a late point"),
         pytest.param([], [Point("loss", 0, 1.0)], id="a loss from before the last eval"),
         pytest.param([], losses(KEEP_EVERY, start=10), id="a state that is to be kept"),
@@ -87,9 +87,8 @@ def test_a_verdict_is_gone_on_with(scene: SceneAtHome) -> None:
 
 
 def test_what_comes_after_a_verdict_waits_for_it(scene: SceneAtHome) -> None:
-    """Two evals in one commit, half of a crowd, of which the first calls for a stop, lead to one decision."""
-    run, others = scene.open(policy="paper", mode="enforce"), [scene.open() for _ in range(4)]
-    scene.take_all([Arrival(scene.project_id, other.id, Points(tuple(evals(0.1)))) for other in others])
+    """Two evals in one turn of the loop, of which the first calls for a stop, lead to one decision."""
+    run = scene.open(policy="paper", mode="enforce")
     scene.post(run, FALLING[:-1])
     arrivals = [Arrival(scene.project_id, run.id, Points((point,))) for point in [*FALLING[-1:], *evals(0.1, start=9)]]
     for answer in scene.take_all(arrivals):
