@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from msgspec import Meta, Struct
@@ -66,7 +68,7 @@ class Detector(Protocol[S]):
 
     Implementations are frozen msgspec structs whose fields are the parameters that a policy may set; their types are
     the schema. States are frozen structs of finite JSON values. `step` is only called with observations of `signals`,
-    in their `order`, each once.
+    in their `order`, each once. One that can take in several for less may have a `fold`, too (see `Fold`).
     """
 
     name: ClassVar[str]
@@ -85,3 +87,30 @@ class Detector(Protocol[S]):
 
     def step(self, state: S, observation: Observation) -> tuple[S, Evidence]:
         """Take in one observation."""
+
+
+Changes = list[tuple[int, Evidence]]
+"""At which of several observations the evidence became another object than before, and what it became."""
+
+Fold = Callable[[Any, Evidence | None, Sequence[Observation]], tuple[Any, Changes]]
+"""Takes in one observation or more: the state and the evidence before them, and the state after them. It comes to what
+`step` comes to one by one."""
+
+
+def fold_of(detector: Detector[Any]) -> Fold:
+    """The detector's own `fold`, or one step after the other."""
+    own: Fold | None = getattr(detector, "fold", None)
+    return partial(one_by_one, detector) if own is None else own
+
+
+def one_by_one(
+    detector: Detector[S], state: S, evidence: Evidence | None, observations: Sequence[Observation]
+) -> tuple[S, Changes]:
+    """What every detector's `fold` comes to."""
+    changes: Changes = []
+    for place, observation in enumerate(observations):
+        state, found = detector.step(state, observation)
+        if found is not evidence:
+            evidence = found
+            changes.append((place, found))
+    return state, changes

@@ -1,21 +1,24 @@
 """The one function that service, replay and simulator share: observations in, a new state and a verdict out.
 
-`step` takes one observation, `advance` several at once; both are the same loop, and how a run is cut into batches
-changes nothing. What most observations do not change is not looked at again: a verdict is judged anew when the evidence
-of a member is another object than before, which is why detectors hand out the evidence that still stands as it is.
+`step` takes one observation, `advance` several at once, which comes to the same and costs less: each member takes in
+all that it is shown of a batch, and then the verdict is judged where the evidence of any became another. How a run is
+cut into batches changes nothing. Evidence is another when it is another object, which is why detectors hand out the one
+that still stands as it is.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import islice, pairwise
+from operator import lt
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from evalstop_detectors.detector import Evidence
 from evalstop_detectors.errors import OutOfOrder
-from evalstop_detectors.observation import RANK, Observation, Signal
+from evalstop_detectors.observation import Observation, Signal
 from evalstop_detectors.policy import NOTHING_SEEN, Policy, Verdict
 
 _NOTHING = (-sys.maxsize, -1)  # before every step
@@ -52,8 +55,29 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
 
     A signal outside `policy.signals` changes nothing, not even the step of the verdict, however often it comes.
     """
-    state, _ = advance(policy, state, (observation,))
-    return state, state.verdict
+    signal = observation.signal
+    if signal not in policy.signals:
+        return state, state.verdict
+    order = observation.order
+    if state.last is not None and order <= state.last:
+        raise _out_of_order(observation)
+    states, evidence = list(state.states), list(state.evidence)
+    stale = not _is_settled(policy, state.last, state.evals)
+    for index, take in policy.shown[signal]:
+        states[index], found = take(states[index], observation)
+        if found is not evidence[index]:
+            evidence[index], stale = found, True
+    evals = state.evals + (signal is Signal.EVAL and observation.finite)
+    verdict, suspect_step = state.verdict, state.suspect_step
+    if not verdict.stops:
+        before = verdict
+        if stale:
+            verdict = policy.judge(evidence, order[0], evals)
+            if suspect_step is None and verdict.verdict is not before.verdict:
+                suspect_step = order[0]
+        elif verdict.step != order[0]:
+            verdict = _reached_again(verdict, order[0])
+    return MonitorState(tuple(states), tuple(evidence), order, evals, verdict, suspect_step), verdict
 
 
 def advance(
@@ -64,47 +88,109 @@ def advance(
     The verdicts are those at which the word (`continue`, `suspect`, `stop`) became another, and at the end the last
     one, which is the state's; what came between differs from its neighbors in evidence and step alone.
     """
-    shown, needs = policy.shown, policy.min_evals
-    states, evidence = list(state.states), list(state.evidence)
-    last_step, last_rank = _NOTHING if state.last is None else state.last
-    # Until then the verdict depends on more than the evidence: on the step and on how many evals there were.
-    settled_from = policy.warmup_steps or _NOTHING[0] + 1
-    evals, verdict, suspect_step = state.evals, state.verdict, state.suspect_step
-    changes: list[Verdict] = []
-    reached = verdict.step
+    observations = list(observations)
+    if len(observations) == 1:
+        state, verdict = step(policy, state, observations[0])
+        return state, [verdict]
+    seen: list[Observation] = []
+    by_signal: dict[Signal, list[Observation]] = {signal: [] for signal in policy.signals}
     for observation in observations:
-        signal, at = observation.signal, observation.step
-        if signal not in shown:
-            continue
-        rank = RANK[signal]
-        if at < last_step or (at == last_step and rank <= last_rank):
-            raise OutOfOrder(
-                f"{signal} at step {at} belongs before an observation that the monitor has already seen; replay the run"
-                " in step order"
-            )
-        stale = last_step < settled_from or evals < needs
-        last_step, last_rank = at, rank
-        for index, take in shown[signal]:
-            states[index], found = take(states[index], observation)
-            if found is not evidence[index]:
-                evidence[index], stale = found, True
-        if signal is Signal.EVAL and observation.finite:
-            evals += 1
-        if verdict.stops:
-            continue
-        reached = at
-        if stale:
-            before, verdict = verdict.verdict, policy.judge(evidence, at, evals)
-            if verdict.verdict is not before:
-                changes.append(verdict)
-                if suspect_step is None:
-                    suspect_step = at
-    if verdict.step != reached:
-        verdict = Verdict(verdict.verdict, reached, verdict.turn_step, verdict.reason, verdict.evidence)
-    if not changes or changes[-1] is not verdict:
-        changes.append(verdict)
-    last = None if last_step == _NOTHING[0] else (last_step, last_rank)
-    return MonitorState(tuple(states), tuple(evidence), last, evals, verdict, suspect_step), changes
+        if (alike := by_signal.get(observation.signal)) is not None:
+            seen.append(observation)
+            alike.append(observation)
+    if not seen:
+        return state, [state.verdict]
+    _refuse_late(state, seen)
+    states, evidence, news = list(state.states), list(state.evidence), list[_News]()
+    for index, (signals, fold) in enumerate(policy.folds):
+        if len(signals) == 1:
+            shown = by_signal[signals[0]]
+        else:
+            shown = seen if len(signals) == len(by_signal) else [item for item in seen if item.signal in signals]
+        if shown:
+            states[index], changes = fold(states[index], evidence[index], shown)
+            if changes:
+                news += [_News(shown[place].order, index, item) for place, item in changes]
+                evidence[index] = changes[-1][1]
+    gold = [item for item in by_signal[Signal.EVAL] if item.finite]
+    verdict, suspect_step, verdicts, last = state.verdict, state.suspect_step, list[Verdict](), seen[-1]
+    if (news or not _is_settled(policy, state.last, state.evals)) and not verdict.stops:
+        judged = _judged(policy, state, seen, gold, news)
+        verdicts = [new for old, new in pairwise([verdict, *judged]) if new.verdict is not old.verdict]
+        verdict = judged[-1]
+        if suspect_step is None and verdicts:
+            suspect_step = verdicts[0].step
+    if verdict.step != last.step and not verdict.stops:
+        verdict = _reached_again(verdict, last.step)
+    if not verdicts or verdicts[-1] is not verdict:
+        verdicts.append(verdict)
+    evals = state.evals + len(gold)
+    return MonitorState(tuple(states), tuple(evidence), last.order, evals, verdict, suspect_step), verdicts
+
+
+class _News(NamedTuple):
+    """From this observation on the evidence of this member is another."""
+
+    order: tuple[int, int]
+    member: int
+    evidence: Evidence
+
+
+def _refuse_late(state: MonitorState, seen: Sequence[Observation]) -> None:
+    last = _NOTHING if state.last is None else state.last
+    steps = [item.step for item in seen]
+    if last[0] < steps[0] and all(map(lt, steps, islice(steps, 1, None))):
+        return  # as nearly all are, and told sooner
+    for item in seen:
+        if item.order <= last:
+            raise _out_of_order(item)
+        last = item.order
+
+
+def _out_of_order(item: Observation) -> OutOfOrder:
+    return OutOfOrder(
+        f"{item.signal} at step {item.step} belongs before an observation that the monitor has already seen; replay the"
+        " run in step order"
+    )
+
+
+def _reached_again(verdict: Verdict, step: int) -> Verdict:
+    return Verdict(verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence)
+
+
+def _judged(
+    policy: Policy, state: MonitorState, seen: Sequence[Observation], gold: Sequence[Observation], news: list[_News]
+) -> list[Verdict]:
+    """The verdicts on whatever changes them, in order, up to the first stop; `gold` are the finite evals seen."""
+    orders = {item.order for item in news} | _unsettled(policy, state, seen)
+    evidence, found = list(state.evidence), list[Verdict]()
+    coming = sorted(news, reverse=True)
+    for order in sorted(orders):
+        while coming and coming[-1].order <= order:
+            item = coming.pop()
+            evidence[item.member] = item.evidence
+        evals = state.evals + sum(item.order <= order for item in gold)
+        found.append(policy.judge(evidence, order[0], evals))
+        if found[-1].stops:
+            break
+    return found
+
+
+def _is_settled(policy: Policy, last: tuple[int, int] | None, evals: int) -> bool:
+    """Whether from here on a verdict depends on evidence alone: not on the step, nor on how many evals there were."""
+    return last is not None and last[0] >= policy.warmup_steps and evals >= policy.min_evals
+
+
+def _unsettled(policy: Policy, state: MonitorState, seen: Sequence[Observation]) -> set[tuple[int, int]]:
+    """The observations before which verdicts were not settled."""
+    found, last, evals = set[tuple[int, int]](), state.last, state.evals
+    for item in seen:
+        if _is_settled(policy, last, evals):
+            break
+        last = item.order
+        found.add(last)
+        evals += item.signal is Signal.EVAL and item.finite
+    return found
 
 
 def replay(policy: Policy, observations: Iterable[Observation]) -> MonitorState:

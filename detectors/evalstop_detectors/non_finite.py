@@ -12,11 +12,12 @@ Not done    It does not stop by itself: `stop_at` is None unless the policy sets
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detector import Changes, Evidence, Kind, Thresholds, one_by_one
 from evalstop_detectors.observation import Observation, Signal
 
 
@@ -51,6 +52,14 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
             return NonFiniteState(0, observation.step), _QUIET[self.signal]
         state = NonFiniteState(state.run_length + 1, state.last_finite_step)
         return state, _evidence(self.signal, state)
+
+    def fold(
+        self, state: NonFiniteState, evidence: Evidence | None, observations: Sequence[Observation]
+    ) -> tuple[NonFiniteState, Changes]:
+        quiet = _QUIET[self.signal]
+        if evidence is not quiet or not all(map(math.isfinite, [item.value for item in observations])):
+            return one_by_one(self, state, evidence, observations)
+        return NonFiniteState(0, observations[-1].step), []
 
 
 def _evidence(signal: Signal, state: NonFiniteState) -> Evidence:

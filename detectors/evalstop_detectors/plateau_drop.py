@@ -36,7 +36,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.calibration import CALIBRATIONS
-from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detector import Changes, Evidence, Kind, Thresholds
 from evalstop_detectors.noise import LARGEST, Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.observation import Observation, Signal
 
@@ -125,12 +125,35 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         return PlateauDropState()
 
     def step(self, state: PlateauDropState, observation: Observation) -> tuple[PlateauDropState, Evidence]:
-        if math.isfinite(observation.value):
-            if observation.signal is Signal.PROXY:
-                state = _with_proxy(state, observation.value)
-            else:
-                state = self._with_gold(state, observation)
+        state, _ = self.fold(state, None, (observation,))
         return state, state.evidence
+
+    def fold(
+        self, state: PlateauDropState, evidence: Evidence | None, observations: Sequence[Observation]
+    ) -> tuple[PlateauDropState, Changes]:
+        changes: Changes = []
+        origin, pending, total = state.proxy_origin, state.pending, state.pending_proxy
+        for place, observation in enumerate(observations):
+            value = observation.value
+            if not math.isfinite(value):
+                pass
+            elif observation.signal is Signal.PROXY:  # several values between two evals are averaged
+                value = value if -LARGEST <= value <= LARGEST else clipped(value)
+                origin = value if origin is None else origin
+                moved = value - origin
+                total += moved if -LARGEST <= moved <= LARGEST else clipped(moved)
+                pending += 1
+            else:
+                if pending:
+                    state = replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)
+                    pending, total = 0, 0.0
+                state = self._with_gold(state, observation)
+            if state.evidence is not evidence:
+                evidence = state.evidence
+                changes.append((place, evidence))
+        if pending != state.pending:
+            state = replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)
+        return state, changes
 
     def _with_gold(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
         top = state.top
@@ -241,15 +264,6 @@ def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: No
         f"the last {length_seen * size} of {evals} evals lie below the best by at least {depth_seen:.0%} of the gain;"
         f" proxy {proxy}",
     )
-
-
-def _with_proxy(state: PlateauDropState, value: float) -> PlateauDropState:
-    """Several values of the proxy between two evals are averaged."""
-    if not -LARGEST <= value <= LARGEST:
-        value = clipped(value)
-    origin = value if state.proxy_origin is None else state.proxy_origin
-    total = state.pending_proxy + clipped(value - origin)
-    return replace(state, proxy_origin=origin, pending=state.pending + 1, pending_proxy=total)
 
 
 def _with_proxy_of_eval(state: PlateauDropState) -> PlateauDropState:

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from evalstop_detectors.detector import Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.detector import Detector, Evidence, Fold, Kind, Thresholds, fold_of
 from evalstop_detectors.observation import Observation, Signal
 
 
@@ -140,18 +140,18 @@ class Policy(Struct, frozen=True, dict=True):
         return frozenset(gold).union(*(member.detector.signals for member in calling))
 
     @cached_property
-    def watching(self) -> dict[Signal, tuple[int, ...]]:
-        """Which members are shown a signal, by their indices."""
-        shown = {signal: [i for i, m in enumerate(self.members) if signal in m.detector.signals] for signal in Signal}
-        return {signal: tuple(indices) for signal, indices in shown.items()}
-
-    @cached_property
     def shown(self) -> dict[Signal, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]:
         """For each of `signals` the members that are shown it: index, and the detector's `step`."""
-        steps = [member.detector.step for member in self.members]
+        members = list(enumerate(self.members))
         return {
-            signal: tuple((i, steps[i]) for i in self.watching[signal]) for signal in Signal if signal in self.signals
+            signal: tuple((index, member.detector.step) for index, member in members if signal in member.signals)
+            for signal in self.signals
         }
+
+    @cached_property
+    def folds(self) -> tuple[tuple[tuple[Signal, ...], Fold], ...]:
+        """Of each member the signals that it is shown, and how its detector takes them in."""
+        return tuple((member.signals, fold_of(member.detector)) for member in self.members)
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
