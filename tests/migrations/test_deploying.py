@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -169,6 +169,21 @@ def test_gives_way(previous: Database, relation: str) -> None:
     assert failures == []
     assert schema.current(previous) == schema.head()
     assert contents(previous) == before
+
+
+def test_gives_way_where_each_holds_what_the_other_wants(previous: Database) -> None:
+    """A migration that deadlocks with somebody at work is begun again when it was the one to be broken off."""
+    move(previous, "0007")
+    with ExitStack() as ends:
+        work = ends.enter_context(previous.transaction())
+        work.exec_driver_sql("SET LOCAL deadlock_timeout TO '1min'")  # the migration looks first
+        work.exec_driver_sql("LOCK TABLE runs IN ROW EXCLUSIVE MODE")
+        with upgrading(previous) as failures:
+            wait_until(waiting(previous, "runs"))
+            work.exec_driver_sql("SELECT FROM projects LIMIT 1")  # which the migration has altered by now
+            ends.close()
+    assert failures == []
+    assert schema.current(previous) == schema.head()
 
 
 def test_broken_off_and_begun_again(previous: Database) -> None:

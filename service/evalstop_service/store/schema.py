@@ -25,7 +25,7 @@ MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _LOCK = 0x45_56_53_54  # any fixed number: replicas that start together migrate one after the other
 _WAIT_SECONDS = 0.1
 _LOCK_TIMEOUT_SECONDS = 2  # whoever comes after a waiting migration waits behind it, and no trainer should for longer
-_LOCK_NOT_AVAILABLE = "55P03"
+_GAVE_WAY = ("55P03", "40P01")  # a lock was not available, or a deadlock was broken here
 _TRIES = 100
 
 
@@ -53,7 +53,7 @@ def upgrade(database: Database, phase: Phase = Phase.ALL) -> None:
             except CommandError as error:
                 raise ServiceError(f"{error}; it seems that a newer EvalStop made this schema") from error
             except sa.exc.OperationalError as error:
-                if not tries_left or getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+                if not tries_left or getattr(error.orig, "sqlstate", None) not in _GAVE_WAY:
                     raise
             time.sleep(_WAIT_SECONDS)
 
