@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="evalstop-lab", description="The proving ground of EvalStop.")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in words[:1] if set(words[:1]) & SUBCOMMANDS.keys() else SUBCOMMANDS:
+    for name in [words[0]] if words and words[0] in SUBCOMMANDS else SUBCOMMANDS:
         cast(Subcommand, import_module(SUBCOMMANDS[name])).add_parser(subparsers)
     args = parser.parse_args(words)
     try:

@@ -36,8 +36,7 @@ class Overloaded(ServiceError):
 
 
 class Behind(ServiceError):
-    """What is on record was written by a later release than this one, which cannot read it. Nothing of this was stored:
-    send the same again once the service is as new."""
+    """A later release stored this run's policy, which this one cannot read. Nothing was stored: send it again later."""
 
 
 class Closed(ServiceError):

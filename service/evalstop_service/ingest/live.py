@@ -15,7 +15,6 @@ from uuid import UUID
 from evalstop_detectors import (
     BestSoFar,
     Chooser,
-    InvalidPolicy,
     MonitorState,
     Observation,
     Policy,
@@ -23,11 +22,10 @@ from evalstop_detectors import (
     SmoothedMaximum,
     Verdict,
     is_late,
-    policy_from_document,
 )
 
+from evalstop_service import policies
 from evalstop_service.errors import Behind
-from evalstop_service.store import policies
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run, Stamp
@@ -171,14 +169,10 @@ class LiveRuns:
         """The policy with this id, ready to judge; one never changes, so it is read once. Raises Behind."""
         found = self._policies.get(policy_id)
         if found is None:
-            stored = policies.get(tx, policy_id)
-            try:
-                found = self._policies[policy_id] = policy_from_document(stored.document)
-            except InvalidPolicy as error:
-                raise Behind(
-                    f"policy {stored.reference} of this run was stored by a later release, and this one cannot read it"
-                    f" ({error}); nothing of this was stored, send the same again once the service is as new"
-                ) from error
+            found = policies.read(tx, policy_id)
+            if found is None:
+                raise Behind
+            self._policies[policy_id] = found
         return found
 
     def __len__(self) -> int:

@@ -17,7 +17,8 @@ class Limits:
     """How much is committed together, and how much may wait.
 
     `flushers`: transactions under way at one time; an embedded database has one writer. `requests` and `observations`:
-    the most of one transaction. `waiting`: the most observations that wait or are being committed.
+    the most of one transaction. `direct`: the most observations of one statement on the event loop, which each of them
+    holds up for some microseconds. `waiting`: the most observations that wait or are being committed.
     """
 
     flushers: int = 4

@@ -7,13 +7,14 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.clock import in_utc
 from evalstop_service.store import series as summaries
 from evalstop_service.store.database import Transaction, driver
 from evalstop_service.store.tables import moment_text, observations
@@ -50,10 +51,7 @@ class Point(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         if not self.metric.isprintable() and _CONTROL.search(self.metric):
             raise ValueError("a metric's name may hold no control characters and no half surrogate pairs")
         if self.time is not None and self.time.year in (1, 9999):
-            try:
-                self.time.astimezone(UTC)
-            except OverflowError as error:
-                raise ValueError("a time between the years 1 and 9999 in UTC") from error
+            in_utc(self.time)
 
     @property
     def identity(self) -> tuple[str, int]:
