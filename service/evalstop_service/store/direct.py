@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 from collections.abc import Callable
 
 import psycopg
@@ -133,6 +134,8 @@ class _Connection:
         self._loop = asyncio.get_running_loop()
         self._connection, self._libpq = connection, connection.pgconn
         self._socket = self._libpq.socket
+        self._failed = select.poll()
+        self._failed.register(self._socket, 0)  # errors and the end are told unasked, and nothing else
         self._libpq.nonblocking = 1
         self._free, self._lost = free, lost
         self._saved: Saved | None = None
@@ -178,23 +181,30 @@ class _Connection:
 
     def _read(self) -> None:
         try:
-            self._libpq.consume_input()
-            while not self._libpq.is_busy():
-                result = self._libpq.get_result()
-                if result is None:
-                    break
-                self._take(result)
-            else:
-                return
+            busy = self._take_in()
+            # The loop calls no more once the socket has reported an error, however much is left to be read (uvloop's
+            # way): a server's farewell may still stand before the end that libpq has to come upon.
+            while self._failed.poll(0):
+                busy = self._take_in()
         except psycopg.Error as error:
             self.lose(error)
             return
         if self._libpq.status != pq.ConnStatus.OK:
             self.lose(psycopg.OperationalError(self._libpq.error_message.decode(errors="replace")))
-        elif self._saved is not None:
+        elif not busy and self._saved is not None:
             saved, self._saved = self._saved, None
             self._free(self)
             saved(self._result)
+
+    def _take_in(self) -> bool:
+        """Take in what has come; whether more has to come before the statement is done with."""
+        self._libpq.consume_input()
+        while not self._libpq.is_busy():
+            result = self._libpq.get_result()
+            if result is None:
+                return False
+            self._take(result)
+        return True
 
     def _take(self, result: pq.abc.PGresult) -> None:
         if result.status == pq.ExecStatus.TUPLES_OK:
