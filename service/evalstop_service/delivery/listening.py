@@ -12,7 +12,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 import psycopg
 import sqlalchemy as sa
@@ -23,9 +22,6 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 30.0
-
-KEEPALIVE: dict[str, Any] = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-"""TCP asks a silent other end whether it is still there: libpq's names, in seconds."""
 
 
 class Listener:
@@ -89,9 +85,7 @@ class Listener:
 
     async def _connect(self) -> psycopg.AsyncConnection:
         async with asyncio.timeout(self._answer_seconds):
-            return await psycopg.AsyncConnection.connect(
-                self._conninfo, autocommit=True, prepare_threshold=None, **KEEPALIVE
-            )
+            return await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
 
     def _change(self, hears: bool) -> None:
         if hears != self.hears:

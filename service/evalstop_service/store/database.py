@@ -16,6 +16,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 _REST_SECONDS = 1.0
 
+_CONNECT_SECONDS = 10
+_SILENCE = {
+    "keepalives_idle": "10",  # seconds
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",  # milliseconds
+}
+"""How long an other end that is gone without a word is waited for, in libpq's terms; TCP alone waits for minutes."""
+
 Transaction = sa.Connection
 """What every query takes as its first argument."""
 
@@ -23,7 +32,7 @@ Transaction = sa.Connection
 class Database:
     """PostgreSQL or the embedded SQLite, behind the same two verbs.
 
-    `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`.
+    `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`, with libpq's parameters behind a `?`.
     `synchronous`: SQLite's pragma of that name; FULL keeps every acknowledged row through a loss of power.
     `connections`: the most held at one time, of which a quarter is left to `store.direct`; at least 2 there.
     """
@@ -33,6 +42,8 @@ class Database:
         if self.url.drivername in ("postgresql", "postgres"):
             self.url = self.url.set(drivername="postgresql+psycopg")
         self.embedded = self.url.get_backend_name() == "sqlite"
+        if not self.embedded:
+            self.url = self.url.set(query={"connect_timeout": str(_CONNECT_SECONDS)} | _SILENCE | self.url.query)
         self.direct_connections = 0 if self.embedded else max(1, connections // 4)
         self.engine = sa.create_engine(
             self.url,
@@ -90,6 +101,9 @@ def prepare_postgres(connection: Any) -> None:
     # Compiling a plan over all partitions takes 100 ms and more, which no statement here ever earns back.
     connection.execute("SET jit TO off")
     connection.execute("SET timezone TO 'UTC'")
+    # The server asks the same of us: whoever is gone without a word leaves locks that others wait for.
+    for name, value in _SILENCE.items():
+        connection.execute(f"SET tcp_{name.removeprefix('tcp_')} TO {value}")
 
 
 def _ask_after_a_rest(engine: sa.Engine) -> None:

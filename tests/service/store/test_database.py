@@ -171,3 +171,17 @@ def test_migrates_once(empty_postgres_url: str) -> None:
         database.close()
     assert failures == []
     assert current == schema.head()
+
+
+def test_patience_with_silence() -> None:
+    """How long a silent server is waited for stands in the URL, unless that says something else."""
+    query = Database("postgresql://somewhere/evalstop?connect_timeout=3").url.query
+    assert (query["connect_timeout"], query["tcp_user_timeout"], query["keepalives_idle"]) == ("3", "20000", "10")
+
+
+def test_the_server_looks_for_us(postgres_database: Database) -> None:
+    """The server is told of every session how long we may be silent: it frees the locks of one that is gone."""
+    query = "SELECT name FROM pg_settings WHERE name LIKE 'tcp_%' AND source = 'session' ORDER BY name"
+    with postgres_database.reading() as tx:
+        told = list(tx.exec_driver_sql(query.replace("%", "%%")).scalars())
+    assert told == ["tcp_keepalives_count", "tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_user_timeout"]
