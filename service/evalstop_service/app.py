@@ -63,6 +63,7 @@ from evalstop_service.api import (
 )
 from evalstop_service.api.context import Context
 from evalstop_service.api.express import ExpressLane
+from evalstop_service.api.heads import Heads
 from evalstop_service.api.intake import StreamLimits
 from evalstop_service.api.keyring import Keyring
 from evalstop_service.api.limits import BodyLimit
@@ -155,7 +156,7 @@ def create_app(
     pages.install(app, database, clock, session_secret, _doors(settings, context), _openid(settings, clock))
     app.mount(MLFLOW, mlflow.create(context, telemetry, tee))
     lane = ExpressLane(
-        ProxyHeadersMiddleware(app.behind, settings.trusted_proxies),  # type: ignore[arg-type]
+        ProxyHeadersMiddleware(Heads(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
         keyring,
         clock,

@@ -149,7 +149,8 @@ def _methods(request: Request) -> str:
     """All methods of a path; the router itself names those of the first route alone."""
     for template, operations in request.app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), request.url.path):
-            return ", ".join(sorted(method.upper() for method in operations))
+            methods = {method.upper() for method in operations}
+            return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
     return ""
 
 
