@@ -240,7 +240,10 @@ def _called(verdict: Mapping[str, Any]) -> list[str]:
 
 
 def _evidence(finding: Mapping[str, Any]) -> Evidence:
-    return Evidence(Kind(finding["kind"]), math.nan if finding["value"] is None else finding["value"])
+    # All that counts here is which way a number alarms: only p-values do so by being small. A later release, gone back
+    # from since, may have left kinds that are not known here.
+    kind = Kind.P_VALUE if finding["kind"] == Kind.P_VALUE else Kind.STATISTIC
+    return Evidence(kind, math.nan if finding["value"] is None else finding["value"])
 
 
 def _stated_risk(tx: Transaction, policy_id: UUID) -> float | None:

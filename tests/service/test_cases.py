@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from evalstop_service import cases, opening, responses, vigil
 from evalstop_service.ingest import Resumed, Saved
 from evalstop_service.lifecycle import State
@@ -197,3 +198,15 @@ def test_a_case_can_be_made_of_what_is_on_record(shadow: Scene) -> None:
 def test_gpus_are_told_by_a_label(label: str, gpus: float | None) -> None:
     """A number that makes sense, or unknown."""
     assert cases.gpus_of({"gpus": label}) == gpus
+
+
+def test_evidence_of_a_kind_of_a_later_release(shadow: Scene) -> None:
+    """A decision that a later release made by evidence of its own kind has its case, and its detectors are named."""
+    run = flagged(shadow)
+    with shadow.database.transaction() as tx:
+        decided = tx.execute(sa.select(tables.decisions.c.verdict).filter_by(run_id=run.id)).scalar_one()
+        evidence = [{**one, "kind": "yet_to_be_invented"} for one in decided["evidence"]]
+        changed = sa.update(tables.decisions).filter_by(run_id=run.id).values(verdict={**decided, "evidence": evidence})
+        tx.execute(changed)
+    finish(shadow, run)
+    expect(shadow, run, detectors=["k_decline"])
