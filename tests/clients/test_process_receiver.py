@@ -26,10 +26,14 @@ from tests.clients.webhooks import SECRET, send, stop_event
 RECEIVER = [sys.executable, "-m", "evalstop_client.receivers.cli"]
 OBEDIENT = "import time; print('up', flush=True); time.sleep(3600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
-CLEAN = (
-    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7));"
-    "print('up', flush=True); time.sleep(3600)"
-)
+REST = "while True: time.sleep(0.1)"
+"""For jobs with handlers: Python sleeps on when a signal has come just before it fell asleep."""
+CLEAN = f"""
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print('up', flush=True)
+{REST}
+"""
 
 
 @dataclass
@@ -205,7 +209,7 @@ def test_signal_at_the_receiver_reaches_the_job(
     code = (
         "import os, signal, time\n"  # print is not to be entered again by a signal that comes while it prints
         f"signal.signal({int(number)}, lambda got, _: (os.write(1, b'got %d\\n' % got), os._exit(9)))\n"
-        "print('up', flush=True); time.sleep(3600)"
+        f"print('up', flush=True)\n{REST}"
     )
     with guarded(tmp_path, server, code, "--linger-seconds", "0") as job:
         assert job.line() == "up"

@@ -103,8 +103,11 @@ def test_batch_script_passes_the_signal_on(tmp_path: Path, end: str, exit_code: 
     """The trap that the page shows reaches the trainer, waits for it on, and ends with it and as it did."""
     script = shown("bash", "trap")
     trainer = (
-        "import os, signal, time; signal.signal(signal.SIGUSR1, lambda *_: print('saved', flush=True))\n"
-        f"print('up', flush=True); time.sleep(2); {end}"
+        "import os, signal, time; asked = []\n"  # writes past `print`, which its own handler may come in between of
+        "signal.signal(signal.SIGUSR1, lambda *_: (os.write(1, b'saved\\n'), asked.append(True)))\n"
+        "os.write(1, b'up\\n')\n"
+        "while not asked: time.sleep(0.05)\n"
+        f"time.sleep(0.5); {end}"
     )
     (tmp_path / "train.py").write_text(trainer)
     script = script.replace("python train.py", f"{sys.executable} {tmp_path}/train.py")

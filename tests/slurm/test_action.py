@@ -264,7 +264,7 @@ def test_signal_reaches_the_batch_script_or_the_steps(bench: SlurmBench) -> None
     """@batch spares the steps, @steps the script; slurmrestd, which can only do both, says that it cannot."""
     file = bench.folder / "heard"
     step = f"import signal, time; signal.signal(signal.SIGUSR1, lambda *_: open({str(file)!r}, 'a').write('step '));"
-    step += f"open({str(file)!r}, 'a').write('up '); time.sleep(60)"
+    step += f"open({str(file)!r}, 'a').write('up '); [time.sleep(0.1) for _ in range(600)]"
     script = f'trap \'echo -n "batch " >> {file}\' USR1\nsrun {sys.executable} -c "{step}" &\nwait; wait; wait\n'
     job = bench.cluster.submit(script, "--output=/dev/null", "--gres=gpu:1")
     bench.jobs.append(job)

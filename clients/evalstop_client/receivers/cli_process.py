@@ -13,6 +13,7 @@ from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.app import Receiver
 from evalstop_client.receivers.checkpoint_signal import checkpoint_signal
 from evalstop_client.receivers.descendants import adopt_orphans
+from evalstop_client.receivers.ending import LOOK_SECONDS
 from evalstop_client.receivers.memory import Memory
 from evalstop_client.receivers.metrics import Metrics
 from evalstop_client.receivers.options import (
@@ -121,8 +122,8 @@ def run(options: argparse.Namespace) -> int:
         host, port = server.server_address[:2]
         ready = {"url": server.url, "host": host, "port": port, "job_pid": job.pid, "receiver": receiver_id}
         write_whole(options.ready_file, json.dumps(ready) + "\n")
-    status = job.wait()
-    assert status is not None
+    while (status := job.wait(LOOK_SECONDS)) is None:  # Python sees to a signal that was just too early for a wait
+        pass
     if url is not None and not forwarding.happened:
         receiver.wait_obeyed(options.linger_seconds)  # a job that polls may obey before the webhook is here
     receiver.wait_idle()

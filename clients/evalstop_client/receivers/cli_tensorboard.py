@@ -7,13 +7,12 @@ import hashlib
 import logging
 import os
 import random
-import signal
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.errors import ConfigurationError
+from evalstop_client.receivers.ending import Ending
 from evalstop_client.receivers.options import pairs, seconds, service_of, state_folder
 from evalstop_client.service import Service
 from evalstop_client.settings import AUTO, DIRECTIONS, MODES, SIGNALS
@@ -91,15 +90,12 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
     digest = hashlib.sha256(f"{url}\n{name}\n{root.resolve()}".encode(errors="replace")).hexdigest()[:12]
     memory = options.state or state_folder(None, "tensorboard") / f"{digest}.json"
     watch = Watch(root, Service(url, key), name, opening, memory, options.one_run)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    return _follow(watch, ended, options.look_seconds, options.once)
+    return _follow(watch, Ending(), options.look_seconds, options.once)
 
 
-def _follow(watch: Watch, ended: threading.Event, look_seconds: float, once: bool) -> int:
+def _follow(watch: Watch, ending: Ending, look_seconds: float, once: bool) -> int:
     failures = 0
-    while not ended.is_set():
+    while not ending.has_come:
         try:
             watch.look()
             if once:
@@ -109,12 +105,12 @@ def _follow(watch: Watch, ended: threading.Event, look_seconds: float, once: boo
             failures += 1
             if failures == 1:
                 logger.warning("the service does not take it now, it is tried again: %s", error)
-            ended.wait(wait_seconds(failures, random.random()))
+            ending.wait(wait_seconds(failures, random.random()))
             continue
         if failures:
             logger.info("the service is back")
         failures = 0
-        ended.wait(max(0.1, look_seconds))
+        ending.wait(max(0.1, look_seconds))
     return 0
 
 

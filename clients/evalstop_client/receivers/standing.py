@@ -6,12 +6,11 @@ import argparse
 import json
 import logging
 import os
-import signal
-import threading
 
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.action import Action
 from evalstop_client.receivers.app import Receiver
+from evalstop_client.receivers.ending import Ending
 from evalstop_client.receivers.memory import Memory
 from evalstop_client.receivers.metrics import Metrics
 from evalstop_client.receivers.options import (
@@ -40,9 +39,7 @@ def stand(action: Action, options: argparse.Namespace, scheduler: str) -> int:
     if options.pull and url is None:
         raise ConfigurationError("pull: say where the service is, with --url or EVALSTOP_URL.")
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+    ending = Ending()
     memory = _memory(options, scheduler)
     server = listen(address) if address else None
     surroundings = Surroundings(

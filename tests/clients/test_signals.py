@@ -1,0 +1,52 @@
+"""Signals come in between any two steps of the main thread: no handler of ours, or that calls us, locks up with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clients.fake_service import KEY, FakeServer, FakeService
+from tests.clients.programs import trainer
+
+WAITS = """
+import random, signal
+from evalstop_client.receivers.ending import Ending
+chance = random.Random(1)
+for _ in range(300):
+    ending = Ending()
+    signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
+    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 50e-6))
+    assert ending.wait(20) and ending.wait(0) and ending.has_come
+print("through")
+"""
+
+LOGS = """
+import signal, time
+from itertools import count
+from evalstop_client import Run
+asides = count()
+signal.signal(signal.SIGALRM, lambda *_: run.log({"gold": 0.0}, step=1_000_000 + next(asides)))
+for name in "abcdefghij":
+    with Run(name=name, metrics={"gold": {"signal": "eval"}}) as run:
+        signal.setitimer(signal.ITIMER_REAL, 50e-6, 50e-6)
+        for step in range(300):  # with the first of which threads are started
+            run.log({"gold": 1.0}, step=step)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        time.sleep(0.01)  # for the last one
+    assert run.dropped == 0
+print(next(asides))
+"""
+
+
+def test_to_be_told_to_end_at_any_moment() -> None:
+    """The signal that ends a wait may come before it, in it, or in the middle of its beginning."""
+    with trainer(WAITS) as child:
+        assert child.communicate(timeout=60)[0] == "through\n"
+
+
+@pytest.mark.usefixtures("ended_runs")
+def test_a_handler_logs_while_its_trainer_logs(server: FakeServer, service: FakeService) -> None:
+    """What a trainer logs in a signal's handler arrives, as does what it was about to log just then."""
+    with trainer(LOGS, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as child:
+        asides = int(child.communicate(timeout=60)[0])
+    assert asides > 100
+    assert sum(len(service.run_named(name).observations) for name in "abcdefghij") == 3_000 + asides
