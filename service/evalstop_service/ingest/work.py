@@ -113,7 +113,8 @@ class Work:
 
     def stroke(self) -> Stroke:
         """All that was gathered, to be saved by one statement."""
-        return Stroke(self._stamps, [live.run for live in self._changed.values()], self._points, self.now)
+        moves = [(self._stamps[live.run.id], live.run) for live in self._changed.values()]
+        return Stroke(moves, self._points, self.now)
 
     def go_on_in(self, tx: Transaction) -> None:
         """Lock the runs, do what waits, and write; raises Moved if one is not as it was remembered."""

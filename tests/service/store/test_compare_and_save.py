@@ -44,8 +44,9 @@ def changed(run: Run) -> Run:
 
 
 def save(scene: Scene, held: list[Run], moved: list[Run], points: list[New]) -> bool:
-    stamps = {run.id: (run.version, run.updated_at) for run in held}
-    saved = asyncio.run(saved_directly(scene.database, Stroke(stamps, moved, points, LATER)))
+    stamps = [(run.version, run.updated_at) for run in held]
+    stroke = Stroke(list(zip(stamps, moved, strict=True)), points, LATER)
+    saved = asyncio.run(saved_directly(scene.database, stroke))
     assert saved is not None
     return saved
 

@@ -43,10 +43,10 @@ async def _ended_under_way(database: Database, *, unread: bool) -> bool | None:
             if unread:
                 server = _server(tx, "ClientRead")
                 os.kill(server, signal.SIGSTOP)
-                direct.save(Stroke({}, [], [], NOW).parameters, saved.set_result)
+                direct.save(Stroke([], [], NOW).parameters, saved.set_result)
             else:
                 tx.exec_driver_sql("LOCK TABLE runs")
-                direct.save(Stroke({}, [], [], NOW).parameters, saved.set_result)
+                direct.save(Stroke([], [], NOW).parameters, saved.set_result)
                 server = _server(tx, "relation")
             tx.execute(sa.text("SELECT pg_terminate_backend(:server)"), {"server": server})
             os.kill(server, signal.SIGCONT)
