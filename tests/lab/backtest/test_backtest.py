@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from evalstop_lab.replay import Run
 from evalstop_service.truth import Said, Truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from playwright.sync_api import expect
 
 from tests.lab.replay.conftest import write_jsonl
 from tests.service.pages.serving import NoChromium, browsing
@@ -140,6 +142,7 @@ def test_the_page(tmp_path: Path) -> None:
     problems: list[str] = []
     try:
         with browsing() as browser:
+            expect.set_options(timeout=30_000)
             page = browser.new_page(viewport={"width": 375, "height": 900})
             page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
             page.on("pageerror", lambda error: problems.append(str(error)))
@@ -152,13 +155,13 @@ def test_the_page(tmp_path: Path) -> None:
             assert page.locator("#runs article").count() < 60
             assert page.locator("#runs .drawing svg.main-svg").count() < 60
             assert page.evaluate("document.documentElement.scrollWidth") == 375
-            assert page.locator("#runs article h3").first.inner_text().startswith("dips-")
+            expect(page.locator("#runs article h3").first).to_have_text(re.compile(r"dips-\d+"))
             page.fill("#name", "alert")
-            assert page.locator("#shown").inner_text() == "1 of 62 runs"
-            assert page.locator("#runs article h3").inner_text() == "</script><script>alert(1)</script>"
+            expect(page.locator("#shown")).to_have_text("1 of 62 runs")
+            expect(page.locator("#runs article h3")).to_have_text("</script><script>alert(1)</script>")
             page.fill("#name", "")
             page.get_by_role("button", name="rightly stopped").click()
-            assert page.locator("#runs article").count() == 1
+            expect(page.locator("#runs article")).to_have_count(1)
     except NoChromium as error:
         pytest.skip(str(error))
     assert problems == []
