@@ -137,7 +137,8 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
     if status == 404:
         problem = Problem(404, "Not found", "there is nothing at this path; /docs shows what there is")
     elif status == 405:
-        allowed = _methods(request) or (error.headers or {}).get("Allow", "")
+        methods = _methods(request) or set((error.headers or {}).get("Allow", "").split(", "))
+        allowed = ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
         detail = f"this path takes {allowed}, not {request.method}; /docs shows what there is"
         problem = Problem(405, "Wrong method", detail, headers={"Allow": allowed})
     else:
@@ -145,13 +146,12 @@ def _no_route(request: Request, error: Exception) -> JSONResponse:
     return answer(problem, path)
 
 
-def _methods(request: Request) -> str:
+def _methods(request: Request) -> set[str]:
     """All methods of a path; the router itself names those of the first route alone."""
     for template, operations in request.app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), request.url.path):
-            methods = {method.upper() for method in operations}
-            return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))
-    return ""
+            return {method.upper() for method in operations}
+    return set()
 
 
 def _database_away(error: Exception) -> Problem:

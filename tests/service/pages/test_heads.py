@@ -50,3 +50,12 @@ def test_counted_as_head(visitor: httpx.Client) -> None:
     line = 'evalstop_request_seconds_count{method="HEAD",route="/livez",status="2xx"} 1.0'
     figures = visitor.get("/metrics").text
     assert line in figures, [found for found in figures.splitlines() if "HEAD" in found]
+
+
+@EMBEDDED
+@pytest.mark.parametrize("path", ["/api/v1/policies", "/runs", "/livez"])
+def test_said_to_be_taken(visitor: httpx.Client, path: str) -> None:
+    """Where GET is among the methods that a path takes, HEAD is, too."""
+    answer = visitor.request("TRACE", path)
+    assert answer.status_code == 405
+    assert {"GET", "HEAD"} <= set(answer.headers["allow"].split(", "))

@@ -71,7 +71,7 @@ def _wait_for_end(pid: int) -> None:
 def _server(tx: Transaction, waits_for: str) -> int:
     """The other session of this database, once it waits for this."""
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while (found := tx.execute(sa.text(SERVER), {"waits_for": waits_for}).scalar()) is None:
+    while (found := tx.execute(sa.text(SERVER), {"waits_for": waits_for}).scalar_one_or_none()) is None:
         assert time.monotonic() < deadline, f"no session waits for {waits_for}"
         time.sleep(0.01)
     return int(found)
