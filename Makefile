@@ -52,12 +52,12 @@ pytest: $(FRAMEWORKS)  ## Run the tests alone; PYTEST="tests/clients -x" chooses
 
 .PHONY: test-slurm
 test-slurm: $(READY) system-packages  ## Run the tests on a real Slurm alone; they are part of make test
-	$(BIN)/pytest $(PYTEST) tests/slurm
+	$(BIN)/pytest $(PYTEST) tests/clients/receivers/slurm
 
 .PHONY: test-kubernetes
 test-kubernetes: $(READY)  ## Build a real Kubernetes API from Debian's source, once (6 minutes), and run the tests on it
-	tests/kubernetes/real/build.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/evalstop/kubernetes-1.20"
-	TEST_KUBERNETES=real $(BIN)/pytest $(PYTEST) tests/kubernetes
+	tests/clients/receivers/kubernetes/real/build.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/evalstop/kubernetes-1.20"
+	TEST_KUBERNETES=real $(BIN)/pytest $(PYTEST) tests/clients/receivers/kubernetes
 
 .PHONY: lint
 lint: $(READY)  ## Check style and formatting
@@ -104,27 +104,27 @@ system-packages:  ## Install PostgreSQL, Chromium, Slurm and small tools for the
 
 .PHONY: bench-ingest
 bench-ingest: $(READY)  ## Measure ingestion beside MLflow, Optuna, bare COPY and a bare route; BENCH=--quick tries it
-	@$(BIN)/python -m evalstop_lab.bench.ingest $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.ingest $(BENCH)
 
 .PHONY: bench-webhooks
 bench-webhooks: $(READY)  ## Measure deliveries beside a bare client, and how soon one leaves
-	@$(BIN)/python -m evalstop_lab.bench.webhooks $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.webhooks $(BENCH)
 
 .PHONY: bench-stop
 bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the eval that decides
-	@$(BIN)/python -m evalstop_lab.bench.stop $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)
 
 .PHONY: bench-first
 bench-first: $(READY)  ## Measure latency from eval to webhook and observations per second
-	$(BIN)/python -m evalstop_lab.bench.first
+	$(BIN)/python -m evalstop_lab.benchmarks.first
 
 .PHONY: bench-client
 bench-client: $(READY)  ## Measure what the client costs a trainer: its import and log(), beside httpx, MLflow and a list
-	@$(BIN)/python -m evalstop_lab.bench.client $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.client $(BENCH)
 
 .PHONY: bench-pages
 bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL
-	@$(BIN)/python -m evalstop_lab.bench.pages $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.pages $(BENCH)
 
 .PHONY: screenshots
 screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser
@@ -132,11 +132,11 @@ screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a r
 
 .PHONY: bench-detection
 bench-detection: $(READY)  ## Measure how well and how fast each detector and policy finds the turn; BENCH=--quick tries it
-	@$(BIN)/python -m evalstop_lab.bench.detection $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.detection $(BENCH)
 
 .PHONY: bench-simulator
 bench-simulator: $(READY)  ## Measure how many events a second the simulator of clusters takes
-	@$(BIN)/python -m evalstop_lab.bench.simulator $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.simulator $(BENCH)
 
 # --- build it
 

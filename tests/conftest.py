@@ -19,7 +19,7 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
-from evalstop_lab.postgres_server import NoPostgres, connected, postgres
+from tests.fixtures.postgres_server import NoPostgres, connected, postgres
 
 os.environ["EVALSTOP_HELD_OUT_SHARE"] = "0"  # what is to be stopped is stopped, unless a test is about chance
 os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # where the receivers of the tests listen
@@ -39,7 +39,7 @@ class ClonePostgres(Protocol):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put first what mostly waits, for as long as mypy is at work; what is short is left for the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/slurm/"))
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/clients/receivers/slurm/"))
 
 
 def pytest_collection_finish() -> None:

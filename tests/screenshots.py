@@ -12,14 +12,17 @@ from uuid import UUID
 from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_lab import cli as lab_cli
 from evalstop_lab.worlds.real import load
-from evalstop_service import demonstration, pages, rehearsing, responses
+from evalstop_service.cli import demo_data
 from evalstop_service.clock import utc_now
+from evalstop_service.decisions import commands
+from evalstop_service.evaluation import backtests
 from evalstop_service.store import keys, projects, schema
 from evalstop_service.store.database import Database
+from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
-from tests.service.pages.serving import SECRET, browsing, serving
+from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.serving import SECRET, browsing, serving
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 RECORDED = Path(__file__).parent / "data" / "rlhf_runs_public.jsonl"
@@ -96,7 +99,7 @@ def main() -> None:
 
 def demonstrated(database: Database) -> Tenant:
     """The example runs of `evalstop demo-data`, which have a past and outcomes."""
-    demonstration.fill(database, "demo", NOW)
+    demo_data.fill(database, "demo", NOW)
     with database.transaction() as tx:
         project = projects.find_by_name(tx, "demo")
         assert project is not None
@@ -107,8 +110,8 @@ def demonstrated(database: Database) -> Tenant:
 def rehearse(database: Database, tenant: Tenant) -> UUID:
     """`cautious` tried on the example runs."""
     document = policy_to_document(POLICIES["cautious"])
-    asked = rehearsing.ask(database, tenant.project.id, document, rehearsing.MOST_RUNS, "dana", NOW)
-    rehearsing.work(database, utc_now)
+    asked = backtests.ask(database, tenant.project.id, document, backtests.MOST_RUNS, "dana", NOW)
+    backtests.work(database, utc_now)
     return asked.id
 
 
@@ -142,7 +145,7 @@ def tell(database: Database, tenant: Tenant) -> str:
                 confirm(database, tenant, receipt.decision.id, last + timedelta(seconds=9))
                 break
         if ended in ("completed", "failed"):
-            responses.finish(database, tenant.project.id, run.id, ended, last)
+            commands.finish(database, tenant.project.id, run.id, ended, last)
     return str(ids[SHOWN])
 
 
@@ -167,7 +170,7 @@ def shoot(
     ) as context:
         page = context.new_page()
         if visitor is not None:
-            page.goto(f"{address}/login?token={pages.sign_in_token(SECRET, visitor.key.id)}&next=/runs")
+            page.goto(f"{address}/login?token={dashboard.sign_in_token(SECRET, visitor.key.id)}&next=/runs")
             page.wait_for_url(f"{address}/runs")
         page.goto(address + path)
         wait_until_drawn(page)

@@ -12,8 +12,8 @@ from evalstop_client.errors import (
     TimestampTooOld,
 )
 from evalstop_client.run import Run
+from evalstop_client.run_status import Verdict
 from evalstop_client.settings import Limits
-from evalstop_client.standing import Verdict
 from evalstop_client.version import __version__
 
 __all__ = [

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from evalstop_client import observation
-from evalstop_client.notices import Notices
-from evalstop_client.observation import Reading
-from evalstop_client.reporter import Reporter
-from evalstop_client.segment import Entry
+from evalstop_client import observations
+from evalstop_client.observations import Reading
+from evalstop_client.run_status import Standing, Verdict
 from evalstop_client.settings import Limits, Settings, resolve
-from evalstop_client.standing import Standing, Verdict
+from evalstop_client.spool.reporter import Reporter
+from evalstop_client.spool.segment import Entry
+from evalstop_client.spool.warnings import Notices
 
 POINTS_PER_ENTRY = 1_000
 
@@ -112,7 +112,7 @@ class Run:
 
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
         """Report metrics at `step`, with the standard errors that are known; what is no number is dropped."""
-        reading = observation.read(values, step, stderr, time.time())
+        reading = observations.read(values, step, stderr, time.time())
         for kind, (count, example) in reading.complaints.items():
             self._notices.drop(kind, count, "log: %s", example)
         for part in reading.parts(POINTS_PER_ENTRY):
@@ -121,7 +121,7 @@ class Run:
     def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
         """Report that the checkpoint of `step` exists at `uri`."""
         place = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
-        whole_step = observation.step_of(step)
+        whole_step = observations.step_of(step)
         if whole_step is None or not isinstance(place, str) or not place:
             self._notices.drop("checkpoint", 1, "checkpoint: step %.80r, uri %.80r", step, uri)
         else:
@@ -129,7 +129,7 @@ class Run:
 
     def resume(self, *, step: int) -> None:
         """Report that training goes on from the checkpoint of `step`: what was logged after it is void."""
-        whole_step = observation.step_of(step)
+        whole_step = observations.step_of(step)
         if whole_step is None:
             self._notices.drop("resume", 1, "resume: step %.80r", step)
         else:

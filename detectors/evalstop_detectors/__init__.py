@@ -1,21 +1,21 @@
 """Online detectors of the moment a training run stops getting better: no clock, no chance, no I/O."""
 
-from evalstop_detectors.catalog import DETECTORS
-from evalstop_detectors.checkpoint import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
-from evalstop_detectors.codec import (
+from evalstop_detectors.checkpoint.choice import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
+from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.policy.catalog import DETECTORS
+from evalstop_detectors.policy.codec import (
     policy_from_document,
     policy_to_document,
     state_from_json,
     state_to_json,
     verdict_to_document,
 )
-from evalstop_detectors.detector import Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
-from evalstop_detectors.monitor import MonitorState, advance, is_late, replay, start, step
-from evalstop_detectors.observation import Observation, Signal
-from evalstop_detectors.policy import NOTHING_SEEN, Call, Finding, Member, Policy, Reservation, Verdict
-from evalstop_detectors.roles import Recognised, Role, match, recognise
-from evalstop_detectors.shipped import POLICIES
+from evalstop_detectors.policy.monitor import MonitorState, advance, is_late, replay, start, step
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Finding, Member, Policy, Reservation, Verdict
+from evalstop_detectors.policy.shipped import POLICIES
+from evalstop_detectors.roles.recognition import Recognised, Role, match, recognise
 
 __all__ = [
     "DETECTORS",

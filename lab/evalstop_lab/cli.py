@@ -14,13 +14,13 @@ from evalstop_lab.errors import LabError, UnusableArguments
 
 SUBCOMMANDS = {
     "backtest": "evalstop_lab.backtest.command",
-    "calibrate": "evalstop_lab.calibrate",
+    "calibrate": "evalstop_lab.calibrate.command",
     "cluster": "evalstop_lab.simulator.command",
-    "demo": "evalstop_lab.demo",
-    "example-runs": "evalstop_lab.example_runs",
+    "demo": "evalstop_lab.rlhf.demo",
+    "example-runs": "evalstop_lab.worlds.example_runs",
     "replay": "evalstop_lab.replay.command",
-    "roles": "evalstop_lab.roles",
-    "survey": "evalstop_lab.survey",
+    "roles": "evalstop_lab.replay.roles",
+    "survey": "evalstop_lab.rlhf.survey",
     "train": "evalstop_lab.rlhf.job",
     "train-fusion": "evalstop_lab.fusion.command",
 }

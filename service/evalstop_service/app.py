@@ -16,81 +16,71 @@ from fastapi import APIRouter, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from evalstop_service import (
-    authority,
-    chores,
-    deadlines,
-    grants,
-    mlflow,
-    openid,
-    pages,
-    rehearsing,
-    retention,
-    summarizing,
-    targets,
-    traces,
-    vault,
-    vigil,
-    webhooks,
-)
-from evalstop_service.api import (
+from evalstop_service import background
+from evalstop_service.clock import Clock, utc_now
+from evalstop_service.decisions import deadlines, stale_runs
+from evalstop_service.evaluation import backtests, rollout_stage
+from evalstop_service.ingest import Committer, Limits, LiveRuns
+from evalstop_service.observability import tracing
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.tracing import Tracer
+from evalstop_service.projects.key_cache import Keyring
+from evalstop_service.runs import downsampling, retention
+from evalstop_service.security import address_policy, encryption, openid, scopes
+from evalstop_service.security.encryption import Vault
+from evalstop_service.settings import Settings
+from evalstop_service.store.database import Database
+from evalstop_service.store.queue.breakers import Breaker
+from evalstop_service.web import dashboard, mlflow, problems
+from evalstop_service.web.api import (
     audit,
-    authorities,
-    bulk,
     checkpoints,
     decisions,
     deliveries,
-    description,
     endpoints,
     events,
+    figures,
     health,
     keys,
     kubeflow,
-    metrics,
     observations,
     policies,
-    precision,
-    problems,
     projects,
+    prometheus,
     pull,
     reference,
-    rehearsals,
     replays,
     roles,
+    rollout_stages,
     runs,
     scrapes,
     series,
+    stream,
 )
-from evalstop_service.api.context import Context
-from evalstop_service.api.express import ExpressLane
-from evalstop_service.api.heads import Heads
-from evalstop_service.api.intake import StreamLimits
-from evalstop_service.api.keyring import Keyring
-from evalstop_service.api.limits import BodyLimit
-from evalstop_service.api.watch import Watch
-from evalstop_service.clock import Clock, utc_now
-from evalstop_service.delivery import signature
-from evalstop_service.delivery.backoff import Answer, Backoff
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.worker import Pace, Worker
-from evalstop_service.ingest import Committer, Limits, LiveRuns
-from evalstop_service.mlflow import Tee
-from evalstop_service.settings import Settings
-from evalstop_service.store.breakers import Breaker
-from evalstop_service.store.database import Database
-from evalstop_service.telemetry import Telemetry
-from evalstop_service.traces import Tracer
-from evalstop_service.vault import Vault
+from evalstop_service.web.api import backtests as rehearsals
+from evalstop_service.web.api import openapi as description
+from evalstop_service.web.api.ingest_endpoint import ExpressLane
+from evalstop_service.web.api.reading.stream import StreamLimits
+from evalstop_service.web.context import Context
+from evalstop_service.web.middleware.body_limit import BodyLimit
+from evalstop_service.web.middleware.head_requests import Heads
+from evalstop_service.web.middleware.request_log import Watch
+from evalstop_service.web.mlflow import Tee
+from evalstop_service.webhooks import endpoints as webhooks
+from evalstop_service.webhooks import signature
+from evalstop_service.webhooks.delivery.retry import Answer, Backoff
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
     *(projects, keys, rehearsals, policies, runs, roles, observations, scrapes, kubeflow, series),
-    *(checkpoints, decisions, endpoints, deliveries, events, audit, precision, authorities),
+    *(checkpoints, decisions, endpoints, deliveries, events, audit, figures, rollout_stages),
     pull.signed_by(signature.headers),
 )
 
-STREAMED = frozenset([f"/api/v1{bulk.PATH}"])
+STREAMED = frozenset([f"/api/v1{stream.PATH}"])
 """Paths whose routes take a body in while it arrives."""
 
 MLFLOW = "/mlflow"
@@ -106,7 +96,7 @@ def create_database(settings: Settings) -> Database:
 def create_vault(settings: Settings) -> Vault:
     """What seals the secrets of endpoints."""
     keys = settings.secret_keys
-    return Vault(vault.parse(None if keys is None else keys.get_secret_value()))
+    return Vault(encryption.parse(None if keys is None else keys.get_secret_value()))
 
 
 def create_app(
@@ -124,11 +114,11 @@ def create_app(
     `telemetry` and `tracer` are made where none are given, the tracer as the environment has it.
     """
     telemetry = telemetry or create_telemetry(database, clock)
-    tracer = tracer or traces.from_environment(os.environ)
+    tracer = tracer or tracing.from_environment(os.environ)
     live = LiveRuns(settings.live_runs)
     committer = Committer(database, live, clock, telemetry, _limits(settings, database), tracer)
     keyring = Keyring(database, settings.key_cache_seconds)
-    may_reach = targets.parse(settings.webhook_networks)
+    may_reach = address_policy.parse(settings.webhook_networks)
     context = Context(database, clock, committer, keyring, may_reach, create_vault(settings))
     tee = _create_tee(settings, database, clock, telemetry)
     app = _App(
@@ -148,12 +138,12 @@ def create_app(
     api = APIRouter(prefix="/api/v1")
     for resource in RESOURCES:
         api.include_router(resource.router)
-    api.include_router(bulk.routes(StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)))
+    api.include_router(stream.routes(StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)))
     api.include_router(replays.routes(_send_once(settings)))
     app.include_router(api)
     app.include_router(health.router)
-    app.include_router(metrics.routes(telemetry, settings.metrics_public))
-    pages.install(app, database, clock, session_secret, _doors(settings, context), _openid(settings, clock))
+    app.include_router(prometheus.routes(telemetry, settings.metrics_public))
+    dashboard.install(app, database, clock, session_secret, _doors(settings, context), _openid(settings, clock))
     app.mount(MLFLOW, mlflow.create(context, telemetry, tee))
     lane = ExpressLane(
         ProxyHeadersMiddleware(Heads(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
@@ -171,8 +161,8 @@ def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
     return mlflow.refusal(problem) if path.startswith(f"{MLFLOW}/") else problems.answer(problem, path)
 
 
-def _doors(settings: Settings, context: Context) -> pages.Doors:
-    return pages.Doors(
+def _doors(settings: Settings, context: Context) -> dashboard.Doors:
+    return dashboard.Doors(
         change_project=projects.change,
         change_role_patterns=roles.change_patterns,
         take=context.committer.take,
@@ -184,7 +174,7 @@ def _doors(settings: Settings, context: Context) -> pages.Doors:
     )
 
 
-def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
+def _openid(settings: Settings, clock: Clock) -> dashboard.OpenId | None:
     if settings.oidc_issuer is None or settings.oidc_client_id is None or settings.oidc_grants is None:
         return None
     secret = settings.oidc_client_secret
@@ -194,8 +184,8 @@ def _openid(settings: Settings, clock: Clock) -> pages.OpenId | None:
         client_secret=secret.get_secret_value() if secret else None,
         scopes=settings.oidc_scopes,
     )
-    who = grants.Grants(grants.parse(settings.oidc_grants), settings.oidc_groups_claim, settings.oidc_name_claim)
-    return pages.OpenId(openid.Provider(terms, clock), who)
+    who = scopes.Grants(scopes.parse(settings.oidc_grants), settings.oidc_groups_claim, settings.oidc_name_claim)
+    return dashboard.OpenId(openid.Provider(terms, clock), who)
 
 
 def _create_tee(settings: Settings, database: Database, clock: Clock, telemetry: Telemetry) -> Tee | None:
@@ -210,7 +200,7 @@ def _send_once(settings: Settings) -> webhooks.Send:
 
     def send(url: str, secrets: Sequence[str], webhook_id: str, now: datetime, body: bytes) -> webhooks.Came:
         async def attempt() -> Answer:
-            may_reach = targets.parse(settings.webhook_networks)
+            may_reach = address_policy.parse(settings.webhook_networks)
             async with Sender(settings.delivery_timeout_seconds, targets=may_reach) as sender:
                 headers = signature.headers(secrets, webhook_id, int(now.timestamp()), body)
                 return await sender.send(url, headers, body)
@@ -224,7 +214,7 @@ def _send_once(settings: Settings) -> webhooks.Send:
 def create_telemetry(database: Database, clock: Clock = utc_now) -> Telemetry:
     """What a process counts, and where the installation stands."""
     telemetry = Telemetry()
-    telemetry.registry.register(metrics.Installation(database, clock))
+    telemetry.registry.register(prometheus.Installation(database, clock))
     return telemetry
 
 
@@ -251,19 +241,21 @@ async def deliver(
     seen_to = (
         retention.chore(database, utc_now, telemetry),
         deadlines.chore(database, utc_now),
-        vigil.chore(database, utc_now),
-        authority.chore(database, utc_now),
-        rehearsing.chore(database, utc_now),
-        summarizing.chore(database),
+        stale_runs.chore(database, utc_now),
+        rollout_stage.chore(database, utc_now),
+        backtests.chore(database, utc_now),
+        downsampling.chore(database),
     )
-    with chores.at_work(*seen_to):
+    with background.at_work(*seen_to):
         await _deliver(settings, database, stop, telemetry, tracer)
 
 
 async def _deliver(
     settings: Settings, database: Database, stop: asyncio.Event, telemetry: Telemetry, tracer: Tracer
 ) -> None:
-    async with Sender(settings.delivery_timeout_seconds, targets=targets.parse(settings.webhook_networks)) as sender:
+    async with Sender(
+        settings.delivery_timeout_seconds, targets=address_policy.parse(settings.webhook_networks)
+    ) as sender:
         worker = Worker(
             database,
             sender,

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from evalstop_service import chance, grants, targets, vault
+from evalstop_service.rules import random_assignment
+from evalstop_service.security import address_policy, encryption, scopes
 
 
 def _database_url(url: str) -> str:
@@ -26,7 +27,7 @@ def _database_url(url: str) -> str:
 
 
 def _keys(given: SecretStr) -> SecretStr:
-    vault.parse(given.get_secret_value())
+    encryption.parse(given.get_secret_value())
     return given
 
 
@@ -39,7 +40,7 @@ def _issuer(url: str) -> str:
 
 
 def _grants(text: str) -> str:
-    grants.parse(text)
+    scopes.parse(text)
     return text
 
 
@@ -50,7 +51,7 @@ def _web_address(url: str) -> str:
 
 
 def _networks(text: str) -> str:
-    targets.parse(text)
+    address_policy.parse(text)
     return text
 
 
@@ -72,7 +73,7 @@ class Settings(BaseSettings):
     database_connections: Annotated[int, Field(ge=2)] = Field(20, description="the most a process opens")
 
     held_out_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        chance.HELD_OUT_SHARE,
+        random_assignment.HELD_OUT_SHARE,
         description="of a project that the command line makes: of its stops, let run to learn",
     )
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_service import installation
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Points, Saved
+from evalstop_service.projects import installation
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from evalstop_service import responses
 from evalstop_service.clock import utc_now
+from evalstop_service.decisions import commands
 from evalstop_service.ingest import Points
-from evalstop_service.lifecycle import State
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import decisions, endpoints, projects, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
@@ -54,8 +54,8 @@ def confirm(scene: Scene, receiver: FakeReceiver, wanted: set[UUID], end: thread
     while left and not end.wait(0.02):
         for key in left & {data["decision"]["id"] for data in receiver.events("run.stop_requested")}:
             for _ in range(2):
-                said = responses.Report(State.CONFIRMED, "receiver", "gone", {})
-                responses.report(scene.database, scene.project_id, UUID(key), said, utc_now())
+                said = commands.Report(State.CONFIRMED, "receiver", "gone", {})
+                commands.report(scene.database, scene.project_id, UUID(key), said, utc_now())
             left.discard(key)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.fake_service import FakeServer, FakeService
 from tests.clients.programs import eventually
-from tests.clients.receiving import Setup, receiving
+from tests.clients.receivers.receiving import Setup, receiving
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evalstop_client.observation import read
+from evalstop_client.observations import read
 from hypothesis import given
 from hypothesis import strategies as st
 

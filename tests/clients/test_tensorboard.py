@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.receivers.cli import main
+from evalstop_client.receivers.cli.entry import main
 from evalstop_client.tensorboard.events import Scalar, scalars_in
-from evalstop_client.tensorboard.following import Folder, all_scalars
+from evalstop_client.tensorboard.protobuf import MalformedMessage
 from evalstop_client.tensorboard.records import masked_crc32c
-from evalstop_client.tensorboard.wire import MalformedMessage
+from evalstop_client.tensorboard.tail import Folder, all_scalars
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -273,7 +273,15 @@ def test_a_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fa
     """What comes while the service is away is sent when it is back; no end is told of."""
     file = tmp_path / "events.out.tfevents.1"
     write(file, event(1, gold=0.5))
-    command = [sys.executable, "-m", "evalstop_client.receivers.cli", "watch-tensorboard", str(tmp_path), "--name", "r"]
+    command = [
+        sys.executable,
+        "-m",
+        "evalstop_client.receivers.cli",
+        "watch-tensorboard",
+        str(tmp_path),
+        "--name",
+        "r",
+    ]
     command += ["--look-seconds", "0.1", "--state", str(tmp_path / "memory.json")]
     with program(command, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as watcher:
         eventually(lambda: told(service).get("r"))

@@ -11,9 +11,9 @@ import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
-from evalstop_service import installation
 from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
+from evalstop_service.projects import installation
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from hypothesis import HealthCheck, settings
@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.serving import serving
+from tests.fixtures.serving import serving
 
 CHECKS = [
     not_a_server_error,

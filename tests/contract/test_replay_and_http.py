@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_detectors import POLICIES, MonitorState, Observation, Signal, replay, start, step, verdict_to_document
-from evalstop_service import installation
 from evalstop_service.clock import utc_now
+from evalstop_service.projects import installation
 from evalstop_service.store.database import Database
 
-from tests.serving import serving
+from tests.fixtures.serving import serving
 
 RECORDED = Path(__file__).parent.parent / "data" / "rlhf_runs_public.jsonl"
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from evalstop_detectors import Evidence, Kind, Observation, Signal
-from evalstop_detectors.plateau_drop import PlateauDrop
+from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 
 LARGEST = 1e120
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from evalstop_detectors import Observation
-from evalstop_detectors.fixed_progress import FixedProgress
-from evalstop_detectors.floor import Floor
-from evalstop_detectors.k_below_best import KBelowBest
-from evalstop_detectors.k_decline import KDecline
-from evalstop_detectors.loss_plateau import LossPlateau
-from evalstop_detectors.non_finite import NonFinite
+from evalstop_detectors.detectors.fixed_progress import FixedProgress
+from evalstop_detectors.detectors.floor import Floor
+from evalstop_detectors.detectors.k_below_best import KBelowBest
+from evalstop_detectors.detectors.k_decline import KDecline
+from evalstop_detectors.detectors.loss_plateau import LossPlateau
+from evalstop_detectors.detectors.non_finite import NonFinite
 
 from tests.detectors.plateau_drop_slowly import clip, noise
 

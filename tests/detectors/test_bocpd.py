@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from evalstop_detectors import Evidence, Kind
-from evalstop_detectors.bocpd import Bocpd, BocpdState
-from evalstop_detectors.noise import NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
+from evalstop_detectors.detectors.bocpd import Bocpd, BocpdState
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from evalstop_detectors import Observation, Signal
-from evalstop_detectors.cusum import Cusum
-from evalstop_detectors.noise import NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
+from evalstop_detectors.detectors.cusum import Cusum
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 from evalstop_detectors import Evidence, Kind, Observation, Signal, Thresholds
-from evalstop_detectors.fixed_progress import FixedProgress
-from evalstop_detectors.k_below_best import KBelowBest
-from evalstop_detectors.k_decline import KDecline
-from evalstop_detectors.loss_plateau import LossPlateau
-from evalstop_detectors.non_finite import NonFinite
+from evalstop_detectors.detectors.fixed_progress import FixedProgress
+from evalstop_detectors.detectors.k_below_best import KBelowBest
+from evalstop_detectors.detectors.k_decline import KDecline
+from evalstop_detectors.detectors.loss_plateau import LossPlateau
+from evalstop_detectors.detectors.non_finite import NonFinite
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 from evalstop_detectors import Evidence, Observation, Signal
-from evalstop_detectors.divergence import Divergence, DivergenceState, _regression
+from evalstop_detectors.detectors.divergence import Divergence, DivergenceState, _regression
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from evalstop_detectors import Observation, Signal
-from evalstop_detectors.e_process import EProcess, _binned, _rank, _upper_end
+from evalstop_detectors.detectors.e_process import EProcess, _binned, _rank, _upper_end
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray

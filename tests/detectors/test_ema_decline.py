@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import pytest
 from evalstop_detectors import Observation, Signal
-from evalstop_detectors.ema_decline import EmaDecline
-from evalstop_detectors.k_decline import KDecline
+from evalstop_detectors.detectors.ema_decline import EmaDecline
+from evalstop_detectors.detectors.k_decline import KDecline
 from hypothesis import given
 from hypothesis import strategies as st
 

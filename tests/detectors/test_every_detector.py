@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from evalstop_detectors import DETECTORS, Evidence, Observation, Signal, replay, start, step
-from evalstop_detectors.codec import state_from_json, state_to_json, verdict_to_document
+from evalstop_detectors.policy.codec import state_from_json, state_to_json, verdict_to_document
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from evalstop_detectors import Evidence
-from evalstop_detectors.floor import Floor
+from evalstop_detectors.detectors.floor import Floor
 
 from tests.detectors.strategies import eval_series
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from evalstop_detectors import Evidence
-from evalstop_detectors.focus import Focus
-from evalstop_detectors.noise import NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
+from evalstop_detectors.detectors.focus import Focus
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

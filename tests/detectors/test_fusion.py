@@ -9,9 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from evalstop_detectors import Kind, Observation, Signal
-from evalstop_detectors.codec import policy_from_document, policy_to_document
-from evalstop_detectors.errors import InvalidPolicy
-from evalstop_detectors.fusion import (
+from evalstop_detectors.detectors.fusion import (
     CALMING,
     FEATURES,
     MEMBERS,
@@ -21,8 +19,10 @@ from evalstop_detectors.fusion import (
     StepFunction,
     features,
 )
-from evalstop_detectors.fusion_model import MODELS
-from evalstop_detectors.shipped import POLICIES
+from evalstop_detectors.detectors.fusion_model import MODELS
+from evalstop_detectors.errors import InvalidPolicy
+from evalstop_detectors.policy.codec import policy_from_document, policy_to_document
+from evalstop_detectors.policy.shipped import POLICIES
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from evalstop_detectors import Evidence, Observation, Signal
-from evalstop_detectors.gao_fit import GaoFit, GaoFitState, _below_zero, _inverted
+from evalstop_detectors.detectors.gao_fit import GaoFit, GaoFitState, _below_zero, _inverted
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 from evalstop_detectors import Evidence, Observation, Signal
-from evalstop_detectors.noise import NoiseState, advance, estimate
-from evalstop_detectors.plateau_drop import PlateauDrop, PlateauDropState
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
+from evalstop_detectors.detectors.plateau_drop import PlateauDrop, PlateauDropState
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray

@@ -13,8 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 from evalstop_detectors import Evidence, InvalidPolicy, policy_from_document, policy_to_document
-from evalstop_detectors.noise import NoiseState, advance, estimate
-from evalstop_detectors.river_drift import Param, RiverDrift, RiverDriftState, begun, drift_detectors, largest_change
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
+from evalstop_detectors.detectors.river_drift import (
+    Param,
+    RiverDrift,
+    RiverDriftState,
+    begun,
+    drift_detectors,
+    largest_change,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from river import drift

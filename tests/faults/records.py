@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_service import installation
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import News, Points
+from evalstop_service.projects import installation
 from evalstop_service.store import projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point

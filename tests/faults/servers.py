@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psycopg
 import sqlalchemy as sa
-from evalstop_lab.postgres_server import connected, postgres
 
 from tests.acceptance.programs import Program
 from tests.faults.callers import DEADLINE_SECONDS, wait_until
+from tests.fixtures.postgres_server import connected, postgres
 
 
 @contextmanager

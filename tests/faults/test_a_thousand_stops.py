@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_lab.bench.servers import free_port
-from evalstop_service import installation
+from evalstop_lab.benchmarks.servers import free_port
 from evalstop_service.clock import utc_now
-from evalstop_service.lifecycle import State
+from evalstop_service.projects import installation
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import projects, tables
 from evalstop_service.store.database import Database
 

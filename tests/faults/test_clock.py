@@ -16,9 +16,9 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import Clock
 from evalstop_service.ingest import Arrival, Committer, LiveRuns, News, Points, Resumed
+from evalstop_service.observability.metrics import Telemetry
 from evalstop_service.store import tables, verdicts
 from evalstop_service.store.database import Database
-from evalstop_service.telemetry import Telemetry
 
 from tests.faults.callers import Caller, batch, told
 from tests.faults.records import assert_nothing_lost, history, installed, run_of, stands, undisturbed, values

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 from evalstop_detectors import Kind, Observation, Signal, policy_from_document
-from evalstop_detectors.fusion import FEATURES, Fusion, FusionModel
-from evalstop_detectors.fusion_model import MODELS
+from evalstop_detectors.detectors.fusion import FEATURES, Fusion, FusionModel
+from evalstop_detectors.detectors.fusion_model import MODELS
+from evalstop_lab.calibrate.evidence import records
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.evidence import records
 from evalstop_lab.fusion import report
 from evalstop_lab.fusion.command import module_of, witnesses
 from evalstop_lab.fusion.fit import EVALS_OF_A_RUN, exported, fit, log_odds, posteriors, rows

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from evalstop_service.retention import Pace
+from evalstop_service.runs.retention import Pace
 from evalstop_service.store import endpoints, outcomes, projects, tables
 from evalstop_service.store import retention as rows
 from evalstop_service.store.database import Database, Transaction

@@ -7,9 +7,9 @@ from functools import cache
 
 import jsonschema_rs
 import sqlalchemy as sa
-from evalstop_service import event_schemas
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import events
+from evalstop_service.webhooks import event_schemas
 
 
 def check_events(database: Database) -> None:

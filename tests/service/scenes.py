@@ -13,15 +13,16 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_detectors import MonitorState
-from evalstop_service import ingest, installation, opening
+from evalstop_service import ingest
 from evalstop_service.errors import ServiceError
-from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt
+from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt, open_run
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.projects import installation
 from evalstop_service.store import decisions, policies, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -48,8 +49,8 @@ class Scene:
 
     def open(self, name: str | None = None, **terms: Any) -> Run:
         """A new run, or the one of that name."""
-        request = opening.Request(name or uuid.uuid4().hex, **terms)
-        return opening.open_run(self.database, self.project_id, request, NOW)[0]
+        request = open_run.Request(name or uuid.uuid4().hex, **terms)
+        return open_run.open_run(self.database, self.project_id, request, NOW)[0]
 
     def take(self, run: Run, news: News, now: datetime = NOW) -> Receipt:
         """Take news of one run in, by themselves; raises what they are answered with when they cannot be taken."""

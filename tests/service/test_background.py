@@ -6,8 +6,8 @@ import logging
 import threading
 
 import pytest
-from evalstop_service import chores
-from evalstop_service.chores import Chore, Pause
+from evalstop_service import background
+from evalstop_service.background import Chore, Pause
 from evalstop_service.store.database import Database
 
 
@@ -32,11 +32,11 @@ class Counted:
 def test_each_is_seen_to_again(caplog: pytest.LogCaptureFixture) -> None:
     """A chore that fails is logged and tried again, the others go on meanwhile, and all end with their block."""
     well, ill = Counted("well"), Counted("ill", ValueError("a fault"))
-    with chores.at_work(well.chore, ill.chore):
+    with background.at_work(well.chore, ill.chore):
         assert well.twice.wait(30)
         assert ill.twice.wait(30)
     assert not {"well", "ill"} & {thread.name for thread in threading.enumerate()}
-    (told,) = (record for record in caplog.records if record.name == chores.__name__)
+    (told,) = (record for record in caplog.records if record.name == background.__name__)
     assert told.levelno == logging.ERROR
     assert told.exc_info is not None
 
@@ -50,9 +50,9 @@ def test_a_database_that_is_away_is_a_warning(caplog: pytest.LogCaptureFixture) 
         with database.reading():
             raise AssertionError("nobody listens there")
 
-    with chores.at_work(Chore("looking", look)):
+    with background.at_work(Chore("looking", look)):
         assert tried.wait(30)
-    (told,) = (record for record in caplog.records if record.name == chores.__name__)
+    (told,) = (record for record in caplog.records if record.name == background.__name__)
     assert (told.levelno, told.exc_info) == (logging.WARNING, None)
 
 
@@ -65,6 +65,6 @@ def test_a_long_rest_ends_with_the_block() -> None:
         said.append(pause(86_400.0))
         return 86_400.0
 
-    with chores.at_work(Chore("resting", rest)):
+    with background.at_work(Chore("resting", rest)):
         assert begun.wait(30)
     assert said == [True]

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
-from evalstop_service import installation
 from evalstop_service.app import create_app, create_telemetry
 from evalstop_service.clock import utc_now
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.tracing import Tracer
+from evalstop_service.projects import installation
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
-from evalstop_service.telemetry import Telemetry
-from evalstop_service.traces import Tracer
 
-from tests.serving import served
+from tests.fixtures.serving import served
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from evalstop_client.observation import number_of
+from evalstop_client.observations import number_of
 from evalstop_client.settings import Limits
 
 

@@ -6,11 +6,11 @@ import logging
 import threading
 from collections import deque
 
-from evalstop_client.notices import Notices
-from evalstop_client.observation import Reading
-from evalstop_client.refusal import observations_of
-from evalstop_client.segment import Entry
-from evalstop_client.spool import Spool
+from evalstop_client.observations import Reading
+from evalstop_client.spool.rejections import observations_of
+from evalstop_client.spool.segment import Entry
+from evalstop_client.spool.spool import Spool
+from evalstop_client.spool.warnings import Notices
 
 logger = logging.getLogger("evalstop_client")
 

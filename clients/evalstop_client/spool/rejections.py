@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from evalstop_client.segment import Entry
 from evalstop_client.service import Json, Refused
+from evalstop_client.spool.segment import Entry
 
 BAD_POINT = re.compile(r"^/observations/(\d+)(/|$)")
 

@@ -8,15 +8,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from evalstop_client.notices import Notices
-from evalstop_client.observation import Reading
-from evalstop_client.recorder import Recorder
-from evalstop_client.segment import Entry
-from evalstop_client.sender import Sender
+from evalstop_client.observations import Reading
+from evalstop_client.run_status import Standing
 from evalstop_client.service import Service
 from evalstop_client.settings import Settings
-from evalstop_client.spool import Spool
-from evalstop_client.standing import Standing
+from evalstop_client.spool.recorder import Recorder
+from evalstop_client.spool.segment import Entry
+from evalstop_client.spool.sender import Sender
+from evalstop_client.spool.spool import Spool
+from evalstop_client.spool.warnings import Notices
 
 logger = logging.getLogger("evalstop_client")
 

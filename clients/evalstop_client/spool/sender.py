@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evalstop_client.backoff import wait_seconds
-from evalstop_client.notices import Notices
-from evalstop_client.refusal import blamed, observations_of
-from evalstop_client.segment import Entry
+from evalstop_client.run_status import Standing
 from evalstop_client.service import Accepted, Answer, Away, Json, Refused, Service, Unauthorized
 from evalstop_client.settings import Limits
-from evalstop_client.spool import Spool
-from evalstop_client.standing import Standing
+from evalstop_client.spool.rejections import blamed, observations_of
+from evalstop_client.spool.segment import Entry
+from evalstop_client.spool.spool import Spool
+from evalstop_client.spool.warnings import Notices
 
 logger = logging.getLogger("evalstop_client")
 

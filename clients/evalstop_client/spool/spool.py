@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.notices import Notices
-from evalstop_client.segment import Batch, Entry, FileSegment, MemorySegment, Segment
 from evalstop_client.settings import Limits
+from evalstop_client.spool.segment import Batch, Entry, FileSegment, MemorySegment, Segment
+from evalstop_client.spool.warnings import Notices
 
 
 class Spool:

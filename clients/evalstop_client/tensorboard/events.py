@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from evalstop_client.tensorboard.wire import (
+from evalstop_client.tensorboard.protobuf import (
     BYTES,
     FIXED32,
     FIXED64,

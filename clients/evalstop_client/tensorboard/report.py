@@ -13,11 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.observation import sendable
-from evalstop_client.refusal import blamed, observations_of
+from evalstop_client.observations import sendable
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service
+from evalstop_client.spool.rejections import blamed, observations_of
 from evalstop_client.tensorboard.events import Scalar
-from evalstop_client.tensorboard.following import Folder, Portion, event_files
+from evalstop_client.tensorboard.tail import Folder, Portion, event_files
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 

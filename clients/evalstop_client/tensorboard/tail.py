@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_client.tensorboard.events import Scalar, scalars_in
+from evalstop_client.tensorboard.protobuf import MalformedMessage
 from evalstop_client.tensorboard.records import DamagedRecord, Reader
-from evalstop_client.tensorboard.wire import MalformedMessage
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 

@@ -21,8 +21,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from evalstop_detectors.checkpoint import Score
-from evalstop_detectors.smoothing import Smoothed, smooth
+from evalstop_detectors.checkpoint.choice import Score
+from evalstop_detectors.checkpoint.smoothing import Smoothed, smooth
 
 MOST = 200
 """How many points PELT is shown at most."""

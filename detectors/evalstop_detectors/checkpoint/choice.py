@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Protocol
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.smoothing import Curve, fitted_on, settled
+from evalstop_detectors.checkpoint.smoothing import Curve, fitted_on, settled
 
 
 class Score(Struct, frozen=True):

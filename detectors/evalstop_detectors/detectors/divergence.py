@@ -22,9 +22,9 @@ from typing import ClassVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from evalstop_detectors import noise
-from evalstop_detectors.detector import Amount, Count, Evidence, Kind, Thresholds
-from evalstop_detectors.noise import Noise, NoiseState
+from evalstop_detectors.checkpoint import noise
+from evalstop_detectors.checkpoint.noise import Noise, NoiseState
+from evalstop_detectors.detectors.detector import Amount, Count, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 _BLOCKS = 128

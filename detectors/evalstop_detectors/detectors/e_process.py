@@ -33,8 +33,8 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.detector import Amount, Evidence, Kind, Thresholds
-from evalstop_detectors.noise import clipped
+from evalstop_detectors.checkpoint.noise import clipped
+from evalstop_detectors.detectors.detector import Amount, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 _BETS = (0.125, 0.25, 0.5, 1.0)

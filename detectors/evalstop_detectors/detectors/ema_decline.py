@@ -16,8 +16,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
-from evalstop_detectors.noise import clipped
+from evalstop_detectors.checkpoint.noise import clipped
+from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 

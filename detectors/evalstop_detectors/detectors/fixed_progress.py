@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 

@@ -26,8 +26,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.noise import NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
+from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 _SOONEST = 4

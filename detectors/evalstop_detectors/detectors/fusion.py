@@ -29,16 +29,16 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.cusum import Cusum, CusumState
-from evalstop_detectors.detector import Detector, Evidence, Kind, Thresholds
-from evalstop_detectors.e_process import EProcess, EProcessState
-from evalstop_detectors.ema_decline import EmaDecline, EmaDeclineState
-from evalstop_detectors.floor import Floor, FloorState
-from evalstop_detectors.focus import Focus, FocusState
-from evalstop_detectors.fusion_model import MODELS
-from evalstop_detectors.k_decline import KDecline, KDeclineState
+from evalstop_detectors.detectors.cusum import Cusum, CusumState
+from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.e_process import EProcess, EProcessState
+from evalstop_detectors.detectors.ema_decline import EmaDecline, EmaDeclineState
+from evalstop_detectors.detectors.floor import Floor, FloorState
+from evalstop_detectors.detectors.focus import Focus, FocusState
+from evalstop_detectors.detectors.fusion_model import MODELS
+from evalstop_detectors.detectors.k_decline import KDecline, KDeclineState
+from evalstop_detectors.detectors.plateau_drop import PlateauDrop, PlateauDropState
 from evalstop_detectors.observation import Observation, Signal
-from evalstop_detectors.plateau_drop import PlateauDrop, PlateauDropState
 
 # In the order in which they are trusted to place the turn. Parameters are written out: a default that changes must not
 # change what the model was fitted on.

@@ -90,5 +90,5 @@ MODELS: dict[str, dict[str, Any]] = (
                            'numpy': '2.4.6',
                            'river': '0.26.1',
                            'scikit-learn': '1.9.1'},
-              'command': 'evalstop-lab train-fusion --report --output detectors/evalstop_detectors/fusion_model.py'}}
+              'command': 'evalstop-lab train-fusion --report --output fusion_model.py'}}
 )

@@ -25,9 +25,9 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evalstop_detectors import noise
-from evalstop_detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.noise import NoiseState
+from evalstop_detectors.checkpoint import noise
+from evalstop_detectors.checkpoint.noise import NoiseState
+from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 _FARTHEST = 1e6  # of distances: a KL of 10^12 nats

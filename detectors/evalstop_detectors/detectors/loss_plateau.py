@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detector import Amount, Count, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.detector import Amount, Count, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detector import Changes, Evidence, Kind, Thresholds, one_by_one
+from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds, one_by_one
 from evalstop_detectors.observation import Observation, Signal
 
 

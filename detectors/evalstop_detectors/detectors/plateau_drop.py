@@ -36,8 +36,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.calibration import CALIBRATIONS
-from evalstop_detectors.detector import Changes, Evidence, Kind, Thresholds
-from evalstop_detectors.noise import LARGEST, Noise, NoiseState, advance, clipped, estimate
+from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, advance, clipped, estimate
+from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 BLOCKS = 128

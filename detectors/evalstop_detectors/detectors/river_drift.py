@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.noise import NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
+from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import Observation, Signal
 
 if TYPE_CHECKING:

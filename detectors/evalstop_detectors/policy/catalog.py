@@ -5,23 +5,23 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from evalstop_detectors.bocpd import Bocpd
-from evalstop_detectors.cusum import Cusum
-from evalstop_detectors.detector import Detector
-from evalstop_detectors.divergence import Divergence
-from evalstop_detectors.e_process import EProcess
-from evalstop_detectors.ema_decline import EmaDecline
-from evalstop_detectors.fixed_progress import FixedProgress
-from evalstop_detectors.floor import Floor
-from evalstop_detectors.focus import Focus
-from evalstop_detectors.fusion import Fusion
-from evalstop_detectors.gao_fit import GaoFit
-from evalstop_detectors.k_below_best import KBelowBest
-from evalstop_detectors.k_decline import KDecline
-from evalstop_detectors.loss_plateau import LossPlateau
-from evalstop_detectors.non_finite import NonFinite
-from evalstop_detectors.plateau_drop import PlateauDrop
-from evalstop_detectors.river_drift import RiverDrift
+from evalstop_detectors.detectors.bocpd import Bocpd
+from evalstop_detectors.detectors.cusum import Cusum
+from evalstop_detectors.detectors.detector import Detector
+from evalstop_detectors.detectors.divergence import Divergence
+from evalstop_detectors.detectors.e_process import EProcess
+from evalstop_detectors.detectors.ema_decline import EmaDecline
+from evalstop_detectors.detectors.fixed_progress import FixedProgress
+from evalstop_detectors.detectors.floor import Floor
+from evalstop_detectors.detectors.focus import Focus
+from evalstop_detectors.detectors.fusion import Fusion
+from evalstop_detectors.detectors.gao_fit import GaoFit
+from evalstop_detectors.detectors.k_below_best import KBelowBest
+from evalstop_detectors.detectors.k_decline import KDecline
+from evalstop_detectors.detectors.loss_plateau import LossPlateau
+from evalstop_detectors.detectors.non_finite import NonFinite
+from evalstop_detectors.detectors.plateau_drop import PlateauDrop
+from evalstop_detectors.detectors.river_drift import RiverDrift
 
 DETECTORS: dict[str, type[Detector[Any]]] = {
     "bocpd": Bocpd,

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from evalstop_detectors.allowed import allowed_at
-from evalstop_detectors.catalog import DETECTORS, unknown
-from evalstop_detectors.detector import CountOrZero, Detector, Evidence, Thresholds
+from evalstop_detectors.detectors.detector import CountOrZero, Detector, Evidence, Thresholds
 from evalstop_detectors.errors import InvalidPolicy, StaleState
-from evalstop_detectors.monitor import MonitorState
-from evalstop_detectors.policy import Member, Policy, Reservation, Verdict, member_ids
-from evalstop_detectors.risk import Calibration, CalibrationDocument, Risk, calibration, threshold
+from evalstop_detectors.policy.allowed import allowed_at
+from evalstop_detectors.policy.catalog import DETECTORS, unknown
+from evalstop_detectors.policy.monitor import MonitorState
+from evalstop_detectors.policy.policy import Member, Policy, Reservation, Verdict, member_ids
+from evalstop_detectors.policy.risk import Calibration, CalibrationDocument, Risk, calibration, threshold
 
 STATE_VERSION = 1
 

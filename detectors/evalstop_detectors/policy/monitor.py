@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from evalstop_detectors.detector import Evidence
+from evalstop_detectors.detectors.detector import Evidence
 from evalstop_detectors.errors import OutOfOrder
 from evalstop_detectors.observation import Observation, Signal
-from evalstop_detectors.policy import NOTHING_SEEN, Policy, Verdict
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
 _NOTHING = (-sys.maxsize, -1)  # before every step
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from evalstop_detectors.detector import Detector, Evidence, Fold, Kind, Thresholds, fold_of
+from evalstop_detectors.detectors.detector import Detector, Evidence, Fold, Kind, Thresholds, fold_of
 from evalstop_detectors.observation import Observation, Signal
 
 

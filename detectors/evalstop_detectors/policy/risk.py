@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from evalstop_detectors.calibration import CALIBRATIONS
-from evalstop_detectors.catalog import DETECTORS, unknown
-from evalstop_detectors.detector import Detector
-from evalstop_detectors.e_process import EProcess
+from evalstop_detectors.detectors.detector import Detector
+from evalstop_detectors.detectors.e_process import EProcess
 from evalstop_detectors.errors import InvalidPolicy
-from evalstop_detectors.policy import Member, Policy
+from evalstop_detectors.policy.catalog import DETECTORS, unknown
+from evalstop_detectors.policy.policy import Member, Policy
 
 Share = Annotated[float, Meta(gt=0, lt=1)]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evalstop_detectors.codec import policy_from_document
 from evalstop_detectors.observation import Signal
-from evalstop_detectors.policy import Policy
+from evalstop_detectors.policy.codec import policy_from_document
+from evalstop_detectors.policy.policy import Policy
 
 _NOT_FINITE: list[dict[str, Any]] = [
     {"detector": "non_finite", "id": f"non_finite-{signal}", "params": {"signal": signal}}

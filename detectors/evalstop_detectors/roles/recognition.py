@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from evalstop_detectors.observation import Signal
-from evalstop_detectors.trainers import ANYONE, TRAINERS, Meaning, Trainer
+from evalstop_detectors.roles.trainers import ANYONE, TRAINERS, Meaning, Trainer
 
 PRESET_TAG = "evalstop.preset"
 """The tag by which a run names its trainer, where that is not to be told from its metrics."""

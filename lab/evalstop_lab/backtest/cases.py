@@ -1,6 +1,6 @@
 """What a policy would have done to each past run, and whether the run's own later evals say that it was right.
 
-The truth of a run is told as the service tells it (`evalstop_service.truth`): by all of its evals, the best mean of
+The truth of a run is told as `evalstop_service.rules.outcome` tells it: by all of its evals, the best mean of
 neighbors against the last. A stop can be told right or wrong only where enough evals came after it.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from evalstop_detectors import Policy, Score
-from evalstop_service.truth import Judgement, Said, Truth, judge, of_decision, place
+from evalstop_service.rules.outcome import Judgement, Said, Truth, judge, of_decision, place
 
 from evalstop_lab.replay.command import judge_all
 from evalstop_lab.replay.judged import Judged

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_detectors import Policy, Signal
-from evalstop_service.truth import Said, Truth
+from evalstop_service.rules.outcome import Said, Truth
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +27,7 @@ from evalstop_lab.replay import Run, Runs, Troubles, load_policy, read
 from evalstop_lab.replay.command import report_conflicts
 from evalstop_lab.replay.options import add_role_options, asked_by
 from evalstop_lab.replay.sources import SOURCES
-from evalstop_lab.scoring import Share
+from evalstop_lab.worlds.scoring import Share
 
 MOST_TROUBLES_SHOWN = 20
 

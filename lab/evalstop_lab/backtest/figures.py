@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evalstop_service.truth import Said, Truth
+from evalstop_service.rules.outcome import Said, Truth
 
 from evalstop_lab.backtest.cases import Case, Passed
-from evalstop_lab.scoring import Figure, Share, clopper_pearson, mean, wilson
+from evalstop_lab.worlds.scoring import Figure, Share, clopper_pearson, mean, wilson
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from evalstop_detectors import Signal
-from evalstop_service.truth import Said, Truth
+from evalstop_service.rules.outcome import Said, Truth
 from plotly.offline import get_plotlyjs
 
 from evalstop_lab.backtest.cases import Case, Passed

@@ -11,8 +11,8 @@ import evalstop_detectors
 import numpy as np
 from evalstop_detectors import Chooser, RawMaximum, Score
 
-from evalstop_lab.scoring import Outcome, gold_lost, mean
 from evalstop_lab.worlds import LEVELS, World
+from evalstop_lab.worlds.scoring import Outcome, gold_lost, mean
 
 CHOOSERS: tuple[Chooser, ...] = (RawMaximum(), evalstop_detectors.SmoothedMaximum())
 

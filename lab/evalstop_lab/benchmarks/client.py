@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.service import Service, running_service
+from evalstop_lab.service_process import Service, running_service
 
 LOADED = ("evalstop_client", "httpx", "mlflow")
 METRICS = {"gold": 0.5, "proxy": 0.25, "kl": 0.125, "loss": 2.0}

@@ -15,7 +15,7 @@ import numpy as np
 from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, Observation, Policy, Signal
 from river import drift
 
-from evalstop_lab.evidence import Records, records, to_alarm
+from evalstop_lab.calibrate.evidence import Records, records, to_alarm
 from evalstop_lab.worlds import Label, World
 
 # Parameters under which a detector takes part besides its defaults.

@@ -14,8 +14,8 @@ import asyncpg  # type: ignore[import-untyped]
 import msgspec
 import uvloop
 
-from evalstop_lab.bench import dialects
-from evalstop_lab.bench.generator import Load, percentile
+from evalstop_lab.benchmarks import dialects
+from evalstop_lab.benchmarks.generator import Load, percentile
 
 COLUMNS = ("run_id", "metric", "step", "superseded_by", "value", "stderr", "attempt", "observed_at", "received_at")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from evalstop_lab.bench import wire
+from evalstop_lab.benchmarks import wire
 
 MIX = ("eval", *["proxy", "kl", "loss"] * 7)[:20]
 """The metrics of consecutive observations: 1 in 20 is an eval."""

@@ -27,9 +27,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.bench.load import Ask, Asks, batches, load
-from evalstop_lab.postgres_server import postgres
-from evalstop_lab.service import Service, end, running_service
+from evalstop_lab.benchmarks.load import Ask, Asks, batches, load
+from evalstop_lab.service_process import Service, end, running_service
+from tests.fixtures.postgres_server import postgres
 
 CONNECTIONS = (1, 8)
 BATCHES = (1, 100)
@@ -149,7 +149,9 @@ async def _latencies(service: Service, stops: int) -> list[float]:
 
 @contextmanager
 def _hello() -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, "-m", "evalstop_lab.bench.hello"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "evalstop_lab.benchmarks.hello"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"]

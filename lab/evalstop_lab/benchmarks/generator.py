@@ -18,8 +18,8 @@ from typing import cast
 import msgspec
 import uvloop
 
-from evalstop_lab.bench import dialects
-from evalstop_lab.bench.wire import Answer, Answers
+from evalstop_lab.benchmarks import dialects
+from evalstop_lab.benchmarks.wire import Answer, Answers
 from evalstop_lab.errors import LabError
 
 LONGEST_ANSWER_SECONDS = 60.0

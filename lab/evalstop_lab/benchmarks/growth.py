@@ -10,14 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from evalstop_lab.bench import planted, servers
-from evalstop_lab.bench.dialects import MIX
-from evalstop_lab.bench.generator import Job, Load
-from evalstop_lab.bench.ingest_stage import created
-from evalstop_lab.bench.rounds import rotated
-from evalstop_lab.bench.servers import Server
-from evalstop_lab.bench.worker import Worker
-from evalstop_lab.postgres_server import conninfo
+from evalstop_lab.benchmarks import planted, servers
+from evalstop_lab.benchmarks.dialects import MIX
+from evalstop_lab.benchmarks.generator import Job, Load
+from evalstop_lab.benchmarks.ingest_stage import created
+from evalstop_lab.benchmarks.rounds import rotated
+from evalstop_lab.benchmarks.servers import Server
+from evalstop_lab.benchmarks.worker import Worker
+from tests.fixtures.postgres_server import conninfo
 
 CLIENTS = 64
 WARM_UP = 200

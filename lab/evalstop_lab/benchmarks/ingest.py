@@ -28,20 +28,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.bench import growth, targets
-from evalstop_lab.bench.generator import Load
-from evalstop_lab.bench.growth import Ground
-from evalstop_lab.bench.ingest_charts import draw
-from evalstop_lab.bench.ingest_contenders import Contender
-from evalstop_lab.bench.ingest_stage import POSTGRES, Stage
-from evalstop_lab.bench.ingest_tables import print_tables
-from evalstop_lab.bench.outside import Outside
-from evalstop_lab.bench.reading import reading
-from evalstop_lab.bench.recovery import recovery
-from evalstop_lab.bench.rounds import ASKING, GRID, LARGEST_COPY, Shape, cell, document, rotated
-from evalstop_lab.bench.slow_disk import sync_ms
-from evalstop_lab.bench.worker import JobFailed
-from evalstop_lab.postgres_server import conninfo
+from evalstop_lab.benchmarks import growth, targets
+from evalstop_lab.benchmarks.generator import Load
+from evalstop_lab.benchmarks.growth import Ground
+from evalstop_lab.benchmarks.ingest_charts import draw
+from evalstop_lab.benchmarks.ingest_contenders import Contender
+from evalstop_lab.benchmarks.ingest_stage import POSTGRES, Stage
+from evalstop_lab.benchmarks.ingest_tables import print_tables
+from evalstop_lab.benchmarks.outside import Outside
+from evalstop_lab.benchmarks.reading import reading
+from evalstop_lab.benchmarks.recovery import recovery
+from evalstop_lab.benchmarks.rounds import ASKING, GRID, LARGEST_COPY, Shape, cell, document, rotated
+from evalstop_lab.benchmarks.slow_disk import sync_ms
+from evalstop_lab.benchmarks.worker import JobFailed
+from tests.fixtures.postgres_server import conninfo
 
 LOADS = (*GRID, ASKING, LARGEST_COPY)
 QUICK_LOADS = (Shape(1, 8), Shape(100, 8), ASKING)

@@ -10,7 +10,7 @@ import matplotlib
 from plotly import graph_objects
 from plotly.subplots import make_subplots
 
-from evalstop_lab.bench.rounds import CLIENTS
+from evalstop_lab.benchmarks.rounds import CLIENTS
 
 matplotlib.use("Agg")  # a file, never a window
 

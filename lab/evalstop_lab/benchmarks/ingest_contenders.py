@@ -14,12 +14,12 @@ import httpx
 import msgspec
 import psycopg
 
-from evalstop_lab.bench.copying import CopyJob
-from evalstop_lab.bench.dialects import EVALS, MIX
-from evalstop_lab.bench.generator import Job, Load
-from evalstop_lab.bench.rounds import ASKING, LARGEST_COPY, Shape
-from evalstop_lab.bench.servers import Server
-from evalstop_lab.bench.worker import JobFailed, Worker
+from evalstop_lab.benchmarks.copying import CopyJob
+from evalstop_lab.benchmarks.dialects import EVALS, MIX
+from evalstop_lab.benchmarks.generator import Job, Load
+from evalstop_lab.benchmarks.rounds import ASKING, LARGEST_COPY, Shape
+from evalstop_lab.benchmarks.servers import Server
+from evalstop_lab.benchmarks.worker import JobFailed, Worker
 
 EVALSTOP = "EvalStop"
 OFF = "EvalStop, detectors off"

@@ -12,8 +12,8 @@ from pathlib import Path
 import psycopg
 import sqlalchemy as sa
 
-from evalstop_lab.bench import servers
-from evalstop_lab.bench.ingest_contenders import (
+from evalstop_lab.benchmarks import servers
+from evalstop_lab.benchmarks.ingest_contenders import (
     ALONE,
     COPY,
     EMBEDDED,
@@ -36,12 +36,12 @@ from evalstop_lab.bench.ingest_contenders import (
     mlflow_run,
     processes,
 )
-from evalstop_lab.bench.outside import Outside
-from evalstop_lab.bench.rounds import ASKING, CLIENTS, GRID, Shape
-from evalstop_lab.bench.servers import Server
-from evalstop_lab.bench.slow_disk import compiled
-from evalstop_lab.bench.worker import Worker, worker
-from evalstop_lab.postgres_server import connected, conninfo, postgres
+from evalstop_lab.benchmarks.outside import Outside
+from evalstop_lab.benchmarks.rounds import ASKING, CLIENTS, GRID, Shape
+from evalstop_lab.benchmarks.servers import Server
+from evalstop_lab.benchmarks.slow_disk import compiled
+from evalstop_lab.benchmarks.worker import Worker, worker
+from tests.fixtures.postgres_server import connected, conninfo, postgres
 
 EXTRA_MS = 2
 POSTGRES = ("shared_buffers=1GB", "max_wal_size=8GB", "checkpoint_timeout=15min", "max_connections=300")
@@ -66,7 +66,7 @@ class Stage:
 
     def set(self) -> list[Contender]:
         """All contenders that are wanted."""
-        self.generator = self._worker("evalstop_lab.bench.generator")
+        self.generator = self._worker("evalstop_lab.benchmarks.generator")
         self.postgres = self.ends.enter_context(postgres(POSTGRES))
         self._on_postgres()
         self._on_slow_disk()
@@ -111,7 +111,7 @@ class Stage:
             name = processes(number, sprayed)
             self._enter(posts(name, (first, *others[: number - 1]), shapes=_WIDEST, sprayed=sprayed))
         if self.wanted(COPY):
-            copier = self._worker("evalstop_lab.bench.copying", url)
+            copier = self._worker("evalstop_lab.benchmarks.copying", url)
             make_copied(url)
             self._enter(Copies(COPY, copier, "copied", in_postgres(conninfo(url), "copied", "run_id")))
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.bench.rounds import BATCHES, CLIENTS
+from evalstop_lab.benchmarks.rounds import BATCHES, CLIENTS
 
 
 def print_tables(console: Console, report: dict[str, Any]) -> None:

@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.bench import servers
-from evalstop_lab.bench.ingest_stage import POSTGRES, created
-from evalstop_lab.bench.servers import Server
-from evalstop_lab.postgres_server import conninfo, postgres
+from evalstop_lab.benchmarks import servers
+from evalstop_lab.benchmarks.ingest_stage import POSTGRES, created
+from evalstop_lab.benchmarks.servers import Server
+from tests.fixtures.postgres_server import conninfo, postgres
 
 BARE = "/login"
 LIMIT_MS = 100.0

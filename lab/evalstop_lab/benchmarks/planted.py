@@ -11,9 +11,9 @@ import httpx
 import psycopg
 from psycopg import sql
 
-from evalstop_lab.bench.dialects import MIX
-from evalstop_lab.bench.ingest_contenders import evalstop_run
-from evalstop_lab.bench.servers import Server
+from evalstop_lab.benchmarks.dialects import MIX
+from evalstop_lab.benchmarks.ingest_contenders import evalstop_run
+from evalstop_lab.benchmarks.servers import Server
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from evalstop_lab.bench import planted, servers
-from evalstop_lab.bench.growth import Ground
+from evalstop_lab.benchmarks import planted, servers
+from evalstop_lab.benchmarks.growth import Ground
 
 TIMES = 20
 

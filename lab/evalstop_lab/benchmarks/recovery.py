@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 
-from evalstop_lab.bench import planted, servers
-from evalstop_lab.bench.dialects import MIX, value
-from evalstop_lab.bench.growth import Ground
-from evalstop_lab.bench.ingest_contenders import evalstop_run
-from evalstop_lab.bench.worker import JobFailed
+from evalstop_lab.benchmarks import planted, servers
+from evalstop_lab.benchmarks.dialects import MIX, value
+from evalstop_lab.benchmarks.growth import Ground
+from evalstop_lab.benchmarks.ingest_contenders import evalstop_run
+from evalstop_lab.benchmarks.worker import JobFailed
 
 POINTS = 10_000
 

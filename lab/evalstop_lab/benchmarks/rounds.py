@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from evalstop_lab.bench.generator import Load
+from evalstop_lab.benchmarks.generator import Load
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from evalstop_lab.errors import ServiceUnavailable
-from evalstop_lab.service import end
+from evalstop_lab.service_process import end
 
 START_SECONDS = 90.0
 
@@ -66,7 +66,7 @@ def _evalstop(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
 @contextmanager
 def bare_route(folder: Path) -> Iterator[Server]:
     """The bare ASGI route."""
-    command = [sys.executable, "-m", "evalstop_lab.bench.bare_route"]
+    command = [sys.executable, "-m", "evalstop_lab.benchmarks.bare_route"]
     with _saying_where(command, folder / "bare.log", {}) as (address, pid):
         yield Server(address, pid)
 

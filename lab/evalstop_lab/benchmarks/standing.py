@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from evalstop_lab.bench.contenders import AS_SHIPPED, STATED, Contender
-from evalstop_lab.evidence import Records, to_alarm
-from evalstop_lab.scoring import (
+from evalstop_lab.benchmarks.contenders import AS_SHIPPED, STATED, Contender
+from evalstop_lab.calibrate.evidence import Records, to_alarm
+from evalstop_lab.calibrate.thresholds import threshold
+from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, Truth, World, of_group
+from evalstop_lab.worlds.scoring import (
     Fate,
     Figure,
     Outcome,
@@ -25,8 +27,6 @@ from evalstop_lab.scoring import (
     score,
     wilson,
 )
-from evalstop_lab.thresholds import threshold
-from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, Truth, World, of_group
 
 RATES = (0.01, 0.05)
 DELAY_RATES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4)

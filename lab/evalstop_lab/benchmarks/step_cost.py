@@ -1,4 +1,4 @@
-"""What one observation costs: `python -m evalstop_lab.bench.step_cost`.
+"""What one observation costs: `python -m evalstop_lab.benchmarks.step_cost`.
 
 Every step of a run that turns is timed several times and the quickest counts, so that what else the machine does stays
 out of it. Of a detector the evals are told, of a policy each signal, step by step and in batches of 100.
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.bench.contenders import NOT_RUN, VARIANTS
+from evalstop_lab.benchmarks.contenders import NOT_RUN, VARIANTS
 
 _BATCH = 100
 

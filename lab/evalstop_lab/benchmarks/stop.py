@@ -25,8 +25,8 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import ServiceUnavailable
-from evalstop_lab.postgres_server import postgres
-from evalstop_lab.service import Service, end, running_service
+from evalstop_lab.service_process import Service, end, running_service
+from tests.fixtures.postgres_server import postgres
 
 TARGET_MS = 250.0
 VERSIONS = ("evalstop-service", "evalstop-client", "aiohttp", "sqlalchemy", "psycopg")
@@ -83,7 +83,7 @@ def _stop_one(service: Service, folder: Path) -> float:
         file.unlink(missing_ok=True)
     receiver = [sys.executable, "-m", "evalstop_client.receivers.cli", "process"]
     receiver += ["--secret-file", str(secret), "--ready-file", str(ready)]
-    trainer = [sys.executable, "-m", "evalstop_lab.bench.stopped_trainer"]
+    trainer = [sys.executable, "-m", "evalstop_lab.benchmarks.stopped_trainer"]
     environment = os.environ | {"EVALSTOP_URL": service.url, "EVALSTOP_KEY": service.key}
     environment |= {"EVALSTOP_SPOOL": str(folder / "spool"), "EVALSTOP_RUN_NAME": f"stopped-{time.time_ns()}"}
     log = folder / "receiver.log"

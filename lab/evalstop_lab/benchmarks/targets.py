@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from evalstop_lab.bench import ingest_contenders as names
-from evalstop_lab.bench.rounds import ASKING, GRID, Cell, Shape
+from evalstop_lab.benchmarks import ingest_contenders as names
+from evalstop_lab.benchmarks.rounds import ASKING, GRID, Cell, Shape
 
 Cells = Mapping[tuple[str, Shape], Cell]
 

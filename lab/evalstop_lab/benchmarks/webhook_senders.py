@@ -13,21 +13,24 @@ from uuid import UUID
 
 import aiohttp
 import sqlalchemy as sa
-from evalstop_service import installation, opening, targets
 from evalstop_service.clock import utc_now
-from evalstop_service.delivery import signature
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.worker import Pace, Worker
-from evalstop_service.store import endpoints, outbox
+from evalstop_service.ingest import open_run
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.projects import installation
+from evalstop_service.security import address_policy
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.tables import deliveries, events, runs
-from evalstop_service.telemetry import Telemetry
+from evalstop_service.webhooks import signature
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
 AT_A_TIME = 16
 DEADLINE_SECONDS = 120.0
-LOOPBACK = targets.parse("127.0.0.0/8")
+LOOPBACK = address_policy.parse("127.0.0.0/8")
 
 BODY = json.dumps(
     {
@@ -82,7 +85,7 @@ def an_outbox(database: Database, url: str) -> Outbox:
     """Make a project and a run, and subscribe the URL to all events."""
     now = utc_now()
     project = installation.add_project(database, new_id().hex, "enforce", 0.0, now, "paper")
-    run, _ = opening.open_run(database, project.id, opening.Request("ppo"), now)
+    run, _ = open_run.open_run(database, project.id, open_run.Request("ppo"), now)
     with database.transaction() as tx:
         endpoint = endpoints.add(tx, project.id, url=url, event_types=("*",), now=now)
     return Outbox(database, project.id, run.id, endpoint)

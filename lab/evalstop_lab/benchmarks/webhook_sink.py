@@ -12,7 +12,7 @@ from typing import cast
 
 import uvloop
 
-from evalstop_lab.service import end
+from evalstop_lab.service_process import end
 
 THANKS = b"HTTP/1.1 204 No Content\r\n\r\n"
 
@@ -40,7 +40,7 @@ class Sink(asyncio.Protocol):
 @contextmanager
 def sink() -> Iterator[str]:
     """A sink in a process of its own; its URL."""
-    command = [sys.executable, "-m", "evalstop_lab.bench.webhook_sink"]
+    command = [sys.executable, "-m", "evalstop_lab.benchmarks.webhook_sink"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -26,7 +26,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.bench.webhook_senders import (
+from evalstop_lab.benchmarks.webhook_senders import (
     AT_A_TIME,
     BODY,
     Outbox,
@@ -36,8 +36,8 @@ from evalstop_lab.bench.webhook_senders import (
     fill,
     latencies,
 )
-from evalstop_lab.bench.webhook_sink import sink
-from evalstop_lab.postgres_server import postgres
+from evalstop_lab.benchmarks.webhook_sink import sink
+from tests.fixtures.postgres_server import postgres
 
 BARE = "bare aiohttp"
 TARGET = 0.45
@@ -49,7 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="make bench-webhooks",
         description=__doc__,
-        epilog="examples:\n  make bench-webhooks\n  python -m evalstop_lab.bench.webhooks --rounds 1 --json",
+        epilog="examples:\n  make bench-webhooks\n  python -m evalstop_lab.benchmarks.webhooks --rounds 1 --json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=positive_number, default=5, help="everybody is measured so often, in turns")

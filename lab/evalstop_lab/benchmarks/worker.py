@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from evalstop_lab.errors import LabError
-from evalstop_lab.service import end
+from evalstop_lab.service_process import end
 
 _T = TypeVar("_T")
 

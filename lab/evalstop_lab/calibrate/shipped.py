@@ -1,4 +1,4 @@
-"""Calibrate what the shipped policies ask for, and write it down: `python -m evalstop_lab.calibration_module`.
+"""Calibrate what the shipped policies ask for, and write it down: `python -m evalstop_lab.calibrate.shipped`.
 
 The module that it writes into the detectors holds a list of what `evalstop-lab calibrate` prints: one calibration for a
 detector with exactly its parameters, with its seeds, families, versions and the command that finds it again.
@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalstop_detectors import calibration, shipped
+from evalstop_detectors import calibration
+from evalstop_detectors.policy import shipped
 
 from evalstop_lab import cli
 from evalstop_lab.arguments import positive_number

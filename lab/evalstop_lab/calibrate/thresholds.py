@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from evalstop_detectors import Kind
 
-from evalstop_lab.evidence import to_alarm
-from evalstop_lab.scoring import Share, clopper_pearson, quantile_ranks
+from evalstop_lab.calibrate.evidence import to_alarm
+from evalstop_lab.worlds.scoring import Share, clopper_pearson, quantile_ranks
 
 
 @dataclass(frozen=True)

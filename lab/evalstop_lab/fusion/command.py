@@ -13,12 +13,12 @@ from pprint import pformat
 from typing import Any
 
 import msgspec
-from evalstop_detectors.fusion import FusionModel
-from evalstop_detectors.fusion_model import MODELS
+from evalstop_detectors.detectors.fusion import FusionModel
+from evalstop_detectors.detectors.fusion_model import MODELS
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number, whole_number
-from evalstop_lab.calibrate import HEALTHY, versions
+from evalstop_lab.calibrate.command import HEALTHY, versions
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.fusion import report as reports
 from evalstop_lab.fusion import tables

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from evalstop_detectors.fusion import CALMING, FEATURES, Feature, FusionModel, StepFunction
+from evalstop_detectors.detectors.fusion import CALMING, FEATURES, Feature, FusionModel, StepFunction
 from numpy.typing import NDArray
 from scipy import special
 

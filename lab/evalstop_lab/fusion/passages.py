@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 from evalstop_detectors import Kind, Observation, Signal
-from evalstop_detectors.fusion import FEATURES, FusionState, features, with_members
+from evalstop_detectors.detectors.fusion import FEATURES, FusionState, features, with_members
 from numpy.typing import NDArray
 
+from evalstop_lab.calibrate.evidence import Records
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.evidence import Records
 from evalstop_lab.replay import read
 from evalstop_lab.replay.lines import lines
 from evalstop_lab.worlds import Label, World, make

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 from evalstop_detectors import Kind
-from evalstop_detectors.fusion import FEATURES, FusionModel
+from evalstop_detectors.detectors.fusion import FEATURES, FusionModel
 
-from evalstop_lab.bench.standing import RATES, Passed, alarm_at
+from evalstop_lab.benchmarks.standing import RATES, Passed, alarm_at
 from evalstop_lab.fusion.fit import exported, fit, posteriors
 from evalstop_lab.fusion.passages import Passage
-from evalstop_lab.scoring import Fate, Share, clopper_pearson, fate, wilson
 from evalstop_lab.worlds import CALIBRATION, FAMILIES, HELD_OUT, Group, Label, World
+from evalstop_lab.worlds.scoring import Fate, Share, clopper_pearson, fate, wilson
 
 Ground = Sequence[tuple[World, Passage]]
 Judge = Callable[[Passage], Passed]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_detectors.fusion import FusionModel
+from evalstop_detectors.detectors.fusion import FusionModel
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.bench.standing import RATES
+from evalstop_lab.benchmarks.standing import RATES
 from evalstop_lab.worlds import FAMILIES
 
 

@@ -11,9 +11,9 @@ import sys
 
 import numpy as np
 from evalstop_detectors import Evidence, Kind
-from evalstop_detectors import noise as noises
-from evalstop_detectors.noise import LARGEST, Noise, NoiseState, estimate
-from evalstop_detectors.plateau_drop import (
+from evalstop_detectors.checkpoint import noise as noises
+from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, estimate
+from evalstop_detectors.detectors.plateau_drop import (
     BLOCKS,
     LARGEST_SIGMAS,
     LEAST_GAIN_SIGMAS,

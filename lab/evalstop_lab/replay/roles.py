@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from evalstop_detectors import Signal
-from evalstop_detectors.roles import NO_GOLD
+from evalstop_detectors.roles.recognition import NO_GOLD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import numpy as np
 from evalstop_detectors import NOTHING_SEEN, Evidence, Kind, Observation, Policy, Signal, Verdict
-from evalstop_detectors.k_decline import KDecline
-from evalstop_detectors.noise import clipped
-from evalstop_detectors.non_finite import NonFinite
-from evalstop_detectors.plateau_drop import PlateauDrop
+from evalstop_detectors.checkpoint.noise import clipped
+from evalstop_detectors.detectors.k_decline import KDecline
+from evalstop_detectors.detectors.non_finite import NonFinite
+from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from numpy.typing import NDArray
 
 from evalstop_lab.replay.judged import Judged, judge, judged

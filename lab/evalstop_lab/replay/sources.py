@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from evalstop_detectors import Signal
-from evalstop_detectors.roles import Recognised, recognise
+from evalstop_detectors.roles.recognition import Recognised, recognise
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

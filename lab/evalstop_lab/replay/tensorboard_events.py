@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from evalstop_client.tensorboard.events import Scalar
-from evalstop_client.tensorboard.following import all_scalars, event_files
+from evalstop_client.tensorboard.tail import all_scalars, event_files
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import add_row, number_of, step_of

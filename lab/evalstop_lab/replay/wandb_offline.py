@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.tensorboard.wire import BYTES, VARINT, fields, repeated
+from evalstop_client.tensorboard.protobuf import BYTES, VARINT, fields, repeated
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import MOST_GPUS, add_row, number_of, step_of

@@ -21,11 +21,11 @@ from rich.progress import track
 
 from evalstop_lab.arguments import positive_number, whole_number
 from evalstop_lab.errors import DemoFailed
-from evalstop_lab.picture import draw
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
+from evalstop_lab.rlhf.picture import draw
 from evalstop_lab.rlhf.presets import PRESETS
 from evalstop_lab.rlhf.trainer import Eval, Trainer
-from evalstop_lab.service import Service, end, running_service
+from evalstop_lab.service_process import Service, end, running_service
 
 EXAMPLES = """examples:
   evalstop-lab demo                       a run that over-optimizes, and is stopped

@@ -20,7 +20,6 @@ from rich.table import Table
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.policy_file import load_policy
-from evalstop_lab.scoring import Figure
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
@@ -31,6 +30,7 @@ from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.stopping import decide, nobody
 from evalstop_lab.simulator.study import REPORTING_SEED
 from evalstop_lab.sweep import sweep
+from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 4
 EVALS = (5, 10, 20, 30, 50, 100)

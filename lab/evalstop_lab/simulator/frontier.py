@@ -18,9 +18,8 @@ from evalstop_detectors import DETECTORS, POLICIES, Detector, Member, Policy, Th
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.calibrate import thresholds
-from evalstop_lab.evidence import Records, records
-from evalstop_lab.scoring import Figure
+from evalstop_lab.calibrate.command import thresholds
+from evalstop_lab.calibrate.evidence import Records, records
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.metrics import Figures
@@ -30,6 +29,7 @@ from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.stopping import logs
 from evalstop_lab.simulator.study import CALIBRATION_SEED, NONE, ORACLE, REPORTING_SEED, Cell, Rows
 from evalstop_lab.sweep import sweep
+from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 6
 CALIBRATION_SEEDS = 3

@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number, whole_number
-from evalstop_lab.scoring import Figure, wilson
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.study import Cell, Row, run_cells
 from evalstop_lab.sweep import BACKENDS, LOCAL, cores, sweep
+from evalstop_lab.worlds.scoring import Figure, wilson
 
 
 def add(parser: argparse.ArgumentParser, seeds: int) -> None:

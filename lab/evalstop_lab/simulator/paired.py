@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from evalstop_lab.scoring import Figure
 from evalstop_lab.simulator.jobs import Floats
+from evalstop_lab.worlds.scoring import Figure
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95

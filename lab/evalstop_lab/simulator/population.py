@@ -23,13 +23,13 @@ from rich.table import Table
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.policy_file import load_policy
-from evalstop_lab.scoring import Figure
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.stopping import decide
 from evalstop_lab.simulator.study import REPORTING_SEED
 from evalstop_lab.sweep import sweep
+from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 40
 POLICIES = ("paper", "default", "early")

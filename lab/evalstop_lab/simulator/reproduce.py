@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from evalstop_lab.scoring import Figure
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.metrics import Figures
 from evalstop_lab.simulator.paired import Change, holm, relative_change
@@ -20,6 +19,7 @@ from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER, Setting
 from evalstop_lab.simulator.stopping import RULES
 from evalstop_lab.simulator.study import NONE, ORACLE, REPORTING_SEED, Rows, cells
+from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 12
 JOBS = 3000

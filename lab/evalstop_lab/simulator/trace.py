@@ -21,7 +21,6 @@ from rich.table import Table
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.policy_file import load_policy
-from evalstop_lab.scoring import Figure
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import Asked, dress, estimates, kinds
 from evalstop_lab.simulator.paired import interval, relative_change
@@ -30,6 +29,7 @@ from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.study import NONE, ORACLE, REPORTING_SEED, Row, Rows, live
 from evalstop_lab.simulator.trace_file import Trace, read
 from evalstop_lab.sweep import sweep
+from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 4
 POLICIES = ("paper", "default", "early")

@@ -8,9 +8,13 @@ import json
 import logging
 import sys
 
-from evalstop_service import app, demonstration, installation, opening, pausing, retention
+from evalstop_service import app
+from evalstop_service.cli import demo_data as demonstration
 from evalstop_service.cli.command import OK, Add, Subcommands, open_database, tell
 from evalstop_service.clock import utc_now
+from evalstop_service.decisions import pause as pausing
+from evalstop_service.projects import installation, policies
+from evalstop_service.runs import retention
 from evalstop_service.settings import Settings
 from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
@@ -58,7 +62,7 @@ def _add_project(commands: Subcommands, add: Add) -> None:
     project = commands.add_parser("project", help="Make a project.").add_subparsers(required=True, metavar="VERB")
     create = add(project, "create", project_create)
     create.add_argument("name")
-    create.add_argument("--policy", default=opening.DEFAULT_POLICY, help="that judges its runs (default: %(default)s)")
+    create.add_argument("--policy", default=policies.DEFAULT_POLICY, help="that judges its runs (default: %(default)s)")
     create.add_argument("--mode", choices=["shadow", "enforce"], default="shadow", help="of its runs (default shadow)")
     create.add_argument(
         "--grace-seconds", type=float, default=0.0, help="within which a stop can be vetoed (default 0)"

@@ -26,17 +26,19 @@ from uuid import UUID
 
 from evalstop_detectors import Observation, Policy, Signal, advance, policy_from_document, start
 
-from evalstop_service import administration, deadlines, ingest, installation, opening, responses, vigil
+from evalstop_service import ingest
+from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.errors import Conflict, ServiceError
-from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Saved
-from evalstop_service.lifecycle import SERVICE, State
+from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Saved, open_run
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.projects import administration, installation
+from evalstop_service.rules.decision_lifecycle import SERVICE, State
 from evalstop_service.store import audit, decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
 
 DAYS = 60
 GRACE_SECONDS = 900.0
@@ -184,11 +186,11 @@ class Script:
         with self.database.transaction() as tx:
             decisions.request_due(tx, at)
         deadlines.look_after(self.database, at)
-        while vigil.look(self.database, at):
+        while stale_runs.look(self.database, at):
             pass
 
     def _open(self, story: Story, at: datetime) -> None:
-        terms = opening.Request(
+        terms = open_run.Request(
             story.name,
             METRICS,
             labels=story.labels,
@@ -196,7 +198,7 @@ class Script:
             mode=story.mode,
             total_steps=story.example.steps[-1],
         )
-        story.run, _ = opening.open_run(self.database, self.project.id, terms, at)
+        story.run, _ = open_run.open_run(self.database, self.project.id, terms, at)
 
     def _post(self, story: Story, some: range, at: datetime) -> None:
         run, example = story.run, story.example
@@ -232,11 +234,11 @@ class Script:
             self.schedule(gone_at, partial(self._gone, story, decision, end))
 
     def _veto(self, decision: Decision, why: str, at: datetime) -> None:
-        responses.veto(self.database, self.project.id, decision.id, self.chance.choice(PEOPLE), why, at)
+        commands.veto(self.database, self.project.id, decision.id, self.chance.choice(PEOPLE), why, at)
 
     def _report(self, decision: Decision, state: State, reason: str, at: datetime) -> None:
-        said = responses.Report(state, RECEIVER, reason, {"job": str(4000 + decision.step)})
-        responses.report(self.database, self.project.id, decision.id, said, at)
+        said = commands.Report(state, RECEIVER, reason, {"job": str(4000 + decision.step)})
+        commands.report(self.database, self.project.id, decision.id, said, at)
 
     def _gone(self, story: Story, decision: Decision, end: tuple[State, str], at: datetime) -> None:
         self._report(decision, *end, at)
@@ -250,7 +252,7 @@ class Script:
         if story.run is None or story.over:
             return
         status = "failed" if self.chance.random() < 0.05 else "completed"
-        responses.finish(self.database, self.project.id, story.run.id, status, at)
+        commands.finish(self.database, self.project.id, story.run.id, status, at)
         if self.chance.random() < 0.15:
             later = at + timedelta(hours=self.chance.uniform(1, 40))
             self.schedule(later, partial(self._judge, story, self._decision(story)))
@@ -275,7 +277,7 @@ class Script:
                 "the answers got worse" if right else "look at gold",
             )
         outcome, turn_step, note = word
-        responses.judge_run(
+        commands.judge_run(
             self.database,
             self.project.id,
             story.run.id,

@@ -9,10 +9,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from pydantic import ValidationError
 
-from evalstop_service import logs
 from evalstop_service.cli import administration, servers
 from evalstop_service.cli.command import FAILED, USAGE, Command, Subcommands
 from evalstop_service.errors import ServiceError
+from evalstop_service.observability import logs
 from evalstop_service.settings import Settings
 
 

@@ -18,15 +18,18 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from evalstop_service import app, installation, pages, traces
-from evalstop_service.api import metrics
+from evalstop_service import app
 from evalstop_service.cli.command import FAILED, OK, Add, Subcommands, open_database
 from evalstop_service.clock import utc_now
-from evalstop_service.connections import Patience, allowed, look_over, protocol
 from evalstop_service.errors import ServiceError
+from evalstop_service.observability import tracing
+from evalstop_service.projects import installation
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
+from evalstop_service.web import dashboard
+from evalstop_service.web.api import prometheus
+from evalstop_service.web.middleware.slow_connections import Patience, allowed, look_over, protocol
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ def up(settings: Settings, options: argparse.Namespace) -> int:
 
     def ready(address: str) -> None:
         key = installation.any_key(database)
-        link = f"{address}/login?token={pages.sign_in_token(secret, key.id)}" if key else None
+        link = f"{address}/login?token={dashboard.sign_in_token(secret, key.id)}" if key else None
         if options.json:
             print(json.dumps({"url": address, "key": first, "sign_in": link}), flush=True)
             return
@@ -87,9 +90,9 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
         print("EvalStop delivers", flush=True)
         await app.deliver(settings, database, stop, telemetry, tracer)
 
-    telemetry, tracer = app.create_telemetry(database), traces.from_environment(os.environ)
+    telemetry, tracer = app.create_telemetry(database), tracing.from_environment(os.environ)
     port = settings.metrics_port
-    with metrics.listening(telemetry, settings.host, port) if port is not None else nullcontext():
+    with prometheus.listening(telemetry, settings.host, port) if port is not None else nullcontext():
         uvloop.run(run())
     tracer.close()
     return OK

@@ -14,15 +14,18 @@ from uuid import UUID
 
 from msgspec import structs
 
-from evalstop_service import brakes, cases, hindsight, lifecycle, progress
+from evalstop_service.decisions import guards, transitions
 from evalstop_service.errors import Conflict, Invalid, NotFound
-from evalstop_service.lifecycle import State
-from evalstop_service.liveness import Pulse
-from evalstop_service.store import audit, decisions, outbox, outcomes, projects, runs
+from evalstop_service.evaluation import cases, change_point
+from evalstop_service.rules import decision_lifecycle
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.liveness import Pulse
+from evalstop_service.rules.outcome import Said
+from evalstop_service.store import audit, decisions, outcomes, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
-from evalstop_service.truth import Said
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def veto(
 ) -> Decision:
     """Let the run go on; raises Conflict once the stop was handed out. Vetoing twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        return _move(tx, run, decision, lifecycle.Vetoed(now, actor, reason), "decision.vetoed", proved)
+        return _move(tx, run, decision, decision_lifecycle.Vetoed(now, actor, reason), "decision.vetoed", proved)
 
 
 def release(
@@ -65,8 +68,8 @@ def release(
     """Have a stop that is withheld carried out; raises Conflict while the project is paused. Twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         project = projects.lock(tx, project_id)
-        held_by = brakes.holding(tx, project, run, now) if decision.state == State.WITHHELD else ()
-        released = lifecycle.Released(now, actor, reason, held_by)
+        held_by = guards.holding(tx, project, run, now) if decision.state == State.WITHHELD else ()
+        released = decision_lifecycle.Released(now, actor, reason, held_by)
         return _move(tx, run, decision, released, "decision.released", proved)
 
 
@@ -81,7 +84,7 @@ def undo(
 ) -> Decision:
     """Take back a stop that was handed out; raises Conflict when none was. Undoing twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        return _move(tx, run, decision, lifecycle.Undone(now, actor, reason), "decision.undone", proved)
+        return _move(tx, run, decision, decision_lifecycle.Undone(now, actor, reason), "decision.undone", proved)
 
 
 def stop(
@@ -99,7 +102,7 @@ def stop(
         if run.status not in ("running", Pulse.LOST):
             raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
         before = decisions.of_attempt(tx, run.id, run.attempt)
-        decision = progress.order(tx, run, actor, reason, now)
+        decision = transitions.order(tx, run, actor, reason, now)
         if before is None or before.state != decision.state:
             # Whoever remembers the run has to look again: there is a decision, or another than there was.
             runs.save(tx, structs.replace(run, version=run.version + 1, updated_at=now))
@@ -116,8 +119,8 @@ def report(database: Database, project_id: UUID, decision_id: UUID, said: Report
         if gone and run.attempt == decision.attempt:
             run = _ended(tx, run, "stopped", now)
             details = details | ({"turn_step": run.turn["step"]} if run.turn else {})
-        event = lifecycle.Reported(now, said.state, said.actor, said.reason, details, said.expected_seconds)
-        moved = progress.move(tx, run, decision, event)
+        event = decision_lifecycle.Reported(now, said.state, said.actor, said.reason, details, said.expected_seconds)
+        moved = transitions.move(tx, run, decision, event)
         if gone and run.attempt == decision.attempt:
             cases.settle(tx, run, now)
         return moved
@@ -204,13 +207,13 @@ def end(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     decision = decisions.of_attempt(tx, run.id, run.attempt)
     if decision is not None:
         told = outbox.told(tx, run.id, decision.id).addressed
-        progress.move(tx, run, decisions.lock(tx, decision), lifecycle.Finished(now, status, told))
+        transitions.move(tx, run, decisions.lock(tx, decision), decision_lifecycle.Finished(now, status, told))
     cases.settle(tx, run, now)
     return run
 
 
 def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
-    turn = hindsight.turn_of(tx, run)
+    turn = change_point.turn_of(tx, run)
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
     runs.save(tx, run)
     return run
@@ -220,11 +223,11 @@ def _move(
     tx: Transaction,
     run: Run,
     decision: Decision,
-    event: lifecycle.Vetoed | lifecycle.Released | lifecycle.Undone,
+    event: decision_lifecycle.Vetoed | decision_lifecycle.Released | decision_lifecycle.Undone,
     action: str,
     proved: str | None,
 ) -> Decision:
-    moved = progress.move(tx, run, decision, event)
+    moved = transitions.move(tx, run, decision, event)
     if moved.state != decision.state:
         subject, told = f"decision {decision.id}", {"run": run.name, "reason": event.reason}
         audit.record(tx, run.project_id, event.actor, action, subject, told, event.at, proved)

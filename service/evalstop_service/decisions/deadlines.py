@@ -7,13 +7,14 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from evalstop_service import progress
-from evalstop_service.chores import Chore, Pause
+from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock
-from evalstop_service.lifecycle import Passed, State
-from evalstop_service.store import decisions, queues, runs
+from evalstop_service.decisions import transitions
+from evalstop_service.rules.decision_lifecycle import Passed, State
+from evalstop_service.store import decisions, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Overdue
+from evalstop_service.store.queue import queues
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,8 @@ def _look_after(database: Database, overdue: Overdue, now: datetime) -> None:
             return
         decision = decisions.lock(tx, decision)  # which shows whether another process was faster
         if decision.state == State.WITHHELD:
-            moved = progress.look_again(tx, run, decision, now)
+            moved = transitions.look_again(tx, run, decision, now)
         else:
-            moved = progress.move(tx, run, decision, Passed(now, gone_on=run.attempt != decision.attempt))
+            moved = transitions.move(tx, run, decision, Passed(now, gone_on=run.attempt != decision.attempt))
     if moved.state != decision.state or moved.escalations != decision.escalations:
         log.info("decision %s of run %s is %s: its deadline was over", moved.id, moved.run_name, moved.state)

@@ -24,11 +24,13 @@ from datetime import datetime, timedelta
 
 from evalstop_detectors import Policy, Reservation
 
-from evalstop_service import dead_metrics, policies, vitals
 from evalstop_service.clock import rfc3339
-from evalstop_service.lifecycle import PAUSED, Brake
-from evalstop_service.liveness import Pulse
-from evalstop_service.store import decisions, pulses, runs
+from evalstop_service.projects import policies
+from evalstop_service.rules import dead_metrics
+from evalstop_service.rules.decision_lifecycle import PAUSED, Brake
+from evalstop_service.rules.liveness import Pulse
+from evalstop_service.runs import health
+from evalstop_service.store import decisions, run_health, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
@@ -81,12 +83,12 @@ def _bounds(tx: Transaction, project: Project, run: Run, now: datetime) -> Itera
 
 
 def _reservations(tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime) -> Iterator[Brake]:
-    pulse = pulses.of_runs(tx, [run.id]).get(run.id)
-    heard_at = vitals.heard_at(run, pulse)
-    if vitals.pulse_of(run, pulse, project.stale_seconds, now) is not Pulse.ALIVE:
+    pulse = run_health.of_runs(tx, [run.id]).get(run.id)
+    heard_at = health.heard_at(run, pulse)
+    if health.pulse_of(run, pulse, project.stale_seconds, now) is not Pulse.ALIVE:
         reason = f"nothing was heard of the run since {rfc3339(heard_at)}: its metrics may not be what they were"
         yield Brake(Reservation.STALE, reason, {"heard_at": rfc3339(heard_at)})
-    if policy is not None and (dead := vitals.dead_of(tx, [(run, policy)])[run.id]):
+    if policy is not None and (dead := health.dead_of(tx, [(run, policy)])[run.id]):
         words = "; ".join(f"{one.metric}: {one.reason}" for one in dead)
         yield Brake(
             Reservation.DEAD_DETECTOR, f"its detectors are blind: {words}", {"dead": dead_metrics.as_json(dead)}

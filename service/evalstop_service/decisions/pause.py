@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
-from evalstop_service import brakes, progress
+from evalstop_service.decisions import guards, transitions
 from evalstop_service.store import audit, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
@@ -30,7 +30,7 @@ def pause(
             projects.change(tx, project)
             subject, told = f"project {project.name}", {"reason": reason}
             audit.record(tx, project.id, actor, "project.paused", subject, told, now, proved)
-    held = progress.hold_all(database, project_id, brakes.paused(project), now)
+    held = transitions.hold_all(database, project_id, guards.paused(project), now)
     log.warning("project %s is paused by %s; %d stops are withheld", project.name, project.paused_by, held)
     return project
 

@@ -17,17 +17,22 @@ from uuid import UUID
 
 from evalstop_detectors import Policy, Reservation
 
-from evalstop_service import brakes, dead_metrics, events, liveness, policies, progress, responses, vitals
-from evalstop_service.chores import Chore, Pause
+from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock, rfc3339
-from evalstop_service.dead_metrics import Dead
-from evalstop_service.lifecycle import State
-from evalstop_service.liveness import Pulse
-from evalstop_service.store import decisions, outbox, projects, pulses, runs
+from evalstop_service.decisions import commands, guards, transitions
+from evalstop_service.projects import policies
+from evalstop_service.rules import dead_metrics, liveness
+from evalstop_service.rules.dead_metrics import Dead
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.liveness import Pulse
+from evalstop_service.runs import health
+from evalstop_service.store import decisions, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.projects import Project
-from evalstop_service.store.pulses import StoredPulse
+from evalstop_service.store.queue import outbox
+from evalstop_service.store.run_health import StoredPulse
 from evalstop_service.store.runs import Run
+from evalstop_service.webhooks import events
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +65,7 @@ def chore(database: Database, clock: Clock) -> Chore:
             if pause(0.0):
                 return 0.0
         with database.reading() as tx:
-            look_at = pulses.next_look(tx)
+            look_at = run_health.next_look(tx)
         left_seconds = LOOK_SECONDS if look_at is None else (look_at - clock()).total_seconds()
         return min(max(left_seconds, 0.0), LOOK_SECONDS)
 
@@ -75,7 +80,7 @@ def adopt(database: Database, now: datetime, pause: Pause = lambda _: False) -> 
         after: UUID | None = UUID(int=0)
         while after is not None and not pause(0.0):
             with database.transaction() as tx:
-                after = pulses.adopt(tx, project.id, after, 1000, now)
+                after = run_health.adopt(tx, project.id, after, 1000, now)
 
 
 def look(database: Database, now: datetime, known: Policies | None = None) -> int:
@@ -84,11 +89,11 @@ def look(database: Database, now: datetime, known: Policies | None = None) -> in
     `known`: policies that were read before, by their ids.
     """
     with database.transaction() as tx:
-        due = pulses.due(tx, now, RUNS_AT_A_TIME)
+        due = run_health.due(tx, now, RUNS_AT_A_TIME)
         looks = _looks(tx, due, {} if known is None else known, now)
         new = [pulse for pulse in due if pulse.run_id not in looks]
         until = now + timedelta(seconds=HELD_SECONDS)
-        pulses.look_again(tx, looks | {pulse.run_id: until for pulse in new})
+        run_health.look_again(tx, looks | {pulse.run_id: until for pulse in new})
     for pulse in new:
         _tell(database, pulse, now)
     return len(due)
@@ -119,7 +124,7 @@ def _judge(
     run: Run, pulse: StoredPulse, stale_seconds: float, cadence_seconds: float | None, now: datetime
 ) -> tuple[Pulse, datetime | None]:
     """How a run is by this cadence, and when to look again."""
-    silence = (now - vitals.heard_at(run, pulse)).total_seconds()
+    silence = (now - health.heard_at(run, pulse)).total_seconds()
     stale_for = (now - pulse.changed_at).total_seconds() if pulse.state == Pulse.STALE else None
     state = liveness.judge(silence, stale_for, stale_seconds, cadence_seconds)
     if state is Pulse.LOST:
@@ -131,11 +136,11 @@ def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
     """Record what is new about a run, and tell of it."""
     with database.transaction() as tx:
         run = runs.lock(tx, held.project_id, held.run_id)
-        pulse = pulses.of_runs(tx, [held.run_id]).get(held.run_id)
+        pulse = run_health.of_runs(tx, [held.run_id]).get(held.run_id)
         if run is None or pulse is None or run.status != "running":
             return
         project = projects.get(tx, run.project_id)
-        cadence_seconds = vitals.cadence(tx, run)
+        cadence_seconds = health.cadence(tx, run)
         state, look_at = _judge(run, pulse, project.stale_seconds, cadence_seconds, now)
         dead = _dead(tx, [run], {})[run.id]
         found = replace(
@@ -146,7 +151,7 @@ def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
             dead=dead_metrics.as_json(dead),
             changed_at=pulse.changed_at if state == pulse.state else now,
         )
-        pulses.save(tx, found)
+        run_health.save(tx, found)
         if state != pulse.state:
             _turned(tx, project, run, found, now)
         for one in dead_metrics.as_json(dead_metrics.news(pulse.dead, dead)):
@@ -156,16 +161,16 @@ def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
 
 
 def _turned(tx: Transaction, project: Project, run: Run, pulse: StoredPulse, now: datetime) -> None:
-    heard_at = vitals.heard_at(run, pulse)
+    heard_at = health.heard_at(run, pulse)
     told = {"state": pulse.state, "heard_at": rfc3339(heard_at), "cadence_seconds": pulse.cadence_seconds}
     if pulse.state == Pulse.STALE:
         _announce(tx, project, run, "run.stale", {"pulse": told}, now)
         decision = decisions.of_attempt(tx, run.id, run.attempt)
         if decision is not None and decision.state == State.PENDING:
-            against = brakes.holding(tx, projects.lock(tx, project.id), run, now)
-            progress.hold(tx, run, [brake for brake in against if brake.kind == Reservation.STALE], now)
+            against = guards.holding(tx, projects.lock(tx, project.id), run, now)
+            transitions.hold(tx, run, [brake for brake in against if brake.kind == Reservation.STALE], now)
     elif pulse.state == Pulse.LOST:
-        run = responses.end(tx, run, Pulse.LOST, now)
+        run = commands.end(tx, run, Pulse.LOST, now)
         _announce(tx, project, run, "run.lost", {"pulse": told}, now)
 
 
@@ -181,4 +186,4 @@ def _dead(tx: Transaction, found: list[Run], known: Policies) -> dict[UUID, tupl
     for policy_id in {run.policy_id for run in found} - known.keys():
         known[policy_id] = policies.read(tx, policy_id)
     judged = [(run, policy) for run in found if (policy := known[run.policy_id]) is not None]
-    return {run.id: () for run in found} | dict(vitals.dead_of(tx, judged))
+    return {run.id: () for run in found} | dict(health.dead_of(tx, judged))

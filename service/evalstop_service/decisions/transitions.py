@@ -12,9 +12,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from evalstop_service import authority, brakes, cases, chance, events, lifecycle
+from evalstop_service.decisions import guards
 from evalstop_service.errors import Conflict
-from evalstop_service.lifecycle import (
+from evalstop_service.evaluation import cases, rollout_stage
+from evalstop_service.rules import decision_lifecycle, random_assignment
+from evalstop_service.rules.decision_lifecycle import (
     Brake,
     Decided,
     Event,
@@ -27,31 +29,33 @@ from evalstop_service.lifecycle import (
     Terms,
     Weighed,
 )
-from evalstop_service.store import authorities, decisions, outbox, projects, runs
+from evalstop_service.store import decisions, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
+from evalstop_service.webhooks import events
 
 
 def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
     """Put the run's verdict on record as a decision, and have it carried out as mode, chance and brakes allow."""
     decision_id, project = new_id(), projects.get(tx, run.project_id)
     enforced_share = _share_enforced(tx, run) if run.mode == Mode.ENFORCE else 0.0
-    earned = chance.drawn(project.seed, decision_id, chance.CARRIED_OUT)
-    kept = chance.drawn(project.seed, decision_id, chance.HELD_OUT)
+    earned = random_assignment.drawn(project.seed, decision_id, random_assignment.CARRIED_OUT)
+    kept = random_assignment.drawn(project.seed, decision_id, random_assignment.HELD_OUT)
     enforced, held_out = earned < enforced_share, kept < project.held_out_share
     event = Decided(
         now,
         actor=f"policy {run.policy_name} version {run.policy_version}",
         reason=str(run.verdict["reason"]),
         mode=Mode.ENFORCE if enforced else Mode.SHADOW,
-        brakes=brakes.holding(tx, projects.lock(tx, project.id), run, now) if enforced and not held_out else (),
+        brakes=guards.holding(tx, projects.lock(tx, project.id), run, now) if enforced and not held_out else (),
         held_out=held_out,
         chance=_numbers(run, enforced, (enforced_share, earned), (project.held_out_share, kept)),
     )
-    observed = chance.observed_probability(enforced_share, project.held_out_share)
+    observed = random_assignment.observed_probability(enforced_share, project.held_out_share)
     return _born(tx, project, run, decision_id, event, step, run.verdict, observed)
 
 
@@ -61,7 +65,7 @@ def order(tx: Transaction, run: Run, actor: str, reason: str, now: datetime) -> 
     Where its policy had called for no stop the decision is the person's alone: it has a reason and no evidence.
     """
     project = projects.lock(tx, run.project_id)
-    event = Ordered(now, actor, reason, paused=bool(brakes.paused(project)))
+    event = Ordered(now, actor, reason, paused=bool(guards.paused(project)))
     found = decisions.of_attempt(tx, run.id, run.attempt)
     if found is not None:
         return move(tx, run, decisions.lock(tx, found), event)
@@ -80,7 +84,7 @@ def _born(
     verdict: dict[str, Any],
     observed_probability: float,
 ) -> Decision:
-    life, instructions = lifecycle.begin(event, _terms(project))
+    life, instructions = decision_lifecycle.begin(event, _terms(project))
     decision = Decision(
         id=decision_id,
         run_id=run.id,
@@ -100,7 +104,7 @@ def _born(
         escalations=life.escalations,
         observed_probability=observed_probability,
     )
-    refused = next((one for one in instructions if isinstance(one, lifecycle.Refuse)), None)
+    refused = next((one for one in instructions if isinstance(one, decision_lifecycle.Refuse)), None)
     if refused is not None:
         raise Conflict(refused.why)
     decisions.add(tx, decision)
@@ -112,7 +116,7 @@ def move(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decisio
     """Let an event befall a decision that was locked after its run. Raises Conflict when it cannot follow."""
     project = projects.get(tx, run.project_id)
     before = _life(tx, decision)
-    life, instructions = lifecycle.step(before, event, _terms(project))
+    life, instructions = decision_lifecycle.step(before, event, _terms(project))
     moved = replace(
         decision,
         state=life.state,
@@ -134,7 +138,7 @@ def look_again(tx: Transaction, run: Run, decision: Decision, now: datetime) -> 
         return decision
     project = projects.lock(tx, run.project_id)
     wanted = run.verdict["verdict"] == "stop" and run.status == "running" and run.attempt == decision.attempt
-    return move(tx, run, decision, Weighed(now, brakes.holding(tx, project, run, now), wanted))
+    return move(tx, run, decision, Weighed(now, guards.holding(tx, project, run, now), wanted))
 
 
 def hold(tx: Transaction, run: Run, held_by: Sequence[Brake], now: datetime) -> Decision | None:
@@ -167,7 +171,7 @@ def hold_all(database: Database, project_id: UUID, held_by: Sequence[Brake], now
 
 def _share_enforced(tx: Transaction, run: Run) -> float:
     """Of the stops of a run's policy the share that is carried out, by what it has earned."""
-    return authority.share_enforced(authorities.find(tx, run.project_id, run.policy_name), run.policy_version)
+    return rollout_stage.share_enforced(rollout_stages.find(tx, run.project_id, run.policy_name), run.policy_version)
 
 
 def _numbers(run: Run, enforced: bool, earned: tuple[float, float], held_out: tuple[float, float]) -> dict[str, Any]:
@@ -183,13 +187,13 @@ def _carry_out(
 ) -> None:
     for instruction in instructions:
         match instruction:
-            case lifecycle.Refuse(why):
+            case decision_lifecycle.Refuse(why):
                 raise Conflict(why)
-            case lifecycle.Record():
+            case decision_lifecycle.Record():
                 decisions.record(tx, decision, instruction, now)
-            case lifecycle.Cancel(why):
+            case decision_lifecycle.Cancel(why):
                 outbox.cancel(tx, run.id, decision.id, now, why)
-            case lifecycle.Announce(event_type, data, due_at):
+            case decision_lifecycle.Announce(event_type, data, due_at):
                 told = replace(decision, state=State.REQUESTED) if due_at is not None else decision
                 outbox.announce(
                     tx,
@@ -208,7 +212,7 @@ def _life(tx: Transaction, decision: Decision) -> Life:
     if life.state not in (State.WITHHELD, State.UNDONE):
         return life
     history = [(change.state, change.details) for change in decisions.history(tx, decision)]
-    held_by, heard = lifecycle.remembered(history)
+    held_by, heard = decision_lifecycle.remembered(history)
     return replace(life, held_by=held_by, heard=heard)
 
 

@@ -26,15 +26,16 @@ from evalstop_detectors import (
     start,
 )
 
-from evalstop_service.chores import Chore, Pause
+from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.store import audit, observations, projects, queues, rehearsals
+from evalstop_service.rules.outcome import Said, Truth, of_decision
+from evalstop_service.runs.watched_metrics import Watch
+from evalstop_service.store import audit, backtests, observations, projects
+from evalstop_service.store.backtests import DONE, FAILED, WAITING, Past, Rehearsal
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.rehearsals import DONE, FAILED, WAITING, Past, Rehearsal
-from evalstop_service.truth import Said, Truth, of_decision
-from evalstop_service.watching import Watch
+from evalstop_service.store.queue import queues
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def ask(
         raise Invalid(f"runs is {most_runs}; it may be 1 to {MOST_RUNS}")
     with database.transaction() as tx:
         projects.lock(tx, project_id)
-        if rehearsals.count_unfinished(tx, project_id) >= MOST_UNFINISHED:
+        if backtests.count_unfinished(tx, project_id) >= MOST_UNFINISHED:
             raise Conflict(f"{MOST_UNFINISHED} rehearsals of this project are not done yet; wait for one of them")
         rehearsal = Rehearsal(
             id=new_id(),
@@ -98,7 +99,7 @@ def ask(
             created_at=now,
             ended_at=None,
         )
-        rehearsals.add(tx, rehearsal)
+        backtests.add(tx, rehearsal)
         details = {"policy": policy.name, "runs": most_runs}
         audit.record(tx, project_id, actor, "policy.rehearsed", f"rehearsal {rehearsal.id}", details, now)
     return rehearsal
@@ -117,7 +118,7 @@ def work(database: Database, clock: Clock, pause: Pause = lambda _: False) -> bo
     """Take up one rehearsal and see it through, or until `pause` says that it is time to end; False: there is none."""
     with database.transaction() as tx:
         now, _ = queues.moment(tx, clock())
-        held = rehearsals.claim(tx, now, now + timedelta(seconds=LEASE_SECONDS))
+        held = backtests.claim(tx, now, now + timedelta(seconds=LEASE_SECONDS))
     if held is None:
         return False
     try:
@@ -145,9 +146,9 @@ def _some(database: Database, held: Rehearsal, policy: Policy, clock: Clock) -> 
     """Replay a few more runs and keep what they show; None when it is in other hands."""
     before = UUID(held.findings[-1]["run_id"]) if held.findings else held.id
     with database.reading() as tx:
-        total = held.total or rehearsals.count_past(tx, held.project_id, held.id, held.most_runs)
+        total = held.total or backtests.count_past(tx, held.project_id, held.id, held.most_runs)
         left = min(RUNS_AT_A_TIME, held.most_runs - held.done)
-        found = rehearsals.past(tx, held.project_id, before, left) if left > 0 else []
+        found = backtests.past(tx, held.project_id, before, left) if left > 0 else []
     findings = []
     for one in found:
         with database.reading() as tx:
@@ -165,18 +166,18 @@ def _some(database: Database, held: Rehearsal, policy: Policy, clock: Clock) -> 
             lease_until=None if ended else now + timedelta(seconds=LEASE_SECONDS),
             ended_at=now if ended else None,
         )
-        return moved if rehearsals.keep(tx, held, moved) else None
+        return moved if backtests.keep(tx, held, moved) else None
 
 
 def _give_back(database: Database, held: Rehearsal) -> None:
     with database.transaction() as tx:
-        rehearsals.keep(tx, held, replace(held, lease_until=None))
+        backtests.keep(tx, held, replace(held, lease_until=None))
 
 
 def _end(database: Database, held: Rehearsal, state: str, clock: Clock) -> None:
     with database.transaction() as tx:
         now, _ = queues.moment(tx, clock())
-        rehearsals.keep(tx, held, replace(held, state=state, lease_until=None, ended_at=now))
+        backtests.keep(tx, held, replace(held, state=state, lease_until=None, ended_at=now))
 
 
 def _replayed(tx: Transaction, past: Past, policy: Policy) -> dict[str, Any]:

@@ -22,17 +22,21 @@ from uuid import UUID
 
 import msgspec
 from evalstop_detectors import Evidence, Kind
-from evalstop_detectors.risk import stated
+from evalstop_detectors.policy.risk import stated
 
-from evalstop_service import hindsight, lifecycle, policies, truth, watching
-from evalstop_service.lifecycle import SERVICE, STOPPING, State
+from evalstop_service.evaluation import change_point
+from evalstop_service.projects import policies
+from evalstop_service.rules import decision_lifecycle
+from evalstop_service.rules import outcome as truth
+from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPING, State
+from evalstop_service.rules.outcome import Judgement, Said, Truth
+from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions, observations, outcomes, runs
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
-from evalstop_service.truth import Judgement, Said, Truth
 
 LET_RUN, STOPPED, PREVENTED = "let_run", "stopped", "prevented"
 """What became of a stop: it was deliberately not carried out, or carried out as far as it went, or kept from it."""
@@ -67,16 +71,16 @@ def _derive(
     tx: Transaction, run: Run, decision: Decision | None, before: Outcome | None, now: datetime
 ) -> Outcome | None:
     """What the evals say of the attempt: a row of its own unless it is what they said before."""
-    gold = watching.eval_metric(run)
+    gold = watched_metrics.eval_metric(run)
     decided_step = decision.step if decision else None
-    evals = watching.evals(run, observations.series(tx, run.id, [gold])) if gold is not None else []
+    evals = watched_metrics.evals(run, observations.series(tx, run.id, [gold])) if gold is not None else []
     found = truth.judge(evals, decided_step)
     turned = _placed(tx, run, found)
     said = truth.of_decision(found.truth, decided_step, turned)
     turn_step = turned[0] if turned else None
     if before is not None and (before.outcome, before.turn_step, _truth_of(before)) == (said, turn_step, found.truth):
         return before
-    details = _numbers(found, watching.sign(run.metrics, gold) if gold is not None else 1.0)
+    details = _numbers(found, watched_metrics.sign(run.metrics, gold) if gold is not None else 1.0)
     outcomes.add(
         tx,
         run.id,
@@ -96,7 +100,7 @@ def _placed(tx: Transaction, run: Run, found: Judgement) -> tuple[int, int] | No
     """The step of the turn and the first at which the peak may have been, with hindsight if it sees one, too."""
     if found.truth is not Truth.TURNED:
         return None
-    turn = run.turn if run.ended_at is not None else hindsight.turn_of(tx, run)
+    turn = run.turn if run.ended_at is not None else change_point.turn_of(tx, run)
     return (turn["step"], turn["low_step"]) if turn else truth.place(found)
 
 
@@ -228,7 +232,7 @@ def gpus_of(labels: Mapping[str, str]) -> float | None:
 
 def treatment_of(state: State) -> str:
     """What became of a stop that stands so when its run has ended."""
-    if state in lifecycle.LET_RUN:
+    if state in decision_lifecycle.LET_RUN:
         return LET_RUN
     return STOPPED if state in STOPPING else PREVENTED
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_detectors.retrospective import turn
+from evalstop_detectors.checkpoint.change_point import turn
 
-from evalstop_service import watching
+from evalstop_service.runs import watched_metrics
 from evalstop_service.store import observations
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
@@ -14,10 +14,10 @@ from evalstop_service.store.runs import Run
 
 def turn_of(tx: Transaction, run: Run) -> dict[str, Any] | None:
     """The turn of a run as it is answered; None where gold shows no fall. `gain` and `drop` are in the unit of gold."""
-    gold = watching.eval_metric(run)
+    gold = watched_metrics.eval_metric(run)
     if gold is None:
         return None
-    found = turn(watching.scores(run, observations.series(tx, run.id, [gold])))
+    found = turn(watched_metrics.scores(run, observations.series(tx, run.id, [gold])))
     if found is None:
         return None
     return {

@@ -11,12 +11,12 @@ from itertools import groupby
 from typing import Any, TypeVar
 from uuid import UUID
 
-from evalstop_service import estimates
 from evalstop_service.clock import rfc3339
-from evalstop_service.estimates import ALPHA, Estimate, Stratum
-from evalstop_service.store import estimating
+from evalstop_service.rules import confidence_sequences
+from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum
+from evalstop_service.store import case_counts
+from evalstop_service.store.case_counts import Count, Delay, Grouping, Key, Wanted
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.estimating import Count, Delay, Grouping, Key, Wanted
 
 OUTCOMES = ("right", "wrong", "unknown")
 LET_RUN, STOPPED, PREVENTED, PASSED = "let_run", "stopped", "prevented", "passed"
@@ -123,8 +123,8 @@ def measure(
     tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = (), alpha: float = ALPHA
 ) -> list[Measured]:
     """The figures of a project's cases, a group each, by their keys; one group without `by`, though it be empty."""
-    counts = estimating.counts(tx, project_id, wanted, by)
-    late = estimating.delays(tx, project_id, wanted, by)
+    counts = case_counts.counts(tx, project_id, wanted, by)
+    late = case_counts.delays(tx, project_id, wanted, by)
     whole = wanted.detector is None and "detector" not in by
     return figures(counts, late, alpha, whole=whole) if counts or by else [total((), ())]
 
@@ -217,9 +217,9 @@ def _figures(key: Key, tally: _Tally, late: Sequence[Delay], alpha: float, *, wh
     flagged, passed = tally.flagged(), Stratum(**tally.cells[PASSED])
     return Measured(
         key,
-        estimates.precision(flagged, alpha),
-        estimates.recall(flagged, passed, alpha) if whole else None,
-        estimates.false_stops(flagged, passed, alpha) if whole else None,
+        confidence_sequences.precision(flagged, alpha),
+        confidence_sequences.recall(flagged, passed, alpha) if whole else None,
+        confidence_sequences.false_stops(flagged, passed, alpha) if whole else None,
         _quartiles(late),
         Hours(**tally.hours, unsaid=tally.unsaid),
         deepcopy(tally.cells),
@@ -231,7 +231,7 @@ def _quartiles(late: Sequence[Delay]) -> Delays | None:
     ordered = sorted((one.steps, one.cases / one.probability) for one in late)
     if not ordered:
         return None
-    lower, median, upper = (estimates.quantile(ordered, share) for share in (0.25, 0.5, 0.75))
+    lower, median, upper = (confidence_sequences.quantile(ordered, share) for share in (0.25, 0.5, 0.75))
     return Delays(sum(one.cases for one in late), lower, median, upper)
 
 

@@ -20,15 +20,16 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from evalstop_service.chores import Chore, Pause
+from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock
-from evalstop_service.estimates import Estimate
-from evalstop_service.lifecycle import SERVICE
-from evalstop_service.measured import as_json, measure
-from evalstop_service.store import audit, authorities, outbox, policies, projects
-from evalstop_service.store.authorities import Authority
+from evalstop_service.evaluation.figures import as_json, measure
+from evalstop_service.rules.confidence_sequences import Estimate
+from evalstop_service.rules.decision_lifecycle import SERVICE
+from evalstop_service.store import audit, policies, projects, rollout_stages
+from evalstop_service.store.case_counts import Wanted
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.estimating import Wanted
+from evalstop_service.store.queue import outbox
+from evalstop_service.store.rollout_stages import Authority
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def chore(database: Database, clock: Clock) -> Chore:
 
     def do(pause: Pause) -> float:
         with database.reading() as tx:
-            found = authorities.listing(tx)
+            found = rollout_stages.listing(tx)
         for held in found:
             if pause(0.0):
                 break
@@ -98,7 +99,7 @@ def chore(database: Database, clock: Clock) -> Chore:
 def look(database: Database, project_id: UUID, policy_name: str, now: datetime) -> Authority | None:
     """Weigh a policy by all that is known now, and have it move; how it stands then. Doing it twice is harmless."""
     with database.transaction() as tx:
-        held = authorities.lock(tx, project_id, policy_name)
+        held = rollout_stages.lock(tx, project_id, policy_name)
         latest = policies.find(tx, project_id, policy_name)
         if held is None or latest is None:
             return held
@@ -120,7 +121,7 @@ def grant(
 ) -> Authority:
     """Have a policy earn its authority from now on, from shadow; or change the line and the share of one that does."""
     projects.lock(tx, project_id)
-    held = authorities.lock(tx, project_id, policy_name)
+    held = rollout_stages.lock(tx, project_id, policy_name)
     if held is None:
         held = Authority(
             project_id=project_id,
@@ -133,7 +134,7 @@ def grant(
             version=version,
         )
     changed = replace(held, precision_wanted=line, canary_share=share)
-    authorities.keep(tx, changed)
+    rollout_stages.keep(tx, changed)
     return changed
 
 
@@ -143,8 +144,8 @@ def _precision(tx: Transaction, project_id: UUID, wanted: Wanted) -> Estimate:
 
 
 def _keep(tx: Transaction, held: Authority, moved: Authority, reason: str, now: datetime) -> Authority:
-    authorities.keep(tx, moved)
-    run_id = authorities.newest_run(tx, held.project_id, held.policy_name)
+    rollout_stages.keep(tx, moved)
+    run_id = rollout_stages.newest_run(tx, held.project_id, held.policy_name)
     if moved.stage == held.stage or run_id is None:
         return moved
     project = projects.get(tx, held.project_id)

@@ -7,11 +7,11 @@
 Any process may take news of any run at any time: what is remembered is a cache of rows, and rows decide.
 """
 
+from evalstop_service.ingest.apply import take
 from evalstop_service.ingest.committer import Committer
-from evalstop_service.ingest.junction import take
-from evalstop_service.ingest.live import CHOOSER, LiveRuns
-from evalstop_service.ingest.news import Arrival, Contradiction, Corrected, News, Points, Receipt, Resumed, Saved
+from evalstop_service.ingest.messages import Arrival, Contradiction, Corrected, News, Points, Receipt, Resumed, Saved
 from evalstop_service.ingest.queues import Limits
+from evalstop_service.ingest.run_cache import CHOOSER, LiveRuns
 
 __all__ = [
     "CHOOSER",

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 
 from evalstop_detectors import Verdict, verdict_to_document
 
-from evalstop_service import events, progress
-from evalstop_service.ingest.live import LiveRun
-from evalstop_service.ingest.work import Work
-from evalstop_service.lifecycle import State
-from evalstop_service.store import decisions, outbox, projects, verdicts
+from evalstop_service.decisions import transitions
+from evalstop_service.ingest.run_cache import LiveRun
+from evalstop_service.ingest.unit_of_work import Work
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.store import decisions, projects, verdicts
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
+from evalstop_service.webhooks import events
 
 
 def decide(work: Work, live: LiveRun, verdict: Verdict) -> None:
     """Put the first verdict that calls for a stop on record, and have it carried out unless it is let run."""
     assert verdict.step is not None, "a verdict to stop has a step"
     work.write()  # the brakes look at what was observed
-    work.decided(live, progress.begin(work.tx, live.run, verdict.step, work.now))
+    work.decided(live, transitions.begin(work.tx, live.run, verdict.step, work.now))
 
 
 def reconsider(work: Work, live: LiveRun) -> None:
@@ -27,7 +29,7 @@ def reconsider(work: Work, live: LiveRun) -> None:
     if decision is not None and decision.state == State.WITHHELD:
         work.write()  # the brakes look at what was observed
         locked = decisions.lock(work.tx, decision)
-        work.decided(live, progress.look_again(work.tx, live.run, locked, work.now))
+        work.decided(live, transitions.look_again(work.tx, live.run, locked, work.now))
 
 
 def is_news(before: Run, run: Run, reached: Sequence[Verdict]) -> bool:

@@ -12,24 +12,25 @@ from uuid import UUID
 from evalstop_detectors import Best, Observation, Verdict, advance, is_late, start, verdict_to_document
 from msgspec.structs import replace
 
-from evalstop_service import cases, hindsight, recognition, watching
 from evalstop_service.errors import Conflict, NotFound, ServiceError
-from evalstop_service.ingest import announcing, attempts
+from evalstop_service.evaluation import cases, change_point
+from evalstop_service.ingest import announcements, attempts
 from evalstop_service.ingest.identity import sort_out
-from evalstop_service.ingest.live import KEEP_EVERY, LATE_WEIGHT, SHARED_FOR, LiveRun, LiveRuns
-from evalstop_service.ingest.news import Arrival, Corrected, Points, Receipt, Resumed, Saved
-from evalstop_service.ingest.recall import after, recall, scores_of
-from evalstop_service.ingest.work import Work
-from evalstop_service.liveness import FOUND_AGAIN, Pulse
-from evalstop_service.recognition import Cast
-from evalstop_service.retention import refuse_if_pruned
-from evalstop_service.store import audit, checkpoints, projects, pulses, runs
+from evalstop_service.ingest.load import after, recall, scores_of
+from evalstop_service.ingest.messages import Arrival, Corrected, Points, Receipt, Resumed, Saved
+from evalstop_service.ingest.run_cache import KEEP_EVERY, LATE_WEIGHT, SHARED_FOR, LiveRun, LiveRuns
+from evalstop_service.ingest.unit_of_work import Work
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.tracing import Tracer
+from evalstop_service.rules.liveness import FOUND_AGAIN, Pulse
+from evalstop_service.runs import metric_roles, watched_metrics
+from evalstop_service.runs.metric_roles import Cast
+from evalstop_service.runs.retention import refuse_if_pruned
+from evalstop_service.runs.watched_metrics import Watch
+from evalstop_service.store import audit, checkpoints, projects, run_health, runs
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
-from evalstop_service.telemetry import Telemetry
-from evalstop_service.traces import Tracer
-from evalstop_service.watching import Watch
 
 Answer = Receipt | ServiceError
 """What became of an arrival, or why it could not be taken: NotFound, Conflict. Then nothing of it was stored."""
@@ -84,7 +85,7 @@ def work_in(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
 
 
 def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receipt:
-    names = _names(live, points) if recognition.is_open(live.run) else None
+    names = _names(live, points) if metric_roles.is_open(live.run) else None
     found = sort_out(work, live, points)
     fresh, seen = found.fresh, live.watch.observations(found.fresh)
     gold = [point for point in fresh if point.metric == live.watch.gold]
@@ -146,7 +147,7 @@ def _take_resumption(work: Work, live: LiveRun, at: int) -> Receipt:
 
 
 def _take_correction(work: Work, live: LiveRun, metrics: dict[str, dict[str, str]], actor: str) -> Receipt:
-    run, as_said = live.run, recognition.corrected(live.run, metrics)
+    run, as_said = live.run, metric_roles.corrected(live.run, metrics)
     if (run.metrics, run.recognition) != as_said:
         details = {"before": run.metrics, "after": metrics}
         audit.record(work.tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, work.now)
@@ -158,13 +159,13 @@ def _names(live: LiveRun, points: Sequence[Point]) -> set[str] | None:
     """All names of a run's metrics when these points bring new ones; None when they bring none."""
     known = live.last_steps.keys() | live.run.metrics.keys()
     new = {point.metric for point in points} - known
-    return known | new if new and len(known) < recognition.MOST_NAMES else None
+    return known | new if new and len(known) < metric_roles.MOST_NAMES else None
 
 
 def _recognise(work: Work, live: LiveRun, names: set[str]) -> dict[str, Any] | None:
     """Find out the roles of a run with these metrics; what it changes of the row if they are others than before."""
     patterns = projects.get(work.tx, live.run.project_id).role_patterns
-    found = recognition.cast(names, live.run.labels, patterns)
+    found = metric_roles.cast(names, live.run.labels, patterns)
     if found.metrics != live.run.metrics:
         return _recast(work, live, found)
     if found.recognition != live.run.recognition:
@@ -200,19 +201,19 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
     live.run = run = replace(before, version=version, monitor_state=None, updated_at=work.now, **changes)
     work.changed(live)
     if before.ended_at is not None and run.ended_at is None:  # it goes on after its end, and may fall silent again
-        pulses.watch(work.tx, run.id, run.project_id, work.now, work.now)
+        run_health.watch(work.tx, run.id, run.project_id, work.now, work.now)
         if run.attempt == before.attempt:
             cases.forget(work.tx, run)
     if verdict.stops and run.status == "running":
         if not live.decided:
-            work.then(live, partial(announcing.decide, work, live, verdict))
+            work.then(live, partial(announcements.decide, work, live, verdict))
         elif "best_checkpoint" in changes:
-            announcing.reconsider(work, live)
+            announcements.reconsider(work, live)
     if run.ended_at is not None and "turn" in changes:  # gold came after the end
         cases.settle(work.tx, run, work.now)
     reached, live.reached = live.reached, []
-    if announcing.is_news(before, run, reached):
-        work.then(live, partial(announcing.announce, work, before, run, reached))
+    if announcements.is_news(before, run, reached):
+        work.then(live, partial(announcements.announce, work, before, run, reached))
 
 
 def _document(verdict: Verdict, told: Verdict | None, document: dict[str, Any]) -> dict[str, Any]:
@@ -267,7 +268,7 @@ def _weigh(work: Work, live: LiveRun, gold: Sequence[Point]) -> tuple[bool, dict
     if not gold:
         return False, {}
     by_step = sorted(gold, key=lambda point: point.step)
-    late = live.scores is not None and not live.scores.add(watching.scores(live.run, by_step))
+    late = live.scores is not None and not live.scores.add(watched_metrics.scores(live.run, by_step))
     if late:
         live.scores = None
     return late, _pointers(work, live)
@@ -288,7 +289,7 @@ def _pointers(work: Work, live: LiveRun, *, ended: bool | None = None) -> dict[s
     }
     if run.ended_at is not None if ended is None else ended:
         work.write()
-        found["turn"] = hindsight.turn_of(work.tx, run)
+        found["turn"] = change_point.turn_of(work.tx, run)
     return found
 
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from evalstop_service import cases, progress
-from evalstop_service.ingest.live import LiveRun
-from evalstop_service.ingest.work import Work
-from evalstop_service.lifecycle import WentOn
-from evalstop_service.store import checkpoints, decisions, observations, outbox, runs
+from evalstop_service.decisions import transitions
+from evalstop_service.evaluation import cases
+from evalstop_service.ingest.run_cache import LiveRun
+from evalstop_service.ingest.unit_of_work import Work
+from evalstop_service.rules.decision_lifecycle import WentOn
+from evalstop_service.store import checkpoints, decisions, observations, runs
 from evalstop_service.store.database import Transaction
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 
 
@@ -57,4 +59,4 @@ def _withdraw(tx: Transaction, run: Run, at: int, now: datetime) -> None:
     decision = decisions.of_attempt(tx, run.id, run.attempt)
     if decision is not None:
         told = outbox.told(tx, run.id, decision.id).tried
-        progress.move(tx, run, decisions.lock(tx, decision), WentOn(now, at, told))
+        transitions.move(tx, run, decisions.lock(tx, decision), WentOn(now, at, told))

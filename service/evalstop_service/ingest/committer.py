@@ -24,16 +24,16 @@ import sqlalchemy as sa
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded, ServiceError
-from evalstop_service.ingest.junction import take
-from evalstop_service.ingest.live import LiveRuns
-from evalstop_service.ingest.memory import FromMemory
-from evalstop_service.ingest.news import Arrival, Receipt
+from evalstop_service.ingest.apply import take
+from evalstop_service.ingest.from_memory import FromMemory
+from evalstop_service.ingest.messages import Arrival, Receipt
 from evalstop_service.ingest.queues import Answers, Job, Limits, Queues
-from evalstop_service.ingest.work import Moved
+from evalstop_service.ingest.run_cache import LiveRuns
+from evalstop_service.ingest.unit_of_work import Moved
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.tracing import Tracer
 from evalstop_service.store.database import Database, is_full, is_passing
 from evalstop_service.store.direct import Direct
-from evalstop_service.telemetry import Telemetry
-from evalstop_service.traces import Tracer
 
 _log = logging.getLogger(__name__)
 

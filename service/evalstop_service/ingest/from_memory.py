@@ -12,13 +12,13 @@ from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
-from evalstop_service.ingest.junction import Answer, work_in
-from evalstop_service.ingest.live import LiveRuns
-from evalstop_service.ingest.news import Arrival, Points, Receipt
-from evalstop_service.ingest.work import NeedsTransaction, Work
+from evalstop_service.ingest.apply import Answer, work_in
+from evalstop_service.ingest.messages import Arrival, Points, Receipt
+from evalstop_service.ingest.run_cache import LiveRuns
+from evalstop_service.ingest.unit_of_work import NeedsTransaction, Work
+from evalstop_service.observability.metrics import Telemetry
 from evalstop_service.store.compare_and_save import Stroke
 from evalstop_service.store.database import Database
-from evalstop_service.telemetry import Telemetry
 
 
 class FromMemory:

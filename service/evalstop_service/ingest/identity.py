@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalstop_service.ingest.live import LiveRun
-from evalstop_service.ingest.news import Contradiction
-from evalstop_service.ingest.work import Work
+from evalstop_service.ingest.messages import Contradiction
+from evalstop_service.ingest.run_cache import LiveRun
+from evalstop_service.ingest.unit_of_work import Work
 from evalstop_service.store import observations
 from evalstop_service.store.observations import Point
 

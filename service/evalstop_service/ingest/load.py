@@ -8,17 +8,17 @@ from uuid import UUID
 
 from evalstop_detectors import MonitorState, Observation, Policy, Score, StaleState, advance, start, state_from_json
 
-from evalstop_service import watching
-from evalstop_service.ingest.live import KEEP_EVERY, SHARED_FOR, LiveRun, LiveRuns, Scores
-from evalstop_service.ingest.news import Arrival, News, Points, Saved
-from evalstop_service.store import checkpoints, decisions, monitors, observations, runs
+from evalstop_service.ingest.messages import Arrival, News, Points, Saved
+from evalstop_service.ingest.run_cache import KEEP_EVERY, SHARED_FOR, LiveRun, LiveRuns, Scores
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.runs import watched_metrics
+from evalstop_service.runs.watched_metrics import Watch
+from evalstop_service.store import checkpoints, decisions, monitor_states, observations, runs
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.monitors import KeptMonitor
+from evalstop_service.store.monitor_states import KeptMonitor
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
-from evalstop_service.watching import Watch
 
 TOGETHER = 64
 """Runs that are read at one time: with `KEEP_EVERY` values of each metric they are less than a hundred megabytes."""
@@ -55,7 +55,7 @@ def _brought_back(
     """These runs, in as many statements as one would take."""
     run_ids = list(news)
     rows = runs.load_many(tx, run_ids)  # after they were locked: what is read now stands until the commit
-    kept = monitors.find_many(tx, run_ids)
+    kept = monitor_states.find_many(tx, run_ids)
     last_steps = observations.last_steps(tx, run_ids)
     decided = decisions.of_runs(tx, run_ids)
     back = {}
@@ -95,7 +95,7 @@ def _goes_on(before: Run, run: Run) -> bool:
 
 def _weighs(run: Run, news: Iterable[News]) -> bool:
     """Whether these news bring gold or a checkpoint, among which the best one is to be chosen."""
-    gold = watching.eval_metric(run)
+    gold = watched_metrics.eval_metric(run)
     return any(
         isinstance(item, Saved) or (isinstance(item, Points) and any(point.metric == gold for point in item.points))
         for item in news
@@ -125,7 +125,7 @@ def _read_on(tx: Transaction, back: Mapping[UUID, LiveRun], weighed: Collection[
         else:
             since = _past(found.watch, some, found.monitor)
         if found.scores is not None:
-            gold = [score for score in watching.scores(run, some or ()) if score.step > found.scores.last_step]
+            gold = [score for score in watched_metrics.scores(run, some or ()) if score.step > found.scores.last_step]
             _take_in(found.scores, gold, saved.get(run_id, ()))
         found.unkept += len(since) if found.count else REPLAY_WEIGHT * len(since)
         found.monitor, _ = advance(found.policy, found.monitor, since)
@@ -163,7 +163,7 @@ def scores_of(tx: Transaction, run: Run, gold: str) -> Scores:
     """All finite gold scores and all checkpoints of a run."""
     scores = Scores()
     points = observations.series(tx, run.id, [gold])
-    _take_in(scores, watching.scores(run, points), checkpoints.listing(tx, run.id))
+    _take_in(scores, watched_metrics.scores(run, points), checkpoints.listing(tx, run.id))
     return scores
 
 

@@ -10,18 +10,19 @@ from uuid import UUID
 from evalstop_detectors import NOTHING_SEEN, verdict_to_document
 from msgspec.structs import replace
 
-from evalstop_service import cases, policies, recognition
 from evalstop_service.errors import Conflict, NotFound
-from evalstop_service.liveness import FOUND_AGAIN, Pulse
-from evalstop_service.retention import refuse_if_pruned
-from evalstop_service.store import projects, pulses, runs
+from evalstop_service.evaluation import cases
+from evalstop_service.projects import policies
+from evalstop_service.rules.liveness import FOUND_AGAIN, Pulse
+from evalstop_service.runs import metric_roles
+from evalstop_service.runs.retention import refuse_if_pruned
+from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
+from evalstop_service.store import projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
-from evalstop_service.watching import DEFAULT_METRICS
 
-DEFAULT_POLICY = "default"
 """What a project judges its runs by unless it says otherwise."""
 
 
@@ -113,9 +114,9 @@ def heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime)
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
             runs.save(tx, run)
             cases.forget(tx, run)
-            pulses.watch(tx, run.id, project_id, now, now)
+            run_health.watch(tx, run.id, project_id, now, now)
         if run.status == "running":
-            pulses.beat(tx, run.id, project_id, now)
+            run_health.beat(tx, run.id, project_id, now)
         return run
 
 
@@ -144,7 +145,7 @@ def _new(tx: Transaction, project: Project, request: Request, now: datetime) -> 
         created_at=now,
         updated_at=now,
         ended_at=None,
-        recognition=recognition.NOTHING_YET if by_itself else None,
+        recognition=metric_roles.NOTHING_YET if by_itself else None,
     )
 
 
@@ -159,7 +160,7 @@ def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) 
 def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Request, now: datetime) -> Run:
     """The run, which is locked, as its trainer says it is now, and running."""
     refuse_if_pruned(run)
-    if request.metrics not in (None, run.metrics) and not recognition.is_corrected(run):
+    if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
         raise Conflict(
             f"run {run.name!r} is on record with the metrics {run.metrics}, not {request.metrics}; "
             "open it without metrics, or give the new run another name"
@@ -188,4 +189,4 @@ def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Re
 
 
 def _look_after(tx: Transaction, project: Project, run: Run, now: datetime) -> None:
-    pulses.watch(tx, run.id, project.id, now + timedelta(seconds=project.stale_seconds), now)
+    run_health.watch(tx, run.id, project.id, now + timedelta(seconds=project.stale_seconds), now)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from uuid import UUID
 
-from evalstop_service.ingest.news import Arrival, Points, Receipt
+from evalstop_service.ingest.messages import Arrival, Points, Receipt
 
 
 @dataclass(frozen=True)

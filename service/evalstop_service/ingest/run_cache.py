@@ -24,12 +24,12 @@ from evalstop_detectors import (
     is_late,
 )
 
-from evalstop_service import policies
 from evalstop_service.errors import Behind
+from evalstop_service.projects import policies
+from evalstop_service.runs.watched_metrics import Watch
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run, Stamp
-from evalstop_service.watching import Watch
 
 CHOOSER: Chooser = SmoothedMaximum()
 

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from evalstop_detectors import state_to_json
 
-from evalstop_service.ingest.live import KEEP_EVERY, LiveRun
-from evalstop_service.lifecycle import LET_RUN
-from evalstop_service.store import decisions, monitors, observations, runs
+from evalstop_service.ingest.run_cache import KEEP_EVERY, LiveRun
+from evalstop_service.rules.decision_lifecycle import LET_RUN
+from evalstop_service.store import decisions, monitor_states, observations, runs
 from evalstop_service.store.compare_and_save import Stroke
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
@@ -136,6 +136,6 @@ class Work:
             states = [
                 (live.run.id, live.run.version, state_to_json(live.policy, live.monitor).decode()) for live in due
             ]
-            monitors.keep(self.tx, states, self.now)
+            monitor_states.keep(self.tx, states, self.now)
             for live in due:
                 live.unkept = 0

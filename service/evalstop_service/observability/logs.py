@@ -108,7 +108,7 @@ def without_secrets(text: str) -> str:
 
 
 class Text(logging.Formatter):
-    """`2026-01-01T12:00:00.123Z INFO evalstop_service.delivery.worker: delivery ... [run_id=...]`, then a traceback."""
+    """`2026-01-01T12:00:00.123Z INFO evalstop_service.app: started ... [run_id=...]`, then a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts = "".join(f" {name}={value}" for name, value in facts_of(record).items())

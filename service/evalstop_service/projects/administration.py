@@ -10,8 +10,8 @@ from uuid import UUID
 
 from evalstop_detectors import Policy
 
-from evalstop_service import policies
 from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.projects import policies
 from evalstop_service.store import audit, keys, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key

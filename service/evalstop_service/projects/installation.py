@@ -9,8 +9,8 @@ import re
 import secrets
 from datetime import datetime
 
-from evalstop_service import opening, policies
 from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.projects import policies
 from evalstop_service.store import audit, keys, projects
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -32,7 +32,7 @@ def first_key(database: Database, now: datetime, held_out_share: float = 0.0) ->
             Project(
                 id=new_id(),
                 name=FIRST_PROJECT,
-                default_policy=opening.DEFAULT_POLICY,
+                default_policy=policies.DEFAULT_POLICY,
                 default_mode="shadow",
                 grace_seconds=0.0,
                 created_at=now,
@@ -58,7 +58,7 @@ def add_project(
     mode: str,
     grace_seconds: float,
     now: datetime,
-    policy: str = opening.DEFAULT_POLICY,
+    policy: str = policies.DEFAULT_POLICY,
     *,
     held_out_share: float = 0.0,
     price_per_gpu_hour: float | None = None,

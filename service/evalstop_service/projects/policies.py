@@ -18,6 +18,8 @@ from evalstop_service.store.projects import Project
 
 log = logging.getLogger(__name__)
 
+DEFAULT_POLICY = "default"
+
 
 @dataclass(frozen=True)
 class Shipped:

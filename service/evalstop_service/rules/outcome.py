@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from itertools import accumulate
 
-from evalstop_detectors import Score, noise
+from evalstop_detectors import Score
+from evalstop_detectors.checkpoint import noise
 from msgspec import Struct
 
 FEWEST_IN_A_WINDOW = 3

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from uuid import UUID
 
-from evalstop_service.chores import Chore, Pause
+from evalstop_service.background import Chore, Pause
 from evalstop_service.store import observations, projects, series
 from evalstop_service.store.database import Database
 

@@ -8,14 +8,14 @@ from uuid import UUID
 
 from evalstop_detectors import Policy, Signal
 
-from evalstop_service import dead_metrics, liveness
-from evalstop_service.dead_metrics import Dead, Progress, Watched
-from evalstop_service.liveness import Pulse
-from evalstop_service.store import pulses, runs
+from evalstop_service.rules import dead_metrics, liveness
+from evalstop_service.rules.dead_metrics import Dead, Progress, Watched
+from evalstop_service.rules.liveness import Pulse
+from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
+from evalstop_service.store import run_health, runs
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.pulses import StoredPulse
+from evalstop_service.store.run_health import StoredPulse
 from evalstop_service.store.runs import Run
-from evalstop_service.watching import DEFAULT_METRICS
 
 
 def heard_at(run: Run, pulse: StoredPulse | None) -> datetime:
@@ -35,13 +35,13 @@ def pulse_of(run: Run, pulse: StoredPulse | None, stale_seconds: float, now: dat
 
 def cadence(tx: Transaction, run: Run) -> float | None:
     """The cadence of a run's posts; see `liveness.cadence`."""
-    return liveness.cadence(pulses.posts(tx, run), pulses.POSTS_LOOKED_AT)
+    return liveness.cadence(run_health.posts(tx, run), run_health.POSTS_LOOKED_AT)
 
 
 def dead_of(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[Dead, ...]]:
     """The dead metrics among those on whose evidence the policy of each run may stop it."""
     needed = {run.id: _needed(run, policy) for run, policy in judged}
-    found = pulses.readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
+    found = run_health.readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
     began = runs.attempts_began(tx, [run.id for run, _ in judged])
     return {
         run.id: dead_metrics.dead(

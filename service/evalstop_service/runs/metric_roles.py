@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evalstop_detectors import Role, Signal, match, recognise
-from evalstop_detectors.roles import NO_GOLD
+from evalstop_detectors.roles.recognition import NO_GOLD
 
+from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store.runs import Run
-from evalstop_service.watching import DEFAULT_METRICS
 
 Roles = dict[str, dict[str, str]]
 

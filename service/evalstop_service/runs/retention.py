@@ -11,15 +11,15 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from evalstop_service.chores import Chore, Pause
+from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.observability.metrics import Telemetry
 from evalstop_service.store import projects, retention
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
 from evalstop_service.store.retention import Position
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service import lifecycle
-from evalstop_service.lifecycle import STOPPING, Life, Passed, Record, State, Terms
+from evalstop_service.rules import decision_lifecycle
+from evalstop_service.rules.decision_lifecycle import STOPPING, Life, Passed, Record, State, Terms
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
 
@@ -134,7 +134,7 @@ def request_due(tx: Transaction, now: datetime) -> int:
         fields = dict(row)
         terms = Terms(grace_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
         decision = Decision(**fields)
-        life, instructions = lifecycle.step(decision.life, Passed(now), terms)
+        life, instructions = decision_lifecycle.step(decision.life, Passed(now), terms)
         if move(tx, decision, life):
             count += 1
             for entry in instructions:

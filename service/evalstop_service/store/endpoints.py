@@ -12,11 +12,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store import wake
+from evalstop_service.security.encryption import MARK, SETTING, Unreadable, Vault
+from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, endpoints
-from evalstop_service.vault import MARK, SETTING, Unreadable, Vault
 
 OPEN = Vault()
 """Seals nothing."""
@@ -131,7 +131,7 @@ def change(
     if values:
         tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
     if enabled:
-        wake.workers(tx)
+        wakeup.workers(tx)
     return find(tx, project_id, endpoint_id)
 
 

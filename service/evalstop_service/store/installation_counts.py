@@ -8,8 +8,8 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from evalstop_service.lifecycle import AWAITING, State
-from evalstop_service.liveness import Pulse
+from evalstop_service.rules.decision_lifecycle import AWAITING, State
+from evalstop_service.rules.liveness import Pulse
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, deliveries, endpoints, projects, pulses, runs
 

@@ -10,8 +10,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.lifecycle import State
-from evalstop_service.liveness import Pulse
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.liveness import Pulse
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, pulses, runs
 

@@ -21,7 +21,7 @@ class Project:
     at most this share; None means without bound. `confirm_seconds`: so long a requested stop may wait for its
     confirmation. `stale_seconds`: no run is stale that was heard of within this time. `seed`: of all that is left to
     chance in it. `held_out_share`: of the stops, let run to learn whether they are right. `role_patterns`: which
-    metrics play which role, the first that fits a name; see `evalstop_detectors.roles`.
+    metrics play which role, the first that fits a name; see `evalstop_detectors.roles.recognition`.
     """
 
     id: UUID

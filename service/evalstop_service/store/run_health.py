@@ -15,8 +15,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.dead_metrics import NEWEST, Reading
-from evalstop_service.liveness import Pulse
+from evalstop_service.rules.dead_metrics import NEWEST, Reading
+from evalstop_service.rules.liveness import Pulse
 from evalstop_service.store.database import Transaction, driver, insert_if_new
 from evalstop_service.store.observations import LIVE
 from evalstop_service.store.runs import Run

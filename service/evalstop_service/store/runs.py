@@ -21,7 +21,7 @@ class Run(msgspec.Struct, frozen=True):
 
     `verdict`, `best_checkpoint`, `raw_maximum` and `turn` are JSON values as they are answered; `turn` is None while
     the run goes on. `recognition`: how the roles in `metrics` were found; None when the trainer said them, see
-    `evalstop_service.recognition`. `monitor_state` is opaque, and None when it was not asked for or has to be rebuilt.
+    `runs.metric_roles`. `monitor_state` is opaque, and None when it was not asked for or has to be rebuilt.
     `pruned_at`: since then its details are gone, or on their way, and nothing can be added to it.
     """
 

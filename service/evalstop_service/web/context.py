@@ -12,15 +12,15 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from evalstop_service import logs
-from evalstop_service.api.keyring import Keyring
-from evalstop_service.api.problems import Problem
 from evalstop_service.clock import Clock
 from evalstop_service.ingest import Committer
+from evalstop_service.observability import logs
+from evalstop_service.projects.key_cache import Keyring
+from evalstop_service.security.address_policy import Targets
+from evalstop_service.security.encryption import Vault
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
-from evalstop_service.targets import Targets
-from evalstop_service.vault import Vault
+from evalstop_service.web.problems import Problem
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from evalstop_service import logs
 from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound, Overloaded
+from evalstop_service.observability import logs
+from evalstop_service.security.address_policy import Refused
+from evalstop_service.security.encryption import Unreadable
 from evalstop_service.store.database import is_full
-from evalstop_service.targets import Refused
-from evalstop_service.vault import Unreadable
 
 MEDIA_TYPE = "application/problem+json"
 

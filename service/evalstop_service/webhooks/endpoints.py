@@ -14,19 +14,20 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from evalstop_service import slack
 from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Conflict, NotFound
-from evalstop_service.event_schemas import TEST
-from evalstop_service.store import audit, deliveries, endpoints, projects, pull, replays
+from evalstop_service.security.address_policy import Refused, Targets
+from evalstop_service.security.encryption import Vault
+from evalstop_service.store import audit, endpoints, projects
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.deliveries import Delivery
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.outbox import EVENT_TYPES
-from evalstop_service.store.replays import Replayed
-from evalstop_service.targets import Refused, Targets
-from evalstop_service.vault import Vault
+from evalstop_service.store.queue import deliveries, pull, replays
+from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.store.queue.outbox import EVENT_TYPES
+from evalstop_service.store.queue.replays import Replayed
+from evalstop_service.webhooks import slack
+from evalstop_service.webhooks.event_schemas import TEST
 
 MOST_REPLAYED = 1000
 

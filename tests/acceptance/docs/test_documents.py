@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from evalstop_client.receivers import cli as receiver_cli
+from evalstop_client.receivers.cli import entry as receiver_cli
 from evalstop_lab import cli as lab_cli
 from evalstop_service import cli
-from evalstop_service.lifecycle import FOLLOWS
+from evalstop_service.rules.decision_lifecycle import FOLLOWS
 from evalstop_service.settings import Settings
-from evalstop_service.store.outbox import EVENT_TYPES
+from evalstop_service.store.queue.outbox import EVENT_TYPES
 
-from tests.docs.documents import ROOT, Block, anchors, blocks, commands, documents, links
+from tests.acceptance.docs.documents import ROOT, Block, anchors, blocks, commands, documents, links
 
 SHELL = blocks("sh")
 PYTHON = blocks("python")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from evalstop_lab.service import Service, running_service
+from evalstop_lab.service_process import Service, running_service
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_lab.service import Service
+from evalstop_lab.service_process import Service
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 PATIENCE_SECONDS = 240.0  # a framework alone takes half a minute to import on a busy machine
 ENDED = re.compile(r"ended at step (\d+) of (\d+)")
 

@@ -16,7 +16,7 @@ import yaml
 from evalstop_service import cli
 from evalstop_service.settings import Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SECRET_NAME = re.compile(r"PASSWORD|SECRET|KEY|TOKEN")
 REQUIRED = re.compile(r"\$\{([A-Z_]+):\?[^}]+\}")
 OPTIONAL = re.compile(r"\$\{[A-Z_]+:-\}")

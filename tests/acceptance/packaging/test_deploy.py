@@ -10,13 +10,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from evalstop_client.receivers import cli as receiver_cli
+from evalstop_client.receivers.cli import entry as receiver_cli
 from evalstop_client.receivers.kubernetes.kinds import COMMAND, KINDS, POD, WORKLOAD
 from evalstop_client.scheduler_labels import KUBERNETES_LABELS
 from evalstop_service import cli
 from evalstop_service.settings import Settings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "chart/evalstop"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))

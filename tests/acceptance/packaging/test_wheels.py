@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DISTRIBUTIONS = ("detectors", "clients", "service", "lab")
 SERVER_PACKAGES = {
     "aiohttp",
@@ -100,7 +100,7 @@ def test_the_sdist_of_the_service_carries_the_migrations_and_the_pages(built: Pa
     """The migrations are a link in the repository and real files in the sdist, as are templates and static files."""
     with tarfile.open(next(built.glob("evalstop_service-*.tar.gz"))) as archive:
         files = {member.name.split("/", 1)[1] for member in archive.getmembers() if member.isfile()}
-    pages = ROOT / "service/evalstop_service/pages"
+    pages = ROOT / "service/evalstop_service/web/dashboard"
     assert migrations_of("service") <= files
     shown = [path for folder in ("templates", "static") for path in (pages / folder).rglob("*") if path.is_file()]
     assert shown

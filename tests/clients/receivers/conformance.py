@@ -12,12 +12,12 @@ from typing import Protocol
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerError
 from evalstop_client.receivers import Action, Gone, Job, NotMine, Present
-from evalstop_client.receivers.action import StopRequest, stop_request_in
-from evalstop_client.receivers.memory import Memory
-from evalstop_client.receivers.metrics import Metrics
-from evalstop_client.receivers.pursuit import Pursuit, Surroundings, result_of
-from evalstop_client.receivers.report import Reports
-from evalstop_client.receivers.stopping import Bounds
+from evalstop_client.receivers.stop.action import StopRequest, stop_request_in
+from evalstop_client.receivers.stop.execution import Pursuit, Surroundings, result_of
+from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.metrics import Metrics
+from evalstop_client.receivers.stop.report import Reports
+from evalstop_client.receivers.stop.state_machine import Bounds
 
 from tests.clients.webhooks import stop_event
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalstop_client.receivers import Receiver
-from evalstop_client.receivers.memory import Memory
-from evalstop_client.receivers.metrics import Metrics
-from evalstop_client.receivers.pursuit import Surroundings
-from evalstop_client.receivers.report import Reports
-from evalstop_client.receivers.server import ReceiverServer
-from evalstop_client.receivers.stopping import Bounds
+from evalstop_client.receivers.stop.execution import Surroundings
+from evalstop_client.receivers.stop.http_server import ReceiverServer
+from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.metrics import Metrics
+from evalstop_client.receivers.stop.report import Reports
+from evalstop_client.receivers.stop.state_machine import Bounds
 
-from tests.clients.fake_scheduler import FakeScheduler
 from tests.clients.fake_service import KEY, FakeServer
+from tests.clients.receivers.fake_scheduler import FakeScheduler
 from tests.clients.webhooks import SECRET
 
 QUICK = Bounds(

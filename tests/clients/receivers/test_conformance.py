@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from evalstop_client.receivers.command import CommandAction, Commands
-from evalstop_client.receivers.process import LABEL, ChildJob, ProcessAction
-from evalstop_client.receivers.programs import environment_without
-from evalstop_client.receivers.template import template
+from evalstop_client.receivers.command.action import CommandAction, Commands
+from evalstop_client.receivers.command.template import template
+from evalstop_client.receivers.process.action import LABEL, ChildJob, ProcessAction
+from evalstop_client.receivers.stop.subprocesses import environment_without
 
-from tests.clients.conformance import Conformance, Started
 from tests.clients.programs import eventually
+from tests.clients.receivers.conformance import Conformance, Started
 
 JOB = """
 import pathlib, signal, sys, time

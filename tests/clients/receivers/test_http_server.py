@@ -9,11 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.options import secrets_from
-from evalstop_client.receivers.server import BODY_LIMIT_BYTES
+from evalstop_client.receivers.stop.http_server import BODY_LIMIT_BYTES
+from evalstop_client.receivers.stop.options import secrets_from
 
 from tests.clients.programs import eventually
-from tests.clients.receiving import Setup
+from tests.clients.receivers.receiving import Setup
 from tests.clients.webhooks import SECRET, send, stop_event
 
 OTHER = "whsec_" + base64.b64encode(b"another secret").decode()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.action import Job, stop_request_in
-from evalstop_client.receivers.instructions import Report
-from evalstop_client.receivers.memory import Memory
-from evalstop_client.receivers.stopping import Phase, Stop
+from evalstop_client.receivers.stop.action import Job, stop_request_in
+from evalstop_client.receivers.stop.instructions import Report
+from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.state_machine import Phase, Stop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from evalstop_client.errors import SchedulerAway
 from evalstop_client.receivers import Gone, Job, NotMine, Present, Receiver, StopRequest
-from evalstop_client.receivers.memory import Memory
-from evalstop_client.receivers.metrics import Metrics
-from evalstop_client.receivers.pursuit import Surroundings
-from evalstop_client.receivers.report import Reports
-from evalstop_client.receivers.stopping import Bounds, Phase
+from evalstop_client.receivers.stop.execution import Surroundings
+from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.metrics import Metrics
+from evalstop_client.receivers.stop.report import Reports
+from evalstop_client.receivers.stop.state_machine import Bounds, Phase
 from evalstop_client.signature import sign
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService

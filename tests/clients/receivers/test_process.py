@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.receivers.descendants import DEAD_STATES, processes_by_ps
-from evalstop_client.receivers.process import marked_environment
+from evalstop_client.receivers.process.action import marked_environment
+from evalstop_client.receivers.process.descendants import DEAD_STATES, processes_by_ps
 from evalstop_client.settings import labels_in
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService

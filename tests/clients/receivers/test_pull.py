@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 from evalstop_client.receivers import Receiver
-from evalstop_client.receivers.memory import Memory
-from evalstop_client.receivers.metrics import Metrics
-from evalstop_client.receivers.pull import Puller
-from evalstop_client.receivers.pursuit import Surroundings
-from evalstop_client.receivers.report import Reports
+from evalstop_client.receivers.stop.execution import Surroundings
+from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.metrics import Metrics
+from evalstop_client.receivers.stop.pull import Puller
+from evalstop_client.receivers.stop.report import Reports
 from evalstop_client.signature import sign
 
-from tests.clients.fake_scheduler import FakeScheduler
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually
-from tests.clients.receiving import QUICK
+from tests.clients.receivers.fake_scheduler import FakeScheduler
+from tests.clients.receivers.receiving import QUICK
 from tests.clients.webhooks import SECRET, stop_event
 
 

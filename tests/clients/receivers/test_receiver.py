@@ -7,15 +7,15 @@ from dataclasses import replace
 import httpx
 import pytest
 from evalstop_client.receivers import Receiver
-from evalstop_client.receivers.memory import Memory
-from evalstop_client.receivers.metrics import Metrics
-from evalstop_client.receivers.pursuit import Surroundings
-from evalstop_client.receivers.report import Reports
+from evalstop_client.receivers.stop.execution import Surroundings
+from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.metrics import Metrics
+from evalstop_client.receivers.stop.report import Reports
 
-from tests.clients.fake_scheduler import AWAY
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually
-from tests.clients.receiving import QUICK, Setup
+from tests.clients.receivers.fake_scheduler import AWAY
+from tests.clients.receivers.receiving import QUICK, Setup
 from tests.clients.webhooks import SECRET, send, stop_event
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import eventually, program
-from tests.clients.test_pull import FakeMailbox
+from tests.clients.receivers.test_pull import FakeMailbox
 from tests.clients.webhooks import SECRET, send, stop_event
 
-PAGE = Path(__file__).parents[2] / "docs/receivers.md"
+PAGE = Path(__file__).parents[3] / "docs/receivers.md"
 CANCEL = '#!/bin/sh\n[ "$1" = -- ] && echo "$2" >> {folder}/cancelled\n'
 STATUS = "#!/bin/sh\n[ ! -e {folder}/looked ] && touch {folder}/looked\n"
 

@@ -8,13 +8,13 @@ import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerAway
 from evalstop_client.receivers import Gone, Job, NotMine
-from evalstop_client.receivers.checkpoint_signal import CheckpointSignal, checkpoint_signal, wanted_signal
 from evalstop_client.receivers.slurm.action import SlurmAction
-from evalstop_client.receivers.slurm.programs import Programs
-from evalstop_client.receivers.slurm.record import Record, details, from_rest, from_squeue, gpus_in, of_job
+from evalstop_client.receivers.slurm.commands import Programs
+from evalstop_client.receivers.slurm.job_record import Record, details, from_rest, from_squeue, gpus_in, of_job
 from evalstop_client.receivers.slurm.rest import checked_rest_url, token_in, user_in
+from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, wanted_signal
 
-from tests.clients.conformance import Started, found, request
+from tests.clients.receivers.conformance import Started, found, request
 
 
 @pytest.mark.parametrize(

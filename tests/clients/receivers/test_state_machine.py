@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from evalstop_client.receivers import events, instructions
-from evalstop_client.receivers.action import Gone, Job, Present
-from evalstop_client.receivers.events import Event
-from evalstop_client.receivers.instructions import Instruction
-from evalstop_client.receivers.stopping import Bounds, Phase, Stop, step
+from evalstop_client.receivers.stop import events, instructions
+from evalstop_client.receivers.stop.action import Gone, Job, Present
+from evalstop_client.receivers.stop.events import Event
+from evalstop_client.receivers.stop.instructions import Instruction
+from evalstop_client.receivers.stop.state_machine import Bounds, Phase, Stop, step
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

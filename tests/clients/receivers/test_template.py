@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerAway
 from evalstop_client.receivers import Gone, Job, NotMine, Present
-from evalstop_client.receivers.command import CommandAction, Commands
-from evalstop_client.receivers.template import template
+from evalstop_client.receivers.command.action import CommandAction, Commands
+from evalstop_client.receivers.command.template import template
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.clients.conformance import request
+from tests.clients.receivers.conformance import request
 
 HOSTILE = [
     "", " ", "-rf", "--all", "7; rm -rf /", "$(reboot)", "`id`", "a b", "7|8", "7&", "7\n8", "../../etc", "a..b",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from evalstop_client.notices import Notices
-from evalstop_client.recorder import Recorder
-from evalstop_client.segment import Entry
 from evalstop_client.settings import Limits
-from evalstop_client.spool import Spool
+from evalstop_client.spool.recorder import Recorder
+from evalstop_client.spool.segment import Entry
+from evalstop_client.spool.spool import Spool
+from evalstop_client.spool.warnings import Notices
 
 
 def observation(step: int) -> Entry:

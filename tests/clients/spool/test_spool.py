@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.notices import Notices
-from evalstop_client.segment import Entry
 from evalstop_client.settings import Limits
-from evalstop_client.spool import Spool
+from evalstop_client.spool.segment import Entry
+from evalstop_client.spool.spool import Spool
+from evalstop_client.spool.warnings import Notices
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

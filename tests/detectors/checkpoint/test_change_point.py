@@ -7,8 +7,8 @@ import random
 
 import msgspec
 import pytest
-from evalstop_detectors.checkpoint import Score
-from evalstop_detectors.retrospective import FEWEST, Turn, turn
+from evalstop_detectors.checkpoint.change_point import FEWEST, Turn, turn
+from evalstop_detectors.checkpoint.choice import Score
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

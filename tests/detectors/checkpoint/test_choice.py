@@ -8,7 +8,7 @@ import statistics
 import sys
 
 import pytest
-from evalstop_detectors.checkpoint import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
+from evalstop_detectors.checkpoint.choice import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
 from hypothesis import given
 from hypothesis import strategies as st
 

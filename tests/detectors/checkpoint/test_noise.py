@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from evalstop_detectors.noise import LARGEST, Noise, NoiseState, advance, estimate
+from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, advance, estimate
 from hypothesis import given
 from hypothesis import strategies as st
 

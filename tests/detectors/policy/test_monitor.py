@@ -25,10 +25,10 @@ from evalstop_detectors import (
     start,
     step,
 )
-from evalstop_detectors.k_below_best import KBelowBest
-from evalstop_detectors.k_decline import KDecline
-from evalstop_detectors.loss_plateau import LossPlateau
-from evalstop_detectors.non_finite import NonFinite
+from evalstop_detectors.detectors.k_below_best import KBelowBest
+from evalstop_detectors.detectors.k_decline import KDecline
+from evalstop_detectors.detectors.loss_plateau import LossPlateau
+from evalstop_detectors.detectors.non_finite import NonFinite
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

@@ -23,12 +23,12 @@ from evalstop_detectors import (
     step,
     verdict_to_document,
 )
-from evalstop_detectors.k_decline import KDecline
+from evalstop_detectors.detectors.k_decline import KDecline
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.detectors.policy.test_codec import changed, json_values, paths
 from tests.detectors.strategies import alone, eval_series, policies, series
-from tests.detectors.test_policy_codec import changed, json_values, paths
 
 PAPER = POLICIES["paper"]
 STORED = state_to_json(PAPER, replay(PAPER, eval_series([1.0, 0.5, 0.25])))

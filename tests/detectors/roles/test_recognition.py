@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from evalstop_detectors import Role, Signal, match, recognise
-from evalstop_detectors.roles import NO_GOLD
-from evalstop_detectors.trainers import TRAINERS
+from evalstop_detectors.roles.recognition import NO_GOLD
+from evalstop_detectors.roles.trainers import TRAINERS
 from hypothesis import given
 from hypothesis import strategies as st
 

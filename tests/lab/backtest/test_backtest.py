@@ -15,13 +15,13 @@ from evalstop_lab.backtest.figures import difference, summary
 from evalstop_lab.backtest.page import MOST_POINTS, harm
 from evalstop_lab.cli import main
 from evalstop_lab.replay import Run
-from evalstop_service.truth import Said, Truth
+from evalstop_service.rules.outcome import Said, Truth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect
 
 from tests.lab.replay.conftest import write_jsonl
-from tests.service.pages.serving import NoChromium, browsing
+from tests.service.web.dashboard.serving import NoChromium, browsing
 
 RISING = [0.1 * index for index in range(24)]
 TURNS = [*RISING[:12], *(1.1 - 0.1 * index for index in range(12))]

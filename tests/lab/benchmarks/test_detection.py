@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from evalstop_detectors import DETECTORS, POLICIES
-from evalstop_lab.bench import step_cost
-from evalstop_lab.bench.contenders import NOT_RUN, contenders, oracle
-from evalstop_lab.bench.detection import main
-from evalstop_lab.bench.standing import Passed, delay_curve
-from evalstop_lab.evidence import records
+from evalstop_lab.benchmarks import step_cost
+from evalstop_lab.benchmarks.contenders import NOT_RUN, contenders, oracle
+from evalstop_lab.benchmarks.detection import main
+from evalstop_lab.benchmarks.standing import Passed, delay_curve
+from evalstop_lab.calibrate.evidence import records
 from evalstop_lab.worlds import HELD_OUT, NoiseKind, make
 
-RECORDED = str(Path(__file__).parents[1] / "data" / "rlhf_runs_public.jsonl")
+RECORDED = str(Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl")
 
 
 def test_a_quick_run_leaves_tables_and_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
-from evalstop_lab.bench.generator import percentile
-from evalstop_lab.bench.ingest import finite
-from evalstop_lab.bench.ingest_charts import draw
-from evalstop_lab.bench.ingest_contenders import (
+from evalstop_lab.benchmarks.generator import percentile
+from evalstop_lab.benchmarks.ingest import finite
+from evalstop_lab.benchmarks.ingest_charts import draw
+from evalstop_lab.benchmarks.ingest_contenders import (
     ALONE,
     COPY,
     EMBEDDED,
@@ -21,9 +21,9 @@ from evalstop_lab.bench.ingest_contenders import (
     SLOW,
     SLOW_ALONE,
 )
-from evalstop_lab.bench.ingest_tables import print_tables
-from evalstop_lab.bench.rounds import ASKING, GRID, LARGEST_COPY, Cell, Shape, document
-from evalstop_lab.bench.targets import Cells, Target, flat, of_growth, of_ingestion
+from evalstop_lab.benchmarks.ingest_tables import print_tables
+from evalstop_lab.benchmarks.rounds import ASKING, GRID, LARGEST_COPY, Cell, Shape, document
+from evalstop_lab.benchmarks.targets import Cells, Target, flat, of_growth, of_ingestion
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console

@@ -19,22 +19,16 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from evalstop_lab.bench import dialects, wire
-from evalstop_lab.bench.generator import Job, Load, LoadRefused, bring
-from evalstop_lab.bench.ingest import in_turns
-from evalstop_lab.bench.ingest_contenders import (
-    COPY,
-    EVALSTOP,
-    Copies,
-    evalstop_run,
-    in_sqlite,
-)
-from evalstop_lab.bench.planted import api
-from evalstop_lab.bench.rounds import Shape, cell, document, rotated
-from evalstop_lab.bench.servers import Server, bare_route
-from evalstop_lab.bench.slow_disk import compiled, sync_ms
-from evalstop_lab.bench.worker import JobFailed, Worker, worker
-from evalstop_lab.service import running_service
+from evalstop_lab.benchmarks import dialects, wire
+from evalstop_lab.benchmarks.generator import Job, Load, LoadRefused, bring
+from evalstop_lab.benchmarks.ingest import in_turns
+from evalstop_lab.benchmarks.ingest_contenders import COPY, EVALSTOP, Copies, evalstop_run, in_sqlite
+from evalstop_lab.benchmarks.planted import api
+from evalstop_lab.benchmarks.rounds import Shape, cell, document, rotated
+from evalstop_lab.benchmarks.servers import Server, bare_route
+from evalstop_lab.benchmarks.slow_disk import compiled, sync_ms
+from evalstop_lab.benchmarks.worker import JobFailed, Worker, worker
+from evalstop_lab.service_process import running_service
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -219,7 +213,7 @@ def test_what_the_service_acknowledges_it_stores(tmp_path: Path) -> None:
     count = in_sqlite(tmp_path / "evalstop.db", "observations", "run_id")
     with (
         running_service(tmp_path) as service,
-        worker([sys.executable, "-m", "evalstop_lab.bench.generator"]) as generator,
+        worker([sys.executable, "-m", "evalstop_lab.benchmarks.generator"]) as generator,
     ):
         url = urlsplit(service.url)
         assert url.hostname is not None
@@ -314,7 +308,7 @@ def test_a_disk_can_be_made_slower(tmp_path: Path) -> None:
     if library is None:
         pytest.skip("no C compiler")
     code = (
-        "import sys; from pathlib import Path; from evalstop_lab.bench.slow_disk import sync_ms;"
+        "import sys; from pathlib import Path; from evalstop_lab.benchmarks.slow_disk import sync_ms;"
         " print(sync_ms(Path(sys.argv[1]), 3))"
     )
     slower = subprocess.run(

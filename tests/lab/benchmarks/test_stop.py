@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from evalstop_lab.bench import stop
+from evalstop_lab.benchmarks import stop
 
 
 def test_times_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

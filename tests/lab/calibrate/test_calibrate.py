@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from evalstop_detectors import Kind, Observation, Signal, policy_from_document, replay
-from evalstop_detectors.k_decline import KDecline
-from evalstop_lab.calibrate import HEALTHY, highest_evidence, thresholds
+from evalstop_detectors.detectors.k_decline import KDecline
+from evalstop_lab.calibrate.command import HEALTHY, highest_evidence, thresholds
+from evalstop_lab.calibrate.evidence import Records, records, to_alarm
+from evalstop_lab.calibrate.history import healthy_runs
+from evalstop_lab.calibrate.thresholds import threshold
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
-from evalstop_lab.evidence import Records, records, to_alarm
-from evalstop_lab.history import healthy_runs
-from evalstop_lab.thresholds import threshold
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, make, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 from evalstop_detectors import DETECTORS, POLICIES, Detector, calibration, policy_to_document
-from evalstop_detectors.shipped import DOCUMENTS
-from evalstop_lab.calibrate import highest_evidence
-from evalstop_lab.calibration_module import asked_for, main, module_text
+from evalstop_detectors.policy.shipped import DOCUMENTS
+from evalstop_lab.calibrate.command import highest_evidence
+from evalstop_lab.calibrate.shipped import asked_for, main, module_text
 from evalstop_lab.worlds import plan
 
 
@@ -44,7 +44,7 @@ def test_no_threshold_is_that_of_a_detector_as_it_was(item: dict[str, Any]) -> N
     remembered, data = item["highest_of_first"], item["data"]
     recipes = plan(data["runs"], data["first_seed"], data["families"])[: len(remembered)]
     found = [records.highest for records in highest_evidence(detector, recipes)]
-    again = "its thresholds are stale: run `python -m evalstop_lab.calibration_module` and the benchmark"
+    again = "its thresholds are stale: run `python -m evalstop_lab.calibrate.shipped` and the benchmark"
     assert len(remembered) == 50
     assert found == pytest.approx(remembered, rel=1e-5), f"{detector.name} has changed, {again}"
 

@@ -14,7 +14,7 @@ import pytest
 from evalstop_detectors import Signal
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import Asked, Run, Troubles, judge, load_policy, read
-from evalstop_lab.service import running_service
+from evalstop_lab.service_process import running_service
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ import pytest
 from evalstop_detectors import POLICIES
 from evalstop_lab.cli import main
 from evalstop_lab.rlhf import PRESETS, Eval
-from evalstop_lab.survey import judge
+from evalstop_lab.rlhf.survey import judge
 
 CONFIG = replace(PRESETS["overoptimizes"], steps=90, eval_every=10)
 

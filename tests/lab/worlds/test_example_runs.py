@@ -7,10 +7,10 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from evalstop_lab.example_runs import document_of, drawn
 from evalstop_lab.worlds import load
+from evalstop_lab.worlds.example_runs import document_of, drawn
 
-RECORDED = Path(__file__).parents[1] / "data" / "rlhf_runs_public.jsonl"
+RECORDED = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
 
 
 def test_the_packed_runs_are_those_of_the_lab() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from evalstop_detectors import POLICIES, replay
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.scoring import Fate, Outcome, fate
 from evalstop_lab.worlds import Label, load
+from evalstop_lab.worlds.scoring import Fate, Outcome, fate
 
 RECORDED = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
 

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from evalstop_lab.scoring import (
+from evalstop_lab.worlds import Label, Truth, judge
+from evalstop_lab.worlds.scoring import (
     Fate,
     Outcome,
     clopper_pearson,
@@ -20,7 +21,6 @@ from evalstop_lab.scoring import (
     wasted_share,
     wilson,
 )
-from evalstop_lab.worlds import Label, Truth, judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

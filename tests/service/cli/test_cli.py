@@ -16,11 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_service import cli, installation
+from evalstop_service import cli
 from evalstop_service.clock import utc_now
+from evalstop_service.projects import installation
+from evalstop_service.security.encryption import Vault
 from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
-from evalstop_service.vault import Vault
 
 from tests.service.commands import run
 

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service import demonstration, installation
+from evalstop_service.cli import demo_data
 from evalstop_service.errors import Conflict
+from evalstop_service.projects import installation
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 
@@ -17,7 +18,7 @@ from tests.service.scenes import NOW, Scene
 def test_a_project_is_filled_once_and_consistently(embedded_database: Database) -> None:
     """Runs of every kind, a case of each that has ended and of no other; the second time nothing happens."""
     told: list[tuple[int, int]] = []
-    count = demonstration.fill(embedded_database, "demo", NOW, lambda *done: told.append(done), most=40)
+    count = demo_data.fill(embedded_database, "demo", NOW, lambda *done: told.append(done), most=40)
     runs, cases, decisions = tables.runs.c, tables.cases.c, tables.decisions.c
     with embedded_database.reading() as tx:
         ended = set(tx.execute(sa.select(runs.id).where(runs.ended_at.is_not(None))).scalars())
@@ -34,7 +35,7 @@ def test_a_project_is_filled_once_and_consistently(embedded_database: Database) 
     assert outcomes == {"right", "wrong", "unknown"}
     assert "stale" in pulses
     assert told[-1][0] == told[-1][1]
-    assert demonstration.fill(embedded_database, "demo", NOW, most=40) is None
+    assert demo_data.fill(embedded_database, "demo", NOW, most=40) is None
 
 
 def test_what_broke_off_is_not_taken_for_whole(embedded_database: Database) -> None:
@@ -45,11 +46,11 @@ def test_what_broke_off_is_not_taken_for_whole(embedded_database: Database) -> N
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        demonstration.fill(embedded_database, "demo", NOW, interrupt, most=20)
+        demo_data.fill(embedded_database, "demo", NOW, interrupt, most=20)
     with embedded_database.reading() as tx:
         before = tx.execute(sa.select(sa.func.count()).select_from(tables.runs)).scalar_one()
     with pytest.raises(Conflict, match=r"broke off half-way.*--project NAME"):
-        demonstration.fill(embedded_database, "demo", NOW, most=20)
+        demo_data.fill(embedded_database, "demo", NOW, most=20)
     with embedded_database.reading() as tx:
         assert tx.execute(sa.select(sa.func.count()).select_from(tables.runs)).scalar_one() == before > 0
 
@@ -59,4 +60,4 @@ def test_runs_of_ones_own_are_left_alone(embedded_database: Database) -> None:
     project = installation.add_project(embedded_database, "mine", "shadow", 0.0, NOW)
     Scene(embedded_database, project.id).open("ppo")
     with pytest.raises(Conflict, match="runs of its own"):
-        demonstration.fill(embedded_database, "mine", NOW)
+        demo_data.fill(embedded_database, "mine", NOW)

@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 import pytest
-from evalstop_service import pausing, responses
+from evalstop_service.decisions import commands, pause
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import Saved
-from evalstop_service.lifecycle import State
-from evalstop_service.store import cases, leases, tables
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.store import cases, tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
+from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import (
@@ -33,7 +34,7 @@ def test_veto_within_grace(graceful: Scene) -> None:
     assert decision.state == State.PENDING
     assert deliveries_of_stops(graceful) == ["waiting"]
     for _ in range(2):
-        said = responses.veto(graceful.database, graceful.project_id, decision.id, "dana", "broken eval", NOW)
+        said = commands.veto(graceful.database, graceful.project_id, decision.id, "dana", "broken eval", NOW)
         assert said.state == State.VETOED
     assert deliveries_of_stops(graceful) == ["cancelled"]
     with graceful.database.transaction() as tx:
@@ -47,13 +48,13 @@ def test_no_veto_after_grace(graceful: Scene) -> None:
     decision = graceful.post(run, FALLING).decision
     assert decision is not None
     with pytest.raises(Conflict, match="grace period"):
-        responses.veto(graceful.database, graceful.project_id, decision.id, "dana", "", LATER)
+        commands.veto(graceful.database, graceful.project_id, decision.id, "dana", "", LATER)
     assert deliveries_of_stops(graceful) == ["waiting"]
 
 
 def report(scene: Scene, decision_id: UUID, state: State) -> State:
-    said = responses.Report(state, "receiver", "as seen", {"exit_status": -15})
-    return State(responses.report(scene.database, scene.project_id, decision_id, said, LATER).state)
+    said = commands.Report(state, "receiver", "as seen", {"exit_status": -15})
+    return State(commands.report(scene.database, scene.project_id, decision_id, said, LATER).state)
 
 
 def test_reports_follow_the_life_of_a_decision(graceful: Scene) -> None:
@@ -80,11 +81,11 @@ def decided(scene: Scene, run: Run) -> Decision:
 
 def undo(scene: Scene, run: Run) -> str:
     decision = decided(scene, run)
-    return responses.undo(scene.database, scene.project_id, decision.id, "dana", "the eval was broken", LATER).state
+    return commands.undo(scene.database, scene.project_id, decision.id, "dana", "the eval was broken", LATER).state
 
 
 def finish(scene: Scene, run: Run) -> str:
-    responses.finish(scene.database, scene.project_id, run.id, "completed", NOW)
+    commands.finish(scene.database, scene.project_id, run.id, "completed", NOW)
     return decided(scene, run).state
 
 
@@ -94,8 +95,8 @@ def test_a_stop_that_is_under_way_is_acknowledged(graceful: Scene) -> None:
     graceful.post(run, FALLING)
     decision = decided(graceful, run)
     for seconds in (120.0, 86_400.0):
-        said = responses.Report(State.ACKNOWLEDGED, "receiver", "found", {"job": "4711"}, seconds)
-        said_state = responses.report(graceful.database, graceful.project_id, decision.id, said, LATER).state
+        said = commands.Report(State.ACKNOWLEDGED, "receiver", "found", {"job": "4711"}, seconds)
+        said_state = commands.report(graceful.database, graceful.project_id, decision.id, said, LATER).state
         assert said_state == State.ACKNOWLEDGED
     assert decided(graceful, run).deadline_at == LATER + timedelta(seconds=120 + 900)
     assert decided(graceful, run).stops(LATER)
@@ -123,7 +124,7 @@ def test_undone_it_is_not_sent(graceful: Scene) -> None:
     run = graceful.open()
     graceful.post(run, FALLING)
     with pytest.raises(Conflict, match="veto it instead"):
-        responses.undo(graceful.database, graceful.project_id, decided(graceful, run).id, "dana", "", NOW)
+        commands.undo(graceful.database, graceful.project_id, decided(graceful, run).id, "dana", "", NOW)
     assert undo(graceful, run) == State.UNDONE
     assert deliveries_of_stops(graceful) == ["cancelled"]
 
@@ -157,13 +158,13 @@ def test_only_the_scheduler_ends_what_was_handed_out(scene: Scene, graceful: Sce
     assert finish(scene, alone) == State.MOOT
     run = graceful.open()
     graceful.post(run, FALLING)
-    responses.finish(graceful.database, graceful.project_id, run.id, "completed", LATER)
+    commands.finish(graceful.database, graceful.project_id, run.id, "completed", LATER)
     assert decided(graceful, run).state == State.REQUESTED
     assert report(graceful, decided(graceful, run).id, State.CONFIRMED) == State.CONFIRMED
 
 
 def order(scene: Scene, run: Run, now: datetime = LATER) -> Decision:
-    return responses.stop(scene.database, scene.project_id, run.id, "dana", "the reward is broken", now)
+    return commands.stop(scene.database, scene.project_id, run.id, "dana", "the reward is broken", now)
 
 
 def test_a_person_stops_a_run_that_was_never_flagged(graceful: Scene) -> None:
@@ -212,9 +213,9 @@ def test_what_no_order_stops(scene: Scene) -> None:
     run, other = scene.open("one"), scene.open("other")
     decision = scene.post(other, FALLING).decision
     assert decision is not None
-    responses.undo(scene.database, scene.project_id, decision.id, "dana", "no", LATER)
+    commands.undo(scene.database, scene.project_id, decision.id, "dana", "no", LATER)
     with pytest.raises(Conflict, match="is undone"):
         order(scene, other)
-    pausing.pause(scene.database, scene.project_id, "dana", "", LATER)
+    pause.pause(scene.database, scene.project_id, "dana", "", LATER)
     with pytest.raises(Conflict, match="paused"):
         order(scene, run)

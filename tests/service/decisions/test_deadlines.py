@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service import chores, deadlines, responses
+from evalstop_service import background
 from evalstop_service.clock import utc_now
+from evalstop_service.decisions import commands, deadlines
 from evalstop_service.ingest import Resumed
-from evalstop_service.lifecycle import State
-from evalstop_service.store import decisions, endpoints, leases, tables
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.leases import Delivered, Ended
+from evalstop_service.store.queue import leases
+from evalstop_service.store.queue.leases import Delivered, Ended
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import FALLING, NOW, Scene, at_once, unbound
@@ -56,8 +58,8 @@ def states(scene: Scene, run: Run) -> list[str]:
 
 
 def report(scene: Scene, run: Run, state: State, now: datetime, expected_seconds: float = 0.0) -> str:
-    said = responses.Report(state, "receiver", "as seen", {}, expected_seconds)
-    return responses.report(scene.database, scene.project_id, decided(scene, run).id, said, now).state
+    said = commands.Report(state, "receiver", "as seen", {}, expected_seconds)
+    return commands.report(scene.database, scene.project_id, decided(scene, run).id, said, now).state
 
 
 def send_what_waits(scene: Scene) -> None:
@@ -161,7 +163,7 @@ def test_as_a_chore_it_sees_to_the_end(scene: Scene) -> None:
     with scene.database.transaction() as tx:
         tx.execute(sa.update(tables.projects).values(confirm_seconds=0.1))
     run = stopped(scene)
-    with chores.at_work(deadlines.chore(scene.database, utc_now)):
+    with background.at_work(deadlines.chore(scene.database, utc_now)):
         wait_until(lambda: decided(scene, run).state == State.FAILED)
     assert told(scene, run) == ["run.stop_requested", "run.stop_requested", "run.stop_escalated", "run.stop_failed"]
 

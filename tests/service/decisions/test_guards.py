@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from evalstop_service import brakes
+from evalstop_service.decisions import guards
 from evalstop_service.ingest import Arrival, Points, Saved
-from evalstop_service.lifecycle import Brake
-from evalstop_service.store import policies, projects, pulses, runs, tables
+from evalstop_service.rules.decision_lifecycle import Brake
+from evalstop_service.store import policies, projects, run_health, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import Point
@@ -29,7 +29,7 @@ def holding(scene: Scene, run: Run, now: datetime = NOW) -> tuple[Brake, ...]:
 def _holding(tx: Transaction, run: Run, now: datetime) -> tuple[Brake, ...]:
     locked = runs.lock(tx, run.project_id, run.id)
     assert locked is not None
-    return brakes.holding(tx, projects.lock(tx, run.project_id), locked, now)
+    return guards.holding(tx, projects.lock(tx, run.project_id), locked, now)
 
 
 def kinds(scene: Scene, run: Run, now: datetime = NOW) -> list[str]:
@@ -176,7 +176,7 @@ def test_a_silent_run_is_not_stopped(scene: Scene) -> None:
     assert kinds(scene, run, later) == ["stale"]
     assert kinds(scene, bold, later) == []
     with scene.database.transaction() as tx:
-        pulses.beat(tx, run.id, run.project_id, NOW + timedelta(seconds=10))
+        run_health.beat(tx, run.id, run.project_id, NOW + timedelta(seconds=10))
     assert kinds(scene, run, later) == []
 
 

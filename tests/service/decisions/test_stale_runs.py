@@ -8,12 +8,12 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
-from evalstop_service import opening, pausing, progress, responses, vigil
-from evalstop_service.ingest import Resumed, Saved
-from evalstop_service.store import pulses, runs, tables
+from evalstop_service.decisions import commands, pause, stale_runs, transitions
+from evalstop_service.ingest import Resumed, Saved, open_run
+from evalstop_service.store import run_health, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
-from evalstop_service.store.pulses import StoredPulse
+from evalstop_service.store.run_health import StoredPulse
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import FALLING, NOW, Scene, evals, set_up
@@ -26,14 +26,14 @@ def at(seconds: float) -> datetime:
 def look(scene: Scene, now: datetime) -> int:
     """Look until nothing is due."""
     count = 0
-    while found := vigil.look(scene.database, now):
+    while found := stale_runs.look(scene.database, now):
         count += found
     return count
 
 
 def pulse(scene: Scene, run: Run) -> StoredPulse:
     with scene.database.reading() as tx:
-        return pulses.of_runs(tx, [run.id])[run.id]
+        return run_health.of_runs(tx, [run.id])[run.id]
 
 
 def told(scene: Scene, run: Run) -> list[str]:
@@ -108,7 +108,7 @@ def test_a_heartbeat_is_a_sign_of_life(scene: Scene) -> None:
     """A long eval is not silence, for a run that says so."""
     run = scene.open()
     for seconds in range(0, 7200, 60):
-        opening.heartbeat(scene.database, scene.project_id, run.id, at(seconds))
+        open_run.heartbeat(scene.database, scene.project_id, run.id, at(seconds))
         look(scene, at(seconds))
     assert (told(scene, run), scene.read(run).status) == ([], "running")
 
@@ -121,14 +121,14 @@ def test_a_lost_run_lives_again_when_it_is_heard_of(scene: Scene) -> None:
 
     ways: tuple[Callable[[Run, datetime], object], ...] = (
         lambda run, now: scene.post(run, evals(0.7, start=9), now),
-        lambda run, now: opening.heartbeat(scene.database, scene.project_id, run.id, now),
+        lambda run, now: open_run.heartbeat(scene.database, scene.project_id, run.id, now),
         resume,
-        lambda run, now: opening.open_run(scene.database, scene.project_id, opening.Request(run.name), now),
+        lambda run, now: open_run.open_run(scene.database, scene.project_id, open_run.Request(run.name), now),
         lambda run, now: scene.take(run, Saved(0, "file:///0.pt"), now),
     )
     for number, way in enumerate(ways):
         start = 10_000 * number
-        run = opening.open_run(scene.database, scene.project_id, opening.Request(f"run-{number}"), at(start))[0]
+        run = open_run.open_run(scene.database, scene.project_id, open_run.Request(f"run-{number}"), at(start))[0]
         scene.post(run, evals(0.5), at(start))
         look(scene, at(start + 300))
         look(scene, at(start + 3600))
@@ -144,8 +144,8 @@ def test_a_lost_run_lives_again_when_it_is_heard_of(scene: Scene) -> None:
 def test_a_run_that_has_ended_is_not_looked_at(scene: Scene) -> None:
     """Nor does a heartbeat that comes late wake it."""
     run = scene.open()
-    responses.finish(scene.database, scene.project_id, run.id, "completed", at(10))
-    opening.heartbeat(scene.database, scene.project_id, run.id, at(20))
+    commands.finish(scene.database, scene.project_id, run.id, "completed", at(10))
+    open_run.heartbeat(scene.database, scene.project_id, run.id, at(20))
     assert look(scene, at(300)) == 1
     assert look(scene, at(10**6)) == 0
     assert (told(scene, run), scene.read(run).status) == ([], "completed")
@@ -156,7 +156,7 @@ def test_a_trainer_may_say_how_a_lost_run_ended(scene: Scene) -> None:
     run = scene.open()
     look(scene, at(300))
     look(scene, at(3600))
-    assert responses.finish(scene.database, scene.project_id, run.id, "failed", at(4000)).status == "failed"
+    assert commands.finish(scene.database, scene.project_id, run.id, "failed", at(4000)).status == "failed"
 
 
 def test_a_pending_stop_of_a_run_that_falls_silent_is_withheld(database: Database) -> None:
@@ -205,14 +205,14 @@ def test_a_policy_that_cannot_be_read_does_not_end_the_vigil(scene: Scene) -> No
 def test_runs_that_nobody_looks_after_are_adopted(scene: Scene) -> None:
     """Such as those that release 0.1.0 has opened; those that have ended are left alone."""
     orphan, ended, known, forgotten = scene.open(), scene.open(), scene.open(), scene.open()
-    responses.finish(scene.database, scene.project_id, ended.id, "completed", NOW)
+    commands.finish(scene.database, scene.project_id, ended.id, "completed", NOW)
     with scene.database.transaction() as tx:
         tx.execute(tables.pulses.delete().where(tables.pulses.c.run_id.in_([orphan.id, ended.id])))
-        pulses.look_again(tx, {forgotten.id: None})
+        run_health.look_again(tx, {forgotten.id: None})
     before = pulse(scene, known)
-    vigil.adopt(scene.database, at(10))
+    stale_runs.adopt(scene.database, at(10))
     with scene.database.reading() as tx:
-        assert set(pulses.of_runs(tx, [orphan.id, ended.id, known.id])) == {orphan.id, known.id}
+        assert set(run_health.of_runs(tx, [orphan.id, ended.id, known.id])) == {orphan.id, known.id}
     assert pulse(scene, known) == before
     look(scene, at(300))
     assert told(scene, orphan) == told(scene, forgotten) == ["run.stale"]
@@ -240,7 +240,7 @@ def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) ->
         (other if run is elsewhere else scene).post(run, FALLING)
     assert {decision.state for run in three if (decision := scene.decision(run))} == {"pending"}
     for actor in ("dana", "eli"):
-        project = pausing.pause(database, scene.project_id, actor, "the eval set is broken", at(10))
+        project = pause.pause(database, scene.project_id, actor, "the eval set is broken", at(10))
         assert (project.paused_by, project.paused_reason) == ("dana", "the eval set is broken")
         assert {decision.state for run in three if (decision := scene.decision(run))} == {"withheld"}
     late = scene.open()
@@ -250,7 +250,7 @@ def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) ->
     decision = other.decision(elsewhere)
     assert decision is not None
     assert decision.state == "pending"
-    assert pausing.resume(database, scene.project_id, "dana", at(20)).paused_at is None
+    assert pause.resume(database, scene.project_id, "dana", at(20)).paused_at is None
 
 
 def test_a_stop_that_is_being_decided_does_not_slip_past_a_pause(postgres_database: Database) -> None:
@@ -260,8 +260,8 @@ def test_a_stop_that_is_being_decided_does_not_slip_past_a_pause(postgres_databa
     with postgres_database.transaction() as tx:
         locked = runs.lock(tx, scene.project_id, run.id)
         assert locked is not None
-        decision = progress.begin(tx, locked, 4, NOW)
-        thread = threading.Thread(target=pausing.pause, args=(postgres_database, scene.project_id, "dana", "", NOW))
+        decision = transitions.begin(tx, locked, 4, NOW)
+        thread = threading.Thread(target=pause.pause, args=(postgres_database, scene.project_id, "dana", "", NOW))
         thread.start()
         thread.join(0.3)
         assert thread.is_alive()

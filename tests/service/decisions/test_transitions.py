@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from evalstop_service import deadlines, progress, responses
+from evalstop_service.decisions import commands, deadlines, transitions
 from evalstop_service.errors import Conflict
-from evalstop_service.lifecycle import PAUSED, Brake, State
+from evalstop_service.rules.decision_lifecycle import PAUSED, Brake, State
 from evalstop_service.store import decisions, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -61,7 +61,7 @@ def hold(scene: Scene, run: Run, now: datetime) -> Decision | None:
     with scene.database.transaction() as tx:
         locked = runs.lock(tx, scene.project_id, run.id)
         assert locked is not None
-        return progress.hold(tx, locked, [PAUSE], now)
+        return transitions.hold(tx, locked, [PAUSE], now)
 
 
 def test_a_brake_withholds(graceful: Scene) -> None:
@@ -118,7 +118,7 @@ def test_a_person_releases_it(scene: Scene) -> None:
 
     def release() -> str:
         decision = decided(scene, run)
-        return responses.release(scene.database, scene.project_id, decision.id, "dana", "it is urgent", NOW).state
+        return commands.release(scene.database, scene.project_id, decision.id, "dana", "it is urgent", NOW).state
 
     with pytest.raises(Conflict, match="withheld and its project is paused"):
         release()
@@ -131,7 +131,7 @@ def test_a_person_releases_it(scene: Scene) -> None:
 def test_a_person_vetoes_it(scene: Scene) -> None:
     """What is withheld can be vetoed, and is not handed out when the way is free."""
     run = withheld(scene)
-    said = responses.veto(scene.database, scene.project_id, decided(scene, run).id, "dana", "a known dip", NOW)
+    said = commands.veto(scene.database, scene.project_id, decided(scene, run).id, "dana", "a known dip", NOW)
     assert said.state == State.VETOED
     resume(scene)
     deadlines.look_after(scene.database, NOW + MINUTE)
@@ -166,8 +166,8 @@ def test_a_pause_holds_all_that_is_pending(graceful: Scene) -> None:
         settle(graceful, stops_share=None)
         graceful.post(run, FALLING)
     over = pending.pop()
-    responses.veto(graceful.database, graceful.project_id, decided(graceful, over).id, "dana", "", NOW)
-    assert progress.hold_all(graceful.database, graceful.project_id, [PAUSE], NOW) == 2
+    commands.veto(graceful.database, graceful.project_id, decided(graceful, over).id, "dana", "", NOW)
+    assert transitions.hold_all(graceful.database, graceful.project_id, [PAUSE], NOW) == 2
     assert [decided(graceful, run).state for run in pending] == [State.WITHHELD] * 2
     assert decided(graceful, over).state == State.VETOED
 

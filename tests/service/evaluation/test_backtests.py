@@ -13,17 +13,19 @@ from uuid import UUID
 
 import pytest
 from evalstop_detectors import POLICIES, InvalidPolicy, policy_to_document
-from evalstop_service import policies, rehearsing, responses
 from evalstop_service.clock import utc_now
+from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid
+from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Points
-from evalstop_service.store import rehearsals
+from evalstop_service.projects import policies
+from evalstop_service.store import backtests as rehearsals
+from evalstop_service.store.backtests import Rehearsal
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
-from evalstop_service.store.rehearsals import Rehearsal
 
-from tests.service.pages.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
 from tests.service.scenes import take
+from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
 
 HACKING = recorded("np-0044")
 HEALTHY = recorded("np-0082")
@@ -45,12 +47,12 @@ def tenant(database: Database, now: datetime) -> Tenant:
 def ended(database: Database, tenant: Tenant, now: datetime, name: str, evals: tuple[Any, ...]) -> UUID:
     run = open_run(database, tenant, now, name, labels={"gpus": "2"})
     report(database, tenant, run.id, evals, now)
-    responses.finish(database, tenant.project.id, run.id, "completed", now + timedelta(hours=10))
+    commands.finish(database, tenant.project.id, run.id, "completed", now + timedelta(hours=10))
     return run.id
 
 
 def asked(database: Database, tenant: Tenant, document: dict[str, Any], runs: int = 500) -> Rehearsal:
-    return rehearsing.ask(database, tenant.project.id, document, runs, "dana", utc_now())
+    return backtests.ask(database, tenant.project.id, document, runs, "dana", utc_now())
 
 
 def result(database: Database, asked_for: Rehearsal) -> Rehearsal:
@@ -66,30 +68,30 @@ def test_what_a_policy_would_have_done(database: Database, tenant: Tenant, now: 
     ended(database, tenant, now, "healthy", HEALTHY)
     open_run(database, tenant, now, "still running")
     same, eager, never = (asked(database, tenant, document) for document in (LEVEL, EAGER, NEVER))
-    while rehearsing.work(database, utc_now):
+    while backtests.work(database, utc_now):
         pass
     found = {finding["run_name"]: finding for finding in result(database, same).findings}
     assert set(found) == {"hacking", "healthy"}
     assert found["hacking"]["step"] == found["hacking"]["decided_step"] == 280
     assert found["hacking"]["outcome"] == "right"
     assert 0 < found["hacking"]["hours_after"] < 20
-    assert not any(rehearsing.differs(finding) for finding in found.values())
-    figures = rehearsing.summary(result(database, eager).findings)
+    assert not any(backtests.differs(finding) for finding in found.values())
+    figures = backtests.summary(result(database, eager).findings)
     assert (figures.runs, figures.stops, figures.wrong) == (2, 2, 2)  # of the one that turned too early
     lax = result(database, never)
-    assert rehearsing.summary(lax.findings).missed == 1
-    assert rehearsing.in_order(lax.findings)[0]["run_id"] == str(hacking)
+    assert backtests.summary(lax.findings).missed == 1
+    assert backtests.in_order(lax.findings)[0]["run_id"] == str(hacking)
     assert (lax.state, lax.done, lax.total) == ("done", 2, 2)
 
 
 def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenant, now: datetime) -> None:
     """A process killed in the middle costs the runs of one step; another takes over after the lease, none twice."""
     ids = []
-    for number in range(3 * rehearsing.RUNS_AT_A_TIME):
+    for number in range(3 * backtests.RUNS_AT_A_TIME):
         run = open_run(database, tenant, now, f"run-{number}")
         points = tuple(Point("reward/gold", step, float(step % 7), 0.1) for step in range(1500))
         take(database, tenant.project.id, run.id, Points(points), now)
-        responses.finish(database, tenant.project.id, run.id, "completed", now)
+        commands.finish(database, tenant.project.id, run.id, "completed", now)
         ids.append(str(run.id))
     wanted = asked(database, tenant, policy_to_document(POLICIES["cautious"]))
     worker = subprocess.Popen([sys.executable, "-c", WORKER, database.url.render_as_string(hide_password=False)])
@@ -105,10 +107,10 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
     left = result(database, wanted)
     assert left.state == "running"
     assert 0 < left.done < len(ids)
-    assert not rehearsing.work(database, utc_now), "the lease of whoever was killed still runs"
+    assert not backtests.work(database, utc_now), "the lease of whoever was killed still runs"
     with database.transaction() as tx:  # time passes
         assert rehearsals.keep(tx, left, replace(left, lease_until=now))
-    assert rehearsing.work(database, utc_now)
+    assert backtests.work(database, utc_now)
     found = result(database, wanted)
     assert found.state == "done"
     assert [finding["run_id"] for finding in found.findings] == ids[::-1]
@@ -122,7 +124,7 @@ def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datet
         asked(database, tenant, LEVEL, runs=501)
     with database.reading() as tx, pytest.raises(Invalid, match="cautious"):
         policies.referred(tx, tenant.project.id, "gone")
-    for _ in range(rehearsing.MOST_UNFINISHED):
+    for _ in range(backtests.MOST_UNFINISHED):
         asked(database, tenant, LEVEL)
     with pytest.raises(Conflict, match="not done yet"):
         asked(database, tenant, LEVEL)

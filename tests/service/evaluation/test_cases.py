@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service import cases, opening, responses, vigil
-from evalstop_service.ingest import Resumed, Saved
-from evalstop_service.lifecycle import State
+from evalstop_service.decisions import commands, stale_runs
+from evalstop_service.evaluation import cases
+from evalstop_service.ingest import Resumed, Saved, open_run
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
@@ -59,7 +60,7 @@ def flagged(scene: Scene, *later: float, **terms: Any) -> Run:
 
 
 def finish(scene: Scene, run: Run, hours: float = 6) -> None:
-    responses.finish(scene.database, scene.project_id, run.id, "completed", after(hours))
+    commands.finish(scene.database, scene.project_id, run.id, "completed", after(hours))
 
 
 def test_a_shadow_stop_of_a_run_that_turned_was_right(shadow: Scene) -> None:
@@ -90,12 +91,12 @@ def test_a_stop_is_not_proved_by_what_it_was_made_for(scene: Scene) -> None:
     run = flagged(scene, total_steps=100)
     decision = scene.decision(run)
     assert decision is not None
-    gone = responses.Report(State.CONFIRMED, "receiver", "gone", {})
-    responses.report(scene.database, scene.project_id, decision.id, gone, after(3))
+    gone = commands.Report(State.CONFIRMED, "receiver", "gone", {})
+    commands.report(scene.database, scene.project_id, decision.id, gone, after(3))
     expect(scene, run, truth="undecided", outcome="unknown", treatment="stopped")
     # 8 steps took 2 hours on 4 GPUs, so that 92 take 92; one hour went by until the job was gone.
     expect(scene, run, gpu_hours=12.0, gpu_hours_saved=92.0 - 4.0, gpu_hours_lost=None)
-    responses.undo(scene.database, scene.project_id, decision.id, "dana", "", after(4))
+    commands.undo(scene.database, scene.project_id, decision.id, "dana", "", after(4))
     expect(scene, run, treatment="prevented", gpu_hours_saved=None)
 
 
@@ -127,7 +128,7 @@ def test_what_a_person_says_counts(shadow: Scene) -> None:
     assert decision is not None
 
     def judge(outcome: str, turn_step: int | None) -> None:
-        responses.judge(
+        commands.judge(
             *(shadow.database, shadow.project_id, decision.id),
             outcome=outcome,
             turn_step=turn_step,
@@ -167,12 +168,12 @@ def test_a_run_that_goes_on_has_no_case(shadow: Scene, sign_of_life: str) -> Non
     """One that was lost and is found again, or is opened again, has not ended after all."""
     run = flagged(shadow, 0.5)
     found: dict[str, Callable[[], object]] = {
-        "heartbeat": lambda: opening.heartbeat(shadow.database, shadow.project_id, run.id, after(400)),
+        "heartbeat": lambda: open_run.heartbeat(shadow.database, shadow.project_id, run.id, after(400)),
         "eval": lambda: shadow.post(run, evals(0.4, start=20), after(400)),
         "opening": lambda: shadow.open(run.name),
     }
     for hours in (100, 200, 300):
-        vigil.look(shadow.database, after(hours))
+        stale_runs.look(shadow.database, after(hours))
     assert shadow.read(run).status == "lost"
     expect(shadow, run, truth="undecided")
     found[sign_of_life]()

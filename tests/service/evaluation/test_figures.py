@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from evalstop_service import measured
-from evalstop_service.store import cases, estimating, policies, projects
+from evalstop_service.evaluation import figures
+from evalstop_service.store import case_counts, cases, policies, projects
+from evalstop_service.store.case_counts import Grouping, Key, Wanted
 from evalstop_service.store.database import Database
-from evalstop_service.store.estimating import Grouping, Key, Wanted
 
 from tests.service.cases_written import write
 from tests.service.scenes import NOW, WATCHFUL, Scene, set_up
@@ -38,9 +38,9 @@ def told(scene: Scene) -> Scene:
     return scene
 
 
-def measure(scene: Scene, *by: Grouping, **wanted: object) -> dict[Key, measured.Measured]:
+def measure(scene: Scene, *by: Grouping, **wanted: object) -> dict[Key, figures.Measured]:
     with scene.database.reading() as tx:
-        found = measured.measure(tx, scene.project_id, Wanted(**wanted), by)  # type: ignore[arg-type]
+        found = figures.measure(tx, scene.project_id, Wanted(**wanted), by)  # type: ignore[arg-type]
     return {one.key: one for one in found}
 
 
@@ -55,7 +55,7 @@ def test_figures_of_a_policy(told: Scene) -> None:
     assert paper.recall.value == pytest.approx(8 / 13)
     assert paper.false_stops is not None
     assert paper.false_stops.value == pytest.approx(2 / 32)
-    assert paper.delays == measured.Delays(8, 10, 10, 10)
+    assert paper.delays == figures.Delays(8, 10, 10, 10)
     assert (paper.hours.would_have_saved, paper.hours.would_have_lost, paper.hours.unsaid) == (16, 6, 1)
     assert paper.hours.lost == 0  # nothing was carried out
     assert watchful.precision.value == pytest.approx(3 / (3 + 40))
@@ -80,11 +80,11 @@ BY: list[tuple[Grouping, ...]] = [
 def test_each_count_leads_to_its_cases(told: Scene, by: tuple[Grouping, ...]) -> None:
     """The cases that are listed for a cell of a group are as many as it counts."""
     for one in measure(told, *by).values():
-        own = measured.narrowed(Wanted(), by, one.key)
-        for row in measured.ROWS:
-            for outcome in measured.OUTCOMES:
+        own = figures.narrowed(Wanted(), by, one.key)
+        for row in figures.ROWS:
+            for outcome in figures.OUTCOMES:
                 with told.database.reading() as tx:
-                    listed = estimating.listing(tx, told.project_id, measured.cell(own, row, outcome), limit=100)
+                    listed = case_counts.listing(tx, told.project_id, figures.cell(own, row, outcome), limit=100)
                 assert len(listed) == one.counts[row][outcome]
 
 
@@ -114,7 +114,7 @@ def test_pages_of_cases(told: Scene) -> None:
     """Read page by page the list holds each case once, those that ended last first."""
     found, before = [], None
     with told.database.reading() as tx:
-        while page := estimating.listing(tx, told.project_id, Wanted(), before=before, limit=7):
+        while page := case_counts.listing(tx, told.project_id, Wanted(), before=before, limit=7):
             found += page
             before = page[-1].ended_at, page[-1].run_id, page[-1].attempt
     assert len({(one.run_id, one.attempt) for one in found}) == len(found) == 66
@@ -130,9 +130,9 @@ def test_counted_once_for_all_groups(told: Scene) -> None:
     """What is counted by the detectors that called together gives the same figures as each grouping counted by itself,
     and a case of two detectors counts once for its policy."""
     with told.database.reading() as tx:
-        flagged = estimating.flagged(tx, told.project_id, Wanted(), ("policy", "called"))
-        late = estimating.delays(tx, told.project_id, Wanted(), ("policy", "called"))
-        passed = estimating.passed(tx, told.project_id, Wanted(), ("policy",))
+        flagged = case_counts.flagged(tx, told.project_id, Wanted(), ("policy", "called"))
+        late = case_counts.delays(tx, told.project_id, Wanted(), ("policy", "called"))
+        passed = case_counts.passed(tx, told.project_id, Wanted(), ("policy",))
     counts = [*flagged, *passed]
 
     def policy(key: Key) -> list[Key]:
@@ -141,11 +141,11 @@ def test_counted_once_for_all_groups(told: Scene) -> None:
     def detectors(key: Key) -> list[Key]:
         return [(name,) for name in key[2]]
 
-    by_policy = measured.figures(measured.regrouped(counts, policy), measured.regrouped(late, policy))
+    by_policy = figures.figures(figures.regrouped(counts, policy), figures.regrouped(late, policy))
     assert by_policy == list(measure(told, "policy").values())
-    of_flagged = measured.regrouped(flagged, detectors), measured.regrouped(late, detectors)
-    assert measured.figures(*of_flagged, whole=False) == list(measure(told, "detector").values())
-    assert measured.total(counts, late) == measure(told)[()]
+    of_flagged = figures.regrouped(flagged, detectors), figures.regrouped(late, detectors)
+    assert figures.figures(*of_flagged, whole=False) == list(measure(told, "detector").values())
+    assert figures.total(counts, late) == measure(told)[()]
 
 
 def test_the_revision_of_cases(told: Scene) -> None:
@@ -153,12 +153,12 @@ def test_the_revision_of_cases(told: Scene) -> None:
 
     def revision() -> str:
         with told.database.reading() as tx:
-            return estimating.revision(tx, told.project_id)
+            return case_counts.revision(tx, told.project_id)
 
     before = revision()
     assert revision() == before
     with told.database.transaction() as tx:
-        oldest = min(estimating.listing(tx, told.project_id, Wanted(), limit=100), key=lambda one: one.attempt)
+        oldest = min(case_counts.listing(tx, told.project_id, Wanted(), limit=100), key=lambda one: one.attempt)
         known = cases.find(tx, oldest.run_id, oldest.attempt)
         assert known is not None
         cases.keep(tx, known)

@@ -10,11 +10,11 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_service import authority
-from evalstop_service.authority import Stage, share_enforced, weigh
-from evalstop_service.estimates import ALPHA, Estimate, Stratum, precision
-from evalstop_service.store import audit, authorities, endpoints, policies, projects
-from evalstop_service.store.authorities import Authority
+from evalstop_service.evaluation import rollout_stage
+from evalstop_service.evaluation.rollout_stage import Stage, share_enforced, weigh
+from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum, precision
+from evalstop_service.store import audit, endpoints, policies, projects, rollout_stages
+from evalstop_service.store.rollout_stages import Authority
 from evalstop_service.store.tables import events
 
 from tests.service.cases_written import write
@@ -82,24 +82,26 @@ def test_how_much_is_carried_out() -> None:
     assert share_enforced(held, 1) == share_enforced(held, 3) == 0
 
 
-def to(move: authority.Move | None) -> Stage | None:
+def to(move: rollout_stage.Move | None) -> Stage | None:
     return move.stage if move else None
 
 
 def granted(scene: Scene, name: str = "watchful") -> None:
     with scene.database.transaction() as tx:
-        authority.grant(tx, scene.project_id, name, 1, LINE, 0.25, NOW)
+        rollout_stage.grant(tx, scene.project_id, name, 1, LINE, 0.25, NOW)
         endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
 
 
 def told(scene: Scene) -> list[dict[str, Any]]:
-    query = sa.select(events.c.body).where(events.c.project_id == scene.project_id, events.c.type == authority.CHANGED)
+    query = sa.select(events.c.body).where(
+        events.c.project_id == scene.project_id, events.c.type == rollout_stage.CHANGED
+    )
     with scene.database.reading() as tx:
         return [json.loads(body)["data"]["authority"] for body in tx.execute(query.order_by(events.c.id)).scalars()]
 
 
 def stage(scene: Scene) -> str:
-    held = authority.look(scene.database, scene.project_id, "watchful", LATER)
+    held = rollout_stage.look(scene.database, scene.project_id, "watchful", LATER)
     assert held is not None
     return held.stage
 
@@ -128,12 +130,12 @@ def test_a_new_version_begins_in_shadow(scene: Scene) -> None:
     write(scene.database, scene.open(policy="watchful"), 60)
     assert stage(scene) == "canary"
     with scene.database.transaction() as tx:
-        assert authority.grant(tx, scene.project_id, "watchful", 1, 0.85, 0.5, LATER).stage == "canary"
+        assert rollout_stage.grant(tx, scene.project_id, "watchful", 1, 0.85, 0.5, LATER).stage == "canary"
         policies.add(tx, projects.get(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, LATER)
     assert stage(scene) == "shadow"
     assert told(scene)[-1]["reason"] == "version 2 has shown nothing yet"
     with scene.database.reading() as tx:
-        held = authorities.find(tx, scene.project_id, "watchful")
+        held = rollout_stages.find(tx, scene.project_id, "watchful")
     assert held is not None
     assert (held.version, held.canary_share) == (2, 0.5)
 

@@ -12,9 +12,9 @@ from typing import Any, TypeVar, cast
 
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Arrival, Committer, LiveRuns, News, Receipt
+from evalstop_service.observability.metrics import Telemetry
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
 
 from tests.service.scenes import NOW, Scene
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from evalstop_service import responses
+from evalstop_service.decisions import commands
 from evalstop_service.ingest import Resumed, Saved
-from evalstop_service.lifecycle import State
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -50,7 +50,7 @@ def test_late_news_does_not_take_a_decision_back(scene: Scene) -> None:
 def test_an_ended_run_is_not_stopped(scene: Scene) -> None:
     """A run that ended by itself gets a verdict, but no decision."""
     run = scene.open()
-    responses.finish(scene.database, scene.project_id, run.id, "completed", NOW)
+    commands.finish(scene.database, scene.project_id, run.id, "completed", NOW)
     receipt = scene.post(run, FALLING)
     assert receipt.run.verdict["verdict"] == "stop"
     assert receipt.decision is None

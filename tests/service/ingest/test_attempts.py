@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service import responses
 from evalstop_service.clock import utc_now
+from evalstop_service.decisions import commands
 from evalstop_service.ingest import Resumed, Saved
-from evalstop_service.lifecycle import State
-from evalstop_service.store import endpoints, leases, tables
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.store import endpoints, tables
+from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import (
@@ -59,7 +60,7 @@ def test_resume_wakes_a_run_that_ended(scene: Scene) -> None:
     run = scene.open()
     scene.post(run, evals(0.5))
     scene.take(run, Resumed(0))
-    responses.finish(scene.database, scene.project_id, run.id, "failed", NOW)
+    commands.finish(scene.database, scene.project_id, run.id, "failed", NOW)
     receipt = scene.take(run, Resumed(0))
     assert (receipt.run.status, receipt.run.ended_at) == ("running", None)
     assert scene.post(run, evals(0.4, 0.3, 0.2, start=1)).decision is not None

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.api.problems import problem_of
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import Behind, Closed, Conflict, NotFound, Overloaded
 from evalstop_service.ingest import Arrival, Committer, Limits, LiveRuns, Points, Receipt, Saved
+from evalstop_service.observability.metrics import Telemetry
 from evalstop_service.store import policies, projects, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
+from evalstop_service.web.problems import problem_of
 
 from tests.service.scenes import Scene, evals, set_up
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 from evalstop_service.ingest import Arrival, Limits, LiveRuns, News, Points, Receipt, Resumed, Saved
-from evalstop_service.ingest.live import KEEP_EVERY, SHARED_FOR
+from evalstop_service.ingest.run_cache import KEEP_EVERY, SHARED_FOR
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_detectors import Call, Score, state_to_json
 from evalstop_service.ingest import CHOOSER, Arrival, LiveRuns, News, Points, Resumed, Saved
-from evalstop_service.store import checkpoints, monitors, observations, tables
+from evalstop_service.store import checkpoints, monitor_states, observations, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import New, Point
 from evalstop_service.store.runs import Run
@@ -235,7 +235,7 @@ def keep(process: Scene, run_ids: list[UUID]) -> None:
             (run_id, live.run.version, state_to_json(live.policy, live.monitor).decode())
             for run_id, live in found.items()
         ]
-        monitors.keep(tx, kept, NOW)
+        monitor_states.keep(tx, kept, NOW)
     process.live.put_back(found.values())
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from evalstop_detectors import POLICIES, Observation, Signal, advance, replay, start
-from evalstop_service.ingest import Arrival, LiveRuns, Points, Resumed, Saved, live, take
-from evalstop_service.ingest.live import Trail
-from evalstop_service.ingest.recall import REPLAY_WEIGHT
-from evalstop_service.store import monitors, tables
+from evalstop_service.ingest import Arrival, LiveRuns, Points, Resumed, Saved, run_cache, take
+from evalstop_service.ingest.load import REPLAY_WEIGHT
+from evalstop_service.ingest.run_cache import Trail
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.store import monitor_states, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,19 +76,19 @@ def test_rebuilds_when_the_past_changed(scene: Scene) -> None:
 def test_a_cold_process_starts_from_what_was_kept(scene: Scene) -> None:
     """A long run is not replayed from its beginning; at most as much as lies between two keepings is."""
     run = scene.open(policy="default")
-    for start_step in range(0, 3 * live.KEEP_EVERY, 64):
+    for start_step in range(0, 3 * run_cache.KEEP_EVERY, 64):
         scene.post(run, evals(*(step % 7 / 7 for step in range(64)), start=start_step))
     with scene.database.reading() as tx:
-        assert run.id in monitors.find_many(tx, [run.id])
+        assert run.id in monitor_states.find_many(tx, [run.id])
     cold = replace(scene, live=LiveRuns())
-    assert how(cold, run, evals(0.5, start=3 * live.KEEP_EVERY)) == "restored"
+    assert how(cold, run, evals(0.5, start=3 * run_cache.KEEP_EVERY)) == "restored"
     scene.forget_live(run)
     everything = replace(scene, live=LiveRuns())
     scene.forget_state(run)
-    assert how(everything, run, evals(0.6, start=3 * live.KEEP_EVERY + 1)) == "rebuilt"
-    how(cold, run, evals(0.7, start=3 * live.KEEP_EVERY + 2))
-    how(everything, run, evals(0.8, start=3 * live.KEEP_EVERY + 3))
-    how(cold, run, evals(0.9, start=3 * live.KEEP_EVERY + 4))
+    assert how(everything, run, evals(0.6, start=3 * run_cache.KEEP_EVERY + 1)) == "rebuilt"
+    how(cold, run, evals(0.7, start=3 * run_cache.KEEP_EVERY + 2))
+    how(everything, run, evals(0.8, start=3 * run_cache.KEEP_EVERY + 3))
+    how(cold, run, evals(0.9, start=3 * run_cache.KEEP_EVERY + 4))
     how(everything, run, [])
     assert cold.monitor(run) == everything.monitor(run)
 
@@ -96,7 +96,7 @@ def test_a_cold_process_starts_from_what_was_kept(scene: Scene) -> None:
 def test_what_was_replayed_is_not_replayed_again(scene: Scene) -> None:
     """A process that had to replay much of a run keeps its state with the next news; little is not worth keeping."""
     replayed, little = scene.open(), scene.open()
-    worth_it = live.KEEP_EVERY // REPLAY_WEIGHT
+    worth_it = run_cache.KEEP_EVERY // REPLAY_WEIGHT
     scene.post(replayed, evals(*(step % 7 / 7 for step in range(worth_it))))
     scene.post(little, evals(*(step % 7 / 7 for step in range(worth_it // 2))))
     for first, then in ((replayed, "restored"), (little, "rebuilt")):
@@ -133,7 +133,7 @@ def test_many_runs_are_read_as_one(embedded_database: Database) -> None:
 def test_what_is_long_is_brought_back_beside_what_is_short(scene: Scene) -> None:
     """A run with more evals than are read together stands as it would in memory, and so does its short neighbor."""
     long, short = scene.open(), scene.open()
-    for run, length in ((long, live.KEEP_EVERY + 100), (short, 20)):
+    for run, length in ((long, run_cache.KEEP_EVERY + 100), (short, 20)):
         scene.take(run, Saved(3, "file:///3"))
         scene.post(run, evals(*(step % 7 / 7 + step % 5 / 50 for step in range(length))))
     scene.forget_state(long)
@@ -141,7 +141,7 @@ def test_what_is_long_is_brought_back_beside_what_is_short(scene: Scene) -> None
     cold = replace(scene, live=LiveRuns())
     last = Points(tuple(evals(0.9, start=10_000)))
     cold.take_all([Arrival(scene.project_id, run.id, last) for run in (long, short)])
-    for run, length in ((long, live.KEEP_EVERY + 100), (short, 20)):
+    for run, length in ((long, run_cache.KEEP_EVERY + 100), (short, 20)):
         twin = scene.open()
         scene.take(twin, Saved(3, "file:///3"))
         scene.post(twin, evals(*(step % 7 / 7 + step % 5 / 50 for step in range(length))))
@@ -153,9 +153,9 @@ def test_what_is_long_is_brought_back_beside_what_is_short(scene: Scene) -> None
 def test_what_processes_share_is_kept(scene: Scene) -> None:
     """A run whose posts are spread over two processes has its state kept as often as one that stays with one."""
     run, other = scene.open(), replace(scene, live=LiveRuns())
-    for at in range(0, 2 * live.KEEP_EVERY, 256):
+    for at in range(0, 2 * run_cache.KEEP_EVERY, 256):
         (other if at % 512 else scene).post(run, evals(*(step % 7 / 7 for step in range(256)), start=at))
-    assert how(replace(scene, live=LiveRuns()), run, evals(0.5, start=2 * live.KEEP_EVERY)) == "restored"
+    assert how(replace(scene, live=LiveRuns()), run, evals(0.5, start=2 * run_cache.KEEP_EVERY)) == "restored"
 
 
 def test_what_the_previous_release_left_is_not_trusted(scene: Scene) -> None:

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service import opening, responses
+from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.ingest import open_run
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
@@ -84,13 +85,13 @@ def test_going_on(scene: Scene) -> None:
     """A run goes on by its id, as if it were opened again; one that is not there is not opened by anything."""
     run = scene.open("one", labels={"job": "1"})
     scene.open("two")
-    responses.finish(scene.database, scene.project_id, run.id, "failed", NOW)
-    again = opening.go_on(scene.database, scene.project_id, run.id, NOW)
+    commands.finish(scene.database, scene.project_id, run.id, "failed", NOW)
+    again = open_run.go_on(scene.database, scene.project_id, run.id, NOW)
     assert (again.id, again.status, again.ended_at, again.labels) == (run.id, "running", None, run.labels)
-    assert opening.go_on(scene.database, scene.project_id, run.id, NOW).version == again.version
+    assert open_run.go_on(scene.database, scene.project_id, run.id, NOW).version == again.version
     for project_id, run_id in ((scene.project_id, new_id()), (new_id(), run.id)):
         with pytest.raises(NotFound):
-            opening.go_on(scene.database, project_id, run_id, NOW)
+            open_run.go_on(scene.database, project_id, run_id, NOW)
     with scene.database.reading() as tx:
         assert sorted(tx.execute(sa.select(tables.runs.c.name)).scalars()) == ["one", "two"]
 

@@ -6,9 +6,8 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from evalstop_service import opening
 from evalstop_service.errors import Conflict
-from evalstop_service.ingest import Corrected, LiveRuns, Points, Saved
+from evalstop_service.ingest import Corrected, LiveRuns, Points, Saved, open_run
 from evalstop_service.store import audit, projects
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
@@ -131,7 +130,7 @@ def test_another_word_of_the_trainer(scene: Scene) -> None:
     run = scene.open(recognise=True)
     with pytest.raises(Conflict):
         scene.open(run.name, metrics={"odd": GOLD})
-    assert opening.Request("n").recognise is False
+    assert open_run.Request("n").recognise is False
 
 
 def test_names_without_end(scene: Scene) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
-from evalstop_service import logs, pages
+from evalstop_service.observability import logs
 from evalstop_service.store.database import Database
+from evalstop_service.web import dashboard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -195,7 +196,7 @@ def test_nothing_in_the_log_opens_a_door(database: Database, written: Log) -> No
         found = [service.key, "the secret of the sessions"]
         made = client.post("/api/v1/keys", json={"name": "k", "scopes": ["read"]}).json()
         found.append(made["key"])
-        sign_in = pages.sign_in_token("the secret of the sessions", made["id"])
+        sign_in = dashboard.sign_in_token("the secret of the sessions", made["id"])
         found.append(sign_in)
         with httpx.Client(base_url=service.url, trust_env=False) as visitor:
             visitor.get("/login", params={"token": sign_in})

@@ -12,14 +12,17 @@ from typing import Any, cast
 import httpx
 import pytest
 import sqlalchemy as sa
-from evalstop_service import installation, pausing, responses, vigil
-from evalstop_service.api import metrics, watch
-from evalstop_service.api.metrics import Installation
 from evalstop_service.clock import utc_now
-from evalstop_service.lifecycle import State
-from evalstop_service.store import endpoints, outbox, policies, projects, tables
+from evalstop_service.decisions import commands, pause, stale_runs
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.projects import installation
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.store import endpoints, policies, projects, tables
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.telemetry import Telemetry
+from evalstop_service.store.queue import outbox
+from evalstop_service.web.api import prometheus as metrics
+from evalstop_service.web.api.prometheus import Installation
+from evalstop_service.web.middleware import request_log
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
@@ -149,9 +152,9 @@ def test_requests_are_counted_by_route_and_not_by_path(service: Watched) -> None
     assert found["POST", "/api/v1/runs", "2xx"] == 2
     assert found["GET", "/api/v1/runs/{run_id}", "2xx"] == 2
     assert found["GET", "/api/v1/runs/{run_id}", "4xx"] == 3
-    assert found["GET", watch.ELSEWHERE, "4xx"] == 3
+    assert found["GET", request_log.ELSEWHERE, "4xx"] == 3
     assert ("GET", "/login", "4xx") in found or ("GET", "/login", "2xx") in found
-    assert {method for method, _, _ in found} <= watch.METHODS | {"OTHER"}
+    assert {method for method, _, _ in found} <= request_log.METHODS | {"OTHER"}
 
 
 def test_a_request_that_breaks_is_counted(service: Watched) -> None:
@@ -235,8 +238,8 @@ def test_the_database_tells_what_is_held_back(database: Database) -> None:
     silent, blind, still = scene.open("silent"), scene.open("blind"), scene.open("still", policy="default")
     scene.post(blind, scenes.evals(0.5, *[0.25] * 8), NOW + timedelta(seconds=299))
     scene.post(still, scenes.evals(0.5), NOW + timedelta(seconds=299))
-    vigil.look(database, NOW + timedelta(seconds=300))
-    pausing.pause(database, paused.project_id, "dana", "", NOW)
+    stale_runs.look(database, NOW + timedelta(seconds=300))
+    pause.pause(database, paused.project_id, "dana", "", NOW)
     document = {"name": "strict", "members": [{"detector": "k_decline"}]}
     with database.transaction() as tx:
         policies.add(tx, projects.get(tx, paused.project_id), "strict", document, NOW)
@@ -256,8 +259,8 @@ def test_the_database_tells_what_is_not_confirmed(database: Database) -> None:
     decided = [scene.post(scene.open(), scenes.FALLING).decision for _ in range(4)]
     for decision, state in zip(decided, (State.ACKNOWLEDGED, State.CONFIRMED), strict=False):
         assert decision is not None
-        said = responses.Report(state, "receiver", "as seen", {}, 0.0)
-        responses.report(database, scene.project_id, decision.id, said, scenes.NOW)
+        said = commands.Report(state, "receiver", "as seen", {}, 0.0)
+        commands.report(database, scene.project_id, decision.id, said, scenes.NOW)
     found = samples(generate_latest(figures_of(database)[1]).decode())
     awaited = {labels[0][1]: value for labels, value in found["evalstop_awaited_stops"].items()}
     assert awaited == {"acknowledged": 1, "escalated": 0, "requested": 2}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from evalstop_service.estimates import ALPHA, Stratum, false_stops, precision, recall
+from evalstop_service.rules.confidence_sequences import ALPHA, Stratum, false_stops, precision, recall
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats

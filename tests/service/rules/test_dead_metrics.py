@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import pairwise
 
 import pytest
-from evalstop_service.dead_metrics import NEWEST, Dead, Progress, Reading, Watched, as_json, dead, news
+from evalstop_service.rules.dead_metrics import NEWEST, Dead, Progress, Reading, Watched, as_json, dead, news
 from hypothesis import given
 from hypothesis import strategies as st
 

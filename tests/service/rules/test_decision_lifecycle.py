@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from evalstop_service import lifecycle
-from evalstop_service.lifecycle import (
+from evalstop_service.rules import decision_lifecycle
+from evalstop_service.rules.decision_lifecycle import (
     AWAITING,
     FOLLOWS,
     LET_RUN,
@@ -73,18 +73,18 @@ class Lives(RuleBasedStateMachine):
         self.waiting: list[Announce] = []  # stops that wait for their time, or for a worker
         self.sent: list[str] = []
         decided = Decided(NOW, "policy", "three declines", mode, brakes, held_out)
-        self.life, instructions = lifecycle.begin(decided, self.terms)
+        self.life, instructions = decision_lifecycle.begin(decided, self.terms)
         self.obey(instructions)
         assert (self.life.state in LET_RUN) == (mode is Mode.SHADOW or held_out)
 
     def befall(self, event: Event) -> list[Instruction]:
         before = self.life
-        self.life, instructions = lifecycle.step(before, event, self.terms)
+        self.life, instructions = decision_lifecycle.step(before, event, self.terms)
         if any(isinstance(one, Refuse) for one in instructions):
             assert len(instructions) == 1
             assert self.life == before
         self.obey(instructions)
-        again, instructions_again = lifecycle.step(self.life, event, self.terms)
+        again, instructions_again = decision_lifecycle.step(self.life, event, self.terms)
         if not isinstance(event, WentOn):  # which cancels what is cancelled already
             assert again == self.life
             assert [one for one in instructions_again if not isinstance(one, Refuse)] == []
@@ -169,7 +169,7 @@ class Lives(RuleBasedStateMachine):
         for one, other in pairwise(states):
             assert other in FOLLOWS[one] or (one is other and one in (State.WITHHELD, State.ESCALATED, State.UNDONE))
         assert states.count(State.ESCALATED) == self.life.escalations
-        told = lifecycle.remembered((one.state, one.details) for one in self.history)
+        told = decision_lifecycle.remembered((one.state, one.details) for one in self.history)
         assert told == (self.life.held_by, self.life.heard)
 
     @invariant()
@@ -220,32 +220,32 @@ TestLives.settings = settings(max_examples=300, stateful_step_count=25, deadline
 
 def test_the_ladder() -> None:
     """Not confirmed in time: asked for again, then harder, then a person is told; each rung has its own deadline."""
-    life, _ = lifecycle.begin(Decided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+    life, _ = decision_lifecycle.begin(Decided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
     told: list[list[str]] = []
     for turn in range(1, 4):
         at = NOW + timedelta(seconds=900 * turn)
-        assert lifecycle.step(life, Passed(at - timedelta(seconds=1)), NO_GRACE) == (life, [])
-        life, instructions = lifecycle.step(life, Passed(at), NO_GRACE)
+        assert decision_lifecycle.step(life, Passed(at - timedelta(seconds=1)), NO_GRACE) == (life, [])
+        life, instructions = decision_lifecycle.step(life, Passed(at), NO_GRACE)
         told.append([one.type for one in instructions if isinstance(one, Announce)])
     assert told == [[STOP_REQUESTED], [STOP_ESCALATED], [STOP_FAILED]]
     assert (life.state, life.deadline_at) == (State.FAILED, None)
-    life, _ = lifecycle.step(life, Reported(at, State.CONFIRMED, "receiver", "gone at last", {}), NO_GRACE)
+    life, _ = decision_lifecycle.step(life, Reported(at, State.CONFIRMED, "receiver", "gone at last", {}), NO_GRACE)
     assert life.state is State.CONFIRMED
 
 
 def test_an_attempt_that_is_over_is_not_asked_for_again() -> None:
     """To ask again for a stop whose run has gone on might end the job that goes on: a person is told instead."""
-    life, _ = lifecycle.begin(Decided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
-    life, instructions = lifecycle.step(life, Passed(NOW + timedelta(seconds=900), gone_on=True), NO_GRACE)
+    life, _ = decision_lifecycle.begin(Decided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+    life, instructions = decision_lifecycle.step(life, Passed(NOW + timedelta(seconds=900), gone_on=True), NO_GRACE)
     assert life.state is State.FAILED
     assert [one.type for one in instructions if isinstance(one, Announce)] == [STOP_FAILED]
 
 
 def test_who_acknowledges_gets_the_time_it_asks_for() -> None:
     """The deadline of a stop that is under way is so far off as its receiver said, and the project's patience more."""
-    life, _ = lifecycle.begin(Decided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+    life, _ = decision_lifecycle.begin(Decided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
     at = NOW + timedelta(seconds=10)
-    life, _ = lifecycle.step(life, Reported(at, State.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_GRACE)
+    life, _ = decision_lifecycle.step(life, Reported(at, State.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_GRACE)
     assert life == Life(State.ACKNOWLEDGED, NOW, at + timedelta(seconds=1020))
 
 
@@ -266,7 +266,7 @@ def test_what_cannot_follow_is_refused(case: str) -> None:
     """What contradicts the state is refused with both of them named, and changes nothing."""
     state, event = REFUSED[case]
     life = Life(state, NOW + timedelta(seconds=60))
-    after, instructions = lifecycle.step(life, event, TERMS)
+    after, instructions = decision_lifecycle.step(life, event, TERMS)
     (refused,) = instructions
     assert isinstance(refused, Refuse)
     assert after == life

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from evalstop_service.liveness import LOST_TIMES, Pulse, cadence, judge, look_in, stale_after
+from evalstop_service.rules.liveness import LOST_TIMES, Pulse, cadence, judge, look_in, stale_after
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 from evalstop_detectors import Score
-from evalstop_service import truth
-from evalstop_service.truth import Judgement, Said, Truth
+from evalstop_service.rules import outcome
+from evalstop_service.rules.outcome import Judgement, Said, Truth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ def scores(values: Sequence[float], stderr: float | None = None, stride: int = 1
 
 
 def judged(values: Sequence[float], stderr: float | None = None, decided_step: int | None = None) -> Judgement:
-    return truth.judge(scores(values, stderr), decided_step)
+    return outcome.judge(scores(values, stderr), decided_step)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_decision_is_judged_by_what_came_after_it() -> None:
 def test_the_turn_is_at_the_best_evals() -> None:
     """The middle of the best window, and the end of a plateau."""
     found = judged([0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.2, 0.1, 0.0, 0.0])
-    assert truth.place(found) == (50, 40)
+    assert outcome.place(found) == (50, 40)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_turn_is_at_the_best_evals() -> None:
 def test_what_was_decided_is_held_against_the_truth(became: Truth, decided_step: int | None, said: Said) -> None:
     """A stop from the turn on is right, one before the peak or of a healthy run wrong."""
     turned = (50, 40) if became is Truth.TURNED else None
-    assert truth.of_decision(became, decided_step, turned) is said
+    assert outcome.of_decision(became, decided_step, turned) is said
 
 
 @given(st.lists(st.floats(), max_size=60), st.none() | st.floats(0, 1e300), st.none() | st.integers(0, 600))
@@ -107,4 +107,4 @@ def test_units_do_not_matter(values: list[int], exponent: int, shift: int) -> No
     """Scaled and shifted scores have the same truth, at the same steps."""
     there = [math.ldexp(value + shift, exponent) for value in values]
     before, after = judged([float(value) for value in values]), judged(there)
-    assert (before.truth, before.best and truth.place(before)) == (after.truth, after.best and truth.place(after))
+    assert (before.truth, before.best and outcome.place(before)) == (after.truth, after.best and outcome.place(after))

@@ -7,11 +7,11 @@ from itertools import product
 from uuid import UUID
 
 import pytest
-from evalstop_service import chance
-from evalstop_service.lifecycle import State
-from evalstop_service.store import authorities, tables
-from evalstop_service.store.authorities import Authority
+from evalstop_service.rules import random_assignment
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.store import rollout_stages, tables
 from evalstop_service.store.database import Database
+from evalstop_service.store.rollout_stages import Authority
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,23 +23,23 @@ IDS = [UUID(int=number << 64) for number in range(20_000)]
 @given(st.text(max_size=64), st.uuids(), st.text(max_size=32))
 def test_drawn_again_it_is_the_same(seed: str, decision_id: UUID, question: str) -> None:
     """The id and the seed decide, and whoever has them can see that nobody chose."""
-    number = chance.drawn(seed, decision_id, question)
+    number = random_assignment.drawn(seed, decision_id, question)
     assert 0 <= number < 1
-    assert chance.drawn(seed, UUID(str(decision_id)), question) == number
+    assert random_assignment.drawn(seed, UUID(str(decision_id)), question) == number
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("seed", ["", "a", "b"])
 def test_the_share_that_is_held_out_is_the_share_that_was_asked_for(seed: str, share: float) -> None:
     """Of 20,000 ids in a row so many are below it, up to four standard errors."""
-    count = sum(chance.drawn(seed, decision_id, chance.HELD_OUT) < share for decision_id in IDS)
+    count = sum(random_assignment.drawn(seed, decision_id, random_assignment.HELD_OUT) < share for decision_id in IDS)
     assert abs(count / len(IDS) - share) <= 4 * (share * (1 - share) / len(IDS)) ** 0.5
 
 
 def test_questions_and_seeds_draw_apart() -> None:
     """What chance says to one question, or with one seed, tells nothing of another."""
-    questions = list(product(("a", "b"), (chance.CARRIED_OUT, chance.HELD_OUT)))
-    drawn = [[chance.drawn(seed, one, question) < 0.5 for one in IDS] for seed, question in questions]
+    questions = list(product(("a", "b"), (random_assignment.CARRIED_OUT, random_assignment.HELD_OUT)))
+    drawn = [[random_assignment.drawn(seed, one, question) < 0.5 for one in IDS] for seed, question in questions]
     for index, one in enumerate(drawn):
         for other in drawn[index + 1 :]:
             agree = sum(left == right for left, right in zip(one, other, strict=True))
@@ -50,7 +50,7 @@ def test_questions_and_seeds_draw_apart() -> None:
 def test_each_road_to_the_truth_is_counted(enforced: float, held_out: float) -> None:
     """A run goes on when its policy has not earned the stop, or has and the stop is held out."""
     expected = (1 - enforced) + enforced * held_out
-    assert chance.observed_probability(enforced, held_out) == pytest.approx(expected)
+    assert random_assignment.observed_probability(enforced, held_out) == pytest.approx(expected)
 
 
 def hold_out(scene: Scene, share: float) -> None:
@@ -70,7 +70,7 @@ def test_a_held_out_stop_is_told_to_nobody(graceful: Scene) -> None:
     assert deliveries_of_stops(graceful) == []
     assert graceful.events(run, "run.stop_requested") == []
     (change,) = graceful.rows(tables.decision_changes, run)
-    number = chance.drawn("a seed", decision.id, chance.HELD_OUT)
+    number = random_assignment.drawn("a seed", decision.id, random_assignment.HELD_OUT)
     assert change["details"] == {"held_out_share": 1.0, "drawn": number}
 
 
@@ -83,7 +83,7 @@ def test_some_are_held_out_and_all_say_how_likely_it_was(database: Database) -> 
         run = scene.open(uuid.uuid4().hex)
         decision = scene.post(run, FALLING).decision
         assert decision is not None
-        held_out = chance.drawn("a seed", decision.id, chance.HELD_OUT) < 0.3
+        held_out = random_assignment.drawn("a seed", decision.id, random_assignment.HELD_OUT) < 0.3
         assert (decision.state == State.HELD_OUT) == held_out
         assert decision.observed_probability == pytest.approx(0.3)
 
@@ -105,12 +105,15 @@ def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
     hold_out(scene, 0.5)
     with database.transaction() as tx:
         canary = Authority(scene.project_id, "paper", "canary", 0.9, 0.4, LATER, {}, 1)
-        authorities.keep(tx, canary)
+        rollout_stages.keep(tx, canary)
     for _ in range(30):
         run = scene.open(uuid.uuid4().hex)
         decision = scene.post(run, FALLING).decision
         assert decision is not None
-        earned, kept = (chance.drawn("a seed", decision.id, of) for of in (chance.CARRIED_OUT, chance.HELD_OUT))
+        earned, kept = (
+            random_assignment.drawn("a seed", decision.id, of)
+            for of in (random_assignment.CARRIED_OUT, random_assignment.HELD_OUT)
+        )
         let_run = State.HELD_OUT if kept < 0.5 else State.REQUESTED
         assert decision.state in ({let_run, State.WITHHELD} if earned < 0.4 else {State.SHADOW})
         assert decision.observed_probability == pytest.approx(0.6 + 0.4 * 0.5)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import pytest
-from evalstop_service import responses, summarizing
+from evalstop_service.decisions import commands
 from evalstop_service.ingest import Resumed
+from evalstop_service.runs import downsampling
 from evalstop_service.store import observations, series, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -35,7 +36,7 @@ class Process:
     looked_at: dict[UUID, int] = field(default_factory=dict)
 
     def keep_up(self) -> None:
-        self.looked_at = summarizing.keep_up(self.scene.database, self.looked_at)
+        self.looked_at = downsampling.keep_up(self.scene.database, self.looked_at)
 
 
 def losses(first: int, end: int) -> list[Point]:
@@ -67,7 +68,7 @@ def test_what_has_grown_is_summarized(scene: Scene) -> None:
     for each, end in ((run, END), (short, 500), (over, END)):
         scene.post(each, losses(0, end))
     scene.post(run, [Point("entropy", 3 * step, 0.5) for step in range(OBSERVATIONS_AT_A_TIME)])
-    responses.finish(scene.database, scene.project_id, over.id, "completed", NOW)
+    commands.finish(scene.database, scene.project_id, over.id, "completed", NOW)
     process = Process(scene)
     process.keep_up()
     assert [summarized(scene, each) for each in (run, short, over)] == [3 * OBSERVATIONS_AT_A_TIME, 0, 0]
@@ -166,15 +167,15 @@ def test_it_can_be_told_to_end(scene: Scene) -> None:
         rests.append(seconds)
         return len(rests) == 2
 
-    assert summarizing.keep_up(scene.database, {}, pause) == {run.id: 0}
+    assert downsampling.keep_up(scene.database, {}, pause) == {run.id: 0}
     assert summarized(scene, run) == OBSERVATIONS_AT_A_TIME
     assert all(seconds > 0 for seconds in rests)
 
 
 def test_the_chore_goes_on_where_it_was(scene: Scene) -> None:
     """The chore looks at a run again when that has grown again."""
-    run, chore = scene.open(), summarizing.chore(scene.database)
+    run, chore = scene.open(), downsampling.chore(scene.database)
     for at in (0, END):
         scene.post(run, losses(at, at + END))
-        assert chore.do(lambda _: False) == summarizing.EVERY_SECONDS
+        assert chore.do(lambda _: False) == downsampling.EVERY_SECONDS
     assert summarized(scene, run) == 4 * OBSERVATIONS_AT_A_TIME

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from evalstop_detectors.roles import NO_GOLD
-from evalstop_service import recognition
+from evalstop_detectors.roles.recognition import NO_GOLD
+from evalstop_service.runs import metric_roles
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ PATTERNS = [{"pattern": "*/mean@*", "signal": "eval"}, {"pattern": "critic/*", "
 
 def test_patterns_come_first() -> None:
     """A pattern's word counts for more than what is recognised, and each role tells where it comes from."""
-    found = recognition.cast({"eval_accuracy", "odd/mean@1", "reward", "kl"}, {}, PATTERNS)
+    found = metric_roles.cast({"eval_accuracy", "odd/mean@1", "reward", "kl"}, {}, PATTERNS)
     assert found.metrics["odd/mean@1"] == {"signal": "eval", "direction": "maximize"}
     assert "eval_accuracy" not in found.metrics
     assert found.recognition["sources"]["odd/mean@1"] == "pattern"
@@ -27,7 +27,7 @@ def test_patterns_come_first() -> None:
 def test_first_pattern_that_fits() -> None:
     """Of two patterns that fit a name the first counts, also when the second gives another signal."""
     patterns = [{"pattern": "a", "signal": "proxy"}, {"pattern": "*", "signal": "eval", "direction": "minimize"}]
-    found = recognition.cast({"a", "b", "c"}, {}, patterns)
+    found = metric_roles.cast({"a", "b", "c"}, {}, patterns)
     assert found.metrics == {
         "a": {"signal": "proxy", "direction": "maximize"},
         "b": {"signal": "eval", "direction": "minimize"},
@@ -36,15 +36,15 @@ def test_first_pattern_that_fits() -> None:
 
 def test_no_gold_is_told() -> None:
     """Where no metric is gold, that is a warning."""
-    assert NO_GOLD in recognition.cast({"reward", "kl"}, {}, []).recognition["warnings"]
-    assert NO_GOLD in recognition.NOTHING_YET["warnings"]
+    assert NO_GOLD in metric_roles.cast({"reward", "kl"}, {}, []).recognition["warnings"]
+    assert NO_GOLD in metric_roles.NOTHING_YET["warnings"]
 
 
 @given(names=NAMES, patterns=st.sampled_from([[], PATTERNS, PATTERNS[1:]]))
 def test_law(names: list[str], patterns: list[dict[str, str]]) -> None:
     """At most one metric a signal, each with its source, whatever the order of the names."""
-    found = recognition.cast(names, {}, patterns)
+    found = metric_roles.cast(names, {}, patterns)
     signals = [role["signal"] for role in found.metrics.values()]
     assert len(signals) == len(set(signals))
     assert set(found.recognition["sources"]) == set(found.metrics)
-    assert found == recognition.cast(names[::-1], {}, patterns)
+    assert found == metric_roles.cast(names[::-1], {}, patterns)

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from evalstop_service import chores, retention
+from evalstop_service import background
 from evalstop_service.errors import Conflict, Invalid, NotFound
-from evalstop_service.retention import Pace, Pruned
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.runs import retention
+from evalstop_service.runs.retention import Pace, Pruned
 from evalstop_service.store import retention as rows
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -223,7 +224,7 @@ def test_as_a_chore_it_comes_back(database: Database) -> None:
     """Beside a worker it prunes now and then."""
     scene = a_scene(database)
     first, second = ended(scene, 100), ended(scene, 10)
-    with chores.at_work(retention.chore(database, lambda: NOW, Telemetry(), every_seconds=0.01)):
+    with background.at_work(retention.chore(database, lambda: NOW, Telemetry(), every_seconds=0.01)):
         wait_until(lambda: is_empty(database, first))
         with database.transaction() as tx:
             end(tx, second, NOW - timedelta(days=300))

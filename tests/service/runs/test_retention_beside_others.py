@@ -9,9 +9,9 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service import retention
 from evalstop_service.errors import Conflict
-from evalstop_service.retention import Pace
+from evalstop_service.runs import retention
+from evalstop_service.runs.retention import Pace
 from evalstop_service.store import retention as rows
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database

@@ -12,8 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from evalstop_service import cli, retention, traces
+from evalstop_service import cli
 from evalstop_service.clock import utc_now
+from evalstop_service.observability import tracing
+from evalstop_service.runs import retention
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from prometheus_client.parser import text_string_to_metric_families
@@ -99,7 +101,7 @@ def test_a_stop_is_one_story(embedded_database: Database, monkeypatch: pytest.Mo
     the trace of its delivery."""
     with collecting() as collector, an_endpoint() as endpoint:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-        tracer = traces.from_environment(os.environ)
+        tracer = tracing.from_environment(os.environ)
         with watched(embedded_database, tracer, deliver=True) as service:
             body = {"url": endpoint.url, "event_types": ["*"]}
             assert service.client.post("/api/v1/endpoints", json=body).status_code == 201

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
-from evalstop_service.targets import METADATA, Targets, parse
+from evalstop_service.security.address_policy import METADATA, Targets, parse
 from hypothesis import given
 from hypothesis import strategies as st
 

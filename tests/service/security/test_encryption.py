@@ -6,7 +6,7 @@ import base64
 import uuid
 
 import pytest
-from evalstop_service.vault import MARK, Unreadable, Vault, parse
+from evalstop_service.security.encryption import MARK, Unreadable, Vault, parse
 from hypothesis import given
 from hypothesis import strategies as st
 

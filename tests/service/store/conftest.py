@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from evalstop_service.store.database import Database
 
-from tests.service.delivery.fakes import Scene, a_scene
+from tests.service.webhooks.delivery.fakes import Scene, a_scene
 
 
 @pytest.fixture

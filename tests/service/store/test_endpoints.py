@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from evalstop_service.store import deliveries, endpoints
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
-from evalstop_service.store.leases import Dead
+from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue.leases import Dead
 
-from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
+from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take
 
 
 def test_deleting_an_endpoint_cancels(database: Database, scene: Scene) -> None:

@@ -12,10 +12,10 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from evalstop_service.ingest import Resumed
-from evalstop_service.store import monitors, observations, outlines, runs, tables
+from evalstop_service.store import monitor_states, observations, runs, sparklines, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.monitors import KeptMonitor
+from evalstop_service.store.monitor_states import KeptMonitor
 from evalstop_service.store.observations import New, Point
 from evalstop_service.store.runs import Wanted
 from msgspec.structs import replace
@@ -136,10 +136,10 @@ def test_keeps_monitors(scene: Scene) -> None:
     """A kept monitor takes the place of the one before."""
     one, two, none = (new_id() for _ in range(3))
     with scene.database.transaction() as tx:
-        monitors.keep(tx, [(one, 1, "a"), (two, 1, "b")], NOW)
-        monitors.keep(tx, [(one, 5, "c" * 100_000)], LATER)
-        monitors.keep(tx, [], LATER)
-        assert monitors.find_many(tx, [one, two, none]) == {
+        monitor_states.keep(tx, [(one, 1, "a"), (two, 1, "b")], NOW)
+        monitor_states.keep(tx, [(one, 5, "c" * 100_000)], LATER)
+        monitor_states.keep(tx, [], LATER)
+        assert monitor_states.find_many(tx, [one, two, none]) == {
             one: KeptMonitor(5, "c" * 100_000),
             two: KeptMonitor(1, "b"),
         }
@@ -329,10 +329,10 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
 def test_the_outline_of_a_long_series(scene: Scene) -> None:
     """It is drawn from some of its values, evenly over its steps, without being read as a whole."""
     run = scene.open()
-    count = outlines.OUTLINED + 500
+    count = sparklines.OUTLINED + 500
     scene.post(run, [Point("eval", 3 * step, float(step)) for step in range(count)])
     with scene.database.reading() as tx:
-        outline = outlines.of_runs(tx, {run.id: "eval"}, 124)[run.id]
+        outline = sparklines.of_runs(tx, {run.id: "eval"}, 124)[run.id]
     assert len(outline) == 124
     assert (outline[0].step, outline[-1].step) == (0, 3 * (count - 1))
     assert all(item.lowest == item.highest == item.step / 3 for item in outline)

@@ -6,12 +6,13 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.store import endpoints, leases, pull
+from evalstop_service.security.encryption import MARK, Unreadable, Vault
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
+from evalstop_service.store.queue import leases, pull
 from evalstop_service.store.tables import endpoints as rows
-from evalstop_service.vault import MARK, Unreadable, Vault
 
-from tests.service.delivery.fakes import EPOCH, Scene
+from tests.service.webhooks.delivery.fakes import EPOCH, Scene
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import jsonschema_rs
 import pytest
-from evalstop_service import event_schemas
-from evalstop_service.store.outbox import EVENT_TYPES
+from evalstop_service.store.queue.outbox import EVENT_TYPES
+from evalstop_service.webhooks import event_schemas
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "events.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "events.md"
 
 
 def test_every_type_has_a_schema() -> None:

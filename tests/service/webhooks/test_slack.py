@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from evalstop_service import event_schemas
-from evalstop_service.slack import render
+from evalstop_service.webhooks import event_schemas
+from evalstop_service.webhooks.slack import render
 from hypothesis import given
 from hypothesis import strategies as st
 

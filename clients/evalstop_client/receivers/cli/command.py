@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.command import GONE_EXIT_CODE, CommandAction, Commands
-from evalstop_client.receivers.options import add_speaking, add_standing, pairs, seconds
-from evalstop_client.receivers.programs import environment_without
-from evalstop_client.receivers.standing import stand
-from evalstop_client.receivers.template import Template, template
+from evalstop_client.receivers.command.action import GONE_EXIT_CODE, CommandAction, Commands
+from evalstop_client.receivers.command.template import Template, template
+from evalstop_client.receivers.stop.options import add_speaking, add_standing, pairs, seconds
+from evalstop_client.receivers.stop.receiver import stand
+from evalstop_client.receivers.stop.subprocesses import environment_without
 
 EXAMPLES = """\
 examples:

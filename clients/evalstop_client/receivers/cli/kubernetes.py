@@ -11,10 +11,10 @@ from evalstop_client.receivers.kubernetes.access import Access, direct, in_clust
 from evalstop_client.receivers.kubernetes.action import KubernetesAction
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kubeconfig import by_kubeconfig, kubeconfig_file
-from evalstop_client.receivers.kubernetes.levers import HOW_STOPPED, INSTEAD
-from evalstop_client.receivers.options import add_speaking, add_standing
-from evalstop_client.receivers.programs import environment_without
-from evalstop_client.receivers.standing import stand
+from evalstop_client.receivers.kubernetes.suspension import HOW_STOPPED, INSTEAD
+from evalstop_client.receivers.stop.options import add_speaking, add_standing
+from evalstop_client.receivers.stop.receiver import stand
+from evalstop_client.receivers.stop.subprocesses import environment_without
 
 EXAMPLES = """\
 examples:

@@ -10,24 +10,17 @@ import signal
 from types import FrameType
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.app import Receiver
-from evalstop_client.receivers.checkpoint_signal import checkpoint_signal
-from evalstop_client.receivers.descendants import adopt_orphans
-from evalstop_client.receivers.ending import LOOK_SECONDS
-from evalstop_client.receivers.memory import Memory
-from evalstop_client.receivers.metrics import Metrics
-from evalstop_client.receivers.options import (
-    add_speaking,
-    listen,
-    seconds,
-    secrets_from,
-    service_of,
-    write_whole,
-)
-from evalstop_client.receivers.process import ChildJob, ProcessAction, marked_environment, new_receiver_id
-from evalstop_client.receivers.pursuit import Surroundings
-from evalstop_client.receivers.report import Reports
-from evalstop_client.receivers.stopping import Bounds
+from evalstop_client.receivers.process.action import ChildJob, ProcessAction, marked_environment, new_receiver_id
+from evalstop_client.receivers.process.descendants import adopt_orphans
+from evalstop_client.receivers.stop.checkpoint_signal import checkpoint_signal
+from evalstop_client.receivers.stop.execution import Surroundings
+from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.metrics import Metrics
+from evalstop_client.receivers.stop.options import add_speaking, listen, seconds, secrets_from, service_of, write_whole
+from evalstop_client.receivers.stop.report import Reports
+from evalstop_client.receivers.stop.signals import LOOK_SECONDS
+from evalstop_client.receivers.stop.state_machine import Bounds
+from evalstop_client.receivers.stop.webhook_handler import Receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
 

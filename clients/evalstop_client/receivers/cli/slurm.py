@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError, SchedulerAway
-from evalstop_client.receivers.checkpoint_signal import checkpoint_signal
-from evalstop_client.receivers.options import add_speaking, add_standing
-from evalstop_client.receivers.programs import environment_without, run
 from evalstop_client.receivers.slurm.action import HOW_STOPPED, SlurmAction
-from evalstop_client.receivers.slurm.cluster import Cluster
-from evalstop_client.receivers.slurm.programs import Programs
+from evalstop_client.receivers.slurm.commands import Programs
+from evalstop_client.receivers.slurm.protocol import Cluster
 from evalstop_client.receivers.slurm.rest import Rest, checked_rest_url, token_in
-from evalstop_client.receivers.standing import stand
+from evalstop_client.receivers.stop.checkpoint_signal import checkpoint_signal
+from evalstop_client.receivers.stop.options import add_speaking, add_standing
+from evalstop_client.receivers.stop.receiver import stand
+from evalstop_client.receivers.stop.subprocesses import environment_without, run
 
 TOKEN_SECONDS = 30.0
 

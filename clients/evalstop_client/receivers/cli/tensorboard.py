@@ -12,11 +12,11 @@ from pathlib import Path
 
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.ending import Ending
-from evalstop_client.receivers.options import pairs, seconds, service_of, state_folder
+from evalstop_client.receivers.stop.options import pairs, seconds, service_of, state_folder
+from evalstop_client.receivers.stop.signals import Ending
 from evalstop_client.service import Service
 from evalstop_client.settings import AUTO, DIRECTIONS, MODES, SIGNALS
-from evalstop_client.tensorboard.watching import ServiceAway, Watch
+from evalstop_client.tensorboard.report import ServiceAway, Watch
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 

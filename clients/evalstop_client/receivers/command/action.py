@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalstop_client.errors import RequestRefused, SchedulerAway
-from evalstop_client.receivers.action import Gone, Job, NotMine, Present, StopRequest
-from evalstop_client.receivers.programs import Done, run
-from evalstop_client.receivers.template import Template, allowed
+from evalstop_client.receivers.command.template import Template, allowed
+from evalstop_client.receivers.stop.action import Gone, Job, NotMine, Present, StopRequest
+from evalstop_client.receivers.stop.subprocesses import Done, run
 
 logger = logging.getLogger("evalstop_client.receivers")
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from evalstop_client.errors import RequestRefused, SchedulerAway
-from evalstop_client.receivers.action import Gone, Job, NotMine, Present, StopRequest
-from evalstop_client.receivers.checkpoint_signal import LABEL as CHECKPOINT_LABEL
 from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
-from evalstop_client.receivers.kubernetes.followed import FollowedPods
 from evalstop_client.receivers.kubernetes.kinds import KINDS, POD, Kind, Object, kind_named, kind_of
-from evalstop_client.receivers.kubernetes.levers import TRIES, Levers
+from evalstop_client.receivers.kubernetes.pod_watch import FollowedPods
 from evalstop_client.receivers.kubernetes.pods import details, time_in
+from evalstop_client.receivers.kubernetes.suspension import TRIES, Levers
+from evalstop_client.receivers.stop.action import Gone, Job, NotMine, Present, StopRequest
+from evalstop_client.receivers.stop.checkpoint_signal import LABEL as CHECKPOINT_LABEL
 
 logger = logging.getLogger("evalstop_client.receivers")
 

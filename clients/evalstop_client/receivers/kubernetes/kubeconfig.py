@@ -16,7 +16,7 @@ from typing import Any
 
 from evalstop_client.errors import ConfigurationError, SchedulerAway
 from evalstop_client.receivers.kubernetes.access import Access, no_token, token_from
-from evalstop_client.receivers.programs import run
+from evalstop_client.receivers.stop.subprocesses import run
 
 EXEC_SECONDS = 60.0
 UNDATED_SECONDS = 300.0  # that a token without an end is kept

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers.action import Gone, Job, NotMine, Present, StopRequest
-from evalstop_client.receivers.descendants import living_members, reap_orphans
+from evalstop_client.receivers.process.descendants import living_members, reap_orphans
+from evalstop_client.receivers.stop.action import Gone, Job, NotMine, Present, StopRequest
 from evalstop_client.settings import labels_in, labels_text
 
 logger = logging.getLogger("evalstop_client.receivers")

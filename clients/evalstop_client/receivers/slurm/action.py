@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 
 from evalstop_client.errors import RequestRefused, SchedulerAway
-from evalstop_client.receivers.action import Gone, Job, NotMine, Present, StopRequest
-from evalstop_client.receivers.checkpoint_signal import CheckpointSignal, checkpoint_signal, wanted_signal
-from evalstop_client.receivers.slurm.cluster import Cluster
-from evalstop_client.receivers.slurm.record import ENDED, Record, details, of_job
+from evalstop_client.receivers.slurm.job_record import ENDED, Record, details, of_job
+from evalstop_client.receivers.slurm.protocol import Cluster
+from evalstop_client.receivers.stop.action import Gone, Job, NotMine, Present, StopRequest
+from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, wanted_signal
 
 logger = logging.getLogger("evalstop_client.receivers")
 

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping
 
 from evalstop_client.errors import RequestRefused, SchedulerAway
-from evalstop_client.receivers.programs import Done, run
-from evalstop_client.receivers.slurm.record import SQUEUE_FORMAT, Record, from_squeue
+from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, from_squeue
+from evalstop_client.receivers.stop.subprocesses import Done, run
 
 UNKNOWN = "Invalid job id specified"
 ON_ITS_WAY = ("already completing or completed", UNKNOWN)

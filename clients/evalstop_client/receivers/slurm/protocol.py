@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from evalstop_client.receivers.slurm.record import Record
+from evalstop_client.receivers.slurm.job_record import Record
 
 
 class Cluster(Protocol):

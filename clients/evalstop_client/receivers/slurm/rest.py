@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerAway
-from evalstop_client.receivers.slurm.record import Record, from_rest
+from evalstop_client.receivers.slurm.job_record import Record, from_rest
 
 UNKNOWN_JOB = 2017  # ESLURM_INVALID_JOB_ID
 ENDING = 2021  # ESLURM_ALREADY_DONE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evalstop_client.receivers.action import Gone, Job, Present
+from evalstop_client.receivers.stop.action import Gone, Job, Present
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from evalstop_client.errors import RequestRefused, SchedulerAway
-from evalstop_client.receivers import events, instructions, stopping
-from evalstop_client.receivers.action import Action, Job, NotMine, Present
-from evalstop_client.receivers.events import Event
-from evalstop_client.receivers.instructions import Instruction, Report
-from evalstop_client.receivers.memory import Memory, Remembered
-from evalstop_client.receivers.metrics import Metrics
-from evalstop_client.receivers.report import Reports
-from evalstop_client.receivers.stopping import Bounds, Phase, Stop
+from evalstop_client.receivers.stop import events, instructions, state_machine
+from evalstop_client.receivers.stop.action import Action, Job, NotMine, Present
+from evalstop_client.receivers.stop.events import Event
+from evalstop_client.receivers.stop.instructions import Instruction, Report
+from evalstop_client.receivers.stop.journal import Memory, Remembered
+from evalstop_client.receivers.stop.metrics import Metrics
+from evalstop_client.receivers.stop.report import Reports
+from evalstop_client.receivers.stop.state_machine import Bounds, Phase, Stop
 from evalstop_client.service import Accepted, Away
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -63,7 +63,7 @@ class Pursuit:
         event: Event = events.Begun(self._around.clock())
         try:
             while not self._end.is_set():
-                stop, instruction = stopping.step(self._stop, event, self._around.bounds)
+                stop, instruction = state_machine.step(self._stop, event, self._around.bounds)
                 self._keep(stop)
                 if instruction is None:
                     break

@@ -10,7 +10,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from evalstop_client.receivers.app import Receiver, Reply
+from evalstop_client.receivers.stop.webhook_handler import Receiver, Reply
 from evalstop_client.version import __version__
 
 logger = logging.getLogger("evalstop_client.receivers")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalstop_client.receivers.action import Job
+from evalstop_client.receivers.stop.action import Job
 
 
 @dataclass(frozen=True)

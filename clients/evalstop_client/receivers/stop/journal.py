@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from evalstop_client.errors import ConfigurationError, EventMalformed
-from evalstop_client.receivers.action import Job, StopRequest, stop_request_in
-from evalstop_client.receivers.instructions import Report
-from evalstop_client.receivers.stopping import Phase, Stop
+from evalstop_client.receivers.stop.action import Job, StopRequest, stop_request_in
+from evalstop_client.receivers.stop.instructions import Report
+from evalstop_client.receivers.stop.state_machine import Phase, Stop
 
 try:
     import fcntl

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from evalstop_client.backoff import wait_seconds
-from evalstop_client.receivers.app import Receiver
+from evalstop_client.receivers.stop.webhook_handler import Receiver
 from evalstop_client.service import Accepted, Away, Json, Refused, Service
 
 logger = logging.getLogger("evalstop_client.receivers")

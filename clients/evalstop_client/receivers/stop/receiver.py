@@ -8,12 +8,12 @@ import logging
 import os
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.action import Action
-from evalstop_client.receivers.app import Receiver
-from evalstop_client.receivers.ending import Ending
-from evalstop_client.receivers.memory import Memory
-from evalstop_client.receivers.metrics import Metrics
-from evalstop_client.receivers.options import (
+from evalstop_client.receivers.stop.action import Action
+from evalstop_client.receivers.stop.execution import Surroundings
+from evalstop_client.receivers.stop.http_server import ReceiverServer
+from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.metrics import Metrics
+from evalstop_client.receivers.stop.options import (
     bounds_of,
     listen,
     secrets_from,
@@ -21,10 +21,10 @@ from evalstop_client.receivers.options import (
     state_folder,
     write_whole,
 )
-from evalstop_client.receivers.pull import Puller
-from evalstop_client.receivers.pursuit import Surroundings
-from evalstop_client.receivers.report import Reports
-from evalstop_client.receivers.server import ReceiverServer
+from evalstop_client.receivers.stop.pull import Puller
+from evalstop_client.receivers.stop.report import Reports
+from evalstop_client.receivers.stop.signals import Ending
+from evalstop_client.receivers.stop.webhook_handler import Receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
 

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 from urllib.parse import quote
 
-from evalstop_client.receivers.action import StopRequest
-from evalstop_client.receivers.instructions import Report
+from evalstop_client.receivers.stop.action import StopRequest
+from evalstop_client.receivers.stop.instructions import Report
 from evalstop_client.service import Accepted, Away, Refused, Service
 
 logger = logging.getLogger("evalstop_client.receivers")

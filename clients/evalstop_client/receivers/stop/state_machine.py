@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import Any
 
 from evalstop_client.backoff import wait_seconds
-from evalstop_client.receivers.action import Gone, Job, Present
-from evalstop_client.receivers.events import (
+from evalstop_client.receivers.stop.action import Gone, Job, Present
+from evalstop_client.receivers.stop.events import (
     Asked,
     Away,
     Begun,
@@ -32,7 +32,7 @@ from evalstop_client.receivers.events import (
     Untold,
     Waited,
 )
-from evalstop_client.receivers.instructions import (
+from evalstop_client.receivers.stop.instructions import (
     AskToSave,
     Cancel,
     Find,

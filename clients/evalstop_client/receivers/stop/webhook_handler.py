@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerAway, SignatureError
-from evalstop_client.receivers.action import (
+from evalstop_client.receivers.stop.action import (
     RESUME_REQUESTED,
     STOP_ESCALATED,
     STOP_REQUESTED,
@@ -17,10 +17,10 @@ from evalstop_client.receivers.action import (
     event_in,
     stop_request_in,
 )
-from evalstop_client.receivers.memory import REMEMBERED_SECONDS, Remembered
-from evalstop_client.receivers.metrics import Metrics
-from evalstop_client.receivers.pursuit import Pursuit, Surroundings, result_of
-from evalstop_client.receivers.stopping import Phase, Stop
+from evalstop_client.receivers.stop.execution import Pursuit, Surroundings, result_of
+from evalstop_client.receivers.stop.journal import REMEMBERED_SECONDS, Remembered
+from evalstop_client.receivers.stop.metrics import Metrics
+from evalstop_client.receivers.stop.state_machine import Phase, Stop
 from evalstop_client.signature import verify
 
 logger = logging.getLogger("evalstop_client.receivers")

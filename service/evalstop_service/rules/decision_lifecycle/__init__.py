@@ -15,8 +15,7 @@ The time that passes is an event like any other: `Passed`. What comes after the 
 requested, whether or not anybody has noticed before.
 """
 
-from evalstop_service.lifecycle.machine import RECHECK_SECONDS, Outcome, begin, remembered, step
-from evalstop_service.lifecycle.words import (
+from evalstop_service.rules.decision_lifecycle.states import (
     AWAITING,
     FOLLOWS,
     LET_RUN,
@@ -52,6 +51,7 @@ from evalstop_service.lifecycle.words import (
     Weighed,
     WentOn,
 )
+from evalstop_service.rules.decision_lifecycle.transitions import RECHECK_SECONDS, Outcome, begin, remembered, step
 
 __all__ = [
     "AWAITING",

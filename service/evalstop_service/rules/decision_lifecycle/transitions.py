@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from evalstop_service.lifecycle.words import (
+from evalstop_service.rules.decision_lifecycle.states import (
     AWAITING,
     FOLLOWS,
     PAUSED,

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store import wake
+from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
 
@@ -120,7 +120,7 @@ def retry(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -
     )
     done = tx.execute(revived).rowcount == 1
     if done:
-        wake.workers(tx)
+        wakeup.workers(tx)
     return done
 
 

@@ -19,12 +19,13 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.store import breakers, endpoints, queues
-from evalstop_service.store.breakers import Breaker, Tried
+from evalstop_service.security.encryption import Unreadable, Vault
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction, driver
+from evalstop_service.store.queue import breakers, queues
+from evalstop_service.store.queue.breakers import Breaker, Tried
 from evalstop_service.store.tables import deliveries, moment_text
 from evalstop_service.store.tables import endpoints as targets
-from evalstop_service.vault import Unreadable, Vault
 
 UNREADABLE_PAUSE_SECONDS = 60.0
 """Until it is looked again whether there is a key for a secret that none opened."""

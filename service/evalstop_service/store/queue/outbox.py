@@ -16,7 +16,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.lifecycle import (
+from evalstop_service.rules.decision_lifecycle import (
     RESUME_REQUESTED,
     STOP_ESCALATED,
     STOP_FAILED,
@@ -24,7 +24,7 @@ from evalstop_service.lifecycle import (
     STOP_WITHHELD,
     STOPPED,
 )
-from evalstop_service.store import endpoints, wake
+from evalstop_service.store import endpoints, wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, events
@@ -119,7 +119,7 @@ def announce(
             due = sa.func.least(sa.bindparam("due_at"), sa.func.now())
             statement = statement.values(due_at=due)
         tx.execute(statement, rows)
-        wake.workers(tx)
+        wakeup.workers(tx)
     return event_id
 
 

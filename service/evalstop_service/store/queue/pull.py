@@ -12,12 +12,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store import endpoints, leases, queues
+from evalstop_service.security.encryption import Vault
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.store.leases import Claimed, Ended, Result
+from evalstop_service.store.queue import leases, queues
+from evalstop_service.store.queue.leases import Claimed, Ended, Result
 from evalstop_service.store.tables import UtcTime, deliveries, events
-from evalstop_service.vault import Vault
 
 PREFIX = "pull:"
 

@@ -15,11 +15,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.lifecycle import RESUME_REQUESTED, STOPPING, State
-from evalstop_service.store import wake
+from evalstop_service.rules.decision_lifecycle import RESUME_REQUESTED, STOPPING, State
+from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.outbox import URGENT
+from evalstop_service.store.queue.outbox import URGENT
 from evalstop_service.store.tables import decisions, deliveries, events, runs
 
 
@@ -94,7 +94,7 @@ def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetim
         if tx.dialect.name == "postgresql":  # as `outbox.announce` does
             statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
         tx.execute(statement, rows)
-        wake.workers(tx)
+        wakeup.workers(tx)
     return [row["id"] for row in rows]
 
 

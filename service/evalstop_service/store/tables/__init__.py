@@ -1,7 +1,7 @@
 """The tables. Every table that grows carries the run's id first in its key, so that it can be spread by run."""
 
 from evalstop_service.store.tables.columns import UtcTime, metadata, moment_text
-from evalstop_service.store.tables.judgement import (
+from evalstop_service.store.tables.decisions import (
     cases,
     decision_changes,
     decisions,
@@ -9,9 +9,8 @@ from evalstop_service.store.tables.judgement import (
     outcomes,
     rehearsals,
 )
-from evalstop_service.store.tables.outbox import deliveries, delivery_attempts, endpoints, events
-from evalstop_service.store.tables.tenants import audit_log, authorities, keys, policies, projects, sessions
-from evalstop_service.store.tables.training import (
+from evalstop_service.store.tables.projects import audit_log, authorities, keys, policies, projects, sessions
+from evalstop_service.store.tables.runs import (
     attempts,
     checkpoints,
     experiments,
@@ -23,6 +22,7 @@ from evalstop_service.store.tables.training import (
     series_buckets,
     verdicts,
 )
+from evalstop_service.store.tables.webhooks import deliveries, delivery_attempts, endpoints, events
 
 __all__ = [
     "UtcTime",

@@ -8,11 +8,11 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db
-from evalstop_service.api.schemas import Answer, Page, Plain, Time
-from evalstop_service.api.views import next_cursor
 from evalstop_service.store import audit
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.run_views import next_cursor
+from evalstop_service.web.api.schemas import Answer, Page, Plain, Time
+from evalstop_service.web.context import Admin, Db
 
 router = APIRouter(prefix="/audit", tags=["audit"], route_class=JsonRoute)
 

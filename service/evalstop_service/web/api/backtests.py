@@ -8,15 +8,16 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service import policies, rehearsing
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Db, Now, Operate, Read
-from evalstop_service.api.examples.policies import POLICY_DOCUMENT
-from evalstop_service.api.schemas import Answer, Body, Page, Plain, Time
-from evalstop_service.api.views import next_cursor
 from evalstop_service.errors import NotFound
-from evalstop_service.store import rehearsals
-from evalstop_service.store.rehearsals import Rehearsal
+from evalstop_service.evaluation import backtests
+from evalstop_service.projects import policies
+from evalstop_service.store import backtests as rehearsals
+from evalstop_service.store.backtests import Rehearsal
+from evalstop_service.web.api.examples.policies import POLICY_DOCUMENT
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.run_views import next_cursor
+from evalstop_service.web.api.schemas import Answer, Body, Page, Plain, Time
+from evalstop_service.web.context import Db, Now, Operate, Read
 
 router = APIRouter(prefix="/policies/rehearsals", tags=["policies"], route_class=JsonRoute)
 
@@ -28,7 +29,7 @@ class RehearsalIn(Body):
         description="NAME, NAME@VERSION, or a document that need not be on record",
         examples=["cautious", POLICY_DOCUMENT],
     )
-    runs: Annotated[int, Field(ge=1, le=rehearsing.MOST_RUNS)] = rehearsing.MOST_RUNS
+    runs: Annotated[int, Field(ge=1, le=backtests.MOST_RUNS)] = backtests.MOST_RUNS
 
 
 class RehearsedRunOut(Answer):
@@ -113,7 +114,7 @@ def ask_for_rehearsal(body: RehearsalIn, caller: Operate, database: Db, now: Now
     if isinstance(document, str):
         with database.reading() as tx:
             document = policies.referred(tx, caller.project_id, document).document
-    return _out(rehearsing.ask(database, caller.project_id, document, body.runs, caller.actor, now))
+    return _out(backtests.ask(database, caller.project_id, document, body.runs, caller.actor, now))
 
 
 @router.get("/{rehearsal_id}")
@@ -128,7 +129,7 @@ def get_rehearsal(rehearsal_id: UUID, caller: Read, database: Db) -> RehearsalOu
 
 def _out(rehearsal: Rehearsal) -> RehearsalOut:
     told = {
-        "summary": vars(rehearsing.summary(rehearsal.findings)),
-        "findings": rehearsing.in_order(rehearsal.findings),
+        "summary": vars(backtests.summary(rehearsal.findings)),
+        "findings": backtests.in_order(rehearsal.findings),
     }
     return RehearsalOut.model_validate(vars(rehearsal) | told)

@@ -8,12 +8,12 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Commit, Db, Ingest, Read
-from evalstop_service.api.runs import found
-from evalstop_service.api.schemas import Answer, BestOut, Body, Plain, Step, Time
 from evalstop_service.ingest import Arrival, Saved
 from evalstop_service.store import checkpoints
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.runs import found
+from evalstop_service.web.api.schemas import Answer, BestOut, Body, Plain, Step, Time
+from evalstop_service.web.context import Commit, Db, Ingest, Read
 
 router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)
 

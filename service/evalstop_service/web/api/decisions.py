@@ -8,16 +8,23 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field, field_validator, model_validator
 
-from evalstop_service import responses
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Db, Now, Operate, Read
-from evalstop_service.api.schemas import Body, Line, Name, OutcomeIn, WordIn, plain
-from evalstop_service.api.views import DecisionOut, DecisionPage, OutcomesOut, decision_out, next_cursor, outcomes_out
+from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
-from evalstop_service.lifecycle import State
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.run_views import (
+    DecisionOut,
+    DecisionPage,
+    OutcomesOut,
+    decision_out,
+    next_cursor,
+    outcomes_out,
+)
+from evalstop_service.web.api.schemas import Body, Line, Name, OutcomeIn, WordIn, plain
+from evalstop_service.web.context import Db, Now, Operate, Read
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
 
@@ -82,7 +89,7 @@ def get_decision(decision_id: UUID, caller: Read, database: Db) -> DecisionOut:
 def veto(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Let the run go on; possible while the stop is withheld or pending."""
     said_by = body.actor or caller.actor
-    decision = responses.veto(database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor)
+    decision = commands.veto(database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor)
     return _view(database, decision)
 
 
@@ -90,7 +97,7 @@ def veto(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: No
 def release(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Have a withheld stop carried out despite what speaks against it; not while the project is paused."""
     said_by = body.actor or caller.actor
-    decision = responses.release(
+    decision = commands.release(
         database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor
     )
     return _view(database, decision)
@@ -100,17 +107,17 @@ def release(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now:
 def undo(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Take back a stop that was handed out: receivers are asked to let the job go on, where its scheduler can."""
     said_by = body.actor or caller.actor
-    decision = responses.undo(database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor)
+    decision = commands.undo(database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor)
     return _view(database, decision)
 
 
 @router.post("/{decision_id}/report")
 def report(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Say what becomes of the job; receivers call this."""
-    said = responses.Report(
+    said = commands.Report(
         State(body.state), body.actor or caller.actor, body.reason, body.details, body.expected_seconds or 0.0
     )
-    return _view(database, responses.report(database, caller.project_id, decision_id, said, now))
+    return _view(database, commands.report(database, caller.project_id, decision_id, said, now))
 
 
 @router.get("/{decision_id}/outcomes")
@@ -124,7 +131,7 @@ def list_outcomes(decision_id: UUID, caller: Read, database: Db) -> OutcomesOut:
 @router.post("/{decision_id}/outcome")
 def judge(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Say whether the decision was right; changing one's mind adds a row."""
-    decision = responses.judge(
+    decision = commands.judge(
         database,
         caller.project_id,
         decision_id,

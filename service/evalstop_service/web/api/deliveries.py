@@ -8,15 +8,15 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service import slack, webhooks
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Db, Now, Operate, Read
-from evalstop_service.api.schemas import Answer, Page, Time
-from evalstop_service.api.views import next_cursor
 from evalstop_service.errors import NotFound
-from evalstop_service.store import deliveries
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.deliveries import Delivery
+from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.run_views import next_cursor
+from evalstop_service.web.api.schemas import Answer, Page, Time
+from evalstop_service.web.context import Db, Now, Operate, Read
+from evalstop_service.webhooks import endpoints, slack
 
 router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRoute)
 
@@ -120,7 +120,7 @@ def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetai
 @router.post("/{delivery_id}/retry")
 def retry(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
     """Send a dead delivery once more, now."""
-    delivery = webhooks.retry(database, caller.project_id, caller.actor, delivery_id, now)
+    delivery = endpoints.retry(database, caller.project_id, caller.actor, delivery_id, now)
     with database.reading() as tx:
         return delivery_out(tx, delivery)
 

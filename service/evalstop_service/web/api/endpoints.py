@@ -8,14 +8,14 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import AfterValidator, Field
 
-from evalstop_service import webhooks
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db, MayReach, Now, Secrets
-from evalstop_service.api.schemas import Answer, Body, Plain, Time
+from evalstop_service.security.encryption import Vault
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.vault import Vault
-from evalstop_service.webhooks import LONGEST_URL, EndpointChanges, checked_event_type, checked_url
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import Answer, Body, Plain, Time
+from evalstop_service.web.context import Admin, Db, MayReach, Now, Secrets
+from evalstop_service.webhooks import endpoints as webhooks
+from evalstop_service.webhooks.endpoints import LONGEST_URL, EndpointChanges, checked_event_type, checked_url
 
 router = APIRouter(prefix="/endpoints", tags=["webhooks"], route_class=JsonRoute)
 

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import RootModel
 
-from evalstop_service import event_schemas
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Read
 from evalstop_service.errors import NotFound
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.context import Read
+from evalstop_service.webhooks import event_schemas
 
 router = APIRouter(prefix="/events", tags=["webhooks"], route_class=JsonRoute)
 

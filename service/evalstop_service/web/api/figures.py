@@ -10,16 +10,16 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
-from evalstop_service import measured
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Db, Read
-from evalstop_service.api.schemas import Answer, Line, Name, Page, PolicyName, Time, Whole
-from evalstop_service.api.views import CaseOut
 from evalstop_service.errors import Invalid
-from evalstop_service.estimates import ALPHA, Estimate
-from evalstop_service.measured import Measured
-from evalstop_service.store import estimating
-from evalstop_service.store.estimating import Grouping, Wanted
+from evalstop_service.evaluation import figures
+from evalstop_service.evaluation.figures import Measured
+from evalstop_service.rules.confidence_sequences import ALPHA, Estimate
+from evalstop_service.store import case_counts
+from evalstop_service.store.case_counts import Grouping, Wanted
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.run_views import CaseOut
+from evalstop_service.web.api.schemas import Answer, Line, Name, Page, PolicyName, Time, Whole
+from evalstop_service.web.context import Db, Read
 
 router = APIRouter(tags=["precision"], route_class=JsonRoute)
 
@@ -160,7 +160,7 @@ def get_precision(
     if len({"day", "week", "month"} & set(by)) > 1:
         raise Invalid("group_by names two periods; a case has one place in one of them")
     with database.reading() as tx:
-        found = measured.measure(tx, caller.project_id, wanted, by)
+        found = figures.measure(tx, caller.project_id, wanted, by)
     return PrecisionOut(alpha=ALPHA, group_by=list(by), groups=[_group(one, wanted, by) for one in found])
 
 
@@ -179,7 +179,7 @@ def list_cases(
     """The attempts that have ended, with what was decided about them and what turned out."""
     wanted = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, truth=truth)
     with database.reading() as tx:
-        found = estimating.listing(tx, caller.project_id, wanted, before=estimating.place(cursor), limit=limit)
+        found = case_counts.listing(tx, caller.project_id, wanted, before=case_counts.place(cursor), limit=limit)
     items = [
         ListedCaseOut.model_validate(
             vars(one) | {"policy": PolicyName(name=one.policy_name, version=one.policy_version)}
@@ -190,8 +190,8 @@ def list_cases(
 
 
 def _group(one: Measured, wanted: Wanted, by: list[Grouping]) -> GroupOut:
-    named = measured.named(one.key, by)
-    own = measured.narrowed(wanted, by, one.key)
+    named = figures.named(one.key, by)
+    own = figures.narrowed(wanted, by, one.key)
     return GroupOut.model_validate(
         {
             "policy": PolicyName(name=named["policy"], version=named["version"]) if "policy" in named else None,
@@ -206,16 +206,16 @@ def _group(one: Measured, wanted: Wanted, by: list[Grouping]) -> GroupOut:
             "stated_risk": one.stated_risk,
             "counts": one.counts,
             "cases": {
-                row: {outcome: _address(measured.cell(own, row, outcome)) for outcome in measured.OUTCOMES}
-                for row in measured.ROWS
+                row: {outcome: _address(figures.cell(own, row, outcome)) for outcome in figures.OUTCOMES}
+                for row in figures.ROWS
             },
         }
     )
 
 
 def _estimate(found: Estimate | None) -> dict[str, Any] | None:
-    return None if found is None else measured.as_json(found)
+    return None if found is None else figures.as_json(found)
 
 
 def _address(wanted: Wanted) -> str:
-    return f"/api/v1/cases?{urlencode(measured.query(wanted))}"
+    return f"/api/v1/cases?{urlencode(figures.query(wanted))}"

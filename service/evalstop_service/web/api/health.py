@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 from fastapi import APIRouter
 
-from evalstop_service.api.context import Db
-from evalstop_service.api.problems import Problem
-from evalstop_service.api.schemas import Answer
 from evalstop_service.store import schema
+from evalstop_service.web.api.schemas import Answer
+from evalstop_service.web.context import Db
+from evalstop_service.web.problems import Problem
 
 router = APIRouter(tags=["health"])
 

@@ -17,16 +17,16 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from evalstop_service import logs
-from evalstop_service.api import problems
-from evalstop_service.api.keyring import Keyring
-from evalstop_service.api.limits import MOST_HELD_BYTES
-from evalstop_service.api.receipts import receipt_json
-from evalstop_service.api.schemas import MAX_POINTS, plain
 from evalstop_service.clock import Clock
 from evalstop_service.ingest import Arrival, Committer, Points
+from evalstop_service.observability import logs
+from evalstop_service.projects.key_cache import Keyring
 from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import Point
+from evalstop_service.web import problems
+from evalstop_service.web.api.observation_results import receipt_json
+from evalstop_service.web.api.schemas import MAX_POINTS, plain
+from evalstop_service.web.middleware.body_limit import MOST_HELD_BYTES
 
 _PATH = re.compile(
     r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII

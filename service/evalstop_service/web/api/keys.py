@@ -8,11 +8,11 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service import administration
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db, Keys, Now
-from evalstop_service.api.schemas import Answer, Body, Name, Scope, Time
+from evalstop_service.projects import administration
 from evalstop_service.store import keys
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import Answer, Body, Name, Scope, Time
+from evalstop_service.web.context import Admin, Db, Keys, Now
 
 router = APIRouter(prefix="/keys", tags=["keys"], route_class=JsonRoute)
 

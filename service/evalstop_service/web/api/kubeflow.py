@@ -12,15 +12,14 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
 
-from evalstop_service import opening
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Commit, Db, Ingest, Now
-from evalstop_service.api.schemas import MAX_STEP, Answer, Name
-from evalstop_service.ingest import Arrival, Points
+from evalstop_service.ingest import Arrival, Points, open_run
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import MAX_STEP, Answer, Name
+from evalstop_service.web.context import Commit, Db, Ingest, Now
 
 router = APIRouter(prefix="/kubeflow", tags=["observations"], route_class=JsonRoute)
 
@@ -76,8 +75,8 @@ def post_report(
     with database.reading() as tx:
         run = runs.find_by_name(tx, caller.project_id, name)
     if run is None:  # one that has ended is not opened again by a report that comes late
-        request = opening.Request(name, recognise=True, total_steps=total_steps)
-        run, _ = opening.open_run(database, caller.project_id, request, now)
+        request = open_run.Request(name, recognise=True, total_steps=total_steps)
+        run, _ = open_run.open_run(database, caller.project_id, request, now)
     points = _new(run, told, database)
     accepted, decision = 0, None
     if points:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from evalstop_service.api.schemas import written
 from evalstop_service.ingest import Receipt
+from evalstop_service.web.api.schemas import written
 
 MOST_CONFLICTS = 100
 

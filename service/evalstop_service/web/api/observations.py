@@ -2,62 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Commit, Db, Ingest, Read, Tell
-from evalstop_service.api.receipts import MOST_CONFLICTS, receipt_json
-from evalstop_service.api.runs import found
-from evalstop_service.api.schemas import (
-    MAX_POINTS,
-    Answer,
-    BestOut,
-    Body,
-    Measured,
-    Name,
-    Page,
-    Step,
-    Stored,
-    Time,
-    VerdictOut,
-)
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Arrival, Points
 from evalstop_service.store import observations
 from evalstop_service.store.observations import Point
+from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
+from evalstop_service.web.api.reading.batch import BatchIn
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.runs import found
+from evalstop_service.web.api.schemas import (
+    Answer,
+    BestOut,
+    Name,
+    Page,
+    Stored,
+    Time,
+    VerdictOut,
+)
+from evalstop_service.web.context import Commit, Db, Ingest, Read, Tell
 
 router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"], route_class=JsonRoute)
-
-
-class ObservationIn(Body):
-    """One value of one metric at one step."""
-
-    metric: Name = Field(examples=["eval"])
-    step: Step = Field(examples=[120])
-    value: Measured = Field(examples=[0.31])
-    stderr: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
-        None, description="the standard error of the value, in its unit", examples=[0.02]
-    )
-    time: Time | None = Field(None, description="when it was measured")
-
-
-def _few_enough(points: Any) -> Any:
-    # Before the points are looked at: a million of them can be wrong in a million ways.
-    if isinstance(points, list) and len(points) > MAX_POINTS:
-        raise ValueError(f"{len(points)} points; a batch may hold 1 to {MAX_POINTS}")
-    return points
-
-
-class BatchIn(Body):
-    """Observations in any order; repeats are harmless."""
-
-    observations: Annotated[
-        list[ObservationIn], Field(min_length=1, max_length=MAX_POINTS), BeforeValidator(_few_enough)
-    ]
 
 
 class ConflictOut(Answer):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service.api import bulk
-from evalstop_service.api.examples import EXAMPLES
-from evalstop_service.api.problems import MEDIA_TYPE, RESPONSES
+from evalstop_service.web.api import stream
+from evalstop_service.web.api.examples import EXAMPLES
+from evalstop_service.web.problems import MEDIA_TYPE, RESPONSES
 
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:
     """The document that FastAPI makes of the routes, with what it cannot know; doing it twice is harmless."""
-    document["components"]["schemas"] |= bulk.schemas()
+    document["components"]["schemas"] |= stream.schemas()
     for name, example in EXAMPLES.items():
         document["components"]["schemas"][name]["examples"] = [example]
     for path in document["paths"].values():

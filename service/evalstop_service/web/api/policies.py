@@ -9,12 +9,12 @@ from evalstop_detectors import policy_from_document
 from fastapi import APIRouter, Body
 from pydantic import Field
 
-from evalstop_service import administration, policies
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db, Now, Read
-from evalstop_service.api.examples.policies import POLICY_DOCUMENT
-from evalstop_service.api.schemas import Answer, Time
 from evalstop_service.errors import NotFound
+from evalstop_service.projects import administration, policies
+from evalstop_service.web.api.examples.policies import POLICY_DOCUMENT
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import Answer, Time
+from evalstop_service.web.context import Admin, Db, Now, Read
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
 

@@ -10,14 +10,16 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service import administration, chance, installation, opening, pausing
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db, Installation, Now, Operate, Read
-from evalstop_service.api.schemas import Answer, Body, Line, Mode, Name, ProjectOut, Whole, from_texts
+from evalstop_service.decisions import pause
+from evalstop_service.projects import administration, installation, policies
+from evalstop_service.rules import random_assignment
 from evalstop_service.store import projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import Answer, Body, Line, Mode, Name, ProjectOut, Whole, from_texts
+from evalstop_service.web.context import Admin, Db, Installation, Now, Operate, Read
 
 router = APIRouter(tags=["projects"], route_class=JsonRoute)
 
@@ -38,7 +40,7 @@ class ProjectIn(Body):
     """A new project. Its stops are only recorded until `default_mode` is `enforce`."""
 
     name: Name = Field(examples=["alignment"])
-    default_policy: Line = opening.DEFAULT_POLICY
+    default_policy: Line = policies.DEFAULT_POLICY
     default_mode: Mode = "shadow"
     grace_seconds: Grace = Field(0.0, description="how long a person may veto a stop before it is sent")
     retention_days: Retention | None = Field(
@@ -51,7 +53,7 @@ class ProjectIn(Body):
     confirm_seconds: Wait = Field(900.0, description="how long a stop may wait for its confirmation")
     stale_seconds: Wait = Field(300.0, description="a run is not stale before it was silent for so long")
     held_out_share: ShareOrNone = Field(
-        chance.HELD_OUT_SHARE, description="of its stops: let run, to learn whether they are right"
+        random_assignment.HELD_OUT_SHARE, description="of its stops: let run, to learn whether they are right"
     )
     price_per_gpu_hour: Price | None = Field(None, description="null: not said")
     currency: Currency = "USD"
@@ -141,7 +143,7 @@ def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now)
     Once this is answered no stop that was pending will be sent; what was sent is not called back.
     """
     said_by = body.actor or caller.actor
-    project = pausing.pause(database, caller.project_id, said_by, body.reason, now, proved=caller.actor)
+    project = pause.pause(database, caller.project_id, said_by, body.reason, now, proved=caller.actor)
     return ProjectOut.model_validate(project)
 
 
@@ -149,5 +151,5 @@ def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now)
 def resume_project(body: ProjectResumeIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
     """Let stops go on in the key's project; those withheld for the pause alone are taken up within a minute."""
     said_by = body.actor or caller.actor
-    project = pausing.resume(database, caller.project_id, said_by, now, proved=caller.actor)
+    project = pause.resume(database, caller.project_id, said_by, now, proved=caller.actor)
     return ProjectOut.model_validate(project)

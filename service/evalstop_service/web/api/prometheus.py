@@ -17,15 +17,15 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from evalstop_service import brakes
-from evalstop_service.api.context import AnyKey
-from evalstop_service.api.problems import Problem
 from evalstop_service.clock import Clock
-from evalstop_service.lifecycle import AWAITING
-from evalstop_service.store import figures
+from evalstop_service.decisions import guards
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.rules.decision_lifecycle import AWAITING
+from evalstop_service.store import installation_counts
 from evalstop_service.store.database import Database
-from evalstop_service.store.figures import Figures
-from evalstop_service.telemetry import Telemetry
+from evalstop_service.store.installation_counts import Figures
+from evalstop_service.web.context import AnyKey
+from evalstop_service.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Installation(Collector):
         found = None
         try:
             with self._database.reading() as tx:
-                found = figures.read(tx, self._clock())
+                found = installation_counts.read(tx, self._clock())
         except sa.exc.SQLAlchemyError as error:
             log.warning("the database does not answer for /metrics: %s", error)
         except Exception:
@@ -143,7 +143,7 @@ def _families(found: Figures | None) -> Iterator[Metric]:
         stale.add_metric([], found.stale_runs)
         blind.add_metric([], found.blind_runs)
         paused.add_metric([], found.paused_projects)
-        for kind in brakes.KINDS:
+        for kind in guards.KINDS:
             withheld.add_metric([kind], found.withheld.get(kind, 0))
         for state in sorted(AWAITING):
             awaited.add_metric([state], found.awaited.get(state, 0))

@@ -15,18 +15,19 @@ from anyio import CapacityLimiter
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from evalstop_service import webhooks
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Context, Db, Now, Operate, Secrets
-from evalstop_service.api.endpoints import EndpointWithSecret, EventTypes, with_secret
-from evalstop_service.api.problems import Problem
-from evalstop_service.api.schemas import Answer, Body, Line, Plain, Time
 from evalstop_service.errors import NotFound
-from evalstop_service.lifecycle import RESUME_REQUESTED
-from evalstop_service.store import decisions, pull, queues
+from evalstop_service.rules.decision_lifecycle import RESUME_REQUESTED
+from evalstop_service.store import decisions
 from evalstop_service.store.database import Database
-from evalstop_service.store.leases import Claimed, Dead, Delivered, Result, Retry
-from evalstop_service.store.outbox import STOPS
+from evalstop_service.store.queue import pull, queues
+from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Result, Retry
+from evalstop_service.store.queue.outbox import STOPS
+from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, with_secret
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import Answer, Body, Line, Plain, Time
+from evalstop_service.web.context import Admin, Context, Db, Now, Operate, Secrets
+from evalstop_service.web.problems import Problem
+from evalstop_service.webhooks import endpoints
 
 Sign = Callable[[Sequence[str], str, int, bytes], dict[str, str]]
 """Gives the headers of a webhook: secrets, id, time in Unix seconds, body."""
@@ -108,7 +109,7 @@ def signed_by(sign: Sign) -> Pulling:
         body: PullEndpointIn, caller: Admin, database: Db, now: Now, vault: Secrets
     ) -> EndpointWithSecret:
         """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
-        endpoint = webhooks.subscribe_puller(
+        endpoint = endpoints.subscribe_puller(
             database, caller.project_id, caller.actor, **body.model_dump(), vault=vault, now=now
         )
         return with_secret(endpoint, vault)

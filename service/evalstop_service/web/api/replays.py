@@ -8,13 +8,13 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service import webhooks
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Db, Now, Operate, Secrets
-from evalstop_service.api.deliveries import DeliveryOut, delivery_out
-from evalstop_service.api.endpoints import EventTypes
-from evalstop_service.api.schemas import Answer, Body, Time
-from evalstop_service.webhooks import Send
+from evalstop_service.web.api.deliveries import DeliveryOut, delivery_out
+from evalstop_service.web.api.endpoints import EventTypes
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import Answer, Body, Time
+from evalstop_service.web.context import Db, Now, Operate, Secrets
+from evalstop_service.webhooks import endpoints
+from evalstop_service.webhooks.endpoints import Send
 
 
 class ReplayIn(Body):
@@ -55,7 +55,7 @@ def routes(send: Send) -> APIRouter:
     @router.post("/endpoints/{endpoint_id}/replay")
     def replay_events(endpoint_id: UUID, body: ReplayIn, caller: Operate, database: Db, now: Now) -> ReplayOut:
         """Send events once more, under their ids, whatever became of them; at most 1,000, oldest first."""
-        done = webhooks.replay(
+        done = endpoints.replay(
             database,
             caller.project_id,
             caller.actor,
@@ -71,14 +71,14 @@ def routes(send: Send) -> APIRouter:
     @router.post("/deliveries/{delivery_id}/replay", status_code=201)
     def replay_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
         """Send the event of a delivery to its endpoint once more, as a new delivery."""
-        delivery = webhooks.replay_delivery(database, caller.project_id, caller.actor, delivery_id, now)
+        delivery = endpoints.replay_delivery(database, caller.project_id, caller.actor, delivery_id, now)
         with database.reading() as tx:
             return delivery_out(tx, delivery)
 
     @router.post("/endpoints/{endpoint_id}/test")
     def try_endpoint(endpoint_id: UUID, caller: Operate, database: Db, now: Now, vault: Secrets) -> TrialOut:
         """Send a signed `endpoint.test` now, and say what came back; it is no delivery, and is not repeated."""
-        trial = webhooks.try_endpoint(database, caller.project_id, endpoint_id, send=send, vault=vault, now=now)
+        trial = endpoints.try_endpoint(database, caller.project_id, endpoint_id, send=send, vault=vault, now=now)
         return TrialOut.model_validate(vars(trial.came) | vars(trial))
 
     return router

@@ -11,15 +11,15 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import AfterValidator, Field
 
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Commit, Db, Now, Operate
-from evalstop_service.api.runs import Roles, written_out
-from evalstop_service.api.schemas import Body, Name, ProjectOut, Role, from_texts
-from evalstop_service.api.views import RunOut, run_out
 from evalstop_service.ingest import Arrival, Corrected
 from evalstop_service.store import audit, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.run_views import RunOut, run_out
+from evalstop_service.web.api.runs import Roles, written_out
+from evalstop_service.web.api.schemas import Body, Name, ProjectOut, Role, from_texts
+from evalstop_service.web.context import Admin, Commit, Db, Now, Operate
 
 router = APIRouter(tags=["roles"], route_class=JsonRoute)
 

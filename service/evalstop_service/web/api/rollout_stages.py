@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Response
 from pydantic import Field
 
-from evalstop_service import authority, policies
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Admin, Db, Now, Read
-from evalstop_service.api.schemas import Answer, Body, Time
 from evalstop_service.errors import NotFound
-from evalstop_service.store import audit, authorities
+from evalstop_service.evaluation import rollout_stage
+from evalstop_service.projects import policies
+from evalstop_service.store import audit, rollout_stages
 from evalstop_service.store.database import Transaction
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.schemas import Answer, Body, Time
+from evalstop_service.web.context import Admin, Db, Now, Read
 
 router = APIRouter(prefix="/policies/{name}/authority", tags=["policies"], route_class=JsonRoute)
 
@@ -46,7 +47,7 @@ PolicyName = Annotated[str, Path(max_length=256)]
 def get_authority(name: PolicyName, caller: Read, database: Db) -> AuthorityOut:
     """How far the policy has come; 404 where the mode of its runs alone counts."""
     with database.reading() as tx:
-        held = authorities.find(tx, caller.project_id, name)
+        held = rollout_stages.find(tx, caller.project_id, name)
     if held is None:
         raise NotFound(f"the policy {name!r} need not earn its authority: the mode of its runs alone counts")
     return AuthorityOut.model_validate(held)
@@ -57,7 +58,7 @@ def set_authority(name: PolicyName, body: AuthorityIn, caller: Admin, database: 
     """Have the policy earn its authority from now on, from shadow; or change the terms of one that does."""
     with database.transaction() as tx:
         version = _version(tx, caller, name)
-        held = authority.grant(tx, caller.project_id, name, version, body.precision_wanted, body.canary_share, now)
+        held = rollout_stage.grant(tx, caller.project_id, name, version, body.precision_wanted, body.canary_share, now)
         audit.record(tx, caller.project_id, caller.actor, "authority.set", f"policy {name}", body.model_dump(), now)
     return AuthorityOut.model_validate(held)
 
@@ -67,7 +68,7 @@ def remove_authority(name: PolicyName, caller: Admin, database: Db, now: Now) ->
     """Have the mode of its runs alone count again. Doing it twice is harmless."""
     with database.transaction() as tx:
         _version(tx, caller, name)
-        if authorities.remove(tx, caller.project_id, name):
+        if rollout_stages.remove(tx, caller.project_id, name):
             audit.record(tx, caller.project_id, caller.actor, "authority.removed", f"policy {name}", {}, now)
     return Response(status_code=204)
 

@@ -10,8 +10,15 @@ from uuid import UUID
 from msgspec import structs
 from pydantic import Field
 
-from evalstop_service import recognition, vitals
-from evalstop_service.api.schemas import (
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.liveness import Pulse
+from evalstop_service.runs import health
+from evalstop_service.runs import metric_roles as recognition
+from evalstop_service.store import cases, decisions, outcomes, projects, run_health
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.runs import Run
+from evalstop_service.web.api.schemas import (
     Answer,
     BestOut,
     Mode,
@@ -22,12 +29,6 @@ from evalstop_service.api.schemas import (
     TurnOut,
     VerdictOut,
 )
-from evalstop_service.lifecycle import State
-from evalstop_service.liveness import Pulse
-from evalstop_service.store import cases, decisions, outcomes, projects, pulses
-from evalstop_service.store.database import Transaction
-from evalstop_service.store.decisions import Decision
-from evalstop_service.store.runs import Run
 
 
 class ChangeOut(Answer):
@@ -218,11 +219,11 @@ def _pulses(tx: Transaction, found: Sequence[Run], now: datetime) -> dict[UUID, 
     if not living:
         return {}
     stale_seconds = projects.get(tx, living[0].project_id).stale_seconds
-    stored = pulses.of_runs(tx, [run.id for run in living])
+    stored = run_health.of_runs(tx, [run.id for run in living])
     return {
         run.id: PulseOut(
-            state=vitals.pulse_of(run, one := stored.get(run.id), stale_seconds, now).value,
-            heard_at=vitals.heard_at(run, one),
+            state=health.pulse_of(run, one := stored.get(run.id), stale_seconds, now).value,
+            heard_at=health.heard_at(run, one),
             cadence_seconds=one.cadence_seconds if one else None,
             dead=[DeadOut.model_validate(item) for item in one.dead] if one else [],
         )

@@ -9,10 +9,24 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Response
 from pydantic import AfterValidator, Field
 
-from evalstop_service import opening, responses
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Commit, Db, Ingest, Now, Operate, Read, ReadOrIngest
-from evalstop_service.api.schemas import (
+from evalstop_service.decisions import commands
+from evalstop_service.errors import NotFound
+from evalstop_service.ingest import Arrival, Resumed
+from evalstop_service.ingest import open_run as opening
+from evalstop_service.store import runs, verdicts
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.runs import Run, Wanted
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.run_views import (
+    OutcomesOut,
+    RunOut,
+    RunPage,
+    next_cursor,
+    outcomes_out,
+    run_out,
+    runs_out,
+)
+from evalstop_service.web.api.schemas import (
     MAX_STEP,
     Answer,
     Body,
@@ -29,12 +43,7 @@ from evalstop_service.api.schemas import (
     Whole,
     WordIn,
 )
-from evalstop_service.api.views import OutcomesOut, RunOut, RunPage, next_cursor, outcomes_out, run_out, runs_out
-from evalstop_service.errors import NotFound
-from evalstop_service.ingest import Arrival, Resumed
-from evalstop_service.store import runs, verdicts
-from evalstop_service.store.database import Transaction
-from evalstop_service.store.runs import Run, Wanted
+from evalstop_service.web.context import Commit, Db, Ingest, Now, Operate, Read, ReadOrIngest
 
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
@@ -172,7 +181,7 @@ def heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> RunOut:
 @router.post("/{run_id}/finish")
 def finish(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now) -> RunOut:
     """Say that the run ended by itself."""
-    run = responses.finish(database, caller.project_id, run_id, body.status, now)
+    run = commands.finish(database, caller.project_id, run_id, body.status, now)
     with database.reading() as tx:
         return run_out(tx, run, now)
 
@@ -181,7 +190,7 @@ def finish(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now)
 def stop(run_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> RunOut:
     """Have the run stopped at once, whatever its policy and its mode say; not while the project is paused."""
     said_by = body.actor or caller.actor
-    responses.stop(database, caller.project_id, run_id, said_by, body.reason, now, caller.actor)
+    commands.stop(database, caller.project_id, run_id, said_by, body.reason, now, caller.actor)
     with database.reading() as tx:
         return run_out(tx, found(tx, caller.project_id, run_id), now)
 
@@ -203,7 +212,7 @@ def list_outcomes(
 def judge(run_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> OutcomesOut:
     """Say whether it was right to let the run go on, or to stop it if that was decided; changing one's mind adds a
     row."""
-    run = responses.judge_run(
+    run = commands.judge_run(
         database,
         caller.project_id,
         run_id,

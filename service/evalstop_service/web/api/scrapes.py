@@ -8,15 +8,15 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from evalstop_service.api import exposition
-from evalstop_service.api.context import Commit, Ingest, Tell
-from evalstop_service.api.exposition import Stepping
-from evalstop_service.api.observations import ReceiptOut
-from evalstop_service.api.problems import Problem
-from evalstop_service.api.receipts import receipt_json
-from evalstop_service.api.schemas import Name, Step
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Arrival, Points
+from evalstop_service.web.api.observation_results import receipt_json
+from evalstop_service.web.api.observations import ReceiptOut
+from evalstop_service.web.api.reading import openmetrics
+from evalstop_service.web.api.reading.openmetrics import Stepping
+from evalstop_service.web.api.schemas import Name, Step
+from evalstop_service.web.context import Commit, Ingest, Tell
+from evalstop_service.web.problems import Problem
 
 router = APIRouter(prefix="/runs/{run_id}/openmetrics", tags=["observations"])
 
@@ -57,7 +57,7 @@ async def post_scrape(
         detail = f"byte {error.start} is not UTF-8. Nothing was stored"
         raise Problem(400, "The body is no text that can be read", detail) from error
     found = await run_in_threadpool(
-        exposition.points,
+        openmetrics.points,
         text,
         Stepping(step, step_label, step_metric),
         metric or (),

@@ -8,10 +8,10 @@ from uuid import UUID
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from evalstop_service.api.context import Db, Read
-from evalstop_service.api.runs import found
-from evalstop_service.api.schemas import MAX_STEP, Answer, Name, Stored
 from evalstop_service.store import series
+from evalstop_service.web.api.runs import found
+from evalstop_service.web.api.schemas import MAX_STEP, Answer, Name, Stored
+from evalstop_service.web.context import Db, Read
 
 router = APIRouter(prefix="/runs/{run_id}/series", tags=["observations"])
 

@@ -13,13 +13,13 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from starlette.types import Receive
 
-from evalstop_service.api.context import Commit, Ingest, Tell
-from evalstop_service.api.intake import Intake, StreamLimits, too_slow
-from evalstop_service.api.lines import LINE, MOST_LINE_BYTES
-from evalstop_service.api.problems import Problem, ProblemDetails
-from evalstop_service.api.schemas import Answer, BestOut
-from evalstop_service.api.tally import MOST_ERRORS
-from evalstop_service.api.unpacking import WINDOW_LOG, Unpacker, unpacker
+from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Unpacker, unpacker
+from evalstop_service.web.api.reading.json_lines import LINE, MOST_LINE_BYTES
+from evalstop_service.web.api.reading.stream import Intake, StreamLimits, too_slow
+from evalstop_service.web.api.reading.stream_result import MOST_ERRORS
+from evalstop_service.web.api.schemas import Answer, BestOut
+from evalstop_service.web.context import Commit, Ingest, Tell
+from evalstop_service.web.problems import Problem, ProblemDetails
 
 PATH = "/observations"
 MEDIA_TYPE = "application/x-ndjson"

@@ -8,13 +8,14 @@ from uuid import UUID
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
-from evalstop_service import policies, rehearsing
 from evalstop_service.errors import NotFound
-from evalstop_service.pages import words
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.following import Seen, follow
-from evalstop_service.pages.visitor import Operating, SignedIn, SiteOf
-from evalstop_service.store import rehearsals
+from evalstop_service.evaluation import backtests
+from evalstop_service.projects import policies
+from evalstop_service.store import backtests as rehearsals
+from evalstop_service.web.dashboard import formatting
+from evalstop_service.web.dashboard.live_updates import Seen, follow
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.visitor import Operating, SignedIn, SiteOf
 
 router = APIRouter(prefix="/policies/rehearsals", route_class=PageRoute)
 
@@ -26,12 +27,12 @@ def ask(
     site: SiteOf,
     visitor: Operating,
     policy: Annotated[str, Form(max_length=100)],
-    runs: Annotated[int, Form(ge=1, le=rehearsing.MOST_RUNS)] = rehearsing.MOST_RUNS,
+    runs: Annotated[int, Form(ge=1, le=backtests.MOST_RUNS)] = backtests.MOST_RUNS,
 ) -> Response:
     """Have a policy tried on the newest runs that have ended."""
     with site.database.reading() as tx:
         document = policies.referred(tx, visitor.project.id, policy).document
-    asked = rehearsing.ask(site.database, visitor.project.id, document, runs, visitor.actor, site.clock())
+    asked = backtests.ask(site.database, visitor.project.id, document, runs, visitor.actor, site.clock())
     return RedirectResponse(f"/policies/rehearsals/{asked.id}", 303)
 
 
@@ -43,17 +44,17 @@ def show_rehearsal(rehearsal_id: UUID, site: SiteOf, visitor: SignedIn) -> Respo
         found = rehearsals.find(tx, visitor.project.id, rehearsal_id)
     if found is None:
         raise NotFound
-    ordered = rehearsing.in_order(found.findings)
+    ordered = backtests.in_order(found.findings)
     return page(
         "rehearsal.html",
         visitor=visitor,
         rehearsal=found,
         revision=revision,
-        figures=rehearsing.summary(found.findings),
-        differing=sum(map(rehearsing.differs, ordered)),
+        figures=backtests.summary(found.findings),
+        differing=sum(map(backtests.differs, ordered)),
         findings=ordered[:MOST_SHOWN],
         left_out=max(0, len(ordered) - MOST_SHOWN),
-        states=words.STATES,
+        states=formatting.STATES,
     )
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_service.ingest import Arrival, Receipt
+from evalstop_service.security.address_policy import Targets
+from evalstop_service.security.encryption import Vault
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
-from evalstop_service.targets import Targets
-from evalstop_service.vault import Vault
-from evalstop_service.webhooks import Send
+from evalstop_service.webhooks.endpoints import Send
 
 ChangeProject = Callable[[Database, UUID, str, Mapping[str, Any], datetime], Project]
 """Changes settings of a project, given as texts: database, project, actor, settings by name, now. Raises Invalid."""

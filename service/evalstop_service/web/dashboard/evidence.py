@@ -8,8 +8,8 @@ from typing import Any
 
 from evalstop_detectors import Evidence, Observation, Policy, advance, start
 
-from evalstop_service.pages.thinning import thin
 from evalstop_service.store.observations import Point
+from evalstop_service.web.dashboard.downsampling import thin
 
 MOST_PLACES = 500
 

@@ -13,17 +13,17 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator
 
-from evalstop_service import measured
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
-from evalstop_service.estimates import Estimate
-from evalstop_service.measured import Measured, regrouped
-from evalstop_service.pages import forms
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.following import Seen, follow
-from evalstop_service.pages.visitor import SignedIn, SiteOf
-from evalstop_service.store import authorities, estimating, policies
-from evalstop_service.store.estimating import Delay, Grouping, Key, Wanted
+from evalstop_service.evaluation import figures as measured
+from evalstop_service.evaluation.figures import Measured, regrouped
+from evalstop_service.rules.confidence_sequences import Estimate
+from evalstop_service.store import case_counts, policies, rollout_stages
+from evalstop_service.store.case_counts import Delay, Grouping, Key, Wanted
+from evalstop_service.web.dashboard import forms
+from evalstop_service.web.dashboard.live_updates import Seen, follow
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 
@@ -62,13 +62,13 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
     project_id = visitor.project.id
     with site.database.reading() as tx:
         # Read first: what follows may be newer, never older.
-        revision = estimating.revision(tx, project_id)
-        flagged = estimating.flagged(tx, project_id, asked.wanted, ("policy", "called"))
-        passed = estimating.passed(tx, project_id, asked.wanted, ("policy",))
-        late = estimating.delays(tx, project_id, asked.wanted, ("policy", "called"))
-        kinds = estimating.job_kinds(tx, project_id)
+        revision = case_counts.revision(tx, project_id)
+        flagged = case_counts.flagged(tx, project_id, asked.wanted, ("policy", "called"))
+        passed = case_counts.passed(tx, project_id, asked.wanted, ("policy",))
+        late = case_counts.delays(tx, project_id, asked.wanted, ("policy", "called"))
+        kinds = case_counts.job_kinds(tx, project_id)
         names = sorted({policy.name for policy in policies.listing(tx, project_id)})
-        held = {one.policy_name: one for one in authorities.listing(tx, project_id)}
+        held = {one.policy_name: one for one in rollout_stages.listing(tx, project_id)}
     counts = [*flagged, *passed]
     whole = measured.total(counts, late)
     return page(
@@ -96,8 +96,8 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
 def show_figures(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> JSONResponse:
     """What the charts draw."""
     with site.database.reading() as tx:
-        counts = estimating.counts(tx, visitor.project.id, asked.wanted, ("policy", "week"))
-        late = estimating.delays(tx, visitor.project.id, asked.wanted)
+        counts = case_counts.counts(tx, visitor.project.id, asked.wanted, ("policy", "week"))
+        late = case_counts.delays(tx, visitor.project.id, asked.wanted)
     by_week = regrouped(counts, lambda key: [key[2:]])
     return JSONResponse(
         {
@@ -116,7 +116,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> JSONRespons
 @router.get("/precision/events")
 def follow_precision(request: Request, site: SiteOf, visitor: SignedIn, asked: AskedOf, seen: Seen) -> Response:
     """Tell whenever a case was added, or turned out otherwise."""
-    return follow(request, site, seen, lambda tx: estimating.revision(tx, visitor.project.id))
+    return follow(request, site, seen, lambda tx: case_counts.revision(tx, visitor.project.id))
 
 
 Moment = Annotated[datetime, AfterValidator(in_utc)]
@@ -156,11 +156,11 @@ def show_cases(
 ) -> Response:
     """The cases that a figure is made of."""
     try:
-        before = estimating.place(cursor)
+        before = case_counts.place(cursor)
     except Invalid as error:
         raise NotFound from error
     with site.database.reading() as tx:
-        found = estimating.listing(tx, visitor.project.id, chosen.wanted, before=before, limit=PAGE + 1)
+        found = case_counts.listing(tx, visitor.project.id, chosen.wanted, before=before, limit=PAGE + 1)
     parameters = measured.query(chosen.wanted)
     more = {"cursor": found[PAGE - 1].cursor} if len(found) > PAGE else None
     return page(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.lifecycle import State
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store.decisions import Change, Decision
 from evalstop_service.store.runs import Run
 

@@ -9,8 +9,8 @@ from uuid import UUID
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.errors import Invalid
-from evalstop_service.pages.signing_in import local_path
 from evalstop_service.store.observations import MAX_STEP
+from evalstop_service.web.dashboard.sign_in import local_path
 
 LONGEST_LINE = 1000
 

@@ -1,6 +1,6 @@
 """Gold over the distance from the initial policy, with the laws of over-optimization as the detector fits them. Pure.
 
-The forms, what they are fitted to and what is left out are those of `evalstop_detectors.gao_fit`; the band is where the
+The forms, what they are fitted to and what is left out are those of the detector `gao_fit`; the band is where the
 fitted line lies with a probability of 95 % (Student's t by its variance, delta method: the line is linear in its
 coefficients). It is no band for single evals, and none of whether the form is the true one.
 """
@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from evalstop_detectors import Observation, noise
-from evalstop_detectors.gao_fit import Fit, GaoFit, GaoFitState
+from evalstop_detectors import Observation
+from evalstop_detectors.checkpoint import noise
+from evalstop_detectors.detectors.gao_fit import Fit, GaoFit, GaoFitState
 
 FORMS = {2: "reinforcement learning: d (a − b ln d)", 3: "best-of-n: d (a − b d)"}
 PLACES = 80

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request, Response
 
-from evalstop_service.pages.visitor import Site, known
 from evalstop_service.store.database import Transaction
+from evalstop_service.web.dashboard.visitor import Site, known
 
 
 def _seen(since: str = "", last_event_id: Annotated[str | None, Header()] = None) -> str:

@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import Scope
 
-from evalstop_service.pages.answers import PageRoute, page
+from evalstop_service.web.dashboard.responses import PageRoute, page
 
 PROGRAMS = ("/api/", "/mlflow/")
 

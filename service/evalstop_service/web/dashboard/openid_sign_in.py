@@ -10,17 +10,17 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.errors import NotFound
-from evalstop_service.grants import role_in
-from evalstop_service.openid import Begun, NotProved, ProviderAway
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.cookies import FLOW, PROJECT, SESSION, drop_cookie, set_cookie
-from evalstop_service.pages.sessions import FLOW_SECONDS
-from evalstop_service.pages.signing_in import local_path, login_form
-from evalstop_service.pages.visitor import OpenId, SignedIn, Site, SiteOf, granted, user
+from evalstop_service.security.openid import Begun, NotProved, ProviderAway
+from evalstop_service.security.scopes import role_in
 from evalstop_service.store import audit, projects, sessions
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.sessions import Session
+from evalstop_service.web.dashboard.cookies import FLOW, PROJECT, SESSION, drop_cookie, set_cookie
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.sessions import FLOW_SECONDS
+from evalstop_service.web.dashboard.sign_in import local_path, login_form
+from evalstop_service.web.dashboard.visitor import OpenId, SignedIn, Site, SiteOf, granted, user
 
 router = APIRouter(route_class=PageRoute)
 

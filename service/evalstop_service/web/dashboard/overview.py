@@ -8,17 +8,17 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from evalstop_service import measured
-from evalstop_service.pages import words
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.following import Seen, follow
-from evalstop_service.pages.visitor import SignedIn, SiteOf
-from evalstop_service.store import attention, decisions, estimating, outcomes, runs
-from evalstop_service.store.attention import Found
+from evalstop_service.evaluation import figures
+from evalstop_service.store import case_counts, decisions, outcomes, pending_actions, runs
+from evalstop_service.store.case_counts import Wanted
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.estimating import Wanted
 from evalstop_service.store.outcomes import Outcome
+from evalstop_service.store.pending_actions import Found
+from evalstop_service.web.dashboard import formatting
+from evalstop_service.web.dashboard.live_updates import Seen, follow
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 
@@ -49,13 +49,13 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         # Read first: what follows may be newer, never older.
         standing = _standing(tx, visitor.project.id)
-        (whole,) = measured.measure(tx, visitor.project.id, Wanted())
+        (whole,) = figures.measure(tx, visitor.project.id, Wanted())
     return page(
         "overview.html",
         visitor=visitor,
         standing=standing,
         whole=whole,
-        states=words.STATES,
+        states=formatting.STATES,
         price=visitor.project.price_per_gpu_hour,
         currency=visitor.project.currency,
     )
@@ -68,15 +68,15 @@ def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen: See
 
 
 def _standing(tx: Transaction, project_id: UUID) -> Standing:
-    cases = estimating.revision(tx, project_id)
+    cases = case_counts.revision(tx, project_id)
     recent = decisions.listing(tx, project_id, limit=MOST_DECISIONS)
     said = outcomes.latest_of(tx, [(decision.run_id, decision.attempt) for decision in recent])
     return Standing(
         cases,
-        attention.waiting(tx, project_id, MOST_SHOWN),
-        attention.suspects(tx, project_id, MOST_SHOWN),
-        attention.stale(tx, project_id, MOST_SHOWN),
-        attention.blind(tx, project_id, MOST_SHOWN),
+        pending_actions.waiting(tx, project_id, MOST_SHOWN),
+        pending_actions.suspects(tx, project_id, MOST_SHOWN),
+        pending_actions.stale(tx, project_id, MOST_SHOWN),
+        pending_actions.blind(tx, project_id, MOST_SHOWN),
         [(decision, said.get((decision.run_id, decision.attempt))) for decision in recent],
         bool(recent) or bool(runs.listing(tx, project_id, limit=1)),
     )

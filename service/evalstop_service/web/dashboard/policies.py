@@ -7,14 +7,14 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Response
 
-from evalstop_service import policies
 from evalstop_service.errors import NotFound
-from evalstop_service.pages import differences
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.visitor import SignedIn, SiteOf
-from evalstop_service.policies import Version
-from evalstop_service.rehearsing import MOST_RUNS
-from evalstop_service.store import rehearsals
+from evalstop_service.evaluation.backtests import MOST_RUNS
+from evalstop_service.projects import policies
+from evalstop_service.projects.policies import Version
+from evalstop_service.store import backtests
+from evalstop_service.web.dashboard import policy_diff
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/policies", route_class=PageRoute)
 
@@ -37,7 +37,7 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     """Each policy by its newest version, and the rehearsals of late."""
     with site.database.reading() as tx:
         versions = policies.listing(tx, visitor.project.id)
-        recent = rehearsals.listing(tx, visitor.project.id, limit=MOST_REHEARSALS)
+        recent = backtests.listing(tx, visitor.project.id, limit=MOST_REHEARSALS)
     newest: dict[str, Version] = {}
     for version in versions:
         newest.setdefault(version.name, version)
@@ -73,11 +73,11 @@ def show_policy(
         versions=own,
         links={one.version: f"/policies/{name}?{urlencode({'version': one.version})}" for one in own},
         choices=[one.reference for one in versions if one is not shown],
-        members=differences.named_members(shown.document),
+        members=policy_diff.named_members(shown.document),
         settings=SETTINGS,
-        text=differences.pretty(shown.document),
+        text=policy_diff.pretty(shown.document),
         other=other,
-        changes=differences.fields(other.document, shown.document) if other else [],
-        lines=differences.lines(other.document, shown.document) if other else [],
+        changes=policy_diff.fields(other.document, shown.document) if other else [],
+        lines=policy_diff.lines(other.document, shown.document) if other else [],
         most_runs=MOST_RUNS,
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evalstop_detectors.policy import member_ids
+from evalstop_detectors.policy.policy import member_ids
 
 _ABSENT = object()
 

@@ -16,8 +16,8 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
-from evalstop_service.pages import assets, words
-from evalstop_service.targets import Refused
+from evalstop_service.security.address_policy import Refused
+from evalstop_service.web.dashboard import formatting, static_files
 
 _log = logging.getLogger(__name__)
 
@@ -65,11 +65,16 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["asset"] = assets.url
+    environment.globals["asset"] = static_files.url
     environment.filters.update(
-        step=words.step, number=words.number, exact=words.exact, pair=words.pair, moment=words.moment, iso=words.iso
+        step=formatting.step,
+        number=formatting.number,
+        exact=formatting.exact,
+        pair=formatting.pair,
+        moment=formatting.moment,
+        iso=formatting.iso,
     )
-    environment.filters.update(percent=words.percent, amount=words.amount)
+    environment.filters.update(percent=formatting.percent, amount=formatting.amount)
     return environment
 
 

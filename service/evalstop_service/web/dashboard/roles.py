@@ -10,10 +10,10 @@ from fastapi import APIRouter, Form, Response
 
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Arrival, Corrected
-from evalstop_service.pages import forms
-from evalstop_service.pages.answers import PageRoute
-from evalstop_service.pages.visitor import Operating, SiteOf
 from evalstop_service.store.runs import Run
+from evalstop_service.web.dashboard import forms
+from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.visitor import Operating, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 

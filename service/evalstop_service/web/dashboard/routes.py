@@ -7,35 +7,35 @@ from uuid import UUID
 from fastapi import FastAPI
 
 from evalstop_service.clock import Clock, utc_now
-from evalstop_service.pages import (
-    acting,
-    analysis,
-    assets,
-    nowhere,
-    numbers,
+from evalstop_service.store.database import Database
+from evalstop_service.web.dashboard import (
+    backtests,
+    figures,
+    not_found,
     overview,
     policies,
-    precision,
-    rehearsals,
     roles,
     run,
+    run_actions,
+    run_analysis,
+    run_data,
     runs,
     settings,
-    signing_in,
+    sign_in,
+    static_files,
     webhooks,
 )
-from evalstop_service.pages import openid as openid_pages
-from evalstop_service.pages.answers import TEMPLATES
-from evalstop_service.pages.doors import Doors
-from evalstop_service.pages.live import Streams
-from evalstop_service.pages.sessions import Sessions
-from evalstop_service.pages.visitor import OpenId, Site
-from evalstop_service.store.database import Database
+from evalstop_service.web.dashboard import openid_sign_in as openid_pages
+from evalstop_service.web.dashboard.doors import Doors
+from evalstop_service.web.dashboard.responses import TEMPLATES
+from evalstop_service.web.dashboard.server_sent_events import Streams
+from evalstop_service.web.dashboard.sessions import Sessions
+from evalstop_service.web.dashboard.visitor import OpenId, Site
 
 PARTS = (
-    *(assets, signing_in, openid_pages, overview, precision, runs, run, analysis, numbers, acting, roles),
-    *(rehearsals, policies, webhooks, settings),
-    nowhere,
+    *(static_files, sign_in, openid_pages, overview, figures, runs, run, run_analysis, run_data, run_actions, roles),
+    *(backtests, policies, webhooks, settings),
+    not_found,
 )
 """The modules with the routes, in the order in which they are asked."""
 

@@ -10,17 +10,17 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from evalstop_service import recognition, vitals
-from evalstop_service.lifecycle import FOLLOWS, State
-from evalstop_service.pages import roles, words
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.following import Seen, follow
-from evalstop_service.pages.thinning import outlined, thin
-from evalstop_service.pages.visitor import SignedIn, SiteOf
-from evalstop_service.store import decisions, observations, outcomes, pulses, runs, series, verdicts
+from evalstop_service.rules.decision_lifecycle import FOLLOWS, State
+from evalstop_service.runs import health, metric_roles
+from evalstop_service.store import decisions, observations, outcomes, run_health, runs, series, verdicts
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP, Latest, Point
 from evalstop_service.store.runs import Run
+from evalstop_service.web.dashboard import formatting, roles
+from evalstop_service.web.dashboard.downsampling import outlined, thin
+from evalstop_service.web.dashboard.live_updates import Seen, follow
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 
@@ -43,7 +43,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         changes = verdicts.listing(tx, run.id, limit=MOST_VERDICTS)
         metrics = _by_role(run, observations.latest(tx, run.id))
         resumed_from = runs.resumed_from(tx, run)
-        stored = pulses.of_runs(tx, [run.id]).get(run.id)
+        stored = run_health.of_runs(tx, [run.id]).get(run.id)
     present = _present(run, on_record)
     return page(
         "run.html",
@@ -51,25 +51,25 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run=run,
         revision=revision,
         decision=present,
-        pulse=vitals.pulse_of(run, stored, visitor.project.stale_seconds, site.clock()),
+        pulse=health.pulse_of(run, stored, visitor.project.stale_seconds, site.clock()),
         dead=stored.dead if stored and run.status == "running" else [],
         decisions=on_record,
         histories=histories,
         outcomes=judged,
-        states=words.STATES,
-        outcome_words=words.OUTCOMES,
+        states=formatting.STATES,
+        outcome_words=formatting.OUTCOMES,
         can=_can(run, present, site.clock()),
-        told=words.told,
+        told=formatting.told,
         changes=changes,
         metrics=metrics[:MOST_METRICS],
-        recognition=recognition.told(run),
-        sources=lambda metric: words.source(recognition.told(run)["sources"].get(metric, "")),
+        recognition=metric_roles.told(run),
+        sources=lambda metric: formatting.source(metric_roles.told(run)["sources"].get(metric, "")),
         choices=roles.choices(run, [item.metric for item, _ in metrics]),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
         turn_step=_turn(run, present),
         roles={role["signal"]: metric for metric, role in run.metrics.items()},
-        standing=words.standing(run, present, site.clock()),
+        standing=formatting.standing(run, present, site.clock()),
         reason=(present.verdict if present else run.verdict)["reason"],
     )
 
@@ -100,7 +100,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
             "best_checkpoint": _mark(run.best_checkpoint),
             "raw_maximum": _mark(run.raw_maximum),
             "turn_step": _turn(run, present),
-            "decision": {"step": present.step, "state": words.STATES[present.state]} if present else None,
+            "decision": {"step": present.step, "state": formatting.STATES[present.state]} if present else None,
         }
     )
 

@@ -9,12 +9,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Form, Response
 
-from evalstop_service import responses
-from evalstop_service.pages import forms
-from evalstop_service.pages.answers import PageRoute
-from evalstop_service.pages.visitor import Operating, Site, SiteOf, Visitor
+from evalstop_service.decisions import commands
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
+from evalstop_service.web.dashboard import forms
+from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.visitor import Operating, Site, SiteOf, Visitor
 
 router = APIRouter(route_class=PageRoute)
 
@@ -29,25 +29,25 @@ Said = Annotated[Literal["right", "wrong", "unknown"], Form()]
 @router.post("/decisions/{decision_id}/veto")
 def veto(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Let the run go on."""
-    return _do(responses.veto, decision_id, site, visitor, why, target)
+    return _do(commands.veto, decision_id, site, visitor, why, target)
 
 
 @router.post("/decisions/{decision_id}/release")
 def release(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Have a withheld stop carried out."""
-    return _do(responses.release, decision_id, site, visitor, why, target)
+    return _do(commands.release, decision_id, site, visitor, why, target)
 
 
 @router.post("/decisions/{decision_id}/undo")
 def undo(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Take back a stop that was handed out."""
-    return _do(responses.undo, decision_id, site, visitor, why, target)
+    return _do(commands.undo, decision_id, site, visitor, why, target)
 
 
 @router.post("/runs/{run_id}/stop")
 def stop(run_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Have a run stopped at once."""
-    responses.stop(site.database, visitor.project.id, run_id, visitor.actor, forms.reason(why), site.clock())
+    commands.stop(site.database, visitor.project.id, run_id, visitor.actor, forms.reason(why), site.clock())
     return forms.back(run_id, target)
 
 
@@ -62,7 +62,7 @@ def judge_run(
     target: Next = "",
 ) -> Response:
     """Say whether it was right to let a run go on that was never flagged."""
-    responses.judge_run(
+    commands.judge_run(
         site.database,
         visitor.project.id,
         run_id,
@@ -86,7 +86,7 @@ def judge(
     target: Next = "",
 ) -> Response:
     """Say whether the decision was right."""
-    decision = responses.judge(
+    decision = commands.judge(
         site.database,
         visitor.project.id,
         decision_id,

@@ -11,17 +11,18 @@ from evalstop_detectors import Observation, Policy, Signal
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from evalstop_service import policies, watching
-from evalstop_service.pages import evidence, overoptimization
-from evalstop_service.pages.answers import PageRoute
-from evalstop_service.pages.evidence import Track
-from evalstop_service.pages.overoptimization import Picture
-from evalstop_service.pages.visitor import SignedIn, SiteOf
+from evalstop_service.projects import policies
+from evalstop_service.runs import watched_metrics
+from evalstop_service.runs.watched_metrics import Watch
 from evalstop_service.store import observations, series, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, Point
 from evalstop_service.store.runs import Run
-from evalstop_service.watching import Watch
+from evalstop_service.web.dashboard import evidence, gao_chart
+from evalstop_service.web.dashboard.evidence import Track
+from evalstop_service.web.dashboard.gao_chart import Picture
+from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 
@@ -48,7 +49,7 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         series.catch_up(site.database, run.id, metric)
     with site.database.reading() as tx:
         tracks, note = _tracks(tx, run, policy, long)
-        picture = overoptimization.picture(_pairs(tx, run, paired, long)) if len(paired) == 2 else None
+        picture = gao_chart.picture(_pairs(tx, run, paired, long)) if len(paired) == 2 else None
     return JSONResponse(
         {
             "evidence": {"note": note, "tracks": [_track(track) for track in tracks if track.moves]},
@@ -82,7 +83,7 @@ def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) ->
         if metric in long:
             buckets = series.resolved(tx, run.id, metric, 0, MAX_STEP, MOST_PAIRS)
             points += [Point(metric, bucket.last_step, bucket.last) for bucket in buckets]
-    gold = watching.eval_metric(run)
+    gold = watched_metrics.eval_metric(run)
     evals = [point for point in points if point.metric == gold]
     every = -(-len(evals) // MOST_PAIRS)
     kept = {id(point) for point in evals[:: every or 1]}
@@ -90,7 +91,7 @@ def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) ->
         Observation(
             Signal(run.metrics[point.metric]["signal"]),
             point.step,
-            watching.sign(run.metrics, point.metric) * point.value,
+            watched_metrics.sign(run.metrics, point.metric) * point.value,
             point.stderr,
         )
         for point in points
@@ -100,8 +101,8 @@ def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) ->
 
 
 def _sign(run: Run) -> float:
-    gold = watching.eval_metric(run)
-    return 1.0 if gold is None else watching.sign(run.metrics, gold)
+    gold = watched_metrics.eval_metric(run)
+    return 1.0 if gold is None else watched_metrics.sign(run.metrics, gold)
 
 
 def _track(track: Track) -> dict[str, Any]:

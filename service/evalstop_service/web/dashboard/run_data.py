@@ -16,11 +16,11 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.visitor import SignedIn, Site, SiteOf
 from evalstop_service.store import observations
 from evalstop_service.store.observations import MAX_STEP, StoredPoint
 from evalstop_service.store.runs import Run
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.visitor import SignedIn, Site, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
 

@@ -11,20 +11,20 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from evalstop_service import vitals, watching
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import NotFound
-from evalstop_service.liveness import Pulse
-from evalstop_service.pages import forms, sparkline, words
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.following import follow
-from evalstop_service.pages.sparkline import Sparkline
-from evalstop_service.pages.visitor import SignedIn, SiteOf
-from evalstop_service.store import decisions, outlines, policies, pulses, runs
+from evalstop_service.rules.liveness import Pulse
+from evalstop_service.runs import health, watched_metrics
+from evalstop_service.store import decisions, policies, run_health, runs, sparklines
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.store.runs import Run, Wanted
+from evalstop_service.web.dashboard import formatting, forms, sparkline
+from evalstop_service.web.dashboard.live_updates import follow
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.sparkline import Sparkline
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
 
@@ -109,7 +109,7 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
         "runs.html",
         visitor=visitor,
         rows=rows,
-        states=words.STATES,
+        states=formatting.STATES,
         filters=filters,
         policies=names,
         kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
@@ -145,15 +145,15 @@ def follow_runs(
 
 def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.of_runs(tx, [run.id for run in found])
-    gold = {run.id: metric for run in found if (metric := watching.eval_metric(run)) is not None}
-    stored = pulses.of_runs(tx, [run.id for run in found])
-    drawn = outlines.of_runs(tx, gold, sparkline.STRETCHES)
+    gold = {run.id: metric for run in found if (metric := watched_metrics.eval_metric(run)) is not None}
+    stored = run_health.of_runs(tx, [run.id for run in found])
+    drawn = sparklines.of_runs(tx, gold, sparkline.STRETCHES)
     return [
         Row(
             run,
             decision := decided.get(run.id),
             sparkline.draw(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
-            vitals.pulse_of(run, pulse := stored.get(run.id), stale_seconds, now),
+            health.pulse_of(run, pulse := stored.get(run.id), stale_seconds, now),
             pulse.dead if pulse and run.status == "running" else [],
         )
         for run in found

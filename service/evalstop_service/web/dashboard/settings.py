@@ -11,15 +11,16 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import RedirectResponse
 
-from evalstop_service import administration, pausing
+from evalstop_service.decisions import pause as pausing
 from evalstop_service.errors import Invalid
-from evalstop_service.grants import EVERY
-from evalstop_service.pages import forms
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
+from evalstop_service.projects import administration
+from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, keys
 from evalstop_service.store.keys import SCOPES
 from evalstop_service.store.projects import Project
+from evalstop_service.web.dashboard import forms
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
 
 router = APIRouter(prefix="/settings", route_class=PageRoute)
 

@@ -10,11 +10,11 @@ from uuid import UUID
 from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.cookies import PROJECT, SESSION, VISIT, drop_cookie, set_cookie
-from evalstop_service.pages.sessions import SESSION_SECONDS
-from evalstop_service.pages.visitor import SignedIn, Site, SiteOf, foreign, known, may_look
 from evalstop_service.store import keys, sessions
+from evalstop_service.web.dashboard.cookies import PROJECT, SESSION, VISIT, drop_cookie, set_cookie
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.sessions import SESSION_SECONDS
+from evalstop_service.web.dashboard.visitor import SignedIn, Site, SiteOf, foreign, known, may_look
 
 router = APIRouter(route_class=PageRoute)
 

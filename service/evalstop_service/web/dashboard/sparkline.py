@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalstop_service.store.outlines import Stretch
+from evalstop_service.store.sparklines import Stretch
 
 WIDTH, HEIGHT, MARGIN = 132, 34, 4
 

@@ -12,19 +12,19 @@ from jinja2 import Environment
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import NotFound
-from evalstop_service.grants import EVERY, Grants, VisitorRole, of_scopes, role_in
-from evalstop_service.openid import Provider
-from evalstop_service.pages.answers import MayNot, SignInNeeded, StrangeForm
-from evalstop_service.pages.cookies import PROJECT, SESSION
-from evalstop_service.pages.doors import Doors
-from evalstop_service.pages.live import Streams
-from evalstop_service.pages.sessions import Sessions
+from evalstop_service.security.openid import Provider
+from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, of_scopes, role_in
 from evalstop_service.store import keys, projects, runs, sessions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 from evalstop_service.store.sessions import Session
+from evalstop_service.web.dashboard.cookies import PROJECT, SESSION
+from evalstop_service.web.dashboard.doors import Doors
+from evalstop_service.web.dashboard.responses import MayNot, SignInNeeded, StrangeForm
+from evalstop_service.web.dashboard.server_sent_events import Streams
+from evalstop_service.web.dashboard.sessions import Sessions
 
 
 @dataclass(frozen=True)

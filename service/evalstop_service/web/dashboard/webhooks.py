@@ -10,17 +10,19 @@ from uuid import UUID
 from fastapi import APIRouter, Form, Query, Response
 from fastapi.responses import RedirectResponse
 
-from evalstop_service import slack, webhooks
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
-from evalstop_service.pages.answers import PageRoute, page
-from evalstop_service.pages.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
-from evalstop_service.store import deliveries, endpoints, pull
-from evalstop_service.store.deliveries import Delivery
+from evalstop_service.security.address_policy import Refused
+from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
-from evalstop_service.store.outbox import EVENT_TYPES
-from evalstop_service.targets import Refused
-from evalstop_service.webhooks import FORMATS, LONGEST_URL, EndpointChanges
+from evalstop_service.store.queue import deliveries, pull
+from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.store.queue.outbox import EVENT_TYPES
+from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
+from evalstop_service.webhooks import endpoints as webhooks
+from evalstop_service.webhooks import slack
+from evalstop_service.webhooks.endpoints import FORMATS, LONGEST_URL, EndpointChanges
 
 router = APIRouter(prefix="/webhooks", route_class=PageRoute)
 

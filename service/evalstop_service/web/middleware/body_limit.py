@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from evalstop_service.api.problems import Problem, answer
+from evalstop_service.web.problems import Problem, answer
 
 MOST_HELD_BYTES = 64 * 2**20
 """Of all bodies that are arriving or being read; what comes then is answered 503."""

@@ -9,9 +9,9 @@ from typing import Any
 from prometheus_client import Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from evalstop_service import logs
-from evalstop_service.telemetry import Telemetry
-from evalstop_service.traces import Tracer
+from evalstop_service.observability import logs
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.tracing import Tracer
 
 access = logging.getLogger("evalstop_service.access")
 

@@ -7,8 +7,8 @@
 What MLflow keeps and this service does not, such as artifacts, models and traces, is refused by name.
 """
 
-from evalstop_service.mlflow.failures import refusal
-from evalstop_service.mlflow.tee import Tee
-from evalstop_service.mlflow.tracking import create
+from evalstop_service.web.mlflow.errors import refusal
+from evalstop_service.web.mlflow.forwarding import Tee
+from evalstop_service.web.mlflow.routes import create
 
 __all__ = ["Tee", "create", "refusal"]

@@ -10,10 +10,10 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 
-from evalstop_service.api.bodies import JsonRoute
-from evalstop_service.api.context import Caller, Context, allowed
-from evalstop_service.api.problems import Problem
 from evalstop_service.store.keys import Key
+from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.context import Caller, Context, allowed
+from evalstop_service.web.problems import Problem
 
 _UNAUTHENTICATED = Problem(
     401,

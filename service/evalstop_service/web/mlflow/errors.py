@@ -14,9 +14,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from evalstop_service.api import problems
-from evalstop_service.api.problems import Problem
 from evalstop_service.errors import ServiceError
+from evalstop_service.web import problems
+from evalstop_service.web.problems import Problem
 
 MOST_SAID = 3
 

@@ -7,15 +7,15 @@ from uuid import UUID
 
 from fastapi import APIRouter
 
-from evalstop_service.api.context import Db, Now
-from evalstop_service.mlflow import labels
-from evalstop_service.mlflow.answers import DEFAULT_ID, DEFAULT_NAME, experiment_document
-from evalstop_service.mlflow.callers import Either, Ingesting, Reading, Verb
-from evalstop_service.mlflow.failures import exists, invalid, missing
-from evalstop_service.mlflow.words import CreateExperiment, SearchExperiments, is_id
 from evalstop_service.store import experiments
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.experiments import Experiment
+from evalstop_service.web.context import Db, Now
+from evalstop_service.web.mlflow import labels
+from evalstop_service.web.mlflow.authentication import Either, Ingesting, Reading, Verb
+from evalstop_service.web.mlflow.errors import exists, invalid, missing
+from evalstop_service.web.mlflow.requests import CreateExperiment, SearchExperiments, is_id
+from evalstop_service.web.mlflow.responses import DEFAULT_ID, DEFAULT_NAME, experiment_document
 
 router = APIRouter(prefix="/api/2.0/mlflow/experiments", route_class=Verb)
 

@@ -21,16 +21,16 @@ from uuid import UUID
 import httpx2
 import sqlalchemy as sa
 
-from evalstop_service import opening
 from evalstop_service.clock import Clock
 from evalstop_service.errors import ServiceError
-from evalstop_service.mlflow import labels
-from evalstop_service.mlflow.labels import TWIN
-from evalstop_service.mlflow.words import milliseconds
+from evalstop_service.ingest import open_run
+from evalstop_service.observability.metrics import Telemetry
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
+from evalstop_service.web.mlflow import labels
+from evalstop_service.web.mlflow.labels import TWIN
+from evalstop_service.web.mlflow.requests import milliseconds
 
 _log = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class Tee:
             },
         )
         own = {TWIN: str(made["run"]["info"]["run_id"])}
-        told = opening.relabel(self._database, run.project_id, run.id, lambda known: own | known, self._clock())
+        told = open_run.relabel(self._database, run.project_id, run.id, lambda known: own | known, self._clock())
         return told.labels[TWIN]
 
     def _is_of(self, twin: str, run: Run) -> bool:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from evalstop_service.api.schemas import MAX_STEP, written
-from evalstop_service.mlflow.labels import Item
 from evalstop_service.store.observations import Point
+from evalstop_service.web.api.schemas import MAX_STEP, written
+from evalstop_service.web.mlflow.labels import Item
 
 MOST_METRICS, MOST_PARAMS, MOST_TAGS, MOST_TOGETHER = 1000, 100, 100, 1000
 """In one batch: MLflow's own limits."""

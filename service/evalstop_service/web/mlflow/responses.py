@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from evalstop_service.api.schemas import written
-from evalstop_service.mlflow import labels
-from evalstop_service.mlflow.labels import Item
-from evalstop_service.mlflow.words import milliseconds
 from evalstop_service.store import decisions, experiments, observations
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.experiments import Experiment
 from evalstop_service.store.observations import StoredPoint
 from evalstop_service.store.runs import Run
+from evalstop_service.web.api.schemas import written
+from evalstop_service.web.mlflow import labels
+from evalstop_service.web.mlflow.labels import Item
+from evalstop_service.web.mlflow.requests import milliseconds
 
 DEFAULT_ID, DEFAULT_NAME = "0", "Default"
 """The experiment of whoever names none, and of runs that did not come in by MLflow."""

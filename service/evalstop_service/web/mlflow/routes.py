@@ -9,17 +9,22 @@ from uuid import UUID
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 
-from evalstop_service import opening, responses
-from evalstop_service.api.context import Commit, Context, Db, Now
-from evalstop_service.api.schemas import Name
+from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
-from evalstop_service.ingest import Arrival, Points, Saved
-from evalstop_service.mlflow import answers, experimenting, failures, labels, searching
-from evalstop_service.mlflow.callers import Either, Ingesting, Reading, Verb
-from evalstop_service.mlflow.failures import Failure, invalid, missing
-from evalstop_service.mlflow.labels import Item
-from evalstop_service.mlflow.tee import Said, Tee
-from evalstop_service.mlflow.words import (
+from evalstop_service.ingest import Arrival, Points, Saved, open_run
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.store import observations, runs
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.runs import Run, Wanted
+from evalstop_service.web.api.schemas import Name
+from evalstop_service.web.context import Commit, Context, Db, Now
+from evalstop_service.web.mlflow import errors, experiments, labels, search
+from evalstop_service.web.mlflow import responses as answers
+from evalstop_service.web.mlflow.authentication import Either, Ingesting, Reading, Verb
+from evalstop_service.web.mlflow.errors import Failure, invalid, missing
+from evalstop_service.web.mlflow.forwarding import Said, Tee
+from evalstop_service.web.mlflow.labels import Item
+from evalstop_service.web.mlflow.requests import (
     MOST_TOGETHER,
     CreateRun,
     DeleteTag,
@@ -33,10 +38,6 @@ from evalstop_service.mlflow.words import (
     UpdateRun,
     is_id,
 )
-from evalstop_service.store import observations, runs
-from evalstop_service.store.database import Transaction
-from evalstop_service.store.runs import Run, Wanted
-from evalstop_service.telemetry import Telemetry
 
 CHECKPOINT = "evalstop.checkpoint."
 """A tag of this name and a step tells where the checkpoint of the step is."""
@@ -58,8 +59,8 @@ def create(context: Context, telemetry: Telemetry, tee: Tee | None) -> FastAPI:
     """The application that is to be mounted at `/mlflow`."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
     app.state.context, app.state.telemetry, app.state.tee = context, telemetry, tee
-    failures.install(app)
-    app.include_router(experimenting.router)
+    errors.install(app)
+    app.include_router(experiments.router)
     app.include_router(router)
     app.include_router(_elsewhere)
     return app
@@ -87,7 +88,7 @@ class Log:
             found, left_out = labels.labelled(known, params, tags)
             return found
 
-        opening.relabel(self.database, self.project_id, run_id, relabelled, self.now)
+        open_run.relabel(self.database, self.project_id, run_id, relabelled, self.now)
         self._leave_out("label", left_out)
         self.checkpoints(run_id, tags)
 
@@ -135,7 +136,7 @@ Logging = Annotated[Log, Depends(Log)]
 def create_run(body: CreateRun, log: Logging) -> dict[str, Any]:
     """Open a run: always a new one, as in MLflow."""
     with log.database.reading() as tx:
-        experiment = experimenting.found(tx, log.project_id, body.experiment_id)
+        experiment = experiments.found(tx, log.project_id, body.experiment_id)
     tags = [tag.item() for tag in body.tags]
     said_name = body.run_name or dict(tags).get(labels.RUN_NAME, "")
     name = labels.clean(said_name).strip() or "run"
@@ -143,8 +144,8 @@ def create_run(body: CreateRun, log: Logging) -> dict[str, Any]:
     prefix = {} if experiment is None else {labels.EXPERIMENT: experiment.name}
     found, _ = labels.labelled({}, tags=tags)
     full_name = name if experiment is None else f"{experiment.name}/{name}"
-    request = opening.Request(full_name, recognise=True, labels=found | prefix)
-    run = opening.new_run(log.database, log.project_id, request, log.now)
+    request = open_run.Request(full_name, recognise=True, labels=found | prefix)
+    run = open_run.new_run(log.database, log.project_id, request, log.now)
     log.checkpoints(run.id, tags)
     log.pass_on(run.id, None, {})
     with log.database.reading() as tx:
@@ -168,9 +169,9 @@ def update_run(body: UpdateRun, log: Logging) -> dict[str, Any]:
     match body.status:
         case "FINISHED" | "FAILED" | "KILLED":
             ended = "completed" if body.status == "FINISHED" else "failed"
-            responses.finish(log.database, log.project_id, run_id, ended, log.now)
+            commands.finish(log.database, log.project_id, run_id, ended, log.now)
         case "RUNNING":
-            opening.go_on(log.database, log.project_id, run_id, log.now)
+            open_run.go_on(log.database, log.project_id, run_id, log.now)
         case None | "SCHEDULED" | "UNFINISHED":
             pass
         case _:
@@ -241,7 +242,7 @@ def delete_tag(body: DeleteTag, log: Logging) -> dict[str, Any]:
     run_id = log.run_id(body)
     if not labels.is_for_clients(body.key):
         raise invalid(f"{body.key!r} is no tag that could be deleted")
-    opening.relabel(
+    open_run.relabel(
         log.database,
         log.project_id,
         run_id,
@@ -255,12 +256,12 @@ def delete_tag(body: DeleteTag, log: Logging) -> dict[str, Any]:
 @router.post("/runs/search")
 def search_runs(body: SearchRuns, caller: Reading, database: Db, now: Now) -> dict[str, Any]:
     """Runs, newest first, as many as are wanted of those that are looked through; the token goes on behind them."""
-    searching.newest_first(body.order_by)
-    fits = searching.selects(searching.clauses(body.filter))
+    search.newest_first(body.order_by)
+    fits = search.selects(search.clauses(body.filter))
     before = None if body.page_token is None else run_id_of(body.page_token)
     with database.reading() as tx:
         names = {
-            experiment.name if (experiment := experimenting.found(tx, caller.project_id, one)) else None
+            experiment.name if (experiment := experiments.found(tx, caller.project_id, one)) else None
             for one in body.experiment_ids
         }
         looked_at = runs.listing(tx, caller.project_id, Wanted(before=before), LOOKED_THROUGH)
@@ -352,7 +353,7 @@ def run_id_of(text: str | None) -> UUID:
 
 def _staged(body: RunWord, log: Log, stage: str, verb: str) -> dict[str, Any]:
     run_id = log.run_id(body)
-    opening.relabel(log.database, log.project_id, run_id, lambda known: known | {labels.LIFECYCLE: stage}, log.now)
+    open_run.relabel(log.database, log.project_id, run_id, lambda known: known | {labels.LIFECYCLE: stage}, log.now)
     log.pass_on(run_id, verb, {})
     return {}
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evalstop_service.mlflow.failures import invalid
+from evalstop_service.web.mlflow.errors import invalid
 
 _CLAUSE = re.compile(
     r"\s*(?P<kind>tags?|params?|parameters?|attributes?|attr|run)\s*\."

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from uuid import UUID
 
-from evalstop_service.store.leases import Claimed
+from evalstop_service.store.queue.leases import Claimed
 
 
 class _Line:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 
-from evalstop_service.store import queues
 from evalstop_service.store.database import Database
-from evalstop_service.store.queues import Due
+from evalstop_service.store.queue import queues
+from evalstop_service.store.queue.queues import Due
 
 log = logging.getLogger(__name__)
 

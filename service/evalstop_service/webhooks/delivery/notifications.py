@@ -16,7 +16,7 @@ from collections.abc import Callable
 import psycopg
 import sqlalchemy as sa
 
-from evalstop_service.store.wake import CHANNEL
+from evalstop_service.store.wakeup import CHANNEL
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import Any, Self
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
-from evalstop_service.delivery.backoff import Answer
-from evalstop_service.targets import Refused, Targets
+from evalstop_service.security.address_policy import Refused, Targets
+from evalstop_service.webhooks.delivery.retry import Answer
 
 BODY_LIMIT_BYTES = 1024
 """As much of an answer's body is read, to be shown to the operator."""

@@ -12,11 +12,12 @@ from datetime import datetime
 from uuid import UUID
 
 from evalstop_service.clock import Clock
-from evalstop_service.store import decisions, leases, queues
-from evalstop_service.store.breakers import Breaker
+from evalstop_service.security.encryption import Vault
+from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.leases import Claimed, Ended, Settled
-from evalstop_service.vault import Vault
+from evalstop_service.store.queue import leases, queues
+from evalstop_service.store.queue.breakers import Breaker
+from evalstop_service.store.queue.leases import Claimed, Ended, Settled
 
 
 @dataclass(frozen=True)

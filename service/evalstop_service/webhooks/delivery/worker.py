@@ -24,24 +24,24 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from evalstop_service import logs, slack
 from evalstop_service.clock import Clock, rfc3339
-from evalstop_service.delivery import signature
-from evalstop_service.delivery.backlog import Backlog
-from evalstop_service.delivery.backoff import Answer, Backoff, judge
-from evalstop_service.delivery.bell import Bell
-from evalstop_service.delivery.exchange import Exchanged, Rules, Wanted, exchange, settle
-from evalstop_service.delivery.listening import Listener
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.setback import Setback
-from evalstop_service.delivery.timekeeper import Timekeeper
-from evalstop_service.store import wake
-from evalstop_service.store.breakers import Breaker
+from evalstop_service.observability import logs
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.tracing import Tracer
+from evalstop_service.security.encryption import Vault
+from evalstop_service.store import wakeup
 from evalstop_service.store.database import Database
-from evalstop_service.store.leases import Claimed, Dead, Delivered, Ended, GivenBack, Retry, Settled
-from evalstop_service.telemetry import Telemetry
-from evalstop_service.traces import Tracer
-from evalstop_service.vault import Vault
+from evalstop_service.store.queue.breakers import Breaker
+from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Ended, GivenBack, Retry, Settled
+from evalstop_service.webhooks import signature, slack
+from evalstop_service.webhooks.delivery.backlog import Backlog
+from evalstop_service.webhooks.delivery.clock import Timekeeper
+from evalstop_service.webhooks.delivery.clock_skew import Setback
+from evalstop_service.webhooks.delivery.notifications import Listener
+from evalstop_service.webhooks.delivery.retry import Answer, Backoff, judge
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.settlement import Exchanged, Rules, Wanted, exchange, settle
+from evalstop_service.webhooks.delivery.wakeup import Bell
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Worker:
         # A thread of our own: name look-ups use the loop's, and a resolver that hangs must not keep us from settling.
         threads = ThreadPoolExecutor(1, thread_name_prefix="deliver")
         listener = None if self._database.embedded else Listener(self._database.url, self._bell.ring_here)
-        with wake.ringing(self._database, self._bell.ring):
+        with wakeup.ringing(self._database, self._bell.ring):
             watching = [asyncio.create_task(_ring_on(stop, self._bell))]
             if listener is not None:
                 watching.append(asyncio.create_task(listener.run()))

@@ -30,7 +30,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
     kind_of,
 )
 
-from tests.kubernetes.admin import Admin, Json, api_version
+from tests.clients.receivers.kubernetes.admin import Admin, Json, api_version
 
 PAUSE_SECONDS = 0.03
 

@@ -8,9 +8,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-from tests.kubernetes.fake_cluster import FakeCluster
-from tests.kubernetes.fake_requests import Request
-from tests.kubernetes.fake_storage import Answered, Json
+from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
+from tests.clients.receivers.kubernetes.fake_requests import Request
+from tests.clients.receivers.kubernetes.fake_storage import Answered, Json
 
 
 class FakeApiServer(ThreadingHTTPServer):

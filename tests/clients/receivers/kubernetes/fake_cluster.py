@@ -2,7 +2,7 @@
 
 It has versions, watches with a memory of bounded length, merge patches, preconditions, grace periods, finalizers,
 garbage collection and RBAC, and nothing else: controllers and nodes are programs of their own here, as they are in a
-cluster. tests/kubernetes/real/test_emulator.py compares its answers with those of a real server.
+cluster. tests/clients/receivers/kubernetes/real/test_emulator.py compares its answers with those of a real server.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.kubernetes.fake_requests import Request, Resource
-from tests.kubernetes.fake_storage import Answered, FakeStorage, Json, text_of
+from tests.clients.receivers.kubernetes.fake_requests import Request, Resource
+from tests.clients.receivers.kubernetes.fake_storage import Answered, FakeStorage, Json, text_of
 
 ADMIN = "admin-token"
 MERGE_PATCH = "application/merge-patch+json"

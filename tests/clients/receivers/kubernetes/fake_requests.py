@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tests.kubernetes.fake_storage import Answered, Json
+from tests.clients.receivers.kubernetes.fake_storage import Answered, Json
 
 
 @dataclass

@@ -20,7 +20,7 @@ import httpx
 from evalstop_client.receivers.kubernetes.kinds import POD, at
 from evalstop_client.receivers.kubernetes.pods import pod_in
 
-from tests.kubernetes.admin import Admin, Json
+from tests.clients.receivers.kubernetes.admin import Admin, Json
 
 PAUSE_SECONDS = 0.03
 LABEL = re.compile(r"metadata\.labels\['(.+)'\]")

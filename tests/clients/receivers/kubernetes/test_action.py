@@ -24,11 +24,11 @@ from evalstop_client.receivers.kubernetes.kinds import (
     change_at,
 )
 
-from tests.clients.conformance import Started, found, gone, request
 from tests.clients.programs import eventually
-from tests.kubernetes.admin import Json
-from tests.kubernetes.fake_cluster import FakeCluster
-from tests.kubernetes.world import NAMESPACE, ROOT, World, pod_environment
+from tests.clients.receivers.conformance import Started, found, gone, request
+from tests.clients.receivers.kubernetes.admin import Json
+from tests.clients.receivers.kubernetes.fake_cluster import FakeCluster
+from tests.clients.receivers.kubernetes.world import NAMESPACE, ROOT, World, pod_environment
 
 OLD = pytest.mark.parametrize("cluster", [False], indirect=True, ids=["old"])
 

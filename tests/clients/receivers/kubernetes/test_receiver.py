@@ -23,10 +23,10 @@ from evalstop_client.receivers.kubernetes.kubeconfig import PluginToken, by_kube
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import eventually, program
-from tests.clients.test_pull import FakeMailbox
+from tests.clients.receivers.kubernetes.conftest import TOKEN
+from tests.clients.receivers.kubernetes.world import NAMESPACE, World
+from tests.clients.receivers.test_pull import FakeMailbox
 from tests.clients.webhooks import SECRET, send, stop_event
-from tests.kubernetes.conftest import TOKEN
-from tests.kubernetes.world import NAMESPACE, World
 
 RECEIVER = [sys.executable, "-m", "evalstop_client.receivers.cli", "kubernetes"]
 

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import JOB
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.service import Service, running_service
+from evalstop_lab.service_process import Service, running_service
 
 from tests.clients.programs import eventually
-from tests.kubernetes.admin import Json
-from tests.kubernetes.world import NAMESPACE, World
+from tests.clients.receivers.kubernetes.admin import Json
+from tests.clients.receivers.kubernetes.world import NAMESPACE, World
 
 PATIENCE_SECONDS = 120.0
 TRAIN = ["-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal", "--policy", "paper", "--mode", "enforce"]

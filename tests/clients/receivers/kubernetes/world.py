@@ -19,13 +19,13 @@ from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import JOB, KINDS, POD, RAY_JOB, WORKLOAD, Kind, at
 from evalstop_client.scheduler_labels import scheduler_labels
 
-from tests.clients.conformance import Started
 from tests.clients.programs import eventually
-from tests.kubernetes.admin import Admin, Json, definitions
-from tests.kubernetes.controllers import Controllers
-from tests.kubernetes.node import Node
+from tests.clients.receivers.conformance import Started
+from tests.clients.receivers.kubernetes.admin import Admin, Json, definitions
+from tests.clients.receivers.kubernetes.controllers import Controllers
+from tests.clients.receivers.kubernetes.node import Node
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 NAMESPACE = "research"
 RECEIVER = "system:serviceaccount:evalstop:evalstop-receiver"
 GRACE_SECONDS = 2

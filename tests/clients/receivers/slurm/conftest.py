@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from evalstop_lab.slurm import NoSlurm, SlurmCluster, slurm
+
+from tests.fixtures.slurm import NoSlurm, SlurmCluster, slurm
 
 
 @pytest.fixture(scope="package")

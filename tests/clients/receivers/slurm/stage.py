@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from evalstop_lab.service import Service
-from evalstop_lab.slurm import SlurmCluster
+from evalstop_lab.service_process import Service
 
 from tests.clients.programs import eventually
-from tests.slurm import trainer
+from tests.clients.receivers.slurm import trainer
+from tests.fixtures.slurm import SlurmCluster
 
 PATIENCE_SECONDS = 90.0
 
@@ -78,7 +78,14 @@ class Stage:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         (folder / "ready.json").unlink(missing_ok=True)
-        command = [sys.executable, "-m", "evalstop_client.receivers.cli", "slurm", "--state", str(folder / "state")]
+        command = [
+            sys.executable,
+            "-m",
+            "evalstop_client.receivers.cli",
+            "slurm",
+            "--state",
+            str(folder / "state"),
+        ]
         command += ["--secret-file", str(folder / "secret"), "--ready-file", str(folder / "ready.json")]
         command += ["--look-seconds", "0.2", *options]
         environment = {**self.cluster.environment, "EVALSTOP_URL": self.service.url, "EVALSTOP_KEY": self.service.key}

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from evalstop_client.errors import RequestRefused, SchedulerAway
 from evalstop_client.receivers import Gone, Job, NotMine, Present
-from evalstop_client.receivers.checkpoint_signal import CheckpointSignal
 from evalstop_client.receivers.slurm.action import SlurmAction
-from evalstop_client.receivers.slurm.cluster import Cluster
-from evalstop_client.receivers.slurm.programs import Programs
+from evalstop_client.receivers.slurm.commands import Programs
+from evalstop_client.receivers.slurm.protocol import Cluster
 from evalstop_client.receivers.slurm.rest import Rest
+from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal
 from evalstop_client.scheduler_labels import scheduler_labels
-from evalstop_lab.slurm import SlurmCluster
 
-from tests.clients.conformance import Conformance, Started, found, gone, request
 from tests.clients.programs import eventually
+from tests.clients.receivers.conformance import Conformance, Started, found, gone, request
+from tests.fixtures.slurm import SlurmCluster
 
 ME = getpass.getuser()
 BOTH = CheckpointSignal("USR1", "full")

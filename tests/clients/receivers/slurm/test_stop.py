@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.service import Service, running_service
-from evalstop_lab.slurm import SlurmCluster
+from evalstop_lab.service_process import Service, running_service
 
 from tests.clients.programs import eventually
-from tests.slurm.stage import PATIENCE_SECONDS, Job, Stage, staged
+from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS, Job, Stage, staged
+from tests.fixtures.slurm import SlurmCluster
 
 SIGNAL = ("--checkpoint-signal", "USR1@batch", "--checkpoint-grace-seconds", "60")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from evalstop_service.store import endpoints, leases, queues
-from evalstop_service.store.breakers import Breaker
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.leases import Claimed, Dead, Delivered, Ended, Result, Retry
+from evalstop_service.store.queue import leases, queues
+from evalstop_service.store.queue.breakers import Breaker
+from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Ended, Result, Retry
 
-from tests.service.delivery.fakes import EPOCH, Scene, a_scene, take
+from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, take
 
 BREAKER = Breaker(failures=3, seconds=30)
 

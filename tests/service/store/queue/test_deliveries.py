@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from evalstop_service.store import deliveries
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.leases import Dead
+from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue.leases import Dead
 
-from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
+from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take
 
 
 def test_lists_by_pages(database: Database, scene: Scene) -> None:

@@ -9,13 +9,14 @@ from functools import partial
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.store import deliveries, endpoints, leases, outbox
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.leases import Claimed, Dead, Delivered, Ended, GivenBack, Result, Retry
+from evalstop_service.store.queue import deliveries, leases, outbox
+from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Ended, GivenBack, Result, Retry
 from evalstop_service.store.tables import deliveries as rows
 from evalstop_service.store.tables import events
 
-from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
+from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take
 
 
 @pytest.mark.parametrize("late", [Delivered(), Dead("HTTP 400"), Retry(EPOCH, "HTTP 500"), Dead("gone", gone=True)])

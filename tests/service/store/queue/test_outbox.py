@@ -9,13 +9,14 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from evalstop_lab.postgres_server import connected
-from evalstop_service.store import deliveries, endpoints, leases, outbox, queues, tables, wake
+from evalstop_service.store import endpoints, tables, wakeup
 from evalstop_service.store.database import Database
-from evalstop_service.store.leases import Dead, Ended, Retry, Settled
-from evalstop_service.store.outbox import Told
+from evalstop_service.store.queue import deliveries, leases, outbox, queues
+from evalstop_service.store.queue.leases import Dead, Ended, Retry, Settled
+from evalstop_service.store.queue.outbox import Told
 
-from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take, utc_now
+from tests.fixtures.postgres_server import connected
+from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take, utc_now
 
 WHY = "the run went on in a new attempt"
 
@@ -167,7 +168,7 @@ def test_wakes_workers_on_commit(database: Database, scene: Scene) -> None:
     """An event that somebody subscribed to, an endpoint switched on and a retry by hand each wake the workers."""
     woken: list[str] = []
     listening = connected_to(database)
-    with wake.ringing(database, lambda: woken.append("rung")), listening as heard:
+    with wakeup.ringing(database, lambda: woken.append("rung")), listening as heard:
 
         def wakes() -> bool:
             woken.extend(heard())
@@ -203,5 +204,5 @@ def connected_to(database: Database) -> Iterator[Callable[[], list[str]]]:
         yield list
         return
     with connected(database.url.render_as_string(hide_password=False)) as connection:
-        connection.execute(f"LISTEN {wake.CHANNEL}".encode())
+        connection.execute(f"LISTEN {wakeup.CHANNEL}".encode())
         yield lambda: [one.channel for one in connection.notifies(timeout=0.2)]

@@ -8,10 +8,11 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_service.store import deliveries, endpoints, outbox, queues
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.leases import Claimed, Dead, Delivered, Result, Retry
+from evalstop_service.store.queue import deliveries, outbox, queues
+from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Result, Retry
 from evalstop_service.store.tables import deliveries as delivery_rows
 from evalstop_service.store.tables import delivery_attempts
 from hypothesis import HealthCheck, settings
@@ -25,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.service.delivery.fakes import EPOCH, a_scene, settle, take
+from tests.service.webhooks.delivery.fakes import EPOCH, a_scene, settle, take
 
 
 @dataclass

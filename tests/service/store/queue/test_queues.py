@@ -6,13 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from evalstop_service.store import endpoints, queues
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.leases import Delivered, Retry
+from evalstop_service.store.queue import queues
+from evalstop_service.store.queue.leases import Delivered, Retry
 from evalstop_service.store.tables import deliveries, events, runs
 
-from tests.service.delivery.fakes import EPOCH, Scene, a_scene, settle, take
+from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take
 
 
 def test_one_endpoint_leaves_room(database: Database, scene: Scene) -> None:

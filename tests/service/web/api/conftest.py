@@ -10,15 +10,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from evalstop_service import installation
 from evalstop_service.clock import utc_now
+from evalstop_service.projects import installation
 from evalstop_service.store import projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.conftest import BACKENDS, ClonePostgres
+from tests.fixtures.serving import serving
 from tests.service.event_check import check_events
-from tests.serving import serving
 
 
 @dataclass

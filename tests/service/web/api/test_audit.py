@@ -8,8 +8,8 @@ from uuid import UUID
 import httpx
 from evalstop_service.store.tables import deliveries
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import BODIES, ENDPOINT, FALLING, ROUTES, ask, populate, said
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import BODIES, ENDPOINT, FALLING, ROUTES, ask, populate, said
 
 SLACK = "https://93.184.216.34/services/T0/B0/a-path-that-is-a-secret"
 

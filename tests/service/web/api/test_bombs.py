@@ -17,7 +17,7 @@ import httpx
 import pytest
 from backports import zstd
 
-from tests.service.api.test_bulk import LINES, chunk, line, opened, sending, steps, wait_for
+from tests.service.web.api.test_bulk import LINES, chunk, line, opened, sending, steps, wait_for
 
 MEBIBYTE = 2**20
 MOST_BYTES = 32 * MEBIBYTE

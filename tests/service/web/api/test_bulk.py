@@ -12,21 +12,22 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_service.api import bulk, problems
-from evalstop_service.api.context import Context
-from evalstop_service.api.intake import StreamLimits
-from evalstop_service.api.keyring import Keyring
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Committer, LiveRuns
-from evalstop_service.telemetry import Telemetry
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.projects.key_cache import Keyring
+from evalstop_service.web import problems
+from evalstop_service.web.api import stream as bulk
+from evalstop_service.web.api.reading.stream import StreamLimits
+from evalstop_service.web.context import Context
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import FALLING, problem, said
-from tests.service.api.test_unpacking import PACKED
-from tests.serving import served
+from tests.fixtures.serving import served
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import FALLING, problem, said
+from tests.service.web.api.test_unpacking import PACKED
 
 LINES = {"content-type": "application/x-ndjson"}
 DEADLINE_SECONDS = 30.0

@@ -6,16 +6,16 @@ import math
 
 import httpx
 import pytest
-from evalstop_service.api.exposition import Stepping, points
 from evalstop_service.errors import Invalid
+from evalstop_service.web.api.reading.openmetrics import Stepping, points
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import problem, said
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import problem, said
 
 
 def scraped(reward: float = 0.5) -> CollectorRegistry:

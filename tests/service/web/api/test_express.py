@@ -6,10 +6,11 @@ import json
 import math
 from typing import Any
 
-from evalstop_service.api import bodies, express
-from evalstop_service.api.observations import BatchIn
-from evalstop_service.api.problems import Problem
 from evalstop_service.store.observations import Point
+from evalstop_service.web.api import ingest_endpoint
+from evalstop_service.web.api.reading import json_body
+from evalstop_service.web.api.reading.batch import BatchIn
+from evalstop_service.web.problems import Problem
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -54,7 +55,7 @@ good = st.builds(
 def thorough(body: bytes) -> tuple[Point, ...] | None:
     """The points that the thorough route would store."""
     try:
-        batch = BatchIn.model_validate(bodies.parse(body))
+        batch = BatchIn.model_validate(json_body.parse(body))
     except (Problem, ValidationError):
         return None
     return tuple(Point(item.metric, item.step, item.value, item.stderr, item.time) for item in batch.observations)
@@ -91,12 +92,12 @@ def test_hostile_bodies(body: bytes) -> None:
 def test_takes_what_is_plain(points: list[dict[str, Any]]) -> None:
     """Plain batches do go through the express lane, but for those that name a metric as a field is named."""
     body = json.dumps({"observations": points}, ensure_ascii=False).encode()
-    taken = express.read(body)
+    taken = ingest_endpoint.read(body)
     assert (taken is None) == any(point["metric"] == "step" for point in points)
 
 
 def agree(body: bytes) -> None:
-    taken = express.read(body)
+    taken = ingest_endpoint.read(body)
     if taken is not None:
         expected = thorough(body)
         assert expected is not None

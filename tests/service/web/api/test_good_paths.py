@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import BODIES, FALLING, ROUTES, World, ask, populate, problem, said
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import BODIES, FALLING, ROUTES, World, ask, populate, problem, said
 
 
 def opened(client: httpx.Client, **terms: Any) -> dict[str, Any]:

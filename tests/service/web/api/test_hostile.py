@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import BODIES, World, populate, problem, said
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import BODIES, World, populate, problem, said
 
 JSON = {"content-type": "application/json"}
 

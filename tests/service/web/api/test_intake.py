@@ -12,17 +12,17 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.api.intake import MOST_RUNS, Intake, StreamLimits
-from evalstop_service.api.lines import MOST_LINE_BYTES
-from evalstop_service.api.problems import Problem
-from evalstop_service.api.tally import MOST_ERRORS
-from evalstop_service.api.unpacking import unpacker
 from evalstop_service.errors import Closed, Overloaded
+from evalstop_service.web.api.reading.decompression import unpacker
+from evalstop_service.web.api.reading.json_lines import MOST_LINE_BYTES
+from evalstop_service.web.api.reading.stream import MOST_RUNS, Intake, StreamLimits
+from evalstop_service.web.api.reading.stream_result import MOST_ERRORS
+from evalstop_service.web.problems import Problem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.api.fake_committer import NOW, FakeCommitter
-from tests.service.api.test_unpacking import PACKED
+from tests.service.web.api.fake_committer import NOW, FakeCommitter
+from tests.service.web.api.test_unpacking import PACKED
 
 RUNS = [UUID(int=number) for number in range(1, 4)]
 UNKNOWN = UUID(int=99)

@@ -15,8 +15,8 @@ from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import ROUTES, World, ask, populate, problem, said
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import ROUTES, World, ask, populate, problem, said
 
 MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/project"): {"read"},

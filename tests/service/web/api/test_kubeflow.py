@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import problem, said
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import problem, said
 
 REPORTER = Path(__file__).parent / "reporter.py"
 

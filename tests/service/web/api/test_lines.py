@@ -7,12 +7,12 @@ import math
 from typing import Any
 
 import pytest
-from evalstop_service.api import lines
-from evalstop_service.api.lines import MOST_LINE_BYTES, BadLine, Cutter, Told, flat, read
+from evalstop_service.web.api.reading import json_lines
+from evalstop_service.web.api.reading.json_lines import MOST_LINE_BYTES, BadLine, Cutter, Told, flat, read
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.service.api.test_express import good, observations
+from tests.service.web.api.test_express import good, observations
 
 RUN = "0199aa10-7c3e-7b51-9d3f-5a0d6f2c8e11"
 
@@ -68,7 +68,7 @@ hostile = [
 
 def thorough(line: bytes) -> Told | None:
     try:
-        return lines.thorough(line)
+        return json_lines.thorough(line)
     except BadLine:
         return None
 
@@ -90,7 +90,7 @@ def agree(block: bytes) -> None:
         for point, line in zip(found, block.split(b"\n"), strict=True):
             same(Told(point.run_id, (point,)), thorough(line))
     for line in block.split(b"\n"):
-        told = lines.plain(line)
+        told = json_lines.plain(line)
         if told is not None:
             same(told, thorough(line))
 

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import FALLING, problem, said
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import FALLING, problem, said
 
 Points = list[dict[str, Any]]
 

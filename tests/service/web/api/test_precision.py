@@ -7,9 +7,9 @@ from uuid import UUID
 import pytest
 from evalstop_service.store import runs
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import problem, said
 from tests.service.cases_written import write
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import problem, said
 
 
 def test_figures_lead_to_their_cases(service: Service) -> None:

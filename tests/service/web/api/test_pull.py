@@ -13,10 +13,10 @@ import pytest
 import sqlalchemy as sa
 from evalstop_client.signature import verify
 from evalstop_service.clock import utc_now
-from evalstop_service.store import leases, queues
+from evalstop_service.store.queue import leases, queues
 from evalstop_service.store.tables import deliveries
 
-from tests.service.api.conftest import Service
+from tests.service.web.api.conftest import Service
 
 SOON = {"wait_seconds": 0, "limit": 10, "lease_seconds": 30}
 

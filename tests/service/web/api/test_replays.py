@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_service.clock import utc_now
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.worker import Pace, Worker
 from standardwebhooks import Webhook
 
-from tests.service.api.conftest import Service
-from tests.service.api.speaking import FALLING, problem, said
-from tests.service.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, reach
+from tests.service.web.api.conftest import Service
+from tests.service.web.api.speaking import FALLING, problem, said
+from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, reach
 
 LONG_AGO = "2020-01-01T00:00:00Z"
 

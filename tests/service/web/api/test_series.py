@@ -7,7 +7,7 @@ import uuid
 import pytest
 from evalstop_service.store import series
 
-from tests.service.api.conftest import Service
+from tests.service.web.api.conftest import Service
 
 LONG = 2 * series.OBSERVATIONS_AT_A_TIME + 100
 

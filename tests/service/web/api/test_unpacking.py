@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 from backports import zstd
-from evalstop_service.api.unpacking import MOST_MEMBERS, PIECE_BYTES, Damaged, Unpacker, unpacker
+from evalstop_service.web.api.reading.decompression import MOST_MEMBERS, PIECE_BYTES, Damaged, Unpacker, unpacker
 from hypothesis import example, given
 from hypothesis import strategies as st
 

@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from evalstop_service import pages
 from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
+from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.pages.recorded import Tenant, add_tenant
-from tests.service.pages.serving import SECRET, NoChromium, browsing, serving
+from tests.service.web.dashboard.recorded import Tenant, add_tenant
+from tests.service.web.dashboard.serving import SECRET, NoChromium, browsing, serving
 
 PATIENCE_MS = 30_000
 """How long a page may take to show what is expected of it: a busy machine is slow, not wrong."""
@@ -51,7 +51,7 @@ def stranger(address: str) -> Iterator[httpx.Client]:
 def visitor(address: str, tenant: Tenant) -> Iterator[httpx.Client]:
     """A visitor who has signed in."""
     with httpx.Client(base_url=address, timeout=30) as client:
-        client.get("/login", params={"token": pages.sign_in_token(SECRET, tenant.key.id)}).raise_for_status()
+        client.get("/login", params={"token": dashboard.sign_in_token(SECRET, tenant.key.id)}).raise_for_status()
         yield client
 
 

@@ -11,9 +11,10 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_detectors import policy_from_document, policy_to_document
-from evalstop_service import opening, responses
+from evalstop_service.decisions import commands
 from evalstop_service.ingest import Points, Receipt, Saved
-from evalstop_service.lifecycle import State
+from evalstop_service.ingest import open_run as opening
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import keys, policies, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
@@ -24,7 +25,7 @@ from evalstop_service.store.runs import Run
 
 from tests.service.scenes import take
 
-FILE = Path(__file__).parents[2] / "data" / "rlhf_runs_public.jsonl"
+FILE = Path(__file__).parents[3] / "data" / "rlhf_runs_public.jsonl"
 
 METRICS = {
     "reward/gold": {"signal": "eval", "direction": "maximize"},
@@ -115,7 +116,7 @@ def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, 
 def confirm(database: Database, tenant: Tenant, decision_id: UUID, now: datetime) -> None:
     """Say, as a receiver does, that the job is gone."""
     details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (now - timedelta(seconds=1)).isoformat()}
-    said = responses.Report(
+    said = commands.Report(
         State.CONFIRMED, "evalstop-receiver process", "the process ended within its grace period", details
     )
-    responses.report(database, tenant.project.id, decision_id, said, now)
+    commands.report(database, tenant.project.id, decision_id, said, now)

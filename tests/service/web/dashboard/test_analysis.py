@@ -8,17 +8,17 @@ from datetime import datetime
 import httpx
 from evalstop_detectors import Observation, Signal, policy_from_document, replay
 from evalstop_service.ingest import Points
-from evalstop_service.pages import analysis, evidence
-from evalstop_service.pages.overoptimization import picture
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
+from evalstop_service.web.dashboard import evidence, run_analysis
+from evalstop_service.web.dashboard.gao_chart import picture
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.pages.recorded import LEVEL, Tenant, open_run, recorded, report
-from tests.service.pages.serving import EMBEDDED
 from tests.service.scenes import take
+from tests.service.web.dashboard.recorded import LEVEL, Tenant, open_run, recorded, report
+from tests.service.web.dashboard.serving import EMBEDDED
 
 HACKING = recorded("np-0044")
 
@@ -86,7 +86,7 @@ def test_a_run_is_analysed(visitor: httpx.Client, database: Database, tenant: Te
     run = open_run(database, tenant, now, "ppo")
     report(database, tenant, run.id, HACKING[:29], now)
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()
-    assert found["evidence"]["note"] == analysis.REPLAYED
+    assert found["evidence"]["note"] == run_analysis.REPLAYED
     assert [track["member"] for track in found["evidence"]["tracks"]] == ["k_below_best"]
     assert found["gao"]["gold"] == [item.gold for item in HACKING[:29]]
     line = found["gao"]["line"]
@@ -100,10 +100,10 @@ def test_a_run_too_long_to_be_replayed(
     """Its evidence is drawn as its verdicts kept it, and the answer says so."""
     run = open_run(database, tenant, now, "long")
     report(database, tenant, run.id, HACKING[:29], now)
-    points = tuple(Point("policy/kl", 1000 + step, 1.0) for step in range(analysis.MOST_REPLAYED))
+    points = tuple(Point("policy/kl", 1000 + step, 1.0) for step in range(run_analysis.MOST_REPLAYED))
     take(database, tenant.project.id, run.id, Points(points), now)
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
-    assert found["note"] == analysis.TOO_LONG
+    assert found["note"] == run_analysis.TOO_LONG
     track = found["tracks"][0]
     assert (track["steps"][:2], track["values"][:2]) == ([270, 280], [4, 5])
 
@@ -118,7 +118,7 @@ def test_a_policy_of_a_later_release(visitor: httpx.Client, database: Database, 
         tx.execute(tables.policies.update().where(tables.policies.c.id == run.policy_id).values(document=later))
     assert visitor.get(f"/runs/{run.id}").status_code == 200
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()
-    assert found["evidence"]["note"] == analysis.UNREADABLE
+    assert found["evidence"]["note"] == run_analysis.UNREADABLE
     assert [track["member"] for track in found["evidence"]["tracks"]] == ["k_below_best"]
     assert found["gao"]["line"] is not None
 

@@ -12,15 +12,15 @@ from typing import Any, cast
 import promql_parser
 import pytest
 import yaml
-from evalstop_service import brakes
-from evalstop_service.api.metrics import Installation
 from evalstop_service.clock import utc_now
-from evalstop_service.lifecycle import AWAITING
+from evalstop_service.decisions import guards
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.rules.decision_lifecycle import AWAITING
 from evalstop_service.store.database import Database
-from evalstop_service.telemetry import Telemetry
+from evalstop_service.web.api.prometheus import Installation
 from promql_parser import VectorSelector
 
-FOLDER = Path(__file__).parents[2] / "docs/operations"
+FOLDER = Path(__file__).parents[4] / "docs/operations"
 OF_PROMETHEUS = {"job", "instance", "le"}
 """Labels that are there without being in the documents of a metric's values."""
 
@@ -48,7 +48,7 @@ def shown() -> dict[str, dict[str, set[str]]]:
         "outbox_oldest_waiting_seconds",
     ):
         found[f"evalstop_{name}"] = {}
-    found["evalstop_withheld_stops"] = {"brake": set(brakes.KINDS)}
+    found["evalstop_withheld_stops"] = {"brake": set(guards.KINDS)}
     found["evalstop_awaited_stops"] = {"state": set(AWAITING)}
     found["evalstop_outbox_deliveries"] = {"waiting": {"due", "later", "held"}}
     return found

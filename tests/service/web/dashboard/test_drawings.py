@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import sys
 
-from evalstop_service.pages import sparkline, words
-from evalstop_service.pages.thinning import thin
 from evalstop_service.store.observations import Point
-from evalstop_service.store.outlines import Stretch
+from evalstop_service.store.sparklines import Stretch
+from evalstop_service.web.dashboard import formatting, sparkline
+from evalstop_service.web.dashboard.downsampling import thin
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,7 +63,7 @@ def test_higher_scores_are_drawn_higher() -> None:
 @given(st.floats() | st.none())
 def test_every_number_has_words(value: float | None) -> None:
     """Any float is written, with a true minus sign and no more than four digits of noise."""
-    text = words.number(value)
+    text = formatting.number(value)
     assert text
     assert len(text) <= 12
     assert "-" not in text
@@ -71,7 +71,7 @@ def test_every_number_has_words(value: float | None) -> None:
 
 def test_numbers_read_well() -> None:
     """Four significant digits, whole numbers without a point, the three that are no numbers by name."""
-    assert [words.number(value) for value in (0.123456, 5.0, -2.5, 1234567.0, math.nan, math.inf, -math.inf)] == [
+    assert [formatting.number(value) for value in (0.123456, 5.0, -2.5, 1234567.0, math.nan, math.inf, -math.inf)] == [
         "0.1235",
         "5",
         "−2.5",
@@ -80,4 +80,4 @@ def test_numbers_read_well() -> None:
         "∞",
         "−∞",
     ]
-    assert words.step(1234567) == "1\u202f234\u202f567"
+    assert formatting.step(1234567) == "1\u202f234\u202f567"

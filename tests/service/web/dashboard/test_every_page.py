@@ -11,17 +11,20 @@ from urllib.parse import urlsplit
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from evalstop_detectors import POLICIES, policy_to_document
-from evalstop_service import opening, pages, rehearsing, responses
 from evalstop_service.clock import utc_now
+from evalstop_service.decisions import commands
+from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Points
+from evalstop_service.ingest import open_run as opening
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
+from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
-from tests.service.pages.recorded import Tenant, add_tenant, open_run, recorded, report
-from tests.service.pages.serving import SECRET, serving
 from tests.service.scenes import take
+from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.serving import SECRET, serving
 
 HACKING = recorded("np-0044")
 
@@ -65,7 +68,7 @@ def house(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         host = urlsplit(address).netloc
         page.on("request", lambda sent: complaints.append(sent.url) if urlsplit(sent.url).netloc != host else None)
-        page.goto(f"{address}/login?token={pages.sign_in_token(SECRET, tenant.key.id)}&next=/runs")
+        page.goto(f"{address}/login?token={dashboard.sign_in_token(SECRET, tenant.key.id)}&next=/runs")
         page.wait_for_url(f"{address}/runs")
         yield House(address, database, tenant, page, paths, pending, complaints)
     database.close()
@@ -77,7 +80,7 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
     report(database, tenant, pending.id, HACKING[:29], NOW)
     ended = open_run(database, tenant, NOW - timedelta(hours=3), "ended", labels={"gpus": "8", "job_kind": "rlhf"})
     report(database, tenant, ended.id, HACKING, NOW)
-    responses.finish(database, tenant.project.id, ended.id, "completed", NOW)
+    commands.finish(database, tenant.project.id, ended.id, "completed", NOW)
     odd = [
         told(database, tenant, "none", "eval", []),
         told(database, tenant, "one", "eval", [0.5]),
@@ -93,8 +96,8 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
     report(database, tenant, endless.id, HACKING[:29], NOW)
     odd += [f"/runs/{endless.id}", f"/runs/{endless.id}/numbers"]
     document = policy_to_document(POLICIES["cautious"])
-    rehearsal = rehearsing.ask(database, tenant.project.id, document, 50, "dana", NOW)
-    rehearsing.work(database, utc_now)
+    rehearsal = backtests.ask(database, tenant.project.id, document, 50, "dana", NOW)
+    backtests.work(database, utc_now)
     fixed = ["/", "/runs", "/runs?verdict=stop&order=updated", f"/runs/{pending.id}", f"/runs/{ended.id}/numbers"]
     fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/rehearsals/{rehearsal.id}"]
     fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere"]

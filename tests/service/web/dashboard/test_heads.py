@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.service.pages.serving import EMBEDDED
+from tests.service.web.dashboard.serving import EMBEDDED
 
 SAME = ("content-type", "content-length", "location", "allow", "etag", "cache-control")
 

@@ -7,17 +7,18 @@ import time
 from datetime import datetime
 
 import pytest
-from evalstop_service import opening, pages
 from evalstop_service.ingest import Points
+from evalstop_service.ingest import open_run as opening
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
+from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, expect
 
-from tests.service.pages.conftest import Window
-from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
-from tests.service.pages.serving import SECRET
-from tests.service.pages.test_pages import HOSTILE
 from tests.service.scenes import take
+from tests.service.web.dashboard.conftest import Window
+from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.serving import SECRET
+from tests.service.web.dashboard.test_pages import HOSTILE
 
 EVALS = recorded("np-0044")
 
@@ -211,7 +212,7 @@ def test_a_link_from_another_site_finds_the_session(
     """A strict cookie does not come along from another site; the visitor lands on the run all the same."""
     page = window.page
     run = open_run(embedded_database, tenant, now, "linked")
-    page.goto(f"{window.address}/login?token={pages.sign_in_token(SECRET, tenant.key.id)}")
+    page.goto(f"{window.address}/login?token={dashboard.sign_in_token(SECRET, tenant.key.id)}")
     page.wait_for_url(f"{window.address}/")
     elsewhere = window.address.replace("127.0.0.1", "localhost")
     page.goto(f"{elsewhere}/livez")

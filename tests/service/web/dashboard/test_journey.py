@@ -6,13 +6,14 @@ from datetime import datetime
 from pathlib import Path
 
 from evalstop_client import Run
-from evalstop_service import rehearsing, responses
 from evalstop_service.clock import utc_now
+from evalstop_service.decisions import commands
+from evalstop_service.evaluation import backtests
 from evalstop_service.store.database import Database
 from playwright.sync_api import expect
 
-from tests.service.pages.conftest import Window
-from tests.service.pages.recorded import METRICS, Eval, Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.conftest import Window
+from tests.service.web.dashboard.recorded import METRICS, Eval, Tenant, add_tenant, open_run, recorded, report
 
 EVALS = recorded("np-0044")
 MOST_TABS = 60
@@ -62,7 +63,7 @@ def test_an_operators_day_by_keyboard(
     press(window, ".row-link[href='/policies/cautious']")
     press(window, "button:has-text('Replay the last runs')")
     expect(page.get_by_text("waits for a worker")).to_be_visible()
-    assert rehearsing.work(database, utc_now)
+    assert backtests.work(database, utc_now)
     expect(page.get_by_text("3 runs replayed")).to_be_visible()
     expect(page.locator(".row-link")).to_have_count(3)
     assert window.is_clean()
@@ -72,7 +73,7 @@ def past_run(database: Database, tenant: Tenant, now: datetime, name: str) -> No
     """A run that was watched in the shadow, would have been stopped, and turned as its later evals show."""
     run = open_run(database, tenant, now, name)
     report(database, tenant, run.id, EVALS, now)
-    responses.finish(database, tenant.project.id, run.id, "completed", now)
+    commands.finish(database, tenant.project.id, run.id, "completed", now)
 
 
 def live_run(window: Window, tenant: Tenant, folder: Path) -> Run:

@@ -14,17 +14,17 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from evalstop_service import responses
-from evalstop_service.lifecycle import State
-from evalstop_service.pages.cookies import SESSION
-from evalstop_service.pages.live import Streams
-from evalstop_service.pages.sessions import Sessions
+from evalstop_service.decisions import commands
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
+from evalstop_service.web.dashboard.cookies import SESSION
+from evalstop_service.web.dashboard.server_sent_events import Streams
+from evalstop_service.web.dashboard.sessions import Sessions
 from fastapi import Response
 
-from tests.service.pages.recorded import Tenant, add_tenant, open_run, recorded, report
-from tests.service.pages.serving import EMBEDDED, SECRET
+from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.serving import EMBEDDED, SECRET
 
 EVALS = recorded("np-0044")
 
@@ -65,13 +65,13 @@ def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant
         decision = receipt.decision.id
         project = tenant.project.id
         changes: list[Callable[[], object]] = [
-            lambda: responses.judge(
+            lambda: commands.judge(
                 database, project, decision, outcome="right", turn_step=None, actor="ada", note="", now=now
             ),
-            lambda: responses.report(
-                database, project, decision, responses.Report(State.FAILED, "receiver", "no", {}), now
+            lambda: commands.report(
+                database, project, decision, commands.Report(State.FAILED, "receiver", "no", {}), now
             ),
-            lambda: responses.finish(database, project, run.id, "failed", now),
+            lambda: commands.finish(database, project, run.id, "failed", now),
         ]
         for change in changes:
             settled = revision(visitor, path)

@@ -10,13 +10,13 @@ from uuid import UUID
 
 import httpx
 from evalstop_service.ingest import Points, Resumed
-from evalstop_service.pages.numbers import AT_A_TIME, PAGE
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
+from evalstop_service.web.dashboard.run_data import AT_A_TIME, PAGE
 
-from tests.service.pages.recorded import Tenant, open_run
-from tests.service.pages.serving import EMBEDDED
 from tests.service.scenes import take
+from tests.service.web.dashboard.recorded import Tenant, open_run
+from tests.service.web.dashboard.serving import EMBEDDED
 
 ODD = "=SUM(A1)"
 

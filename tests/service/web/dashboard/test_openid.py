@@ -13,17 +13,17 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from evalstop_service.grants import Grant, Grants, VisitorRole, parse, role_in
-from evalstop_service.pages.cookies import FLOW, SESSION
+from evalstop_service.security.scopes import Grant, Grants, VisitorRole, parse, role_in
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit
 from evalstop_service.store.database import Database
+from evalstop_service.web.dashboard.cookies import FLOW, SESSION
 from playwright.sync_api import Browser, ConsoleMessage
 from pydantic import SecretStr, ValidationError
 
-from tests.service.pages.fake_provider import CLIENT_ID, CLIENT_SECRET
-from tests.service.pages.recorded import Tenant, add_tenant
-from tests.service.pages.serving import serving, token_of
+from tests.service.web.dashboard.fake_provider import CLIENT_ID, CLIENT_SECRET
+from tests.service.web.dashboard.recorded import Tenant, add_tenant
+from tests.service.web.dashboard.serving import serving, token_of
 
 GRANTS = [
     {"group": "ml-oncall", "project": "alignment", "role": "operator"},

@@ -10,10 +10,18 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from evalstop_service.clock import utc_now
-from evalstop_service.openid import AGAIN_SECONDS, FOUND_SECONDS, Begun, NotProved, Provider, ProviderAway, Terms
+from evalstop_service.security.openid import (
+    AGAIN_SECONDS,
+    FOUND_SECONDS,
+    Begun,
+    NotProved,
+    Provider,
+    ProviderAway,
+    Terms,
+)
 from joserfc.jwk import RSAKey
 
-from tests.service.pages.fake_provider import CLIENT_ID, CLIENT_SECRET, FakeProvider, lying
+from tests.service.web.dashboard.fake_provider import CLIENT_ID, CLIENT_SECRET, FakeProvider, lying
 
 
 @pytest.fixture(scope="module")

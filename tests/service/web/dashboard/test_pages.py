@@ -11,19 +11,21 @@ from uuid import UUID
 
 import httpx
 import pytest
-from evalstop_service import deadlines, opening, pages, responses, vigil
+from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.ingest import Points, Receipt, Resumed, Saved
-from evalstop_service.lifecycle import State
-from evalstop_service.pages.run import MOST_POINTS
-from evalstop_service.pages.runs import PAGE
+from evalstop_service.ingest import open_run as opening
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import decisions, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
+from evalstop_service.web import dashboard
+from evalstop_service.web.dashboard.run import MOST_POINTS
+from evalstop_service.web.dashboard.runs import PAGE
 
-from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
-from tests.service.pages.serving import EMBEDDED, SECRET
 from tests.service.scenes import take
+from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.serving import EMBEDDED, SECRET
 
 HACKING = recorded("np-0044")
 
@@ -82,13 +84,13 @@ def test_silent_blind_and_lost_runs_are_marked(
     well = open_run(database, tenant, now, "well")
     blind = open_run(database, tenant, now - timedelta(minutes=6), "blind")
     post(database, tenant, blind.id, now, *(Point("reward/gold", step, 0.5) for step in range(8)))
-    vigil.look(database, now)
+    stale_runs.look(database, now)
     html = seen(visitor, "/runs")
     assert (html.count("pulse-stale"), html.count("pulse-blind")) == (1, 1)
     assert "pulse-stale" in seen(visitor, f"/runs/{silent.id}")
     assert "reward/gold: its last 8 values are the same, 0.5" in seen(visitor, f"/runs/{blind.id}")
     assert "pulse-" not in seen(visitor, f"/runs/{well.id}")
-    vigil.look(database, now + timedelta(hours=2))
+    stale_runs.look(database, now + timedelta(hours=2))
     assert "status-lost" in seen(visitor, "/runs?status=lost")
 
 
@@ -96,7 +98,7 @@ def test_silent_blind_and_lost_runs_are_marked(
 def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, database: Database, now: datetime) -> None:
     """From shadow to undone each is put into words of its own."""
     patient = add_tenant(database, now, "patient", grace_seconds=3600)
-    visitor.get("/login", params={"token": pages.sign_in_token(SECRET, patient.key.id)})
+    visitor.get("/login", params={"token": dashboard.sign_in_token(SECRET, patient.key.id)})
     shadow = open_run(database, patient, now, "shadow", mode="shadow")
     report(database, patient, shadow.id, HACKING[:29], now)
     assert "Would have been stopped at step 280" in seen(visitor, f"/runs/{shadow.id}")
@@ -104,7 +106,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     receipt = report(database, patient, run.id, HACKING[:29], now)
     assert "unless somebody vetoes it before" in seen(visitor, f"/runs/{run.id}")
     assert receipt.decision is not None
-    responses.veto(database, patient.project.id, receipt.decision.id, "ada", "a known dip", now)
+    commands.veto(database, patient.project.id, receipt.decision.id, "ada", "a known dip", now)
     html = seen(visitor, f"/runs/{run.id}")
     assert "A stop at step 280 was vetoed" in html
     assert "a known dip" in html
@@ -121,18 +123,18 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
     assert "no scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
     (decision,) = decided(database, patient, late.id)
-    said = responses.Report(State.ACKNOWLEDGED, "receiver", "found", {"brakes": "worn", "job": "4711"}, 60.0)
-    responses.report(database, patient.project.id, decision.id, said, now)
+    said = commands.Report(State.ACKNOWLEDGED, "receiver", "found", {"brakes": "worn", "job": "4711"}, 60.0)
+    commands.report(database, patient.project.id, decision.id, said, now)
     html = seen(visitor, f"/runs/{late.id}")
     assert "A receiver is carrying out the stop" in html
     assert "worn" in html
     deadlines.look_after(database, now + timedelta(hours=1))
     assert "was asked for again" in seen(visitor, f"/runs/{late.id}")
-    responses.undo(database, patient.project.id, decision.id, "ada", "broken eval", now)
+    commands.undo(database, patient.project.id, decision.id, "ada", "broken eval", now)
     assert "was undone" in seen(visitor, f"/runs/{late.id}")
     ended = open_run(database, patient, now, "ended", mode="enforce")
     report(database, patient, ended.id, HACKING[:29], now)
-    responses.finish(database, patient.project.id, ended.id, "completed", now)
+    commands.finish(database, patient.project.id, ended.id, "completed", now)
     assert "is moot" in seen(visitor, f"/runs/{ended.id}")
 
 
@@ -146,7 +148,7 @@ def test_search_filter_and_pages(visitor: httpx.Client, database: Database, tena
     for index in range(PAGE + 3):
         open_run(database, tenant, now, f"run-{index:03d}")
     done = open_run(database, tenant, now, "100% done_")
-    responses.finish(database, tenant.project.id, done.id, "completed", now)
+    commands.finish(database, tenant.project.id, done.id, "completed", now)
     html = seen(visitor, "/runs")
     assert html.count('class="row-link"') == PAGE
     older = html.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")

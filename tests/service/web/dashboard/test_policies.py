@@ -8,16 +8,17 @@ from uuid import uuid4
 
 import httpx
 from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
-from evalstop_service import rehearsing, responses
 from evalstop_service.clock import utc_now
-from evalstop_service.pages import differences
+from evalstop_service.decisions import commands
+from evalstop_service.evaluation import backtests
 from evalstop_service.store import policies
 from evalstop_service.store.database import Database
+from evalstop_service.web.dashboard import policy_diff
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.pages.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
-from tests.service.pages.serving import EMBEDDED, token_of
+from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
+from tests.service.web.dashboard.serving import EMBEDDED, token_of
 
 HACKING = recorded("np-0044")
 
@@ -30,10 +31,10 @@ def document(**changes: Any) -> dict[str, Any]:
 def test_what_differs(one: str, other: str) -> None:
     """A policy does not differ from itself; what is before and after changes places with the documents."""
     before, after = policy_to_document(POLICIES[one]), policy_to_document(POLICIES[other])
-    assert differences.fields(before, before) == []
-    assert differences.lines(before, before) == []
-    there = {(change.field, change.before, change.after) for change in differences.fields(before, after)}
-    back = {(change.field, change.after, change.before) for change in differences.fields(after, before)}
+    assert policy_diff.fields(before, before) == []
+    assert policy_diff.lines(before, before) == []
+    there = {(change.field, change.before, change.after) for change in policy_diff.fields(before, after)}
+    back = {(change.field, change.after, change.before) for change in policy_diff.fields(after, before)}
     assert there == back
     assert bool(there) == (one != other)
 
@@ -42,7 +43,7 @@ def test_a_member_is_known_by_its_id() -> None:
     """A detector put before the others is one new member, not a change of all."""
     before = document()
     after = document(members=[{"detector": "floor", "params": {}, "weight": 1.0}, *before["members"]])
-    changed = {change.field.split(" · ")[0] for change in differences.fields(before, after)}
+    changed = {change.field.split(" · ")[0] for change in policy_diff.fields(before, after)}
     assert changed == {"floor"}
 
 
@@ -70,18 +71,18 @@ def test_a_rehearsal_is_asked_for_and_shown(
     """By a form with its token; its page shows what it waits for, and in the end each run with what was decided."""
     run = open_run(database, tenant, now, "hacking")
     report(database, tenant, run.id, HACKING, now)
-    responses.finish(database, tenant.project.id, run.id, "completed", now)
+    commands.finish(database, tenant.project.id, run.id, "completed", now)
     wanted = {"policy": "paper@1", "runs": "50"}
     assert visitor.post("/policies/rehearsals", data=wanted).status_code == 403
     answer = visitor.post("/policies/rehearsals", data=wanted | {"csrf": token_of(visitor)})
     assert answer.status_code == 303
     path = answer.headers["location"]
     assert "waits for a worker" in visitor.get(path).text
-    assert rehearsing.work(database, utc_now)
+    assert backtests.work(database, utc_now)
     done = visitor.get(path).text
     assert "1 runs replayed" in done
     assert f'href="/runs/{run.id}"' in done
     assert "step 280" in done.replace("\u202f", "")
     other = add_tenant(database, now, "others")
-    asked = rehearsing.ask(database, other.project.id, document(), 5, "eve", utc_now())
+    asked = backtests.ask(database, other.project.id, document(), 5, "eve", utc_now())
     assert visitor.get(f"/policies/rehearsals/{asked.id}").status_code == 404

@@ -8,15 +8,15 @@ from datetime import datetime
 from html import unescape
 
 import httpx
-from evalstop_service import installation
-from evalstop_service.pages import sign_in_token
+from evalstop_service.projects import installation
 from evalstop_service.store import outcomes, projects
 from evalstop_service.store.database import Database
+from evalstop_service.web.dashboard import sign_in_token
 
 from tests.service.cases_written import write
-from tests.service.pages.conftest import Window
-from tests.service.pages.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
-from tests.service.pages.serving import EMBEDDED, SECRET, token_of
+from tests.service.web.dashboard.conftest import Window
+from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
+from tests.service.web.dashboard.serving import EMBEDDED, SECRET, token_of
 
 HACKING = recorded("np-0044")
 

@@ -12,21 +12,24 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_service import administration, pages, webhooks
 from evalstop_service.ingest import Points
+from evalstop_service.projects import administration
+from evalstop_service.security.address_policy import parse
+from evalstop_service.security.encryption import Vault
 from evalstop_service.settings import Settings
-from evalstop_service.store import audit, deliveries, endpoints, keys, projects
+from evalstop_service.store import audit, endpoints, keys, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import Point
 from evalstop_service.store.projects import Project
+from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import events
-from evalstop_service.targets import parse
-from evalstop_service.vault import Vault
+from evalstop_service.web import dashboard
+from evalstop_service.webhooks import endpoints as webhooks
 
-from tests.service.pages.recorded import Tenant, add_tenant, open_run
-from tests.service.pages.serving import SECRET, serving, token_of
 from tests.service.scenes import take
+from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run
+from tests.service.web.dashboard.serving import SECRET, serving, token_of
 
 
 class Desk:
@@ -64,7 +67,7 @@ def desk(embedded_database: Database, now: datetime) -> Iterator[Desk]:
     tenant = add_tenant(embedded_database, now)
     settings = Settings(webhook_networks="127.0.0.1/32")
     with serving(embedded_database, settings=settings) as address, httpx.Client(base_url=address, timeout=30) as client:
-        client.get("/login", params={"token": pages.sign_in_token(SECRET, tenant.key.id)}).raise_for_status()
+        client.get("/login", params={"token": dashboard.sign_in_token(SECRET, tenant.key.id)}).raise_for_status()
         yield Desk(client, embedded_database, tenant)
 
 

@@ -8,17 +8,17 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from evalstop_service import pages
-from evalstop_service.pages.cookies import SESSION
-from evalstop_service.pages.sessions import LINK_SECONDS, SESSION_SECONDS, Sessions
-from evalstop_service.pages.signing_in import local_path
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
+from evalstop_service.web import dashboard
+from evalstop_service.web.dashboard.cookies import SESSION
+from evalstop_service.web.dashboard.sessions import LINK_SECONDS, SESSION_SECONDS, Sessions
+from evalstop_service.web.dashboard.sign_in import local_path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.service.pages.recorded import Tenant, add_tenant, open_run
-from tests.service.pages.serving import EMBEDDED, SECRET, form_token_of, sign_in, token_of
+from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run
+from tests.service.web.dashboard.serving import EMBEDDED, SECRET, form_token_of, sign_in, token_of
 
 PATHS = ("", "/series.json", "/events")
 
@@ -46,7 +46,7 @@ def test_the_cookie_is_secure_on_https(stranger: httpx.Client, tenant: Tenant) -
 @EMBEDDED
 def test_a_link_opens_the_pages(stranger: httpx.Client, tenant: Tenant) -> None:
     """A signed link gives a session by a page that goes on by itself, so that a strict cookie travels with it."""
-    answer = stranger.get("/login", params={"token": pages.sign_in_token(SECRET, tenant.key.id), "next": "/runs/x"})
+    answer = stranger.get("/login", params={"token": dashboard.sign_in_token(SECRET, tenant.key.id), "next": "/runs/x"})
     assert answer.status_code == 200
     assert 'content="0;url=/runs/x"' in answer.text
     assert stranger.get("/session").json() == {"signed_in": True}

@@ -12,19 +12,23 @@ import httpx
 import pytest
 import sqlalchemy as sa
 from evalstop_detectors import policy_from_document
-from evalstop_service import administration, pages, rehearsing, webhooks
+from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Points
-from evalstop_service.pages.answers import PageRoute
-from evalstop_service.pages.site import PARTS
-from evalstop_service.store import decisions, deliveries, keys
+from evalstop_service.projects import administration
+from evalstop_service.security.address_policy import parse
+from evalstop_service.security.encryption import Vault
+from evalstop_service.store import decisions, keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
-from evalstop_service.targets import parse
-from evalstop_service.vault import Vault
+from evalstop_service.store.queue import deliveries
+from evalstop_service.web import dashboard
+from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.routes import PARTS
+from evalstop_service.webhooks import endpoints
 
-from tests.service.pages.recorded import LEVEL, Tenant, add_tenant, open_run
-from tests.service.pages.serving import SECRET, serving, token_of
 from tests.service.scenes import take
+from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run
+from tests.service.web.dashboard.serving import SECRET, serving, token_of
 
 ANYONE, VIEWER, OPERATOR, ADMIN = range(4)
 
@@ -121,7 +125,7 @@ class House:
 
     def _ids(self, tenant: Tenant, now: datetime) -> dict[str, str]:
         by = (self.database, tenant.project.id, "key test")
-        endpoint = webhooks.subscribe(
+        endpoint = endpoints.subscribe(
             *by,
             url="http://127.0.0.1:9/",
             event_types=["*"],
@@ -135,7 +139,7 @@ class House:
         for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
             take(self.database, tenant.project.id, run.id, Points((Point("reward/gold", step, value),)), now)
         policy = administration.add_policy(*by, policy_from_document(LEVEL | {"name": "of-somebody"}), now)
-        rehearsal = rehearsing.ask(self.database, tenant.project.id, policy.document, 1, "key test", now)
+        rehearsal = backtests.ask(self.database, tenant.project.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
             delivery = deliveries.listing(tx, tenant.project.id)[0]
             decision = decisions.listing(tx, tenant.project.id)[0]
@@ -153,7 +157,7 @@ class House:
         with self.database.transaction() as tx:
             key, _ = keys.add(tx, project_id=self.tenant.project.id, name="visitor", scopes=SCOPES[role], now=now)
         client = httpx.Client(base_url=self.address, timeout=30)
-        client.get("/login", params={"token": pages.sign_in_token(SECRET, key.id)}).raise_for_status()
+        client.get("/login", params={"token": dashboard.sign_in_token(SECRET, key.id)}).raise_for_status()
         return client
 
     def ask(
@@ -251,7 +255,7 @@ def test_what_is_foreign_is_missing(house: House, now: datetime, route: tuple[st
     """What belongs to another project answers as what does not exist does: the same text, by the same statements."""
     other = add_tenant(house.database, now, f"other {uuid4()}", scopes=("admin",))
     with httpx.Client(base_url=house.address, timeout=30) as stranger:
-        stranger.get("/login", params={"token": pages.sign_in_token(SECRET, other.key.id)}).raise_for_status()
+        stranger.get("/login", params={"token": dashboard.sign_in_token(SECRET, other.key.id)}).raise_for_status()
         token = token_of(stranger, "/runs")
         answers = []
         before = state(house.database)
@@ -271,7 +275,7 @@ def test_nothing_of_others_is_listed_or_searched(house: House, now: datetime) ->
     """No page of a project names anything of another one, whatever it is asked for."""
     other = add_tenant(house.database, now, f"other {uuid4()}", scopes=("admin",))
     with httpx.Client(base_url=house.address, timeout=30) as stranger:
-        stranger.get("/login", params={"token": pages.sign_in_token(SECRET, other.key.id)}).raise_for_status()
+        stranger.get("/login", params={"token": dashboard.sign_in_token(SECRET, other.key.id)}).raise_for_status()
         last = "ffffffff-ffff-7fff-bfff-ffffffffffff"
         for path in (
             "/runs",

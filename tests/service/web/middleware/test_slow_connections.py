@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import pytest
-from evalstop_service.connections import Coalescing
+from evalstop_service.web.middleware.slow_connections import Coalescing
 
 
 class FakeTransport:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.service.api.conftest import Service, admin, service
+from tests.service.web.api.conftest import Service, admin, service
 
 __all__ = ["Service", "admin", "service"]

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.api.conftest import Service
+from tests.service.web.api.conftest import Service
 
 TRAINERS = Path(__file__).parent / "trainers"
 SECONDS = 240

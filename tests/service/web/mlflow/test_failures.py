@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.api.problems import problem_of
 from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
-from evalstop_service.mlflow.failures import failure_of
+from evalstop_service.web.mlflow.errors import failure_of
+from evalstop_service.web.problems import problem_of
 
 TRIED_AGAIN = {408, 429, 500, 502, 503, 504}
 """By `mlflow.utils.request_utils`, version 3.17."""

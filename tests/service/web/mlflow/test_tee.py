@@ -10,19 +10,20 @@ from uuid import UUID
 
 import httpx
 import pytest
-from evalstop_service import installation, opening
 from evalstop_service.clock import utc_now
-from evalstop_service.mlflow.labels import TWIN
-from evalstop_service.mlflow.tee import Said, Tee
+from evalstop_service.ingest import open_run
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.projects import installation
 from evalstop_service.settings import Settings
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
-from evalstop_service.telemetry import Telemetry
+from evalstop_service.web.mlflow.forwarding import Said, Tee
+from evalstop_service.web.mlflow.labels import TWIN
 from pydantic import SecretStr, ValidationError
 
-from tests.service.mlflow.fake_mlflow import FakeMlflow, fake_mlflow
-from tests.serving import serving
+from tests.fixtures.serving import serving
+from tests.service.web.mlflow.fake_mlflow import FakeMlflow, fake_mlflow
 
 SECONDS = 30.0
 
@@ -43,7 +44,7 @@ def until(true: Callable[[], bool]) -> None:
 def opened(database: Database, project: str = "p", **labels: str) -> Run:
     """A run in a project of its own."""
     found = installation.add_project(database, project, "shadow", 0.0, utc_now(), "paper")
-    return opening.open_run(database, found.id, opening.Request("r", labels=labels), utc_now())[0]
+    return open_run.open_run(database, found.id, open_run.Request("r", labels=labels), utc_now())[0]
 
 
 def tag(run: Run, key: str, value: str = "v") -> Said:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.api.conftest import Service
+from tests.service.web.api.conftest import Service
 
 RISE_AND_FALL = [0.5, 0.9, 0.8, 0.7, 0.6]
 """Three declines: the paper's rule stops at step 4."""

@@ -7,11 +7,11 @@ import struct
 from typing import Any
 
 import pytest
-from evalstop_service.api.schemas import MAX_STEP, plain, written
-from evalstop_service.mlflow import labels, searching
-from evalstop_service.mlflow.failures import Failure
-from evalstop_service.mlflow.labels import Item, labelled
-from evalstop_service.mlflow.words import LogBatch, MetricIn
+from evalstop_service.web.api.schemas import MAX_STEP, plain, written
+from evalstop_service.web.mlflow import labels, search
+from evalstop_service.web.mlflow.errors import Failure
+from evalstop_service.web.mlflow.labels import Item, labelled
+from evalstop_service.web.mlflow.requests import LogBatch, MetricIn
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -117,7 +117,7 @@ def test_labels_are_bounded() -> None:
 )
 def test_filters(text: str, count: int) -> None:
     """Comparisons of texts joined by `and` are understood."""
-    assert len(searching.clauses(text)) == count
+    assert len(search.clauses(text)) == count
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_filters(text: str, count: int) -> None:
 def test_filters_that_are_not_understood(text: str) -> None:
     """Anything else is refused, and the error says what would be understood."""
     with pytest.raises(Failure, match="join comparisons"):
-        searching.clauses(text)
+        search.clauses(text)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from evalstop_service.store.database import Database
 
-from tests.service.delivery.fakes import Scene, a_scene
+from tests.service.webhooks.delivery.fakes import Scene, a_scene
 
 
 @pytest.fixture

@@ -18,22 +18,23 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_service.delivery.backoff import Backoff
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.worker import Pace, Worker
-from evalstop_service.lifecycle import State
-from evalstop_service.store import deliveries, endpoints, leases, outbox
-from evalstop_service.store.breakers import Breaker
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.security.address_policy import parse
+from evalstop_service.security.encryption import Vault
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.deliveries import Delivery
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.leases import Claimed, Ended, Result
+from evalstop_service.store.queue import deliveries, leases, outbox
+from evalstop_service.store.queue.breakers import Breaker
+from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.store.queue.leases import Claimed, Ended, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
-from evalstop_service.targets import parse
-from evalstop_service.telemetry import Telemetry
-from evalstop_service.vault import Vault
+from evalstop_service.webhooks.delivery.retry import Backoff
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
 DEADLINE_SECONDS = 60.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.service.delivery.fakes import DEADLINE_SECONDS
+from tests.service.webhooks.delivery.fakes import DEADLINE_SECONDS
 
 PROGRAM = Path(__file__).parent / "worker_process.py"
 

@@ -6,13 +6,13 @@ from collections import Counter
 from datetime import timedelta
 from uuid import UUID
 
-from evalstop_service.delivery.backlog import Backlog
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.leases import Claimed
+from evalstop_service.store.queue.leases import Claimed
+from evalstop_service.webhooks.delivery.backlog import Backlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.delivery.fakes import EPOCH
+from tests.service.webhooks.delivery.fakes import EPOCH
 
 ENDPOINTS = [new_id() for _ in range(3)]
 

@@ -7,15 +7,16 @@ import json
 from datetime import timedelta
 
 import sqlalchemy as sa
-from evalstop_service.delivery.backoff import Backoff
-from evalstop_service.store import deliveries, endpoints
-from evalstop_service.store.breakers import Breaker
+from evalstop_service.security.encryption import Vault
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
+from evalstop_service.store.queue import deliveries
+from evalstop_service.store.queue.breakers import Breaker
 from evalstop_service.store.tables import endpoints as rows
-from evalstop_service.vault import Vault
+from evalstop_service.webhooks.delivery.retry import Backoff
 from standardwebhooks import Webhook
 
-from tests.service.delivery.fakes import (
+from tests.service.webhooks.delivery.fakes import (
     FakeEndpoint,
     Reply,
     Scene,

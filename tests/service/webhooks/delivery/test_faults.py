@@ -17,14 +17,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from evalstop_lab.postgres_server import connected, conninfo, postgres
-from evalstop_service.delivery.backoff import Backoff
-from evalstop_service.delivery.worker import Pace
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
+from evalstop_service.webhooks.delivery.retry import Backoff
+from evalstop_service.webhooks.delivery.worker import Pace
 
-from tests.service.delivery.fakes import FakeEndpoint, Reply, Scene, a_scene, announce, deliver_until
-from tests.service.delivery.killing import worker_processes
+from tests.fixtures.postgres_server import connected, conninfo, postgres
+from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply, Scene, a_scene, announce, deliver_until
+from tests.service.webhooks.delivery.killing import worker_processes
 
 PACE = Pace(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
 

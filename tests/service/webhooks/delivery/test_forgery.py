@@ -15,11 +15,11 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from evalstop_service.delivery.backoff import Answer
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.targets import Targets, parse
+from evalstop_service.security.address_policy import Targets, parse
+from evalstop_service.webhooks.delivery.retry import Answer
+from evalstop_service.webhooks.delivery.send import Sender
 
-from tests.service.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, utc_now
+from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, utc_now
 
 
 class FakeResolver(AbstractResolver):

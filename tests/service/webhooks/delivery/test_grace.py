@@ -7,13 +7,13 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 
 import sqlalchemy as sa
-from evalstop_service.lifecycle import State
-from evalstop_service.store import outbox
+from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
+from evalstop_service.store.queue import outbox
 from evalstop_service.store.tables import decisions as decision_rows
 
-from tests.service.delivery.fakes import (
+from tests.service.webhooks.delivery.fakes import (
     FakeEndpoint,
     Reply,
     Scene,

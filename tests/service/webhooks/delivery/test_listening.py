@@ -11,16 +11,16 @@ from functools import partial
 
 import pytest
 import sqlalchemy as sa
-from evalstop_lab.postgres_server import connected
-from evalstop_service.delivery.bell import Bell
-from evalstop_service.delivery.listening import Listener
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.store.database import Database
-from evalstop_service.store.wake import CHANNEL
+from evalstop_service.store.wakeup import CHANNEL
+from evalstop_service.webhooks.delivery.notifications import Listener
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.wakeup import Bell
+from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
-from tests.service.delivery.fake_pooler import fake_pooler
-from tests.service.delivery.fakes import (
+from tests.fixtures.postgres_server import connected
+from tests.service.webhooks.delivery.fake_pooler import fake_pooler
+from tests.service.webhooks.delivery.fakes import (
     DEADLINE_SECONDS,
     LOOPBACK,
     FakeEndpoint,

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from evalstop_service.delivery.backoff import Backoff
-from evalstop_service.store import leases, pull, queues
 from evalstop_service.store.database import Database
-from evalstop_service.store.leases import Dead, Delivered, Retry
+from evalstop_service.store.queue import leases, pull, queues
+from evalstop_service.store.queue.leases import Dead, Delivered, Retry
+from evalstop_service.webhooks.delivery.retry import Backoff
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.service.delivery.fakes import (
+from tests.service.webhooks.delivery.fakes import (
     EPOCH,
     FakeEndpoint,
     Reply,

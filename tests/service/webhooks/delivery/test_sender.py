@@ -8,10 +8,10 @@ import threading
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-from evalstop_service.delivery.backoff import Answer
-from evalstop_service.delivery.sender import Sender
+from evalstop_service.webhooks.delivery.retry import Answer
+from evalstop_service.webhooks.delivery.send import Sender
 
-from tests.service.delivery.fakes import LOOPBACK, Behavior, FakeEndpoint, Reply, closed_port
+from tests.service.webhooks.delivery.fakes import LOOPBACK, Behavior, FakeEndpoint, Reply, closed_port
 
 
 def send(url: str, times: int = 1, timeout_seconds: float = 20.0, body: bytes = b"{}") -> Answer:

@@ -7,12 +7,12 @@ import random
 import threading
 from collections import Counter
 
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.worker import Pace, Worker
-from evalstop_service.store import deliveries
 from evalstop_service.store.database import Database
+from evalstop_service.store.queue import deliveries
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
-from tests.service.delivery.fakes import (
+from tests.service.webhooks.delivery.fakes import (
     DEADLINE_SECONDS,
     EPOCH,
     LOOPBACK,
@@ -27,7 +27,7 @@ from tests.service.delivery.fakes import (
     take,
     utc_now,
 )
-from tests.service.delivery.killing import worker_processes
+from tests.service.webhooks.delivery.killing import worker_processes
 
 
 def test_killed_while_sending(database: Database, database_url: str, scene: Scene) -> None:

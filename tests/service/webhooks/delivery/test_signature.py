@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 import standardwebhooks
-from evalstop_service.delivery import signature
 from evalstop_service.store.endpoints import new_secret, valid_secrets
+from evalstop_service.webhooks import signature
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,16 +9,16 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from evalstop_service.clock import Clock
-from evalstop_service.delivery.backoff import Backoff
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.setback import Setback
-from evalstop_service.delivery.timekeeper import Timekeeper
-from evalstop_service.delivery.worker import Pace, Worker
 from evalstop_service.store.database import Database
-from evalstop_service.store.deliveries import Delivery
-from evalstop_service.store.leases import Delivered
+from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.store.queue.leases import Delivered
+from evalstop_service.webhooks.delivery.clock import Timekeeper
+from evalstop_service.webhooks.delivery.clock_skew import Setback
+from evalstop_service.webhooks.delivery.retry import Backoff
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
-from tests.service.delivery.fakes import (
+from tests.service.webhooks.delivery.fakes import (
     DEADLINE_SECONDS,
     EPOCH,
     LOOPBACK,

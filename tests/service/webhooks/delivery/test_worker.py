@@ -8,16 +8,17 @@ import random
 import pytest
 import sqlalchemy as sa
 import standardwebhooks
-from evalstop_lab.postgres_server import connected
-from evalstop_service.delivery.backoff import Backoff
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.worker import Pace, Worker
-from evalstop_service.store import deliveries, endpoints
+from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
+from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import endpoints as endpoint_rows
-from evalstop_service.telemetry import Telemetry
+from evalstop_service.webhooks.delivery.retry import Backoff
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
-from tests.service.delivery.fakes import (
+from tests.fixtures.postgres_server import connected
+from tests.service.webhooks.delivery.fakes import (
     DEADLINE_SECONDS,
     LOOPBACK,
     FakeEndpoint,

@@ -7,10 +7,10 @@ import random
 import sys
 from datetime import UTC, datetime
 
-from evalstop_service.delivery.sender import Sender
-from evalstop_service.delivery.worker import Pace, Worker
+from evalstop_service.security.address_policy import parse
 from evalstop_service.store.database import Database
-from evalstop_service.targets import parse
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
 
 async def main(url: str, lease_seconds: float) -> None:

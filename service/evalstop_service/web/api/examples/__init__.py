@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service.api.examples import decisions, policies, precision, projects, runs, webhooks
-from evalstop_service.api.examples.story import RUN_ID
+from evalstop_service.web.api.examples import decisions, figures, policies, projects, runs, webhooks
+from evalstop_service.web.api.examples.story import RUN_ID
 
 EXAMPLES: dict[str, Any] = {
     **runs.EXAMPLES,
     **decisions.EXAMPLES,
-    **precision.EXAMPLES,
+    **figures.EXAMPLES,
     **policies.EXAMPLES,
     **projects.EXAMPLES,
     **webhooks.EXAMPLES,

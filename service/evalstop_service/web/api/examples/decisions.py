@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service.api.examples.precision import CASE
-from evalstop_service.api.examples.story import BEST, DECISION_ID, POLICY_NAME, RUN_ID, STOPPED, VERDICT, page
+from evalstop_service.web.api.examples.figures import CASE
+from evalstop_service.web.api.examples.story import BEST, DECISION_ID, POLICY_NAME, RUN_ID, STOPPED, VERDICT, page
 
 OVERDUE = "2026-01-01T14:46:07.250000Z"
 CHANGE = {

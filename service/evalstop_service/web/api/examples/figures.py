@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service.api.examples.story import DECISION_ID, POLICY_NAME, RUN_ID, STOPPED, page
+from evalstop_service.web.api.examples.story import DECISION_ID, POLICY_NAME, RUN_ID, STOPPED, page
 
 PRECISION = {
     "value": 0.896,

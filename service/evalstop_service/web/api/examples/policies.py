@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service.api.examples.precision import PRECISION
-from evalstop_service.api.examples.story import BEGAN, DECISION_ID, RUN_ID, STOPPED
+from evalstop_service.web.api.examples.figures import PRECISION
+from evalstop_service.web.api.examples.story import BEGAN, DECISION_ID, RUN_ID, STOPPED
 
 POLICY_DOCUMENT = {
     "name": "patient",

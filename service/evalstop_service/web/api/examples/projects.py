@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service.api.examples.story import BEGAN, DECISION_ID, STOPPED, page
+from evalstop_service.web.api.examples.story import BEGAN, DECISION_ID, STOPPED, page
 
 KEY_ID = "0199aa0e-1111-7d22-9e33-aabbccddeeff"
 AUDIT_ENTRY = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service.api.examples.decisions import DECISION
-from evalstop_service.api.examples.story import BEGAN, BEST, POLICY_NAME, RUN_ID, SAVED, STOPPED, VERDICT, page
+from evalstop_service.web.api.examples.decisions import DECISION
+from evalstop_service.web.api.examples.story import BEGAN, BEST, POLICY_NAME, RUN_ID, SAVED, STOPPED, VERDICT, page
 
 RUN = {
     "id": RUN_ID,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalstop_service.api.examples.story import BEGAN, DECISION_ID, RUN_ID, STOPPED, page
+from evalstop_service.web.api.examples.story import BEGAN, DECISION_ID, RUN_ID, STOPPED, page
 
 ENDPOINT_ID = "0199aa0f-55aa-7c01-b1c2-0f1e2d3c4b5a"
 SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"  # noqa: S105 - an example

@@ -9,8 +9,8 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from evalstop_service.api.context import insist_on_key
-from evalstop_service.api.problems import Problem
+from evalstop_service.web.context import insist_on_key
+from evalstop_service.web.problems import Problem
 
 MOST_NAMES, MOST_NAMES_IN_ALL = 1000, 100_000
 """In one object and in a body; no request needs as many, and each one that is not known is an error of its own."""

@@ -12,10 +12,10 @@ from uuid import UUID
 import msgspec
 from pydantic import Field, TypeAdapter, ValidationError
 
-from evalstop_service.api import bodies
-from evalstop_service.api.observations import BatchIn, ObservationIn
-from evalstop_service.api.schemas import MAX_POINTS
 from evalstop_service.store.observations import Point
+from evalstop_service.web.api.reading import json_body
+from evalstop_service.web.api.reading.batch import BatchIn, ObservationIn
+from evalstop_service.web.api.schemas import MAX_POINTS
 
 MOST_LINE_BYTES = 2**20
 
@@ -180,8 +180,8 @@ def _is_canonical(run_id: str) -> bool:
 
 def thorough(line: bytes) -> Told:
     try:
-        document = bodies.load(line)
-    except bodies.NotJson as error:
+        document = json_body.load(line)
+    except json_body.NotJson as error:
         raise BadLine("The line is not JSON that can be read", str(error).replace("at line 1, ", "at ")) from error
     model = BatchLine if isinstance(document, dict) and "observations" in document else ObservationLine
     try:

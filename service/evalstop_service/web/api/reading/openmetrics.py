@@ -17,9 +17,9 @@ from prometheus_client import parser as prometheus
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.samples import Sample
 
-from evalstop_service.api.schemas import MAX_POINTS, MAX_STEP, plain
 from evalstop_service.errors import Invalid
 from evalstop_service.store.observations import Point
+from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP, plain
 
 _TAKEN = ("gauge", "counter", "unknown", "untyped")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")

@@ -18,15 +18,15 @@ from operator import attrgetter
 from typing import Protocol
 from uuid import UUID
 
-from evalstop_service.api import problems
-from evalstop_service.api.lines import TOO_LONG, BadLine, Cutter, flat, read
-from evalstop_service.api.problems import Problem
-from evalstop_service.api.schemas import written
-from evalstop_service.api.tally import Tally
-from evalstop_service.api.unpacking import Damaged, Unpacker
 from evalstop_service.errors import Overloaded
 from evalstop_service.ingest import Arrival, Points, Receipt
 from evalstop_service.store.observations import Point
+from evalstop_service.web import problems
+from evalstop_service.web.api.reading.decompression import Damaged, Unpacker
+from evalstop_service.web.api.reading.json_lines import TOO_LONG, BadLine, Cutter, flat, read
+from evalstop_service.web.api.reading.stream_result import Tally
+from evalstop_service.web.api.schemas import written
+from evalstop_service.web.problems import Problem
 
 MOST_RUNS = 10_000
 """That one stream may name: what is answered tells of each."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.real.cluster import real_server
-from tests.kubernetes.world import Server, World, world
+from tests.clients.receivers.kubernetes.real.cluster import real_server
+from tests.clients.receivers.kubernetes.world import Server, World, world
 
 
 @pytest.fixture(scope="package")

@@ -8,8 +8,8 @@ from evalstop_client.receivers import Present
 from evalstop_client.receivers.kubernetes.action import KubernetesAction
 from evalstop_client.receivers.kubernetes.kinds import JOB
 
-from tests.clients.conformance import Started, found, gone, request
-from tests.kubernetes.test_action import (
+from tests.clients.receivers.conformance import Started, found, gone, request
+from tests.clients.receivers.kubernetes.test_action import (
     test_another_of_the_same_name_is_left_alone,
     test_every_kind_is_found_from_below_ended_and_let_go_on,
     test_force_deletes_what_nobody_has_deleted,
@@ -23,7 +23,7 @@ from tests.kubernetes.test_action import (
     test_undo_of_a_deletion_is_refused,
     test_workload_that_is_resumed_by_somebody_else_is_there_again,
 )
-from tests.kubernetes.world import World
+from tests.clients.receivers.kubernetes.world import World
 
 __all__ = [
     "test_another_of_the_same_name_is_left_alone",

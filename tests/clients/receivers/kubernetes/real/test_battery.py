@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import pytest
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET
 
-from tests.clients.conformance import Conformance
-from tests.kubernetes.world import KubernetesBench, World
+from tests.clients.receivers.conformance import Conformance
+from tests.clients.receivers.kubernetes.world import KubernetesBench, World
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.admin import Admin
-from tests.kubernetes.world import Server, manifests
-from tests.packaging.test_deploy import MANIFESTS, VALUES, rendered
+from tests.acceptance.packaging.test_deploy import MANIFESTS, VALUES, rendered
+from tests.clients.receivers.kubernetes.admin import Admin
+from tests.clients.receivers.kubernetes.world import Server, manifests
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from tests.clients.programs import eventually
-from tests.kubernetes.admin import MERGE, definitions
-from tests.kubernetes.fake_api_server import FakeApiServer
-from tests.kubernetes.fake_cluster import ADMIN, FakeCluster
-from tests.kubernetes.real.cluster import TOKEN
-from tests.kubernetes.world import RECEIVER, Server, manifests
+from tests.clients.receivers.kubernetes.admin import MERGE, definitions
+from tests.clients.receivers.kubernetes.fake_api_server import FakeApiServer
+from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
+from tests.clients.receivers.kubernetes.real.cluster import TOKEN
+from tests.clients.receivers.kubernetes.world import RECEIVER, Server, manifests
 
 Json = dict[str, Any]
 PODS = "/api/v1/namespaces/compared/pods"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
-from tests.kubernetes.test_story import test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits
+from tests.clients.receivers.kubernetes.test_story import (
+    test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits,
+)
 
 __all__ = ["test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits"]

@@ -19,17 +19,17 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import Detector, policy_from_document, policy_to_document
-from evalstop_service.truth import Said, Truth, of_decision, place
+from evalstop_service.rules.outcome import Said, Truth, of_decision, place
 from rich.console import Console
 
 from evalstop_lab.backtest.cases import truths_of
 from evalstop_lab.backtest.command import history
+from evalstop_lab.calibrate.evidence import Records, records, to_alarm
+from evalstop_lab.calibrate.thresholds import threshold
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.evidence import Records, records, to_alarm
 from evalstop_lab.replay import Run
-from evalstop_lab.scoring import CONFIDENCE, clopper_pearson, wilson
 from evalstop_lab.sweep import cores, sweep
-from evalstop_lab.thresholds import threshold
+from evalstop_lab.worlds.scoring import CONFIDENCE, clopper_pearson, wilson
 
 SUSPECT_TIMES = 5
 """A policy suspects at the threshold that stops so many times as many healthy runs."""

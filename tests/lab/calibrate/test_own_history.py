@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from evalstop_detectors.k_below_best import KBelowBest
-from evalstop_lab.backtest.own_history import calibrated, is_first, promise, runs_needed
+from evalstop_detectors.detectors.k_below_best import KBelowBest
+from evalstop_lab.calibrate.own_history import calibrated, is_first, promise, runs_needed
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run, load_policy, read
 from evalstop_lab.replay.command import judge_all
 from evalstop_lab.worlds import make
-from evalstop_service.truth import Truth, judge
+from evalstop_service.rules.outcome import Truth, judge
 
 from tests.lab.replay.conftest import write_jsonl
 

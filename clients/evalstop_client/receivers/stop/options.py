@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.server import ReceiverServer
-from evalstop_client.receivers.stopping import Bounds
+from evalstop_client.receivers.stop.http_server import ReceiverServer
+from evalstop_client.receivers.stop.state_machine import Bounds
 from evalstop_client.settings import checked_key, checked_url
 from evalstop_client.signature import secret_bytes
 

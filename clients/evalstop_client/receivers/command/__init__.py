@@ -1,0 +1,1 @@
+"""Jobs of any other scheduler, by commands that the operator names."""

@@ -1,0 +1,1 @@
+"""Jobs that are children of the receiver."""

@@ -1,0 +1,1 @@
+"""Carrying out one stop, whatever the scheduler: verified, remembered, proved, reported."""

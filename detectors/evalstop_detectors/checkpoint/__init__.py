@@ -1,0 +1,1 @@
+"""The best checkpoint among noisy scores, and where a finished run turned."""

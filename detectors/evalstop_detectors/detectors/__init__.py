@@ -1,0 +1,1 @@
+"""Detectors, one a file; each opens with its source."""

@@ -1,0 +1,1 @@
+"""Which of a run's metrics are eval, proxy, KL and loss."""

@@ -1,0 +1,1 @@
+"""Thresholds that stop a chosen share of healthy runs: `evalstop-lab calibrate`."""

@@ -1,0 +1,1 @@
+"""Was it right? Cases, outcomes, figures, rollout stages and backtests."""

@@ -1,0 +1,1 @@
+"""Projects: their policies, keys and administration."""

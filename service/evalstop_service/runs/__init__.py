@@ -1,0 +1,1 @@
+"""Runs: the roles of their metrics, their health, retention and downsampling."""

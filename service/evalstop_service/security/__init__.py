@@ -1,0 +1,1 @@
+"""Encryption of secrets, address policy, OpenID Connect and scopes."""

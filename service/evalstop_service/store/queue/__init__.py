@@ -1,0 +1,1 @@
+"""The queue in the database: outbox, leases, deliveries and circuit breakers."""

@@ -1,0 +1,1 @@
+"""Webhooks: endpoints, events and the channels that they take."""
