@@ -11,7 +11,7 @@ value() { # NAME: a string, number or truth value out of the answer on standard 
 }
 
 # 1. Open the run by its name. `eval` is gold, what people care about.
-run=$(post /runs '{"name": "curl", "metrics": {"score": {"signal": "eval"}}, "policy": "paper", "mode": "enforce"}' | value id)
+run=$(post /runs '{"name": "curl", "metrics": {"score": {"role": "eval"}}, "policy": "paper", "mode": "enforce"}' | value id)
 
 for step in $(seq 10 10 1000); do
   score=$((step <= 50 ? step : 100 - step)) # stands for an evaluation

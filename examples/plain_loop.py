@@ -31,7 +31,7 @@ folder = Path("checkpoints")
 folder.mkdir(exist_ok=True)
 
 # The role of each metric that is to be watched: `eval` is gold, what people care about; here lower is better.
-metrics = {"held_out_loss": {"signal": "eval", "direction": "minimize"}, "loss": {"signal": "loss"}}
+metrics = {"held_out_loss": {"role": "eval", "direction": "minimize"}, "loss": {"role": "loss"}}
 
 with Run(
     name=os.environ.get("EVALSTOP_RUN_NAME", "plain-loop"), metrics=metrics, policy="paper", mode="enforce"

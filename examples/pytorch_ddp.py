@@ -30,7 +30,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.005)
 folder = Path("checkpoints")
 folder.mkdir(exist_ok=True)
 
-metrics = {"held_out_loss": {"signal": "eval", "direction": "minimize"}, "loss": {"signal": "loss"}}
+metrics = {"held_out_loss": {"role": "eval", "direction": "minimize"}, "loss": {"role": "loss"}}
 
 with DistributedRun(name="pytorch-ddp", metrics=metrics, policy="paper", mode="enforce") as run:
     for step in range(STEPS):

@@ -44,7 +44,7 @@ RUNS = (
 
 SHOWN = "grpo-beta0.05-seed44"
 
-FIRST_SCREENS = ("rehearsal",)
+FIRST_SCREENS = ("backtest",)
 """Of these long pages the first screen is enough."""
 
 
@@ -62,14 +62,14 @@ def main() -> None:
         tenant = add_tenant(database, NOW - timedelta(days=2))
         shown = tell(database, tenant)
         demo = demonstrated(database)
-        rehearsed = rehearse(database, demo)
+        backtested = backtest(database, demo)
         told = {"runs": "/runs", "run": f"/runs/{shown}"}
         drawn = {
             "overview": "/",
             "precision": "/precision",
             "policies": "/policies",
             "policy": "/policies/cautious?against=default@1",
-            "rehearsal": f"/policies/rehearsals/{rehearsed}",
+            "backtest": f"/policies/backtests/{backtested}",
             "webhooks": "/webhooks",
             "settings": "/settings",
         }
@@ -107,7 +107,7 @@ def demonstrated(database: Database) -> Tenant:
     return Tenant(project, key, secret)
 
 
-def rehearse(database: Database, tenant: Tenant) -> UUID:
+def backtest(database: Database, tenant: Tenant) -> UUID:
     """`cautious` tried on the example runs."""
     document = policy_to_document(POLICIES["cautious"])
     asked = backtests.ask(database, tenant.project.id, document, backtests.MOST_RUNS, "dana", NOW)

@@ -24,7 +24,7 @@ POINTS_PER_ENTRY = 1_000
 class Run:
     """One training run, reported to EvalStop from the background.
 
-        with Run(name="ppo-7b", metrics={"gold": {"signal": "eval"}, "kl": {"signal": "kl"}}) as run:
+        with Run(name="ppo-7b", metrics={"gold": {"role": "eval"}, "kl": {"role": "kl"}}) as run:
             for step in range(10_000):
                 ...
                 run.log({"gold": gold, "kl": kl}, step=step, stderr={"gold": gold_stderr})

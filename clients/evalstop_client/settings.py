@@ -181,7 +181,7 @@ def _checked_metrics(metrics: Mapping[str, Mapping[str, str]] | str) -> dict[str
     for name, role in metrics.items():
         if not isinstance(name, str) or not name or not isinstance(role, Mapping) or not role.keys() <= ROLE:
             raise ConfigurationError(
-                f'metrics {name!r}: write {{"gold": {{"signal": "eval", "direction": "maximize"}}}}.'
+                f'metrics {name!r}: write {{"gold": {{"role": "eval", "direction": "maximize"}}}}.'
             )
         signal, direction = role.get("signal"), role.get("direction")
         if signal not in SIGNALS:

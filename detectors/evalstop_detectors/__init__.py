@@ -3,7 +3,7 @@
 from evalstop_detectors.checkpoint.choice import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.policy.catalog import DETECTORS
 from evalstop_detectors.policy.codec import (
     policy_from_document,
@@ -13,7 +13,7 @@ from evalstop_detectors.policy.codec import (
     verdict_to_document,
 )
 from evalstop_detectors.policy.monitor import MonitorState, advance, is_late, replay, start, step
-from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Finding, Member, Policy, Reservation, Verdict
+from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Finding, GuardKind, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
 from evalstop_detectors.roles.recognition import Recognised, Role, match, recognise
 
@@ -29,19 +29,19 @@ __all__ = [
     "DetectorError",
     "Evidence",
     "Finding",
+    "GuardKind",
     "InvalidPolicy",
     "Kind",
     "Member",
+    "MetricRole",
     "MonitorState",
     "Observation",
     "OutOfOrder",
     "Policy",
     "RawMaximum",
     "Recognised",
-    "Reservation",
     "Role",
     "Score",
-    "Signal",
     "SmoothedMaximum",
     "StaleState",
     "Thresholds",

@@ -1,4 +1,4 @@
-"""What arrives: one value of one signal of one run at one step."""
+"""What arrives: one value of one role of one run at one step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from msgspec import Struct
 from msgspec.structs import force_setattr
 
 
-class Signal(StrEnum):
+class MetricRole(StrEnum):
     """The role that a metric plays for a run.
 
-    Members stand in the order in which detectors see the signals of one step: gold comes last, so that a detector that
+    Members stand in the order in which detectors see the roles of one step: gold comes last, so that a detector that
     weighs the proxy against gold has the whole step before it when gold arrives.
     """
 
@@ -23,17 +23,17 @@ class Signal(StrEnum):
     EVAL = "eval"
 
 
-RANK = {signal: rank for rank, signal in enumerate(Signal)}
+RANK = {role: rank for rank, role in enumerate(MetricRole)}
 
 
 class Observation(Struct, frozen=True):
-    """One value of one signal, turned so that higher is better (KL is left as it is).
+    """One value of one role, turned so that higher is better (KL is left as it is).
 
     `stderr` is the standard error of `value`, in its unit; None when the trainer did not say.
     `progress` is the share of the planned steps that are done, 0 to 1; None when the run has no planned end.
     """
 
-    signal: Signal
+    role: MetricRole
     step: int
     value: float
     stderr: float | None = None
@@ -53,8 +53,8 @@ class Observation(Struct, frozen=True):
 
     @property
     def order(self) -> tuple[int, int]:
-        """The place of this observation in its run: by step, then by signal."""
-        return self.step, RANK[self.signal]
+        """The place of this observation in its run: by step, then by role."""
+        return self.step, RANK[self.role]
 
     @property
     def finite(self) -> bool:

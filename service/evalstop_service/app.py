@@ -57,7 +57,7 @@ from evalstop_service.web.api import (
     series,
     stream,
 )
-from evalstop_service.web.api import backtests as rehearsals
+from evalstop_service.web.api import backtests as backtest_routes
 from evalstop_service.web.api import openapi as description
 from evalstop_service.web.api.ingest_endpoint import ExpressLane
 from evalstop_service.web.api.reading.stream import StreamLimits
@@ -75,7 +75,7 @@ from evalstop_service.webhooks.delivery.worker import Pace, Worker
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
-    *(projects, keys, rehearsals, policies, runs, roles, observations, scrapes, kubeflow, series),
+    *(projects, keys, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow, series),
     *(checkpoints, decisions, endpoints, deliveries, events, audit, figures, rollout_stages),
     pull.signed_by(signature.headers),
 )

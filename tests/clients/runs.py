@@ -10,7 +10,7 @@ from evalstop_client import Limits, Run
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 
-METRICS = {"gold": {"signal": "eval", "direction": "maximize"}, "kl": {"signal": "kl"}}
+METRICS = {"gold": {"role": "eval", "direction": "maximize"}, "kl": {"role": "kl"}}
 
 
 BRISK = Limits(flush_seconds=60, poll_seconds=0.05, unauthorized_seconds=0.05)

@@ -221,7 +221,7 @@ def test_each_folder_is_a_run(tmp_path: Path, server: FakeServer, service: FakeS
         "logs/seed-2": [("gold", (1, "NaN")), end],
     }
     opened = [body for path, body in service.heard if path.endswith("/runs")]
-    assert opened[0]["metrics"] == {"gold": {"signal": "eval", "direction": "minimize"}}
+    assert opened[0]["metrics"] == {"gold": {"role": "eval", "direction": "minimize"}}
     assert opened[0]["labels"] == {"team": "x"}
 
 

@@ -78,7 +78,7 @@ def ids(server: tuple[str, Database], keys: tuple[str, str]) -> dict[str, str]:
             "endpoint_id": made("/endpoints", {"url": "http://127.0.0.1:9/", "event_types": ["*"]}),
             "key_id": made("/keys", {"name": "k", "scopes": ["read"]}),
             "run_id": made("/runs", {"name": "r", "mode": "enforce", "policy": "paper"}),
-            "rehearsal_id": made("/policies/rehearsals", {"policy": "paper"}),
+            "backtest_id": made("/policies/backtests", {"policy": "paper"}),
         }
         made(f"/runs/{found['run_id']}/observations", {"observations": FALLING})
         found["decision_id"] = client.get("/decisions").json()["items"][0]["id"]

@@ -15,9 +15,9 @@ import pytest
 from evalstop_detectors import (
     DETECTORS,
     POLICIES,
+    MetricRole,
     Observation,
     Policy,
-    Signal,
     policy_from_document,
     start,
     step,
@@ -44,9 +44,9 @@ def recorded() -> list[tuple[str, list[Observation]]]:
         record = json.loads(line)
         log, seen = record["log"], []
         for place, at in enumerate(log["step"]):
-            seen.append(Observation(Signal.PROXY, at, log["proxy"][place], log["proxy_se"][place]))
-            seen.append(Observation(Signal.KL, at, log["kl"][place]))
-            seen.append(Observation(Signal.EVAL, at, log["gold"][place], log["gold_se"][place]))
+            seen.append(Observation(MetricRole.PROXY, at, log["proxy"][place], log["proxy_se"][place]))
+            seen.append(Observation(MetricRole.KL, at, log["kl"][place]))
+            seen.append(Observation(MetricRole.EVAL, at, log["gold"][place], log["gold_se"][place]))
         runs.append((str(record["run_id"]), sorted(seen, key=lambda item: item.order)))
     return runs
 

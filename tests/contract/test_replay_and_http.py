@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_detectors import POLICIES, MonitorState, Observation, Signal, replay, start, step, verdict_to_document
+from evalstop_detectors import POLICIES, MetricRole, MonitorState, Observation, replay, start, step, verdict_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import installation
 from evalstop_service.store.database import Database
@@ -45,14 +45,14 @@ def observations(log: dict[str, list[Any]]) -> list[Observation]:
     """What a trainer would have posted, in the order of the steps."""
     found = []
     for index, at in enumerate(log["step"]):
-        found.append(Observation(Signal.PROXY, at, log["proxy"][index], log["proxy_se"][index]))
-        found.append(Observation(Signal.KL, at, log["kl"][index]))
-        found.append(Observation(Signal.EVAL, at, log["gold"][index], log["gold_se"][index]))
+        found.append(Observation(MetricRole.PROXY, at, log["proxy"][index], log["proxy_se"][index]))
+        found.append(Observation(MetricRole.KL, at, log["kl"][index]))
+        found.append(Observation(MetricRole.EVAL, at, log["gold"][index], log["gold_se"][index]))
     return sorted(found, key=lambda item: item.order)
 
 
 def document(observation: Observation) -> dict[str, Any]:
-    sent = {"metric": str(observation.signal), "step": observation.step, "value": observation.value}
+    sent = {"metric": str(observation.role), "step": observation.step, "value": observation.value}
     return sent if observation.stderr is None else sent | {"stderr": observation.stderr}
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from evalstop_detectors import Evidence, Kind, Observation, Signal
+from evalstop_detectors import Evidence, Kind, MetricRole, Observation
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 
 LARGEST = 1e120
@@ -78,7 +78,7 @@ def slowly(detector: PlateauDrop, observations: Sequence[Observation]) -> list[E
     blocks, evidence, found = Blocks(), Evidence(Kind.STATISTIC, 0.0, None, "no evals yet"), list[Evidence]()
     counted_from_first = list[float]()
     for item in observations:
-        if math.isfinite(item.value) and item.signal is Signal.PROXY:
+        if math.isfinite(item.value) and item.role is MetricRole.PROXY:
             proxy_origin = proxy_origin if proxy or pending else clip(item.value)
             pending.append(clip(clip(item.value) - proxy_origin))
         elif math.isfinite(item.value):

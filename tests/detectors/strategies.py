@@ -1,4 +1,4 @@
-"""What the tests of the detectors draw: parameters, values from flat to absurd, runs of signals, and policies."""
+"""What the tests of the detectors draw: parameters, values from flat to absurd, runs of roles, and policies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from evalstop_detectors import Detector, Member, Observation, Policy, Reservation, Signal, Thresholds
+from evalstop_detectors import Detector, GuardKind, Member, MetricRole, Observation, Policy, Thresholds
 from evalstop_detectors.detectors.bocpd import Bocpd
 from evalstop_detectors.detectors.cusum import Cusum
 from evalstop_detectors.detectors.divergence import Divergence
@@ -34,7 +34,7 @@ ABSURD += [0.1, 0.2, 0.1 + 0.2, 0.3, 1.0, math.nextafter(1.0, 2.0), 1e16, 1e16 +
 
 small_counts = st.integers(1, 5)
 warmups = st.integers(0, 4)
-signals = st.sampled_from(list(Signal))
+roles = st.sampled_from(list(MetricRole))
 amounts = st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0, 3.0, 5e-324, sys.float_info.max]) | st.floats(
     0, allow_infinity=False, allow_nan=False
 )
@@ -101,7 +101,7 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
         weight=st.sampled_from([1e-300, 0.1, 0.3, 1.0]),
         min_delta=amounts,
         warmup_evals=warmups,
-        signal=signals,
+        role=roles,
     ),
     "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([0.01, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "fixed_progress": st.builds(FixedProgress, fraction=st.floats(0, 1, exclude_min=True)),
@@ -113,15 +113,15 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
         least_fall=st.sampled_from([0.0, 0.1, 1e6]),
         misfit=st.sampled_from([1.0, 2.0, 1e6]),
     ),
-    "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, signal=signals),
-    "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, signal=signals),
+    "k_below_best": st.builds(KBelowBest, k=small_counts, tolerance=amounts, warmup_evals=warmups, role=roles),
+    "k_decline": st.builds(KDecline, k=small_counts, min_delta=amounts, warmup_evals=warmups, role=roles),
     "loss_plateau": st.builds(LossPlateau, patience=small_counts, min_delta=amounts),
-    "non_finite": st.builds(NonFinite, signal=signals),
+    "non_finite": st.builds(NonFinite, role=roles),
     "plateau_drop": st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.0, 4.0]), use_proxy=st.booleans()),
     "river_drift": st.builds(
         lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
         st.sampled_from(RIVER),
-        st.sampled_from(["signal", "minus_mean", "minus_best"]),
+        st.sampled_from(["role", "minus_mean", "minus_best"]),
         st.sampled_from([16, 1024]),
     ),
 }
@@ -137,15 +137,15 @@ progress_values = st.none() | st.floats(0, 1) | st.sampled_from([math.nan, math.
 stderr_values = st.none() | st.floats(0, 10)
 
 
-Drawn = tuple[int, Signal, float, float | None, float | None]
+Drawn = tuple[int, MetricRole, float, float | None, float | None]
 
 
 def series(
-    shown: Iterable[Signal], drawn_values: st.SearchStrategy[float] = values, max_size: int = 16
+    shown: Iterable[MetricRole], drawn_values: st.SearchStrategy[float] = values, max_size: int = 16
 ) -> st.SearchStrategy[list[Observation]]:
-    """Observations of some of the signals: as drawn, all of one value, or falling.
+    """Observations of some of the roles: as drawn, all of one value, or falling.
 
-    Steps have gaps of 0 (another signal of the same step) to a thousand million.
+    Steps have gaps of 0 (another role of the same step) to a thousand million.
     """
     gaps = st.sampled_from([1, 1, 0, 2, 15, 10**9])
     drawn = st.tuples(gaps, st.sampled_from(sorted(shown)), drawn_values, stderr_values, progress_values)
@@ -161,9 +161,9 @@ def in_order(drawn: Sequence[Drawn], shape: str) -> list[Observation]:
         scores.sort(reverse=True)
     observations: dict[tuple[int, int], Observation] = {}
     step = 0
-    for (gap, signal, _, stderr, progress), score in zip(drawn, scores, strict=True):
+    for (gap, role, _, stderr, progress), score in zip(drawn, scores, strict=True):
         step += gap
-        observation = Observation(signal, step, score, stderr, progress)
+        observation = Observation(role, step, score, stderr, progress)
         observations[observation.order] = observation
     return sorted(observations.values(), key=lambda observation: observation.order)
 
@@ -186,7 +186,7 @@ def policies(draw: st.DrawFn, gold_required: bool | None = None) -> Policy:
         min_evals=draw(st.sampled_from([0, 0, 3])),
         warmup_steps=draw(st.sampled_from([0, 0, 5])),
         description=draw(st.sampled_from(["", "Stops early; é, 停."])),
-        stops_despite=tuple(draw(st.lists(st.sampled_from(Reservation), max_size=3))),
+        stops_despite=tuple(draw(st.lists(st.sampled_from(GuardKind), max_size=3))),
         suspect_at_least=draw(st.just(min(filter(None, weights))) | reachable(weights)),
     )
     can_open = [name for name, m in zip(policy.ids, members, strict=True) if m.thresholds.stop_at is not None]
@@ -219,4 +219,4 @@ def alone(detector: AnyDetector) -> Policy:
 
 def eval_series(scores: Sequence[float], start: int = 0) -> list[Observation]:
     """Evals at consecutive steps."""
-    return [Observation(Signal.EVAL, start + index, value) for index, value in enumerate(scores)]
+    return [Observation(MetricRole.EVAL, start + index, value) for index, value in enumerate(scores)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from evalstop_detectors import Observation, Signal
+from evalstop_detectors import MetricRole, Observation
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.cusum import Cusum
 from hypothesis import given
@@ -160,6 +160,6 @@ def test_its_state_stays_small() -> None:
     sizes = []
     state = Cusum().start()
     for step in range(3000):
-        state, _ = Cusum().step(state, Observation(Signal.EVAL, step, chance.gauss(0, 1)))
+        state, _ = Cusum().step(state, Observation(MetricRole.EVAL, step, chance.gauss(0, 1)))
         sizes.append(len(msgspec.json.encode(state)))
     assert max(sizes[100:]) < 2500

@@ -7,7 +7,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
-from evalstop_detectors import Evidence, Kind, Observation, Signal, Thresholds
+from evalstop_detectors import Evidence, Kind, MetricRole, Observation, Thresholds
 from evalstop_detectors.detectors.fixed_progress import FixedProgress
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.detectors.strategies import AnyDetector, amounts, eval_series, series
 
-evals = series({Signal.EVAL})
+evals = series({MetricRole.EVAL})
 counting = st.sampled_from([KDecline(), KBelowBest()])
 
 
@@ -74,7 +74,7 @@ def test_a_run_of_declines_lies_below_the_best(observations: list[Observation]) 
     assert never_more(KDecline(), KBelowBest(), observations)
 
 
-@given(observations=series({Signal.PROXY, Signal.LOSS}))
+@given(observations=series({MetricRole.PROXY, MetricRole.LOSS}))
 def test_progress_never_goes_back(observations: list[Observation]) -> None:
     """The share of planned steps that are done only grows."""
     seen = counts(FixedProgress(), observations)
@@ -123,7 +123,7 @@ def test_a_run_without_planned_steps_makes_no_progress() -> None:
     """Progress that was never said, or is no number, counts as unknown and is noted."""
     detector = FixedProgress()
     for progress in (None, math.nan, math.inf):
-        _, evidence = detector.step(detector.start(), Observation(Signal.PROXY, 1, 0.0, progress=progress))
+        _, evidence = detector.step(detector.start(), Observation(MetricRole.PROXY, 1, 0.0, progress=progress))
         assert evidence.value == 0
         assert "did not say" in evidence.note
 
@@ -152,9 +152,9 @@ def test_alarm_has_a_direction(kind: Kind, value: float, reached: bool) -> None:
 
 def test_observations_are_plain_numbers() -> None:
     """Integers and numpy's scalars become plain numbers on entry, so that every state can be stored."""
-    observation = Observation(Signal.EVAL, 7, np.float64(0.5), np.float64(1), np.float64(0.25))
+    observation = Observation(MetricRole.EVAL, 7, np.float64(0.5), np.float64(1), np.float64(0.25))
     assert [type(item) for item in msgspec.structs.astuple(observation)[1:]] == [int, float, float, float]
-    assert Observation(Signal.EVAL, 1, 2**53 + 1).value == 2.0**53
-    assert type(Observation(Signal.EVAL, np.int64(7), 1.0).step) is int  # type: ignore[arg-type]
+    assert Observation(MetricRole.EVAL, 1, 2**53 + 1).value == 2.0**53
+    assert type(Observation(MetricRole.EVAL, np.int64(7), 1.0).step) is int  # type: ignore[arg-type]
     with pytest.raises(TypeError):
-        Observation(Signal.EVAL, 1.5, 1.0)  # type: ignore[arg-type]
+        Observation(MetricRole.EVAL, 1.5, 1.0)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import random
 
 import msgspec
 import pytest
-from evalstop_detectors import Evidence, Observation, Signal
+from evalstop_detectors import Evidence, MetricRole, Observation
 from evalstop_detectors.detectors.divergence import Divergence, DivergenceState, _regression
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,8 +34,8 @@ def run(
     for index, (mine, theirs) in enumerate(zip(gold, proxy, strict=True)):
         luck = chance.gauss(0, 1)
         own = common * luck + math.sqrt(1 - common**2) * chance.gauss(0, 1)
-        state, _ = detector.step(state, Observation(Signal.PROXY, index, theirs + sd * luck))
-        state, evidence = detector.step(state, Observation(Signal.EVAL, index, mine + sd * own))
+        state, _ = detector.step(state, Observation(MetricRole.PROXY, index, theirs + sd * luck))
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, mine + sd * own))
         found.append(evidence)
     return found
 
@@ -67,10 +67,10 @@ def test_without_a_fall_of_gold_alone_there_is_no_alarm(gold: list[float], proxy
 def test_gold_decides() -> None:
     """A proxy alone is no evidence, whatever it does, and neither is gold without a proxy."""
     detector = Divergence()
-    for signal in (Signal.PROXY, Signal.EVAL):
+    for role in (MetricRole.PROXY, MetricRole.EVAL):
         state = detector.start()
         for index in range(50):
-            state, evidence = detector.step(state, Observation(signal, index, float(-index)))
+            state, evidence = detector.step(state, Observation(role, index, float(-index)))
             assert evidence.value == 0
             assert evidence.note == "waits for an eval and a proxy before it"
 
@@ -109,10 +109,10 @@ def test_long_runs_are_kept_in_blocks() -> None:
     n, detector, chance = 3000, Divergence(), random.Random(0)
     state, sizes, evidence = detector.start(), [], None
     for index in range(n):
-        proxy = Observation(Signal.PROXY, index, index / n + chance.gauss(0, 0.2))
+        proxy = Observation(MetricRole.PROXY, index, index / n + chance.gauss(0, 0.2))
         state, _ = detector.step(state, proxy)
         gold = 1 - abs(index - n / 2) / n + chance.gauss(0, 0.2)
-        state, evidence = detector.step(state, Observation(Signal.EVAL, index, gold))
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, gold))
         sizes.append(len(msgspec.json.encode(state)))
     assert evidence is not None
     assert evidence.value > 8
@@ -122,7 +122,7 @@ def test_long_runs_are_kept_in_blocks() -> None:
     assert msgspec.json.decode(msgspec.json.encode(state), type=DivergenceState) == state
 
 
-@given(observations=series({Signal.PROXY, Signal.EVAL}, max_size=30), shift=st.integers(-100, 100))
+@given(observations=series({MetricRole.PROXY, MetricRole.EVAL}, max_size=30), shift=st.integers(-100, 100))
 def test_proxy_and_gold_have_units_of_their_own(observations: list[Observation], shift: int) -> None:
     """A proxy in another unit, a power of two, leaves the evidence as it is."""
     detector = Divergence(least_evals=2)
@@ -131,7 +131,9 @@ def test_proxy_and_gold_have_units_of_their_own(observations: list[Observation],
         if math.isfinite(item.value) and abs(item.value) > 1e30:
             continue
         plain, expected = detector.step(plain, item)
-        other = msgspec.structs.replace(item, value=math.ldexp(item.value, 7)) if item.signal is Signal.PROXY else item
+        other = (
+            msgspec.structs.replace(item, value=math.ldexp(item.value, 7)) if item.role is MetricRole.PROXY else item
+        )
         scaled, found = detector.step(scaled, other)
         assert (found.value, found.turn_step) == pytest.approx((expected.value, expected.turn_step))
 
@@ -139,7 +141,7 @@ def test_proxy_and_gold_have_units_of_their_own(observations: list[Observation],
 def test_a_short_run_says_what_is_missing() -> None:
     """Before enough evals with a proxy the note counts those that are missing."""
     detector = Divergence()
-    state, _ = detector.step(detector.start(), Observation(Signal.PROXY, 0, 1.0))
+    state, _ = detector.step(detector.start(), Observation(MetricRole.PROXY, 0, 1.0))
     for index, observation in enumerate(eval_series([3.0, 2.0, 1.0])):
         state, evidence = detector.step(state, observation)
         assert evidence.note == f"needs {5 - index} more evals with a proxy before them"

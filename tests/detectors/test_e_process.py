@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from evalstop_detectors import Observation, Signal
+from evalstop_detectors import MetricRole, Observation
 from evalstop_detectors.detectors.e_process import EProcess, _binned, _rank, _upper_end
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def alarmed_at(scores: Floats, stderr: float | None, detector: EProcess | None =
     detector = detector or EProcess()
     state, stop_at = detector.start(), detector.thresholds.stop_at
     for index, score in enumerate(scores):
-        state, evidence = detector.step(state, Observation(Signal.EVAL, index, score, stderr))
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, score, stderr))
         if evidence.reaches(stop_at):
             return index
     return None
@@ -54,7 +54,7 @@ def test_it_equals_its_definition(seed: int, told: float) -> None:
     state, history = detector.start(), list[Observation]()
     for index, score in enumerate(clean + 0.3 * rng.standard_t(3, 140)):
         stderr = float(rng.uniform(0.2, 0.4)) if rng.random() < told else None
-        history.append(Observation(Signal.EVAL, index, float(score), stderr))
+        history.append(Observation(MetricRole.EVAL, index, float(score), stderr))
         state, evidence = detector.step(state, history[-1])
         if index % 9 == 0 or index > 130:
             value, turn = slowly(detector, history)

@@ -6,7 +6,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from evalstop_detectors import Observation, Signal
+from evalstop_detectors import MetricRole, Observation
 from evalstop_detectors.detectors.ema_decline import EmaDecline
 from evalstop_detectors.detectors.k_decline import KDecline
 from hypothesis import given
@@ -23,7 +23,7 @@ def counts(detector: AnyDetector, observations: list[Observation]) -> list[float
     return found
 
 
-@given(observations=series({Signal.EVAL}, round_values))
+@given(observations=series({MetricRole.EVAL}, round_values))
 def test_with_all_weight_on_the_new_value_it_is_k_decline(observations: list[Observation]) -> None:
     """An average of the newest value alone declines where the values do."""
     assert counts(EmaDecline(weight=1.0), observations) == counts(KDecline(), observations)
@@ -33,7 +33,7 @@ def test_with_all_weight_on_the_new_value_it_is_k_decline(observations: list[Obs
     weight=st.sampled_from([0.5, 0.25, 0.0625, 1.0]),
     min_delta=st.sampled_from([0.0, 0.25, 1.0]),
     warmup_evals=st.integers(0, 4),
-    observations=series({Signal.EVAL}, round_values | st.just(math.nan), max_size=12),
+    observations=series({MetricRole.EVAL}, round_values | st.just(math.nan), max_size=12),
 )
 def test_it_equals_its_definition(
     weight: float, min_delta: float, warmup_evals: int, observations: list[Observation]

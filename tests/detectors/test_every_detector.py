@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from evalstop_detectors import DETECTORS, Evidence, Observation, Signal, replay, start, step
+from evalstop_detectors import DETECTORS, Evidence, MetricRole, Observation, replay, start, step
 from evalstop_detectors.policy.codec import state_from_json, state_to_json, verdict_to_document
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def numbers(evidence: Sequence[Evidence]) -> list[tuple[float, int | None]]:
 
 
 def amounts_changed(detector: AnyDetector, change: Any) -> AnyDetector:
-    """The same detector with every parameter in the unit of the signal changed."""
+    """The same detector with every parameter in the unit of the role changed."""
     changed = {name: change(getattr(detector, name)) for name in AMOUNTS if hasattr(detector, name)}
     result: AnyDetector = msgspec.structs.replace(detector, **changed)  # type: ignore[type-var]
     return result
@@ -56,10 +56,10 @@ def in_another_unit(observation: Observation, exponent: int) -> Observation:
 
 @every_detector
 def test_it_is_known_by_its_name(name: str) -> None:
-    """The catalog calls a detector what it calls itself, and it watches some signal."""
+    """The catalog calls a detector what it calls itself, and it watches some role."""
     detector = DETECTORS[name]()
     assert detector.name == name
-    assert detector.signals
+    assert detector.roles
     assert isinstance(detector.start(), detector.state_type)
 
 
@@ -68,7 +68,7 @@ def test_it_is_known_by_its_name(name: str) -> None:
 def test_it_equals_its_reference(name: str, data: st.DataObject) -> None:
     """After every observation the evidence is that of the slow and obvious computation over the whole history."""
     detector = data.draw(DETECTORS_DRAWN[name])
-    observations = data.draw(series(detector.signals))
+    observations = data.draw(series(detector.roles))
     for count, (value, turn_step) in enumerate(numbers(fold(detector, observations)), start=1):
         assert (value, turn_step) == REFERENCES[name](detector, observations[:count])
 
@@ -78,7 +78,7 @@ def test_it_equals_its_reference(name: str, data: st.DataObject) -> None:
 def test_its_state_survives_the_codec(name: str, data: st.DataObject) -> None:
     """Cut anywhere, stored and read back in chunks, a run goes on to the same state, verdict and JSON."""
     policy = alone(data.draw(DETECTORS_DRAWN[name]))
-    observations = data.draw(series(policy.signals))
+    observations = data.draw(series(policy.roles))
     cuts = data.draw(st.sets(st.integers(0, len(observations))))
     state = start(policy)
     for index, observation in enumerate(observations):
@@ -99,7 +99,7 @@ def test_its_state_survives_the_codec(name: str, data: st.DataObject) -> None:
 def test_its_numbers_are_finite(name: str, data: st.DataObject) -> None:
     """Whatever arrives, state and evidence hold only finite numbers, none of which JSON would turn to null."""
     policy = alone(data.draw(DETECTORS_DRAWN[name]))
-    state = replay(policy, data.draw(series(policy.signals)))
+    state = replay(policy, data.draw(series(policy.roles)))
     leaves = list(leaves_of(msgspec.to_builtins([state.states, state.evidence])))
     assert all(math.isfinite(leaf) for leaf in leaves if isinstance(leaf, int | float))
     assert json.loads(state_to_json(policy, state), parse_constant=pytest.fail)
@@ -115,9 +115,9 @@ def leaves_of(tree: Any) -> Any:
 def test_non_finite_values_do_not_poison(name: str, data: st.DataObject) -> None:
     """NaN and infinities between the values change no evidence on the values, and by themselves move none."""
     detector = data.draw(DETECTORS_DRAWN[name])
-    clean = [with_step(item, 2 * item.step) for item in data.draw(series(detector.signals, finite_values))]
+    clean = [with_step(item, 2 * item.step) for item in data.draw(series(detector.roles, finite_values))]
     bad = {
-        item.order: Observation(item.signal, item.step + 1, data.draw(st.sampled_from([math.nan, math.inf, -math.inf])))
+        item.order: Observation(item.role, item.step + 1, data.draw(st.sampled_from([math.nan, math.inf, -math.inf])))
         for item in clean
         if data.draw(st.booleans())
     }
@@ -145,12 +145,12 @@ def without_denormal_stderr(observation: Observation) -> Observation:
 def test_it_knows_no_unit(name: str, data: st.DataObject, exponent: int, shift: int) -> None:
     """Scaled or shifted scores, with the tolerances scaled alike, give the same evidence."""
     plain = amounts_changed(data.draw(DETECTORS_DRAWN[name]), lambda _: float(data.draw(st.integers(0, 3))))
-    observations = [without_denormal_stderr(item) for item in data.draw(series(plain.signals, round_values))]
+    observations = [without_denormal_stderr(item) for item in data.draw(series(plain.roles, round_values))]
     expected = fold(plain, observations)
     scaled = amounts_changed(plain, lambda amount: math.ldexp(amount, exponent))
-    kept = {Signal.KL} if name in IN_NATS else set[Signal]()
-    in_unit = [item if item.signal in kept else in_another_unit(item, exponent) for item in observations]
-    shifted = [item if item.signal in kept else revalued(item, item.value + shift) for item in observations]
+    kept = {MetricRole.KL} if name in IN_NATS else set[MetricRole]()
+    in_unit = [item if item.role in kept else in_another_unit(item, exponent) for item in observations]
+    shifted = [item if item.role in kept else revalued(item, item.value + shift) for item in observations]
     assert fold(scaled, in_unit) == expected
     assert fold(plain, shifted) == expected
 
@@ -160,7 +160,7 @@ def test_it_knows_no_unit(name: str, data: st.DataObject, exponent: int, shift: 
 def test_it_knows_only_the_order_of_steps(name: str, data: st.DataObject, stretch: int, offset: int) -> None:
     """Renumbered steps move the turn with them and change no number."""
     detector = data.draw(DETECTORS_DRAWN[name])
-    observations = data.draw(series(detector.signals))
+    observations = data.draw(series(detector.roles))
     renumbered = [with_step(item, item.step * stretch + offset) for item in observations]
     expected = [
         (value, None if turn is None else turn * stretch + offset)
@@ -174,7 +174,7 @@ def test_it_knows_only_the_order_of_steps(name: str, data: st.DataObject, stretc
 def test_a_worse_last_value_is_never_less_alarming(name: str, data: st.DataObject) -> None:
     """Lowering the last value of a run leaves the evidence as it is or raises it."""
     detector = data.draw(DETECTORS_DRAWN[name])
-    observations = data.draw(series(detector.signals, finite_values).filter(bool))
+    observations = data.draw(series(detector.roles, finite_values).filter(bool))
     last = observations[-1]
     worse = revalued(last, data.draw(st.floats(max_value=last.value, allow_infinity=False, allow_nan=False)))
     assert fold(detector, [*observations[:-1], worse])[-1].value >= fold(detector, observations)[-1].value
@@ -185,7 +185,7 @@ def test_a_worse_last_value_is_never_less_alarming(name: str, data: st.DataObjec
 def test_the_turn_lies_behind(name: str, data: st.DataObject) -> None:
     """A turn is placed at a step that was observed, before the present one, and only by alarming evidence."""
     detector = data.draw(DETECTORS_DRAWN[name])
-    observations = data.draw(series(detector.signals))
+    observations = data.draw(series(detector.roles))
     for index, (value, turn) in enumerate(numbers(fold(detector, observations))):
         assert turn is None or (value > 0 and turn in {item.step for item in observations[:index]})
         assert turn is None or turn < observations[index].step
@@ -206,12 +206,12 @@ def test_its_thresholds_are_in_order(name: str, data: st.DataObject) -> None:
 def test_whole_numbers_are_floats(name: str, data: st.DataObject, whole: int) -> None:
     """An integer that arrives as a value is the same observation as the float, to the last byte of the state."""
     policy = alone(data.draw(DETECTORS_DRAWN[name]))
-    signal = data.draw(st.sampled_from(sorted(policy.signals)))
-    states = [replay(policy, [Observation(signal, 1, value, progress=1)]) for value in (whole, float(whole))]
+    role = data.draw(st.sampled_from(sorted(policy.roles)))
+    states = [replay(policy, [Observation(role, 1, value, progress=1)]) for value in (whole, float(whole))]
     assert state_to_json(policy, states[0]) == state_to_json(policy, states[1])
 
 
 @every_detector
 def test_its_signals_are_signals(name: str) -> None:
-    """A detector is shown signals that exist, and says so before it has seen any."""
-    assert DETECTORS[name]().signals <= set(Signal)
+    """A detector is shown roles that exist, and says so before it has seen any."""
+    assert DETECTORS[name]().roles <= set(MetricRole)

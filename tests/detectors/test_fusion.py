@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from evalstop_detectors import Kind, Observation, Signal
+from evalstop_detectors import Kind, MetricRole, Observation
 from evalstop_detectors.detectors.fusion import (
     CALMING,
     FEATURES,
@@ -33,7 +33,7 @@ SHIPPED = msgspec.convert(MODELS["worlds-1"]["model"], FusionModel)
 evidence_values = st.sampled_from([0.0, 0.05, 1.0, 3.5, 1e9, 1e300]) | st.floats(0, 1e300)
 vectors = st.tuples(*[evidence_values] * len(FEATURES))
 models = fusion_models | st.just(SHIPPED)
-runs = series({Signal.EVAL, Signal.PROXY}, st.integers(-9, 9).map(float), max_size=24)
+runs = series({MetricRole.EVAL, MetricRole.PROXY}, st.integers(-9, 9).map(float), max_size=24)
 
 
 def last_state(observations: Sequence[Observation]) -> FusionState:
@@ -90,14 +90,14 @@ def test_members_inside_see_what_they_would_see_alone(observations: list[Observa
     for index, (name, detector) in enumerate(MEMBERS.items()):
         alone, value = detector.start(), 0.0
         for observation in observations:
-            if observation.signal in detector.signals:
+            if observation.role in detector.roles:
                 alone, evidence = detector.step(alone, observation)
                 value = evidence.value
         assert getattr(state, name) == alone
         assert state.values[index] == value
 
 
-@given(observations=series({Signal.EVAL}, st.integers(-9, 9).map(float), max_size=24))
+@given(observations=series({MetricRole.EVAL}, st.integers(-9, 9).map(float), max_size=24))
 def test_without_a_proxy_gold_is_judged_alone(observations: list[Observation]) -> None:
     """Members that would look at the proxy say what they say without one, and there is a probability all the same."""
     state = last_state(observations)
@@ -115,7 +115,7 @@ def test_the_proxy_alone_moves_nothing(observations: list[Observation]) -> None:
     for observation in observations:
         before = state.evidence
         state, evidence = detector.step(state, observation)
-        assert observation.signal is Signal.EVAL or evidence == before
+        assert observation.role is MetricRole.EVAL or evidence == before
 
 
 def test_a_dip_is_healed_by_a_better_gold_alone() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 import pytest
-from evalstop_detectors import Evidence, Observation, Signal
+from evalstop_detectors import Evidence, MetricRole, Observation
 from evalstop_detectors.detectors.gao_fit import GaoFit, GaoFitState, _below_zero, _inverted
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,8 +38,8 @@ def run(
     chance, detector = random.Random(seed), GaoFit()
     state, found = detector.start(), []
     for index, d in enumerate(distances):
-        state, _ = detector.step(state, Observation(Signal.KL, 10 * index, d * d))
-        gold = Observation(Signal.EVAL, 10 * index, form(d) + chance.gauss(0, sd), stderr)
+        state, _ = detector.step(state, Observation(MetricRole.KL, 10 * index, d * d))
+        gold = Observation(MetricRole.EVAL, 10 * index, form(d) + chance.gauss(0, sd), stderr)
         state, evidence = detector.step(state, gold)
         found.append(evidence)
     return found
@@ -113,8 +113,8 @@ def test_a_useless_kl_is_told(kl: list[float]) -> None:
     state, evidence = detector.start(), None
     for index in range(40):
         if kl:
-            state, _ = detector.step(state, Observation(Signal.KL, index, kl[index % len(kl)]))
-        state, evidence = detector.step(state, Observation(Signal.EVAL, index, chance.gauss(0, 1)))
+            state, _ = detector.step(state, Observation(MetricRole.KL, index, kl[index % len(kl)]))
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, chance.gauss(0, 1)))
     assert evidence is not None
     assert evidence.value == 0
     assert evidence.note
@@ -126,8 +126,8 @@ def test_a_kl_of_an_earlier_step_will_do() -> None:
     for lag in (0, 3):
         state, value = detector.start(), 0.0
         for index, d in enumerate(upto(6)):
-            state, _ = detector.step(state, Observation(Signal.KL, 10 * index, d * d))
-            state, evidence = detector.step(state, Observation(Signal.EVAL, 10 * index + lag, rl(d)))
+            state, _ = detector.step(state, Observation(MetricRole.KL, 10 * index, d * d))
+            state, evidence = detector.step(state, Observation(MetricRole.EVAL, 10 * index + lag, rl(d)))
             value = evidence.value
         found.append(value)
     assert found[0] == found[1] > 0.99
@@ -145,14 +145,14 @@ def test_the_state_stays_small() -> None:
     """After thousands of evals the state is as large as after a few hundred."""
     detector, state, sizes = GaoFit(), GaoFit().start(), []
     for index in range(3000):
-        state, _ = detector.step(state, Observation(Signal.KL, index, index / 100))
-        state, _ = detector.step(state, Observation(Signal.EVAL, index, math.sin(index)))
+        state, _ = detector.step(state, Observation(MetricRole.KL, index, index / 100))
+        state, _ = detector.step(state, Observation(MetricRole.EVAL, index, math.sin(index)))
         sizes.append(len(msgspec.json.encode(state)))
     assert max(sizes) < 1.3 * sizes[300]
     assert msgspec.json.decode(msgspec.json.encode(state), type=GaoFitState) == state
 
 
-@given(observations=series({Signal.KL, Signal.EVAL}, max_size=30), least=st.integers(5, 6))
+@given(observations=series({MetricRole.KL, MetricRole.EVAL}, max_size=30), least=st.integers(5, 6))
 def test_it_is_a_probability(observations: list[Observation], least: int) -> None:
     """Whatever arrives, the evidence lies between 0 and 1, and a turn is told only of more than one half."""
     detector = GaoFit(least_evals=least)
@@ -191,9 +191,9 @@ def test_a_plateau_does_not_pass_for_a_peak() -> None:
             chance, detector = random.Random(seed), GaoFit(least_fall=least_fall)
             state, highest = detector.start(), 0.0
             for index, d in enumerate(upto(4, 80)):
-                state, _ = detector.step(state, Observation(Signal.KL, index, d * d))
+                state, _ = detector.step(state, Observation(MetricRole.KL, index, d * d))
                 gold = min(d / 2, 1.0) + chance.gauss(0, 0.1)
-                state, evidence = detector.step(state, Observation(Signal.EVAL, index, gold))
+                state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, gold))
                 highest = max(highest, evidence.value)
             reached[least_fall] += highest >= 0.99
     assert reached[0.1] <= 6 < reached[0.0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evalstop_detectors import POLICIES, Observation, Policy, Signal, policy_from_document, replay
+from evalstop_detectors import POLICIES, MetricRole, Observation, Policy, policy_from_document, replay
 
 from tests.detectors.strategies import eval_series
 
@@ -83,8 +83,8 @@ def stop_index(run: dict[str, Any], policy: Policy) -> int | None:
     """At which eval the policy stops the logged run, counted from 0."""
     log = run["log"]
     observations = [
-        Observation(signal, step, value)
-        for signal, key in ((Signal.EVAL, "gold"), (Signal.PROXY, "proxy"), (Signal.KL, "kl"))
+        Observation(role, step, value)
+        for role, key in ((MetricRole.EVAL, "gold"), (MetricRole.PROXY, "proxy"), (MetricRole.KL, "kl"))
         for step, value in zip(log["step"], log[key], strict=True)
     ]
     verdict = replay(policy, observations).verdict

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import pytest
-from evalstop_detectors import Evidence, Observation, Signal
+from evalstop_detectors import Evidence, MetricRole, Observation
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop, PlateauDropState
 from hypothesis import given
@@ -33,8 +33,8 @@ def run(
     state, found = detector.start(), []
     for index, score in enumerate(gold):
         if proxy is not None:
-            state, _ = detector.step(state, Observation(Signal.PROXY, index, proxy[index]))
-        state, evidence = detector.step(state, Observation(Signal.EVAL, index, score))
+            state, _ = detector.step(state, Observation(MetricRole.PROXY, index, proxy[index]))
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, score))
         found.append(evidence)
     return found
 
@@ -138,11 +138,11 @@ def test_it_equals_itself_done_slowly(
             a, b, luck = gold + level * chance.normal(), proxy + level * chance.normal(), chance.random()
             a = round(a / grain) * grain if grain else a
             step = len(observations)
-            if Signal.PROXY in detector.signals and luck < 0.9:
-                observations.append(Observation(Signal.PROXY, step, scale * b if luck > 0.02 else math.inf))
+            if MetricRole.PROXY in detector.roles and luck < 0.9:
+                observations.append(Observation(MetricRole.PROXY, step, scale * b if luck > 0.02 else math.inf))
             if luck > 0.1:
                 told = stderr if luck > 0.5 else None
-                observations.append(Observation(Signal.EVAL, step, scale * a if luck > 0.12 else math.nan, told))
+                observations.append(Observation(MetricRole.EVAL, step, scale * a if luck > 0.12 else math.nan, told))
     state, evidence = detector.start(), []
     for observation in observations:
         state, item = detector.step(state, observation)
@@ -198,8 +198,8 @@ def test_what_pulls_the_proxy_down_too_is_no_turn() -> None:
 
 
 def test_without_the_proxy_it_is_not_looked_at() -> None:
-    """With `use_proxy` off the proxy is not even a signal, and only gold counts."""
-    assert PlateauDrop(use_proxy=False).signals == {Signal.EVAL}
+    """With `use_proxy` off the proxy is not even a role, and only gold counts."""
+    assert PlateauDrop(use_proxy=False).roles == {MetricRole.EVAL}
     gold = noisy(rise_and_fall(), 1)
     assert run(gold, None, PlateauDrop(use_proxy=False)) == run(gold)
 

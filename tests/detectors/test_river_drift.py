@@ -31,7 +31,7 @@ from tests.detectors.strategies import RIVER, eval_series
 detectors = st.builds(
     lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
     st.sampled_from(RIVER),
-    st.sampled_from(["signal", "minus_mean", "minus_best"]),
+    st.sampled_from(["role", "minus_mean", "minus_best"]),
     st.sampled_from([16, 32, 1024]),
 )
 
@@ -55,7 +55,7 @@ def run(seed: int, levels: Sequence[float] = (0, 4, 0, -4, 0, 2)) -> list[float]
 
 
 def by_hand(live: Any, values: Sequence[float]) -> list[int]:
-    """River's object fed with the signal in units of its noise, and a count kept beside it."""
+    """River's object fed with the role in units of its noise, and a count kept beside it."""
     counts, count, since, noise, unit = [], 0, 0, NoiseState(), 0.0
     for index, value in enumerate(values):
         noise = advance(noise, value)
@@ -231,7 +231,7 @@ def test_a_policy_with_it_is_a_document() -> None:
     params = {"detector": "KSWIN", "params": {"alpha": 0.01, "window_size": 40, "stat_size": 10, "seed": 3}}
     policy = policy_from_document({"name": "p", "members": [{"detector": "river_drift", "params": params}]})
     stored = msgspec.json.decode(msgspec.json.encode(policy_to_document(policy)))
-    assert stored["members"][0]["params"] == params | {"series": "signal", "memory": 1024}
+    assert stored["members"][0]["params"] == params | {"series": "role", "memory": 1024}
     assert policy_from_document(stored) == policy
 
 

@@ -75,7 +75,7 @@ class Tenant:
         script = f"sh {cluster.script}"
         command = [sys.executable, "-m", "evalstop_client.receivers.cli", "command", "--url", service]
         command += ["--run", f"{script} cancel {{job_id}}", "--check", f"{script} check {{job_id}}"]
-        command += ["--signal", f"{script} save {{job_id}}", "--checkpoint-grace-seconds", str(WINDOW_SECONDS)]
+        command += ["--role", f"{script} save {{job_id}}", "--checkpoint-grace-seconds", str(WINDOW_SECONDS)]
         command += ["--look-seconds", "1", "--state", str(self.folder / "state")]
         command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready)]
         environment = {"EVALSTOP_WEBHOOK_SECRET": self.secret, "EVALSTOP_KEY": self.key}
@@ -188,9 +188,9 @@ def test_a_thousand_stops(tmp_path: Path, database: Database) -> None:
                 caller.post(f"/decisions/{decision_id}/veto", {"reason": "it only dips"})
         havoc.join()
         caller = callers["bounded"]
-        wait_until(lambda: set(states(database)) <= ENDED | {State.WITHHELD}, "all stops are done with", 600)
-        withheld = [run_id for name, run_id in bounded.runs.items() if cluster.jobs[name].at("asked") is None]
-        for run_id in withheld:  # their trainers come to the end of what they had to do
+        wait_until(lambda: set(states(database)) <= ENDED | {State.ON_HOLD}, "all stops are done with", 600)
+        on_hold = [run_id for name, run_id in bounded.runs.items() if cluster.jobs[name].at("asked") is None]
+        for run_id in on_hold:  # their trainers come to the end of what they had to do
             caller.post(f"/runs/{run_id}/finish", {"status": "completed"})
         ended = states(database)
         assert sum(troubles[kind] for kind in TROUBLE for troubles in [road.troubles for road in roads]) > 50

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from evalstop_detectors import Kind, Observation, Signal, policy_from_document
+from evalstop_detectors import Kind, MetricRole, Observation, policy_from_document
 from evalstop_detectors.detectors.fusion import FEATURES, Fusion, FusionModel
 from evalstop_detectors.detectors.fusion_model import MODELS
 from evalstop_lab.calibrate.evidence import records
@@ -118,7 +118,7 @@ def test_runs_of_one_kind_teach_nothing(passages: list[Passage]) -> None:
 
 def test_a_run_of_ones_own_needs_no_proxy() -> None:
     """A run of gold alone has all features; what the proxy would add is 0."""
-    item = passage("own", [Observation(Signal.EVAL, step, float(step % 5)) for step in range(20)], 19, 10)
+    item = passage("own", [Observation(MetricRole.EVAL, step, float(step % 5)) for step in range(20)], 19, 10)
     assert item.values.shape == (20, len(FEATURES))
     assert np.isfinite(item.values).all()
     assert item.past.sum() == 9

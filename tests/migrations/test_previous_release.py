@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_detectors import POLICIES, Observation, Signal, replay, verdict_to_document
+from evalstop_detectors import POLICIES, MetricRole, Observation, replay, verdict_to_document
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 
@@ -134,7 +134,7 @@ def evals(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def replayed(last: int) -> dict[str, Any]:
-    points = [Observation(Signal.EVAL, step, GOLD[step]) for step in range(last)]
+    points = [Observation(MetricRole.EVAL, step, GOLD[step]) for step in range(last)]
     return verdict_to_document(replay(POLICIES["paper"], points).verdict)
 
 

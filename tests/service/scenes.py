@@ -30,13 +30,13 @@ WATCHFUL: dict[str, Any] = {
     "name": "watchful",
     "members": [
         {"detector": "k_decline", "params": {"k": 2}},
-        {"detector": "k_decline", "params": {"k": 2, "signal": "proxy"}},
-        {"detector": "non_finite", "params": {"signal": "kl"}},
+        {"detector": "k_decline", "params": {"k": 2, "role": "proxy"}},
+        {"detector": "non_finite", "params": {"role": "kl"}},
         {"detector": "loss_plateau", "params": {}},
         {"detector": "fixed_progress", "params": {}},
     ],
 }
-"""A policy that looks at every signal."""
+"""A policy that looks at every role."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How noisy one signal of a run is, estimated while it trends: the scale of one value and its lag-1 autocorrelation.
+"""How noisy one role of a run is, estimated while it trends: the scale of one value and its lag-1 autocorrelation.
 
 Source      Medians of first and second absolute differences: differences forget a trend, medians forget jumps and
             outliers (Rice 1984 and Gasser, Sroka & Jennen-Steinmetz 1986 for the differences; Hampel 1974 for the

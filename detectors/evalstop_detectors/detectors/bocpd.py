@@ -28,7 +28,7 @@ from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 _FIRST = 8
 _LARGEST = 1e6
@@ -80,8 +80,8 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
     run_lengths: Annotated[int, Meta(ge=4, le=1000)] = 32
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.EVAL})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:

@@ -27,7 +27,7 @@ from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import LARGEST, NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 _SOONEST = 4
 
@@ -60,8 +60,8 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
     sd: Annotated[float, Meta(gt=0, le=LARGEST)] | None = None
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.EVAL})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 # What a policy may set a parameter to. The upper ends keep out what JSON or a float cannot hold, such as infinity.
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -64,10 +64,10 @@ S = TypeVar("S")
 
 
 class Detector(Protocol[S]):
-    """A pure function over one run's signals, folded one observation at a time.
+    """A pure function over one run's roles, folded one observation at a time.
 
     Implementations are frozen msgspec structs whose fields are the parameters that a policy may set; their types are
-    the schema. States are frozen structs of finite JSON values. `step` is only called with observations of `signals`,
+    the schema. States are frozen structs of finite JSON values. `step` is only called with observations of `roles`,
     in their `order`, each once. One that can take in several for less may have a `fold`, too (see `Fold`).
     """
 
@@ -75,8 +75,8 @@ class Detector(Protocol[S]):
     state_type: ClassVar[type[Any]]
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        """The signals that this detector is shown."""
+    def roles(self) -> frozenset[MetricRole]:
+        """The roles that this detector is shown."""
 
     @property
     def thresholds(self) -> Thresholds:

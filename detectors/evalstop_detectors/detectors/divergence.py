@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState
 from evalstop_detectors.detectors.detector import Amount, Count, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 _BLOCKS = 128
 _WINDOWS = frozenset({4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128})
@@ -92,8 +92,8 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
     noisy_from: Amount = 0.05
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.PROXY, Signal.EVAL})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.PROXY, MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:
@@ -104,7 +104,7 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
 
     def step(self, state: DivergenceState, observation: Observation) -> tuple[DivergenceState, Evidence]:
         if observation.finite:
-            if observation.signal is Signal.PROXY:
+            if observation.role is MetricRole.PROXY:
                 state = _with_proxy(state, observation.value)
             elif state.proxy is not None:
                 state = self._paired(state, observation, state.proxy)

@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from evalstop_detectors.checkpoint.noise import clipped
 from evalstop_detectors.detectors.detector import Amount, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 _BETS = (0.125, 0.25, 0.5, 1.0)
 _LARGEST_Z = 4.0
@@ -90,8 +90,8 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: Amount = 0.0
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.EVAL})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:

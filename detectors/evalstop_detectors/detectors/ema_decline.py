@@ -1,6 +1,6 @@
-"""k consecutive declines of the exponential moving average of one signal.
+"""k consecutive declines of the exponential moving average of one role.
 
-Source      EvalStop's rule (arXiv 2606.04145) on a smoothed signal; the bias correction is that of Adam (Kingma & Ba
+Source      EvalStop's rule (arXiv 2606.04145) on a smoothed role; the bias correction is that of Adam (Kingma & Ba
             2015), so that the first values do not pull the average to 0.
 Departs     `min_delta` and `warmup_evals` are ours; at 0 this is the published rule on the average.
             Non-finite values are passed over: they neither enter the average nor end a run of declines.
@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import clipped
 from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 
 class EmaDeclineState(Struct, frozen=True):
@@ -37,7 +37,7 @@ class EmaDecline(Struct, frozen=True, forbid_unknown_fields=True):
     """Counts consecutive declines of a moving average.
 
     `weight`: that of a new value, 1 is no smoothing at all. `min_delta`: a fall of the average counts if it is larger
-    than this, in the unit of the signal. `warmup_evals`: comparisons begin after this many finite values.
+    than this, in the unit of the role. `warmup_evals`: comparisons begin after this many finite values.
     """
 
     name: ClassVar[str] = "ema_decline"
@@ -47,11 +47,11 @@ class EmaDecline(Struct, frozen=True, forbid_unknown_fields=True):
     weight: Annotated[float, Meta(gt=0, le=1)] = 0.3
     min_delta: Amount = 0.0
     warmup_evals: CountOrZero = 0
-    signal: Signal = Signal.EVAL
+    role: MetricRole = MetricRole.EVAL
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({self.signal})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({self.role})
 
     @property
     def thresholds(self) -> Thresholds:
@@ -85,5 +85,5 @@ class EmaDecline(Struct, frozen=True, forbid_unknown_fields=True):
 
     def _note(self, state: EmaDeclineState) -> str:
         if state.seen < self.warmup_evals:
-            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.signal} seen"
-        return f"{state.declines} consecutive declines of the moving average of {self.signal}, k = {self.k}"
+            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.role} seen"
+        return f"{state.declines} consecutive declines of the moving average of {self.role}, k = {self.k}"

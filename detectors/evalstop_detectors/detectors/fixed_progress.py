@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 
 class FixedProgressState(Struct, frozen=True):
@@ -34,8 +34,8 @@ class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
     fraction: Annotated[float, Meta(gt=0, le=1)] = 0.6
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.PROXY, Signal.LOSS})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.PROXY, MetricRole.LOSS})
 
     @property
     def thresholds(self) -> Thresholds:

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 _START = 3
 _LARGEST = 1e6
@@ -51,8 +51,8 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
     share: Annotated[float, Meta(ge=0, le=100)] = 0.2
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.EVAL})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:

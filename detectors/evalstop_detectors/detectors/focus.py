@@ -28,7 +28,7 @@ from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 _SOONEST = 4
 _REMEMBERED = 64
@@ -64,8 +64,8 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
     candidates: Annotated[int, Meta(ge=4, le=128)] = 32
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.EVAL})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:

@@ -38,7 +38,7 @@ from evalstop_detectors.detectors.focus import Focus, FocusState
 from evalstop_detectors.detectors.fusion_model import MODELS
 from evalstop_detectors.detectors.k_decline import KDecline, KDeclineState
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop, PlateauDropState
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 # In the order in which they are trusted to place the turn. Parameters are written out: a default that changes must not
 # change what the model was fitted on.
@@ -49,8 +49,8 @@ MEMBERS: dict[str, Detector[Any]] = {
     "focus": Focus(rise_sigmas=None, candidates=32),
     "cusum": Cusum(reference="mean", window=5, allowance=0.1, largest_sigmas=4.0, scale="estimated", sd=None),
     "e_process": EProcess(alpha=0.01, tolerance=0.0),
-    "ema_decline": EmaDecline(k=5, weight=0.3, min_delta=0.0, warmup_evals=0, signal=Signal.EVAL),
-    "k_decline": KDecline(k=3, min_delta=0.0, warmup_evals=0, signal=Signal.EVAL),
+    "ema_decline": EmaDecline(k=5, weight=0.3, min_delta=0.0, warmup_evals=0, role=MetricRole.EVAL),
+    "k_decline": KDecline(k=3, min_delta=0.0, warmup_evals=0, role=MetricRole.EVAL),
 }
 
 Feature = Literal[
@@ -154,7 +154,7 @@ class Fusion(Struct, frozen=True, forbid_unknown_fields=True):
     model: FusionModel | Literal["worlds-1"] = "worlds-1"
 
     @property
-    def signals(self) -> frozenset[Signal]:
+    def roles(self) -> frozenset[MetricRole]:
         return _SIGNALS
 
     @property
@@ -166,22 +166,22 @@ class Fusion(Struct, frozen=True, forbid_unknown_fields=True):
 
     def step(self, state: FusionState, observation: Observation) -> tuple[FusionState, Evidence]:
         state = with_members(state, observation)
-        if observation.signal is Signal.EVAL and observation.finite:
+        if observation.role is MetricRole.EVAL and observation.finite:
             model = self.model if isinstance(self.model, FusionModel) else _SHIPPED[self.model]
             state = replace(state, evidence=_evidence(state, model.posterior(features(state))))
         return state, state.evidence
 
 
 def with_members(state: FusionState, observation: Observation) -> FusionState:
-    """The state after every member that watches this signal has seen it; the evidence stays as it was."""
+    """The state after every member that watches this role has seen it; the evidence stays as it was."""
     changed: dict[str, Any] = {}
     values, turns = list(state.values), list(state.turns)
-    for index, (name, detector, signals) in enumerate(_WATCHING):
-        if observation.signal in signals:
+    for index, (name, detector, roles) in enumerate(_WATCHING):
+        if observation.role in roles:
             changed[name], evidence = detector.step(getattr(state, name), observation)
             values[index], turns[index] = evidence.value, evidence.turn_step
     changed |= {"values": tuple(values), "turns": tuple(turns)}
-    if observation.signal is Signal.EVAL and observation.finite:
+    if observation.role is MetricRole.EVAL and observation.finite:
         new_best = changed["plateau_drop"].top > state.plateau_drop.top
         changed["seen"] = state.seen + 1
         changed["healed"] = max(state.healed, state.largest) if new_best else state.healed
@@ -202,8 +202,8 @@ def _evidence(state: FusionState, posterior: float) -> Evidence:
     return Evidence(Kind.POSTERIOR, posterior, turn, note)
 
 
-_WATCHING = tuple((name, detector, detector.signals) for name, detector in MEMBERS.items())
-_SIGNALS = frozenset(signal for _, _, signals in _WATCHING for signal in signals)
+_WATCHING = tuple((name, detector, detector.roles) for name, detector in MEMBERS.items())
+_SIGNALS = frozenset(role for _, _, roles in _WATCHING for role in roles)
 _SHARED_INDEX = tuple(list(MEMBERS).index(name) for name in _SHARED)
 _INDEX = {name: index for index, name in enumerate(FEATURES)}
 _SHIPPED = {name: msgspec.convert(document["model"], FusionModel) for name, document in MODELS.items()}

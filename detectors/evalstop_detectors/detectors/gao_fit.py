@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import NoiseState
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 _FARTHEST = 1e6  # of distances: a KL of 10^12 nats
 _LATE = 0.15  # weight of the newest residual in the average of the late ones
@@ -127,8 +127,8 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
     misfit: Annotated[float, Meta(ge=1, le=1e6)] = 2.0
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.KL, Signal.EVAL})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.KL, MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:
@@ -139,7 +139,7 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
 
     def step(self, state: GaoFitState, observation: Observation) -> tuple[GaoFitState, Evidence]:
         if observation.finite:
-            if observation.signal is Signal.KL:
+            if observation.role is MetricRole.KL:
                 state = replace(state, kl=min(max(observation.value, 0.0), _FARTHEST**2))
             elif state.kl is not None:
                 state = self._judged(self._learned(state, observation, math.sqrt(state.kl)), observation.step)

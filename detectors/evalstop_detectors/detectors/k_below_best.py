@@ -1,4 +1,4 @@
-"""k consecutive values of one signal that lie below its best by more than a tolerance.
+"""k consecutive values of one role that lie below its best by more than a tolerance.
 
 Source      The level form of EvalStop's rule (arXiv 2606.04145); kin to `patience` in early stopping (Prechelt 1998),
             which counts evals without a new best, where this counts evals that are worse than the best.
@@ -18,7 +18,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 
 class KBelowBestState(Struct, frozen=True):
@@ -33,7 +33,7 @@ class KBelowBestState(Struct, frozen=True):
 class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
     """Counts consecutive values below the best.
 
-    `tolerance`: how far below the best a value must lie to count, in the unit of the signal.
+    `tolerance`: how far below the best a value must lie to count, in the unit of the role.
     `warmup_evals`: the first so many finite values set the best but never count.
     """
 
@@ -43,11 +43,11 @@ class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
     k: Count = 5
     tolerance: Amount = 0.0
     warmup_evals: CountOrZero = 0
-    signal: Signal = Signal.EVAL
+    role: MetricRole = MetricRole.EVAL
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({self.signal})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({self.role})
 
     @property
     def thresholds(self) -> Thresholds:
@@ -70,5 +70,5 @@ class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
 
     def _note(self, state: KBelowBestState) -> str:
         if state.seen < self.warmup_evals:
-            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.signal} seen"
-        return f"{state.below} consecutive values of {self.signal} below its best, k = {self.k}"
+            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.role} seen"
+        return f"{state.below} consecutive values of {self.role} below its best, k = {self.k}"

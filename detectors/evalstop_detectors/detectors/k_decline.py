@@ -1,4 +1,4 @@
-"""k consecutive declines of one signal, each against the value before it.
+"""k consecutive declines of one role, each against the value before it.
 
 Source      EvalStop (arXiv 2606.04145): stop a job after k consecutive eval-score declines.
 Departs     The paper has no `min_delta` and no warm-up; with their defaults of 0 this is the published rule.
@@ -17,7 +17,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 
 class KDeclineState(Struct, frozen=True):
@@ -33,7 +33,7 @@ class KDeclineState(Struct, frozen=True):
 class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
     """Counts consecutive declines.
 
-    `min_delta`: a fall counts if it is larger than this, in the unit of the signal.
+    `min_delta`: a fall counts if it is larger than this, in the unit of the role.
     `warmup_evals`: comparisons begin with the value after this many finite ones.
     """
 
@@ -43,11 +43,11 @@ class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
     k: Count = 3
     min_delta: Amount = 0.0
     warmup_evals: CountOrZero = 0
-    signal: Signal = Signal.EVAL
+    role: MetricRole = MetricRole.EVAL
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({self.signal})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({self.role})
 
     @property
     def thresholds(self) -> Thresholds:
@@ -74,5 +74,5 @@ class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
 
     def _note(self, state: KDeclineState) -> str:
         if state.seen < self.warmup_evals:
-            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.signal} seen"
-        return f"{state.declines} consecutive declines of {self.signal}, k = {self.k}"
+            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.role} seen"
+        return f"{state.declines} consecutive declines of {self.role}, k = {self.k}"

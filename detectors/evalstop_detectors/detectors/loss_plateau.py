@@ -15,7 +15,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from evalstop_detectors.detectors.detector import Amount, Count, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 
 class LossPlateauState(Struct, frozen=True):
@@ -36,8 +36,8 @@ class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
     min_delta: Amount = 0.0
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.LOSS})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.LOSS})
 
     @property
     def thresholds(self) -> Thresholds:

@@ -1,9 +1,9 @@
-"""Consecutive values of one signal that are NaN or infinite.
+"""Consecutive values of one role that are NaN or infinite.
 
 Source      None needed: a number that is not finite is a fact, not a statistic. Every trainer's guard against it is of
             this form (for example `TerminateOnNaN` in Keras).
 Departs     Nothing.
-State       How many non-finite values stand at the end of the signal, and where the last finite one was. O(1).
+State       How many non-finite values stand at the end of the role, and where the last finite one was. O(1).
 Evidence    A count: the length of the present run of non-finite values. The turn is placed at the last finite value.
 Not done    It does not stop by itself: `stop_at` is None unless the policy sets it. A NaN may come from the eval
             harness as well as from the model.
@@ -18,7 +18,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds, one_by_one
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 
 class NonFiniteState(Struct, frozen=True):
@@ -34,11 +34,11 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
     name: ClassVar[str] = "non_finite"
     state_type: ClassVar[type[NonFiniteState]] = NonFiniteState
 
-    signal: Signal = Signal.EVAL
+    role: MetricRole = MetricRole.EVAL
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({self.signal})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({self.role})
 
     @property
     def thresholds(self) -> Thresholds:
@@ -49,24 +49,24 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
 
     def step(self, state: NonFiniteState, observation: Observation) -> tuple[NonFiniteState, Evidence]:
         if math.isfinite(observation.value):
-            return NonFiniteState(0, observation.step), _QUIET[self.signal]
+            return NonFiniteState(0, observation.step), _QUIET[self.role]
         state = NonFiniteState(state.run_length + 1, state.last_finite_step)
-        return state, _evidence(self.signal, state)
+        return state, _evidence(self.role, state)
 
     def fold(
         self, state: NonFiniteState, evidence: Evidence | None, observations: Sequence[Observation]
     ) -> tuple[NonFiniteState, Changes]:
-        quiet = _QUIET[self.signal]
+        quiet = _QUIET[self.role]
         if evidence is not quiet or not all(map(math.isfinite, [item.value for item in observations])):
             return one_by_one(self, state, evidence, observations)
         return NonFiniteState(0, observations[-1].step), []
 
 
-def _evidence(signal: Signal, state: NonFiniteState) -> Evidence:
+def _evidence(role: MetricRole, state: NonFiniteState) -> Evidence:
     turn_step = state.last_finite_step if state.run_length else None
-    note = f"{state.run_length} consecutive values of {signal} are NaN or infinite"
+    note = f"{state.run_length} consecutive values of {role} are NaN or infinite"
     return Evidence(Kind.COUNT, float(state.run_length), turn_step, note)
 
 
 # What nearly every observation gives is made once.
-_QUIET = {signal: _evidence(signal, NonFiniteState()) for signal in Signal}
+_QUIET = {role: _evidence(role, NonFiniteState()) for role in MetricRole}

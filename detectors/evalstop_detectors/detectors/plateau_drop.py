@@ -38,7 +38,7 @@ from msgspec.structs import replace
 from evalstop_detectors.calibration import CALIBRATIONS
 from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 BLOCKS = 128
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -114,8 +114,8 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
     use_proxy: bool = True
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({Signal.EVAL, Signal.PROXY}) if self.use_proxy else frozenset({Signal.EVAL})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({MetricRole.EVAL, MetricRole.PROXY}) if self.use_proxy else frozenset({MetricRole.EVAL})
 
     @property
     def thresholds(self) -> Thresholds:
@@ -137,7 +137,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
             value = observation.value
             if not math.isfinite(value):
                 pass
-            elif observation.signal is Signal.PROXY:  # several values between two evals are averaged
+            elif observation.role is MetricRole.PROXY:  # several values between two evals are averaged
                 value = value if -LARGEST <= value <= LARGEST else clipped(value)
                 origin = value if origin is None else origin
                 moved = value - origin

@@ -17,7 +17,7 @@ from evalstop_detectors.errors import InvalidPolicy, StaleState
 from evalstop_detectors.policy.allowed import allowed_at
 from evalstop_detectors.policy.catalog import DETECTORS, unknown
 from evalstop_detectors.policy.monitor import MonitorState
-from evalstop_detectors.policy.policy import Member, Policy, Reservation, Verdict, member_ids
+from evalstop_detectors.policy.policy import GuardKind, Member, Policy, Verdict, member_ids
 from evalstop_detectors.policy.risk import Calibration, CalibrationDocument, Risk, calibration, threshold
 
 STATE_VERSION = 1
@@ -56,7 +56,7 @@ class _PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     min_evals: CountOrZero = 0
     warmup_steps: Annotated[int, Meta(ge=0, le=2**53)] = 0
     description: _Text = ""
-    stops_despite: Annotated[list[Reservation], Meta(max_length=len(Reservation))] = []
+    stops_despite: Annotated[list[GuardKind], Meta(max_length=len(GuardKind))] = []
     calibration: Annotated[list[CalibrationDocument], Meta(max_length=256)] = []
 
 

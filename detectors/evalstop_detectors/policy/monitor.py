@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from evalstop_detectors.detectors.detector import Evidence
 from evalstop_detectors.errors import OutOfOrder
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
 _NOTHING = (-sys.maxsize, -1)  # before every step
@@ -53,21 +53,21 @@ def is_late(state: MonitorState, observation: Observation) -> bool:
 def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple[MonitorState, Verdict]:
     """Take in one observation; raises OutOfOrder if it is late.
 
-    A signal outside `policy.signals` changes nothing, not even the step of the verdict, however often it comes.
+    A role outside `policy.roles` changes nothing, not even the step of the verdict, however often it comes.
     """
-    signal = observation.signal
-    if signal not in policy.signals:
+    role = observation.role
+    if role not in policy.roles:
         return state, state.verdict
     order = observation.order
     if state.last is not None and order <= state.last:
         raise _out_of_order(observation)
     states, evidence = list(state.states), list(state.evidence)
     stale = not _is_settled(policy, state.last, state.evals)
-    for index, take in policy.shown[signal]:
+    for index, take in policy.shown[role]:
         states[index], found = take(states[index], observation)
         if found is not evidence[index]:
             evidence[index], stale = found, True
-    evals = state.evals + (signal is Signal.EVAL and observation.finite)
+    evals = state.evals + (role is MetricRole.EVAL and observation.finite)
     verdict, suspect_step = state.verdict, state.suspect_step
     if not verdict.stops:
         before = verdict
@@ -93,26 +93,26 @@ def advance(
         state, verdict = step(policy, state, observations[0])
         return state, [verdict]
     seen: list[Observation] = []
-    by_signal: dict[Signal, list[Observation]] = {signal: [] for signal in policy.signals}
+    by_role: dict[MetricRole, list[Observation]] = {role: [] for role in policy.roles}
     for observation in observations:
-        if (alike := by_signal.get(observation.signal)) is not None:
+        if (alike := by_role.get(observation.role)) is not None:
             seen.append(observation)
             alike.append(observation)
     if not seen:
         return state, [state.verdict]
     _refuse_late(state, seen)
     states, evidence, news = list(state.states), list(state.evidence), list[_News]()
-    for index, (signals, fold) in enumerate(policy.folds):
-        if len(signals) == 1:
-            shown = by_signal[signals[0]]
+    for index, (roles, fold) in enumerate(policy.folds):
+        if len(roles) == 1:
+            shown = by_role[roles[0]]
         else:
-            shown = seen if len(signals) == len(by_signal) else [item for item in seen if item.signal in signals]
+            shown = seen if len(roles) == len(by_role) else [item for item in seen if item.role in roles]
         if shown:
             states[index], changes = fold(states[index], evidence[index], shown)
             if changes:
                 news += [_News(shown[place].order, index, item) for place, item in changes]
                 evidence[index] = changes[-1][1]
-    gold = [item for item in by_signal[Signal.EVAL] if item.finite]
+    gold = [item for item in by_role[MetricRole.EVAL] if item.finite]
     verdict, suspect_step, verdicts, last = state.verdict, state.suspect_step, list[Verdict](), seen[-1]
     if (news or not _is_settled(policy, state.last, state.evals)) and not verdict.stops:
         judged = _judged(policy, state, seen, gold, news)
@@ -149,7 +149,7 @@ def _refuse_late(state: MonitorState, seen: Sequence[Observation]) -> None:
 
 def _out_of_order(item: Observation) -> OutOfOrder:
     return OutOfOrder(
-        f"{item.signal} at step {item.step} belongs before an observation that the monitor has already seen; replay the"
+        f"{item.role} at step {item.step} belongs before an observation that the monitor has already seen; replay the"
         " run in step order"
     )
 
@@ -189,11 +189,11 @@ def _unsettled(policy: Policy, state: MonitorState, seen: Sequence[Observation])
             break
         last = item.order
         found.add(last)
-        evals += item.signal is Signal.EVAL and item.finite
+        evals += item.role is MetricRole.EVAL and item.finite
     return found
 
 
 def replay(policy: Policy, observations: Iterable[Observation]) -> MonitorState:
-    """The state after a whole run, given in any order; each (signal, step) may occur once."""
+    """The state after a whole run, given in any order; each (role, step) may occur once."""
     state, _ = advance(policy, start(policy), sorted(observations, key=lambda item: item.order))
     return state

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from evalstop_detectors.detectors.detector import Detector, Evidence, Fold, Kind, Thresholds, fold_of
-from evalstop_detectors.observation import Observation, Signal
+from evalstop_detectors.observation import MetricRole, Observation
 
 
 class Call(StrEnum):
@@ -22,7 +22,7 @@ class Call(StrEnum):
     STOP = "stop"
 
 
-class Reservation(StrEnum):
+class GuardKind(StrEnum):
     """What holds a stop back, whatever the detectors say, unless the policy says that it does not.
 
     `stale`: nothing has been heard of the run for long. `dead_detector`: a metric that stops it is missing, has ceased,
@@ -38,7 +38,7 @@ class Finding(Struct, frozen=True):
     """The evidence of one detector beside the thresholds that it was held against."""
 
     detector: str
-    signals: tuple[Signal, ...]
+    roles: tuple[MetricRole, ...]
     kind: Kind
     value: float
     suspect_at: float | None
@@ -72,8 +72,8 @@ class Verdict(Struct, frozen=True):
 
     @property
     def rests_on_gold(self) -> bool:
-        """Whether any detector that is alarmed sees the eval signal."""
-        return any(finding.alarms and Signal.EVAL in finding.signals for finding in self.evidence)
+        """Whether any detector that is alarmed sees the eval role."""
+        return any(finding.alarms and MetricRole.EVAL in finding.roles for finding in self.evidence)
 
 
 NOTHING_SEEN = Verdict(Call.CONTINUE, None, None, "nothing observed yet")
@@ -92,12 +92,12 @@ class Member(Struct, frozen=True, dict=True):
 
     @property
     def sees_gold(self) -> bool:
-        return Signal.EVAL in self.detector.signals
+        return MetricRole.EVAL in self.detector.roles
 
     @cached_property
-    def signals(self) -> tuple[Signal, ...]:
-        """The signals that its detector is shown, in the order of the alphabet."""
-        return tuple(sorted(self.detector.signals))
+    def roles(self) -> tuple[MetricRole, ...]:
+        """The roles that its detector is shown, in the order of the alphabet."""
+        return tuple(sorted(self.detector.roles))
 
 
 Called = Sequence[tuple[Member, Evidence]]
@@ -109,7 +109,7 @@ class Policy(Struct, frozen=True, dict=True):
     The policy stops when the weights of the members that call for a stop reach `at_least`, and suspects when those of
     the members that call for a suspicion or a stop reach `suspect_at_least`.
     `gate`: ids of members without whose call there is no stop, whatever the weights.
-    `gold_required`: members that never see the eval signal may raise a suspicion, but not stop a run by themselves.
+    `gold_required`: members that never see the eval role may raise a suspicion, but not stop a run by themselves.
     `min_evals`: no stop before so many finite evals; `warmup_steps`: none before this step.
     `stops_despite`: reservations that do not hold its stops back; they change no verdict.
     """
@@ -123,35 +123,35 @@ class Policy(Struct, frozen=True, dict=True):
     description: str = ""
     suspect_at_least: float = 1.0
     gate: tuple[str, ...] = ()
-    stops_despite: tuple[Reservation, ...] = ()
+    stops_despite: tuple[GuardKind, ...] = ()
 
     @cached_property
-    def signals(self) -> frozenset[Signal]:
-        """The signals that any member watches, and gold, of which the policy itself keeps count."""
-        return frozenset({Signal.EVAL}).union(*(member.detector.signals for member in self.members))
+    def roles(self) -> frozenset[MetricRole]:
+        """The roles that any member watches, and gold, of which the policy itself keeps count."""
+        return frozenset({MetricRole.EVAL}).union(*(member.detector.roles for member in self.members))
 
     @cached_property
-    def stopping_signals(self) -> frozenset[Signal]:
-        """The signals on whose evidence it may stop a run: those of the members that can call for one, and gold if it
+    def stopping_signals(self) -> frozenset[MetricRole]:
+        """The roles on whose evidence it may stop a run: those of the members that can call for one, and gold if it
         is required."""
         members = zip(self.ids, self.members, strict=True)
         calling = (m for name, m in members if m.thresholds.stop_at is not None and (m.weight or name in self.gate))
-        gold = {Signal.EVAL} if self.gold_required else set()
-        return frozenset(gold).union(*(member.detector.signals for member in calling))
+        gold = {MetricRole.EVAL} if self.gold_required else set()
+        return frozenset(gold).union(*(member.detector.roles for member in calling))
 
     @cached_property
-    def shown(self) -> dict[Signal, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]:
-        """For each of `signals` the members that are shown it: index, and the detector's `step`."""
+    def shown(self) -> dict[MetricRole, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]:
+        """For each of `roles` the members that are shown it: index, and the detector's `step`."""
         members = list(enumerate(self.members))
         return {
-            signal: tuple((index, member.detector.step) for index, member in members if signal in member.signals)
-            for signal in self.signals
+            role: tuple((index, member.detector.step) for index, member in members if role in member.roles)
+            for role in self.roles
         }
 
     @cached_property
-    def folds(self) -> tuple[tuple[tuple[Signal, ...], Fold], ...]:
-        """Of each member the signals that it is shown, and how its detector takes them in."""
-        return tuple((member.signals, fold_of(member.detector)) for member in self.members)
+    def folds(self) -> tuple[tuple[tuple[MetricRole, ...], Fold], ...]:
+        """Of each member the roles that it is shown, and how its detector takes them in."""
+        return tuple((member.roles, fold_of(member.detector)) for member in self.members)
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
@@ -159,23 +159,19 @@ class Policy(Struct, frozen=True, dict=True):
         return member_ids([(member.id, member.detector.name) for member in self.members])
 
     @cached_property
-    def _held(self) -> tuple[tuple[Member, str, tuple[Signal, ...], float | None, float | None], ...]:
-        """What every finding says of its member, looked up once: name, signals, thresholds."""
-        return tuple(
-            (m, m.detector.name, m.signals, m.thresholds.suspect_at, m.thresholds.stop_at) for m in self.members
-        )
+    def _held(self) -> tuple[tuple[Member, str, tuple[MetricRole, ...], float | None, float | None], ...]:
+        """What every finding says of its member, looked up once: name, roles, thresholds."""
+        return tuple((m, m.detector.name, m.roles, m.thresholds.suspect_at, m.thresholds.stop_at) for m in self.members)
 
     def judge(self, evidence: Sequence[Evidence | None], step: int, evals: int) -> Verdict:
         """The verdict on one evidence a member (None: that member has seen nothing), after `evals` finite evals."""
         findings: list[Finding] = []
         stopping: list[tuple[Member, Evidence]] = []
         alarmed: list[tuple[Member, Evidence]] = []
-        for (member, name, signals, suspect_at, stop_at), item in zip(self._held, evidence, strict=True):
+        for (member, name, roles, suspect_at, stop_at), item in zip(self._held, evidence, strict=True):
             if item is None:
                 continue
-            findings.append(
-                Finding(name, signals, item.kind, item.value, suspect_at, stop_at, item.turn_step, item.note)
-            )
+            findings.append(Finding(name, roles, item.kind, item.value, suspect_at, stop_at, item.turn_step, item.note))
             if member.weight:
                 if item.reaches(stop_at):
                     stopping.append((member, item))

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evalstop_detectors.observation import Signal
+from evalstop_detectors.observation import MetricRole
 from evalstop_detectors.policy.codec import policy_from_document
 from evalstop_detectors.policy.policy import Policy
 
 _NOT_FINITE: list[dict[str, Any]] = [
-    {"detector": "non_finite", "id": f"non_finite-{signal}", "params": {"signal": signal}}
-    for signal in reversed(Signal)
+    {"detector": "non_finite", "id": f"non_finite-{role}", "params": {"role": role}} for role in reversed(MetricRole)
 ]
 
 _DROP: dict[str, Any] = {"detector": "plateau_drop", "params": {"sigmas": 1.5, "use_proxy": True}}

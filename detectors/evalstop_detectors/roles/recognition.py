@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from evalstop_detectors.observation import Signal
+from evalstop_detectors.observation import MetricRole
 from evalstop_detectors.roles.trainers import ANYONE, TRAINERS, Meaning, Trainer
 
 PRESET_TAG = "evalstop.preset"
@@ -20,7 +20,7 @@ PRESET_TAG = "evalstop.preset"
 
 NO_GOLD = (
     "No metric is gold: from proxy, KL and loss alone a run can only be suspect, and no shipped policy stops it. Log a"
-    " score on held-out data that is not what is optimized, and give it the signal eval."
+    " score on held-out data that is not what is optimized, and give it the role eval."
 )
 
 _HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_")
@@ -29,7 +29,7 @@ _HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/"
 class Role(Struct, frozen=True):
     """The part that a metric plays for a run, and whether higher or lower is better."""
 
-    signal: Signal
+    role: MetricRole
     direction: Literal["maximize", "minimize"]
 
 
@@ -37,7 +37,7 @@ class Recognised(Struct, frozen=True):
     """What a run's metrics look like.
 
     `preset` is the trainer whose names they are, None when no trainer's marks were seen. `roles` holds at most one
-    metric a signal. `reasons` says of each metric with a role, and of each that was refused one, why; metrics that mean
+    metric a role. `reasons` says of each metric with a role, and of each that was refused one, why; metrics that mean
     nothing to anyone are not in it. `warnings` are for a person to read.
     """
 
@@ -62,23 +62,23 @@ def recognise(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType
     names = sorted(set(metrics))
     trainers, warnings = _trainers(names, tags)
     reasons: dict[str, str] = {}
-    candidates: dict[Signal, list[_Candidate]] = {}
+    candidates: dict[MetricRole, list[_Candidate]] = {}
     for name in names:
         candidate = _understood(name, trainers)
-        if candidate is not None and candidate.meaning.signal is not None:
-            candidates.setdefault(candidate.meaning.signal, []).append(candidate)
+        if candidate is not None and candidate.meaning.role is not None:
+            candidates.setdefault(candidate.meaning.role, []).append(candidate)
         elif candidate is not None:
-            reasons[name] = f"no signal: {candidate.meaning.reason}"
+            reasons[name] = f"no role: {candidate.meaning.reason}"
     roles: dict[str, Role] = {}
-    for signal, rivals in candidates.items():
+    for role, rivals in candidates.items():
         best, *others = sorted(rivals, key=lambda candidate: candidate.order)
-        roles[best.metric] = _role(signal, best.meaning.minimize)
-        reasons[best.metric] = f"{signal}: {best.meaning.reason}"
+        roles[best.metric] = _role(role, best.meaning.minimize)
+        reasons[best.metric] = f"{role}: {best.meaning.reason}"
         if best.meaning.caution:
             warnings.append(best.meaning.caution.format(metric=best.metric))
         for other in others:
-            reasons[other.metric] = f"no signal: {best.metric} is the better {signal} ({other.meaning.reason})"
-    if Signal.EVAL not in candidates:
+            reasons[other.metric] = f"no role: {best.metric} is the better {role} ({other.meaning.reason})"
+    if MetricRole.EVAL not in candidates:
         warnings.append(NO_GOLD)
     return Recognised(trainers[0].name if trainers else None, roles, reasons, warnings)
 
@@ -86,23 +86,23 @@ def recognise(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType
 def match(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
     """The role that the first fitting pattern gives to a metric, None when none fits.
 
-    A pattern is `{"pattern": "val-core/*/mean@*", "signal": "eval", "direction": "maximize"}`, fnmatch-style and
+    A pattern is `{"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}`, fnmatch-style and
     sensitive to case; the direction may be left out. MLflow's `_at_` is read as `@`.
 
     Raises:
-        KeyError, ValueError: the pattern that fits lacks a key or names an unknown signal.
+        KeyError, ValueError: the pattern that fits lacks a key or names an unknown role.
     """
     for pattern in patterns:
         if fnmatchcase(_with_at(name), _with_at(pattern["pattern"])):
             direction = pattern.get("direction")
-            return _role(Signal(pattern["signal"]), None if direction is None else direction == "minimize")
+            return _role(MetricRole(pattern["role"]), None if direction is None else direction == "minimize")
     return None
 
 
-def _role(signal: Signal, minimize: bool | None) -> Role:
+def _role(role: MetricRole, minimize: bool | None) -> Role:
     if minimize is None:
-        minimize = signal in (Signal.KL, Signal.LOSS)
-    return Role(signal, "minimize" if minimize else "maximize")
+        minimize = role in (MetricRole.KL, MetricRole.LOSS)
+    return Role(role, "minimize" if minimize else "maximize")
 
 
 def _trainers(names: Sequence[str], tags: Mapping[str, str]) -> tuple[list[Trainer], list[str]]:

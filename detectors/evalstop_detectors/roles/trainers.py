@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from evalstop_detectors.observation import Signal
+from evalstop_detectors.observation import MetricRole
 
 
 class Meaning(Struct, frozen=True):
-    """What metrics of this pattern are: candidates for `signal`, or for none, and why.
+    """What metrics of this pattern are: candidates for `role`, or for none, and why.
 
-    Among candidates for one signal the lowest `rank` is preferred, then the meaning that stands first. `minimize` is
-    None where the signal decides: KL and loss are minimized, scores maximized. A `caution` is said when one is chosen.
+    Among candidates for one role the lowest `rank` is preferred, then the meaning that stands first. `minimize` is
+    None where the role decides: KL and loss are minimized, scores maximized. A `caution` is said when one is chosen.
     """
 
     pattern: str
-    signal: Signal | None
+    role: MetricRole | None
     reason: str
     rank: int = 0
     minimize: bool | None = None
@@ -36,19 +36,19 @@ class Trainer(Struct, frozen=True):
 
 
 def _proxy(pattern: str, reason: str, rank: int = 0) -> Meaning:
-    return Meaning(pattern, Signal.PROXY, reason, rank)
+    return Meaning(pattern, MetricRole.PROXY, reason, rank)
 
 
 def _kl(pattern: str, reason: str = "KL to the initial policy", rank: int = 0) -> Meaning:
-    return Meaning(pattern, Signal.KL, reason, rank)
+    return Meaning(pattern, MetricRole.KL, reason, rank)
 
 
 def _gold(pattern: str, reason: str, rank: int = 0, minimize: bool | None = None, caution: str = "") -> Meaning:
-    return Meaning(pattern, Signal.EVAL, reason, rank, minimize, caution)
+    return Meaning(pattern, MetricRole.EVAL, reason, rank, minimize, caution)
 
 
 def _loss(pattern: str, reason: str = "the loss that is optimized", rank: int = 0) -> Meaning:
-    return Meaning(pattern, Signal.LOSS, reason, rank)
+    return Meaning(pattern, MetricRole.LOSS, reason, rank)
 
 
 def _no(pattern: str, reason: str) -> Meaning:
@@ -62,7 +62,7 @@ _SAMPLER = "how far the sampler and the trainer disagree, not KL to the initial 
 _OBJECTIVE = "the training objective on held-out data"
 _REWARD_AS_GOLD = (
     "{metric} is the reward function on held-out prompts. That is gold where it verifies answers; where a reward model"
-    " gives it, it is still the proxy: then log another score and give that the signal eval."
+    " gives it, it is still the proxy: then log another score and give that the role eval."
 )
 
 TRAINERS = (
@@ -160,7 +160,7 @@ TRAINERS = (
                 "the share of held-out pairs told apart",
                 rank=1,
                 caution="{metric} says how well held-out pairs are told apart, not how good the answers are: log a"
-                " score of answers and give it the signal eval where you can.",
+                " score of answers and give it the role eval where you can.",
             ),
             _no("eval_rewards/*", "an implicit reward: it climbs when the model memorizes"),
             _gold("eval_loss", _OBJECTIVE, rank=2, minimize=True),

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from evalstop_detectors import Policy, Signal
+from evalstop_detectors import MetricRole, Policy
 from evalstop_service.rules.outcome import Said, Truth
 from rich.console import Console
 from rich.table import Table
@@ -117,7 +117,7 @@ def report_of(
         "command": command,
         "runs": len(found),
         "truths": {str(truth): sum(case.found.truth is truth for case in found) for truth in Truth},
-        "without_gold": sum(Signal.EVAL not in run.series for run in runs),
+        "without_gold": sum(MetricRole.EVAL not in run.series for run in runs),
         "without_gpu_hours": sum(run.gpu_hours is None for run in runs),
         "gpu_hours": sum(run.gpu_hours or 0.0 for run in runs),
         "roles": _roles(runs),
@@ -140,11 +140,11 @@ def _policies(name: str, against: str | None) -> dict[str, Policy]:
 def _roles(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Which columns played which role, in how many runs."""
     count = Counter(
-        (str(signal), run.roles.columns[signal], run.roles.sign(signal) < 0) for run in runs for signal in run.series
+        (str(role), run.roles.columns[role], run.roles.sign(role) < 0) for run in runs for role in run.series
     )
     return [
-        {"signal": signal, "metric": metric, "minimized": minimized, "runs": number}
-        for (signal, metric, minimized), number in sorted(count.items(), key=lambda item: (item[0][0], -item[1]))
+        {"role": role, "metric": metric, "minimized": minimized, "runs": number}
+        for (role, metric, minimized), number in sorted(count.items(), key=lambda item: (item[0][0], -item[1]))
     ]
 
 

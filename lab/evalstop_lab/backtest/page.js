@@ -94,8 +94,8 @@
     for (const item of report.roles) {
       const cells = put(body, "tr");
       put(cells, "th", item.metric).scope = "row";
-      put(cells, "td", item.signal);
-      put(cells, "td", item.signal === "kl" ? "–" : item.minimized ? "lower" : "higher");
+      put(cells, "td", item.role);
+      put(cells, "td", item.role === "kl" ? "–" : item.minimized ? "lower" : "higher");
       put(cells, "td", number(item.runs));
     }
     if (report.troubles.length) {
@@ -170,9 +170,9 @@
 
   function draw(place, run) {
     const traces = [];
-    const line = (signal, name, more) => {
-      if (!run.series[signal]) return;
-      const [x, y] = run.series[signal];
+    const line = (role, name, more) => {
+      if (!run.series[role]) return;
+      const [x, y] = run.series[role];
       traces.push({ type: "scatter", x, y, name, connectgaps: false, ...more });
     };
     line("proxy", "proxy", { mode: "lines", yaxis: "y2", line: { color: color("proxy"), width: 1.2 }, opacity: 0.75 });

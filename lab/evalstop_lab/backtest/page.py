@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from evalstop_detectors import Signal
+from evalstop_detectors import MetricRole
 from evalstop_service.rules.outcome import Said, Truth
 from plotly.offline import get_plotlyjs
 
@@ -59,7 +59,9 @@ def harm(case: Case, label: str) -> tuple[int, float]:
 def _run(case: Case, labels: Sequence[str]) -> dict[str, Any]:
     run = case.run
     drawn = {
-        str(signal): _series(run, signal) for signal in (Signal.EVAL, Signal.PROXY, Signal.KL) if signal in run.series
+        str(role): _series(run, role)
+        for role in (MetricRole.EVAL, MetricRole.PROXY, MetricRole.KL)
+        if role in run.series
     }
     return {
         "name": run.name,
@@ -67,7 +69,7 @@ def _run(case: Case, labels: Sequence[str]) -> dict[str, Any]:
         "why": case.found.reason,
         "turn": case.turn_step,
         "last": run.last_step,
-        "lower": run.roles.sign(Signal.EVAL) < 0,
+        "lower": run.roles.sign(MetricRole.EVAL) < 0,
         "group": harm(case, labels[0])[0],
         "series": drawn,
         "passed": [_passed(case.passed[label]) for label in labels],
@@ -87,9 +89,9 @@ def _passed(passed: Passed) -> dict[str, Any]:
     }
 
 
-def _series(run: Run, signal: Signal) -> list[list[float | None]]:
+def _series(run: Run, role: MetricRole) -> list[list[float | None]]:
     """Steps and values as they were logged."""
-    series = run.series[signal]
+    series = run.series[role]
     steps, values = np.frombuffer(series.steps, dtype=np.int64), np.frombuffer(series.values)
     length = -(-len(steps) // MOST_POINTS)
     if length > 1:

@@ -12,7 +12,7 @@ from typing import Any
 import evalstop_detectors
 import msgspec
 import numpy as np
-from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, Observation, Policy, Signal
+from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, MetricRole, Observation, Policy
 from river import drift
 
 from evalstop_lab.calibrate.evidence import Records, records, to_alarm
@@ -27,7 +27,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-# These look at signals or at faults that worlds do not have.
+# These look at roles or at faults that worlds do not have.
 NOT_RUN = frozenset({"fixed_progress", "loss_plateau", "non_finite"})
 
 AS_SHIPPED = "as shipped"
@@ -103,7 +103,7 @@ def _stated(detector: Detector[Any]) -> dict[str, float]:
     stop_at = detector.thresholds.stop_at
     if stop_at is None:
         return {}
-    _, evidence = detector.step(detector.start(), Observation(Signal.EVAL, 0, 0.0))
+    _, evidence = detector.step(detector.start(), Observation(MetricRole.EVAL, 0, 0.0))
     return {STATED: to_alarm(evidence.kind, stop_at)}
 
 

@@ -156,7 +156,7 @@ def _over_worlds(entered: Sequence[Contender], recipes: Sequence[tuple[str, int]
 
 
 def _microseconds(item: Contender) -> float:
-    """Microseconds an eval, of all signals, best of three, on a run that is healthy and never stopped by its noise."""
+    """Microseconds an eval, of all roles, best of three, on a run that is healthy and never stopped by its noise."""
     world = make("saturate", REPORTING_SEED, length=500, level=0.05)
     best = math.inf
     for _ in range(3):

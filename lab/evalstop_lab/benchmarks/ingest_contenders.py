@@ -155,7 +155,7 @@ def evalstop_run(watched: bool) -> Callable[[httpx.Client], str]:
     """Opens a run under `default`; unwatched, the metrics that are posted have no part in its verdict."""
     metrics: dict[str, Any] = {}
     if not watched:
-        metrics = {"metrics": {"never-posted": {"signal": "eval", "direction": "maximize"}}}
+        metrics = {"metrics": {"never-posted": {"role": "eval", "direction": "maximize"}}}
 
     def opened(api: httpx.Client) -> str:
         return str(_answer(api.post("/api/v1/runs", json={"name": str(uuid4()), "policy": "default"} | metrics))["id"])

@@ -1,7 +1,7 @@
 """What one observation costs: `python -m evalstop_lab.benchmarks.step_cost`.
 
 Every step of a run that turns is timed several times and the quickest counts, so that what else the machine does stays
-out of it. Of a detector the evals are told, of a policy each signal, step by step and in batches of 100.
+out of it. Of a detector the evals are told, of a policy each role, step by step and in batches of 100.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import evalstop_detectors
 import msgspec
 import numpy as np
-from evalstop_detectors import DETECTORS, POLICIES, Detector, Observation, Policy, Signal
+from evalstop_detectors import DETECTORS, POLICIES, Detector, MetricRole, Observation, Policy
 from rich.console import Console
 from rich.table import Table
 
@@ -40,48 +40,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 costs = of_detector(msgspec.convert(params, detector_type), run, options.rounds)
                 table.add_row(f"{name} {variant}", *(f"{cost:.1f}" for cost in _figures(costs)))
     console.print(table)
-    table = Table("policy", *(str(signal) for signal in Signal), "in batches", title="microseconds an observation")
+    table = Table("policy", *(str(role) for role in MetricRole), "in batches", title="microseconds an observation")
     for name, policy in POLICIES.items():
-        by_signal = of_policy(policy, run, options.rounds)
-        means = [f"{float(np.mean(by_signal[signal])):.2f}" for signal in Signal]
+        by_role = of_policy(policy, run, options.rounds)
+        means = [f"{float(np.mean(by_role[role])):.2f}" for role in MetricRole]
         table.add_row(name, *means, f"{in_batches(policy, run, options.rounds):.2f}")
     console.print(table)
     return 0
 
 
 def turning_run(evals: int, seed: int = 1) -> list[Observation]:
-    """All signals at every step; gold rises, stays, and falls from the middle on, with noise of a tenth of the gain."""
+    """All roles at every step; gold rises, stays, and falls from the middle on, with noise of a tenth of the gain."""
     rng, found = np.random.default_rng(seed), []
     gold = np.interp(np.arange(evals), [0, evals / 5, evals / 2, evals], [0, 1, 1, 0.4]) + 0.1 * rng.standard_normal(
         evals
     )
     proxy = np.linspace(0, 2, evals) + 0.1 * rng.standard_normal(evals)
     for step in range(evals):
-        values = {Signal.KL: 0.02 * step, Signal.LOSS: -1.0, Signal.PROXY: proxy[step], Signal.EVAL: gold[step]}
-        found += [Observation(signal, step, values[signal]) for signal in Signal]
+        values = {
+            MetricRole.KL: 0.02 * step,
+            MetricRole.LOSS: -1.0,
+            MetricRole.PROXY: proxy[step],
+            MetricRole.EVAL: gold[step],
+        }
+        found += [Observation(role, step, values[role]) for role in MetricRole]
     return found
 
 
 def of_detector(detector: Detector[Any], run: Sequence[Observation], rounds: int) -> list[float]:
     """Microseconds of each eval."""
-    shown = [item for item in run if item.signal in detector.signals]
+    shown = [item for item in run if item.role in detector.roles]
     costs = _quickest(lambda: _steps(detector.start(), detector.step, shown), rounds)
-    return [cost for cost, item in zip(costs, shown, strict=True) if item.signal is Signal.EVAL]
+    return [cost for cost, item in zip(costs, shown, strict=True) if item.role is MetricRole.EVAL]
 
 
-def of_policy(policy: Policy, run: Sequence[Observation], rounds: int) -> dict[Signal, list[float]]:
-    """Microseconds of each observation, by signal."""
+def of_policy(policy: Policy, run: Sequence[Observation], rounds: int) -> dict[MetricRole, list[float]]:
+    """Microseconds of each observation, by role."""
 
     def step(state: Any, item: Observation) -> Any:
         return evalstop_detectors.step(policy, state, item)
 
     costs = _quickest(lambda: _steps(evalstop_detectors.start(policy), step, run), rounds)
-    return {signal: [cost for cost, item in zip(costs, run, strict=True) if item.signal is signal] for signal in Signal}
+    return {role: [cost for cost, item in zip(costs, run, strict=True) if item.role is role] for role in MetricRole}
 
 
 def in_batches(policy: Policy, run: Sequence[Observation], rounds: int) -> float:
     """Microseconds an observation when a hundred come at once, one in twenty of them an eval."""
-    thinned = [item for item in run if item.signal is not Signal.EVAL or item.step % 6 == 0]
+    thinned = [item for item in run if item.role is not MetricRole.EVAL or item.step % 6 == 0]
     batches = [thinned[start : start + _BATCH] for start in range(0, len(thinned), _BATCH)]
 
     def step(state: Any, batch: Sequence[Observation]) -> Any:

@@ -48,7 +48,7 @@ BODY = json.dumps(
                 "evidence": [
                     {
                         "detector": "k_decline",
-                        "signal": "eval",
+                        "role": "eval",
                         "kind": "count",
                         "value": 3.0,
                         "suspect_at": 1.0,

@@ -62,7 +62,7 @@ def thresholds(found: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, 
     """What the evidence means, and the threshold at each rate; raises UnusableArguments if there was no evidence."""
     kind = next((item.kind for item in found if item.kind is not None), None)
     if kind is None:
-        raise UnusableArguments("The detector saw none of its signals in any of the runs; give runs that have them.")
+        raise UnusableArguments("The detector saw none of its roles in any of the runs; give runs that have them.")
     highest = [item.highest for item in found]
     return kind, [threshold(kind, highest, rate) for rate in rates]
 

@@ -41,7 +41,7 @@ class Records:
 
 def records(detector: Detector[Any], observations: Iterable[Observation]) -> Records:
     """Run the detector over a whole run, given in order."""
-    watched = [item for item in observations if item.signal in detector.signals]
+    watched = [item for item in observations if item.role in detector.roles]
     last = watched[-1].step if watched else 0
     state, kind = detector.start(), None
     steps: list[int] = []

@@ -83,7 +83,7 @@ def calibrated(
     }
     kind = next((found.kind for found in seen.values() if found.kind is not None), None)
     if kind is None:
-        raise UnusableArguments("The detector saw none of its signals in any of the runs; give runs that have them.")
+        raise UnusableArguments("The detector saw none of its roles in any of the runs; give runs that have them.")
     highest = [seen[run.name].highest for run in first]
     found = threshold(kind, highest, rate)
     if found.value is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from evalstop_detectors import Kind, Observation, Signal
+from evalstop_detectors import Kind, MetricRole, Observation
 from evalstop_detectors.detectors.fusion import FEATURES, FusionState, features, with_members
 from numpy.typing import NDArray
 
@@ -25,7 +25,7 @@ Recipe = tuple[str, int, bool]
 @dataclass(frozen=True, eq=False)
 class Passage:
     """One run. `steps` are those of its finite evals, `values` holds a row of `FEATURES` for each, and `past` says
-    whether the turn lay before it. `last` is the last step of any signal, `group` the family or the source."""
+    whether the turn lay before it. `last` is the last step of any role, `group` the family or the source."""
 
     group: str
     last: int
@@ -45,7 +45,7 @@ def over_worlds(recipes: Sequence[Recipe]) -> list[Passage]:
     found = []
     for family, seed, gold_only in recipes:
         world = make(family, seed)
-        shown = (item for item in world.observations() if item.signal is Signal.EVAL or not gold_only)
+        shown = (item for item in world.observations() if item.role is MetricRole.EVAL or not gold_only)
         found.append(passage(family, shown, int(world.steps[-1]), turn_of(world)))
     return found
 
@@ -60,7 +60,7 @@ def passage(group: str, observations: Iterable[Observation], last: int, turn_ste
     state, steps, rows = FusionState(), [], []
     for item in observations:
         state = with_members(state, item)
-        if item.signal is Signal.EVAL and item.finite:
+        if item.role is MetricRole.EVAL and item.finite:
             steps.append(item.step)
             rows.append(features(state))
     at = np.asarray(steps, dtype=np.int64)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from evalstop_detectors import Signal
+from evalstop_detectors import MetricRole
 
 from evalstop_lab.replay.runs import MAX_STEP, Run
 
@@ -29,14 +29,14 @@ NO_METRICS = frozenset({"run", "epoch", "gpus", "_timestamp", *STEPS, *SECONDS})
 
 
 def add_row(run: Run, step: int, row: Mapping[str, Any], number: Number) -> int:
-    """Take the signals of one row into the run; `number` reads a cell. Returns how many there were."""
+    """Take the roles of one row into the run; `number` reads a cell. Returns how many there were."""
     added = 0
-    for signal, column in run.roles.columns.items():
+    for role, column in run.roles.columns.items():
         cell = row.get(column)
         if cell is None or (value := number(cell, column)) is None:
             continue
         beside = row.get(f"{column}_stderr")
-        run.add(signal, step, value, None if beside is None else stderr_of(number(beside, f"{column}_stderr"), signal))
+        run.add(role, step, value, None if beside is None else stderr_of(number(beside, f"{column}_stderr"), role))
         added += 1
     for column in SECONDS:
         if (cell := row.get(column)) is not None and (seconds := number(cell, column)) is not None:
@@ -70,13 +70,13 @@ def number_in(cell: str, column: str) -> float | None:
         return _refuse_number(cell, column)
 
 
-def stderr_of(value: float | None, signal: Signal) -> float | None:
+def stderr_of(value: float | None, role: MetricRole) -> float | None:
     """Read a standard error; NaN is as good as none."""
     if value is None or math.isnan(value):
         return None
     if value < 0 or math.isinf(value):
         raise ValueError(
-            f"the standard error of {signal} is {value:g}; give a finite number of at least 0, or leave it out"
+            f"the standard error of {role} is {value:g}; give a finite number of at least 0, or leave it out"
         )
     return value
 

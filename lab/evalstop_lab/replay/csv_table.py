@@ -1,4 +1,4 @@
-"""CSV: a header with `step`, a column a signal, and `run` unless the file is a single run.
+"""CSV: a header with `step`, a column a role, and `run` unless the file is a single run.
 
 What W&B's pages export of a chart has a column a run instead, called `run - metric`.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from evalstop_detectors import Signal
+from evalstop_detectors import MetricRole
 
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay.cells import add_row, gpus_in, number_of, step_of
@@ -38,7 +38,7 @@ class ServiceRun:
         """The roles that the run gave its metrics."""
         said = self.said["metrics"]
         minimized = frozenset(metric for metric, role in said.items() if role.get("direction") == "minimize")
-        return Roles({Signal(role["signal"]): metric for metric, role in said.items()}, minimized)
+        return Roles({MetricRole(role["role"]): metric for metric, role in said.items()}, minimized)
 
     def read(self, runs: Runs, roles: Roles, troubles: Troubles) -> None:
         """Fetch the observations that count, those of superseded attempts left aside."""

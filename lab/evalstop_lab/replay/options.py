@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from evalstop_detectors import Signal
+from evalstop_detectors import MetricRole
 
 from evalstop_lab.replay.sources import Asked
 
 
 def add_role_options(parser: argparse.ArgumentParser) -> None:
     """Add `--eval`, `--proxy`, `--kl`, `--loss`, `--minimize` and `--step`."""
-    for signal in reversed(Signal):
+    for role in reversed(MetricRole):
         parser.add_argument(
-            f"--{signal}", metavar="COLUMN", help=f"the column with the {signal} (default: {signal}, else by its name)"
+            f"--{role}", metavar="COLUMN", help=f"the column with the {role} (default: {role}, else by its name)"
         )
     parser.add_argument(
         "--minimize", action="append", default=[], metavar="COLUMN", help="a column that is better when lower"
@@ -23,5 +23,5 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
 
 def asked_by(args: argparse.Namespace) -> Asked:
     """What these options say."""
-    named = {signal: column for signal in Signal if (column := getattr(args, signal)) is not None}
+    named = {role: column for role in MetricRole if (column := getattr(args, role)) is not None}
     return Asked(named, frozenset(args.minimize), args.step)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from evalstop_detectors import Signal
+from evalstop_detectors import MetricRole
 from evalstop_detectors.roles.recognition import NO_GOLD
 from rich.console import Console
 from rich.table import Table
@@ -75,15 +75,15 @@ def explained(sources: Sequence[str], asked: Asked, troubles: Troubles) -> list[
 def _explained(log: Log, metrics: set[str], count: int, asked: Asked) -> dict[str, Any]:
     roles, recognised = choose(asked, metrics, log.tags, log.roles)
     taken = {}
-    for signal, metric in roles.columns.items():
+    for role, metric in roles.columns.items():
         if metric not in metrics:
             continue
-        why = ASKED if signal in asked.named else SAID if log.roles is not None else None
-        why = why or (LITERAL if metric == signal else recognised.reasons.get(metric, ""))
-        direction = "minimize" if signal is Signal.KL or metric in roles.minimized else "maximize"
-        taken[metric] = {"signal": str(signal), "direction": direction, "reason": why}
+        why = ASKED if role in asked.named else SAID if log.roles is not None else None
+        why = why or (LITERAL if metric == role else recognised.reasons.get(metric, ""))
+        direction = "minimize" if role is MetricRole.KL or metric in roles.minimized else "maximize"
+        taken[metric] = {"role": str(role), "direction": direction, "reason": why}
     warnings = [words for words in recognised.warnings if words != NO_GOLD]
-    if not any(item["signal"] == Signal.EVAL for item in taken.values()):
+    if not any(item["role"] == MetricRole.EVAL for item in taken.values()):
         warnings.append(NO_GOLD)
     return {
         "log": str(log.place),
@@ -108,7 +108,7 @@ def _print(item: dict[str, Any]) -> None:
         table.add_column(heading, overflow="fold")
     for metric, role in item["roles"].items():
         better = "lower" if role["direction"] == "minimize" else "higher"
-        table.add_row(Text(metric), role["signal"], better, Text(role["reason"]))
+        table.add_row(Text(metric), role["role"], better, Text(role["reason"]))
     for metric, reason in item["refused"].items():
         table.add_row(Text(metric), "-", "", Text(reason))
     console.print(table)

@@ -1,4 +1,4 @@
-"""What was read: the runs, each signal's points in step order, the first value of a step standing."""
+"""What was read: the runs, each role's points in step order, the first value of a step standing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from evalstop_detectors import Observation, Score, Signal
+from evalstop_detectors import MetricRole, Observation, Score
 
 from evalstop_lab.errors import UnreadableInput
 
@@ -19,23 +19,23 @@ MAX_STEP = 2**53 - 1
 class Roles:
     """Which column (JSON key, TensorBoard tag) plays which role, which are better when lower, which counts steps.
 
-    The standard error of a column stands in a column of its name with `_stderr` at the end. A signal without a column
+    The standard error of a column stands in a column of its name with `_stderr` at the end. A role without a column
     is one that nothing in the log was recognised as.
     """
 
-    columns: Mapping[Signal, str] = field(default_factory=lambda: {signal: signal.value for signal in Signal})
+    columns: Mapping[MetricRole, str] = field(default_factory=lambda: {role: role.value for role in MetricRole})
     minimized: frozenset[str] = frozenset({"loss"})
     step: str = "step"
 
     def with_more(self, others: Roles) -> Roles:
-        """These, and what others say of signals that have no column here."""
+        """These, and what others say of roles that have no column here."""
         return replace(
             self, columns={**others.columns, **self.columns}, minimized=frozenset(self.minimized | others.minimized)
         )
 
-    def sign(self, signal: Signal) -> float:
+    def sign(self, role: MetricRole) -> float:
         """What turns the column so that higher is better. A KL is a distance, not a quality: it stays as it is."""
-        return -1.0 if signal is not Signal.KL and self.columns[signal] in self.minimized else 1.0
+        return -1.0 if role is not MetricRole.KL and self.columns[role] in self.minimized else 1.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Conflict:
 
 @dataclass
 class Series:
-    """One signal of one run as it was read; the standard error is NaN where there is none."""
+    """One role of one run as it was read; the standard error is NaN where there is none."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -95,7 +95,7 @@ class Run:
     name: str
     total_steps: int | None = None
     roles: Roles = field(default_factory=Roles)
-    series: dict[Signal, Series] = field(default_factory=dict)
+    series: dict[MetricRole, Series] = field(default_factory=dict)
     gpus: float | None = None
     seconds: float | None = None
 
@@ -109,33 +109,33 @@ class Run:
         """The last step at which anything was logged; 0 of nothing."""
         return max((max(series.steps) for series in self.series.values()), default=0)
 
-    def add(self, signal: Signal, step: int, value: float, stderr: float | None) -> None:
+    def add(self, role: MetricRole, step: int, value: float, stderr: float | None) -> None:
         """Take in one value as it was logged."""
-        series = self.series.get(signal)
+        series = self.series.get(role)
         if series is None:
-            series = self.series[signal] = Series()
+            series = self.series[role] = Series()
         series.add(step, value, stderr)
 
     def observations(self) -> list[Observation]:
         """The settled run as detectors see it, in order, turned so that higher is better."""
-        found = [item for signal in self.series for item in self._of(signal)]
+        found = [item for role in self.series for item in self._of(role)]
         return sorted(found, key=lambda item: item.order)
 
     def scores(self, until: int | None = None) -> list[Score]:
         """The finite gold scores of the settled run, up to the step at which it was stopped."""
         return [
             Score(item.step, item.value, item.stderr)
-            for item in self._of(Signal.EVAL)
+            for item in self._of(MetricRole.EVAL)
             if item.finite and (until is None or item.step <= until)
         ]
 
-    def _of(self, signal: Signal) -> Iterator[Observation]:
-        if (series := self.series.get(signal)) is None:
+    def _of(self, role: MetricRole) -> Iterator[Observation]:
+        if (series := self.series.get(role)) is None:
             return
-        sign, total = self.roles.sign(signal), self.total_steps
+        sign, total = self.roles.sign(role), self.total_steps
         for step, value, stderr in zip(series.steps, series.values, series.stderrs, strict=True):
             progress = min(1.0, step / total) if total else None
-            yield Observation(signal, step, sign * value, None if math.isnan(stderr) else stderr, progress)
+            yield Observation(role, step, sign * value, None if math.isnan(stderr) else stderr, progress)
 
 
 @dataclass
@@ -170,8 +170,8 @@ class Runs:
     def settle(self) -> list[Conflict]:
         """Bring every run in order; returns the points that were logged twice with different values."""
         return [
-            Conflict(run.name, run.roles.columns[signal], *conflict)
+            Conflict(run.name, run.roles.columns[role], *conflict)
             for run in self.by_name.values()
-            for signal, series in run.series.items()
+            for role, series in run.series.items()
             for conflict in series.settle()
         ]

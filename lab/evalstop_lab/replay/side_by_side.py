@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-from evalstop_detectors import NOTHING_SEEN, Evidence, Kind, Observation, Policy, Signal, Verdict
+from evalstop_detectors import NOTHING_SEEN, Evidence, Kind, MetricRole, Observation, Policy, Verdict
 from evalstop_detectors.checkpoint.noise import clipped
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.non_finite import NonFinite
@@ -50,7 +50,7 @@ def judge_together(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
     fit = [index for index, run in enumerate(runs) if _fits(policy, run)] if can_judge(policy) else []
     found: dict[int, Judged] = {}
     if len(fit) >= _FEW:
-        fit.sort(key=lambda index: -len(runs[index].series[Signal.EVAL].steps))
+        fit.sort(key=lambda index: -len(runs[index].series[MetricRole.EVAL].steps))
         for start in range(0, len(fit), TOGETHER):
             some = fit[start : start + TOGETHER]
             found.update(zip(some, _Together(policy, [runs[index] for index in some]).judge(), strict=True))
@@ -64,7 +64,7 @@ def can_judge(policy: Policy) -> bool:
         and policy.min_evals <= _FEW
         and all(
             isinstance(member.detector, PlateauDrop | NonFinite)
-            or (isinstance(member.detector, KDecline) and member.detector.signal is Signal.EVAL)
+            or (isinstance(member.detector, KDecline) and member.detector.role is MetricRole.EVAL)
             for member in policy.members
         )
     )
@@ -72,10 +72,8 @@ def can_judge(policy: Policy) -> bool:
 
 def _fits(policy: Policy, run: Run) -> bool:
     """Whether the run has evals, and nothing that is not finite."""
-    return Signal.EVAL in run.series and all(
-        np.isfinite(np.frombuffer(series.values)).all()
-        for signal, series in run.series.items()
-        if signal in policy.signals
+    return MetricRole.EVAL in run.series and all(
+        np.isfinite(np.frombuffer(series.values)).all() for role, series in run.series.items() if role in policy.roles
     )
 
 
@@ -84,14 +82,14 @@ class _Together:
 
     def __init__(self, policy: Policy, runs: Sequence[Run]) -> None:
         self._policy, self._runs = policy, runs
-        evals = [run.series[Signal.EVAL] for run in runs]
+        evals = [run.series[MetricRole.EVAL] for run in runs]
         self._counts = np.array([len(series.steps) for series in evals])
         shape = (int(self._counts.max()), len(runs))
         self._gold, self._stderrs = np.zeros(shape), np.full(shape, np.nan)
         self._steps = np.zeros(shape, dtype=np.int64)
         for column, (run, series) in enumerate(zip(runs, evals, strict=True)):
             count = len(series.steps)
-            self._gold[:count, column] = run.roles.sign(Signal.EVAL) * np.frombuffer(series.values)
+            self._gold[:count, column] = run.roles.sign(MetricRole.EVAL) * np.frombuffer(series.values)
             self._stderrs[:count, column] = np.frombuffer(series.stderrs)
             self._steps[:count, column] = np.frombuffer(series.steps, dtype=np.int64)
         self._columns = [self._columns_of(member.detector) for member in policy.members]
@@ -140,11 +138,11 @@ class _Together:
             if columns is not None:
                 found.append(columns.evidence(run))
                 continue
-            (signal,) = member.detector.signals
-            series = self._runs[run].series.get(signal)
+            (role,) = member.detector.roles
+            series = self._runs[run].series.get(role)
             seen = series is not None and (step is None or series.steps[0] <= step)
             # Of finite values any one says what all do.
-            quiet = member.detector.step(member.detector.start(), Observation(signal, 0, 0.0))[1]
+            quiet = member.detector.step(member.detector.start(), Observation(role, 0, 0.0))[1]
             found.append(quiet if seen else None)
         return found
 
@@ -157,7 +155,7 @@ class _Together:
         sums, counts = np.zeros(self._gold.shape), np.zeros(self._gold.shape, dtype=np.int64)
         if detector.use_proxy:
             for column, run in enumerate(self._runs):
-                if Signal.PROXY in run.series:
+                if MetricRole.PROXY in run.series:
                     steps = self._steps[: self._counts[column], column]
                     _add_proxies(run, steps, sums[:, column], counts[:, column])
         return PlateauColumns(detector, self._gold, self._stderrs, self._steps, sums, counts)
@@ -165,8 +163,8 @@ class _Together:
 
 def _add_proxies(run: Run, steps: Integers, sums: Floats, counts: Integers) -> None:
     """Add each proxy, counted from the first, to what comes with the first eval at or after it."""
-    series = run.series[Signal.PROXY]
-    values = np.clip(run.roles.sign(Signal.PROXY) * np.frombuffer(series.values), clipped(-np.inf), clipped(np.inf))
+    series = run.series[MetricRole.PROXY]
+    values = np.clip(run.roles.sign(MetricRole.PROXY) * np.frombuffer(series.values), clipped(-np.inf), clipped(np.inf))
     values = np.clip(values - values[0], clipped(-np.inf), clipped(np.inf))
     places = np.searchsorted(steps, np.frombuffer(series.steps, dtype=np.int64))
     inside = places < len(steps)
@@ -194,10 +192,10 @@ class _KDeclineColumns:
         """Counting costs next to nothing."""
 
     def evidence(self, run: int) -> Evidence:
-        declines, seen, signal = int(self.values[run]), int(self._seen[run]), self._detector.signal
+        declines, seen, role = int(self.values[run]), int(self._seen[run]), self._detector.role
         if seen < self._detector.warmup_evals:
-            note = f"warming up: {seen} of {self._detector.warmup_evals} values of {signal} seen"
+            note = f"warming up: {seen} of {self._detector.warmup_evals} values of {role} seen"
         else:
-            note = f"{declines} consecutive declines of {signal}, k = {self._detector.k}"
+            note = f"{declines} consecutive declines of {role}, k = {self._detector.k}"
         turn_step = int(self._steps[seen - 1 - declines, run]) if declines else None
         return Evidence(Kind.COUNT, float(declines), turn_step, note)

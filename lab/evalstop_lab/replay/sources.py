@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-from evalstop_detectors import Signal
+from evalstop_detectors import MetricRole
 from evalstop_detectors.roles.recognition import Recognised, recognise
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -63,9 +63,9 @@ SOURCES = """A source is a file or a folder, or the address of a server:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the options say of the roles: a column by signal, columns that are better when lower, the one of steps."""
+    """What the options say of the roles: a column by role, columns that are better when lower, the one of steps."""
 
-    named: Mapping[Signal, str] = field(default_factory=dict)
+    named: Mapping[MetricRole, str] = field(default_factory=dict)
     minimized: frozenset[str] = frozenset()
     step: str | None = None
 
@@ -127,21 +127,21 @@ def choose(asked: Asked, metrics: set[str], tags: Mapping[str, str], roles: Role
     """The roles of these metrics: as asked for, else as their run says, else by name; and what names alone told."""
     names = metrics - NO_METRICS
     recognised = recognise(names, tags)
-    columns: dict[Signal, str] = {}
+    columns: dict[MetricRole, str] = {}
     minimized = set(asked.minimized)
-    for signal in Signal:
-        said = roles.columns.get(signal) if roles is not None else None
-        known = next((name for name, role in recognised.roles.items() if role.signal is signal), None)
-        literal = signal.value if signal.value in names else None
-        chosen = asked.named.get(signal) or said or literal or (known if roles is None else None)
-        others = {*columns.values(), *(column for other, column in asked.named.items() if other is not signal)}
+    for role in MetricRole:
+        said = roles.columns.get(role) if roles is not None else None
+        known = next((name for name, item in recognised.roles.items() if item.role is role), None)
+        literal = role.value if role.value in names else None
+        chosen = asked.named.get(role) or said or literal or (known if roles is None else None)
+        others = {*columns.values(), *(column for other, column in asked.named.items() if other is not role)}
         if chosen is None or chosen in others:
             continue
-        columns[signal] = chosen
-        if signal not in asked.named and chosen == known and recognised.roles[known].direction == "minimize":
+        columns[role] = chosen
+        if role not in asked.named and chosen == known and recognised.roles[known].direction == "minimize":
             minimized.add(chosen)
-    if Signal.LOSS in columns:
-        minimized.add(columns[Signal.LOSS])
+    if MetricRole.LOSS in columns:
+        minimized.add(columns[MetricRole.LOSS])
     if roles is not None:
         minimized |= roles.minimized
     step = asked.step or next((name for name in STEPS if name in metrics), "step")
@@ -178,7 +178,7 @@ def _read_source(source: str | Path, runs: Runs, asked: Asked, troubles: Trouble
                 _take_in(own, runs, source)
             progress.advance(task)
     if not known:
-        wanted = [asked.named.get(signal, signal.value) for signal in Signal]
+        wanted = [asked.named.get(role, role.value) for role in MetricRole]
         error = UnreadableInput(
             source,
             f"it has none of the columns {', '.join(wanted)}, but {_listed(everything)}; say which"
@@ -210,9 +210,9 @@ def _read_log(log: Log, runs: Runs, asked: Asked, troubles: Troubles) -> tuple[s
 
 
 def _check(asked: Asked, everywhere: set[str]) -> None:
-    for signal, column in asked.named.items():
+    for role, column in asked.named.items():
         if column not in everywhere:
-            raise UnusableArguments(f"--{signal} {column}: there is no such column; there are {_listed(everywhere)}.")
+            raise UnusableArguments(f"--{role} {column}: there is no such column; there are {_listed(everywhere)}.")
     if missing := sorted(asked.minimized - everywhere):
         raise UnusableArguments(f"--minimize {missing[0]}: there is no such column; there are {_listed(everywhere)}.")
 

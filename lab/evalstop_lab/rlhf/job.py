@@ -23,9 +23,9 @@ from evalstop_lab.rlhf.progress import JsonLines, Progress, Rows
 from evalstop_lab.rlhf.trainer import Config, Eval, State, Trainer
 
 METRICS = {
-    "gold": {"signal": "eval", "direction": "maximize"},
-    "proxy": {"signal": "proxy", "direction": "maximize"},
-    "kl": {"signal": "kl"},
+    "gold": {"role": "eval", "direction": "maximize"},
+    "proxy": {"role": "proxy", "direction": "maximize"},
+    "kl": {"role": "kl"},
 }
 
 EXAMPLES = """examples:

@@ -23,7 +23,7 @@ class Progress(Protocol):
         """Tell of an eval and of the checkpoint saved with it."""
 
     def end(self, how: str, step: int, checkpoint: Path | None) -> None:
-        """Tell how the run ended ("completed", "stopped" or a signal's name), where, and the last checkpoint saved."""
+        """Tell how the run ended ("completed", "stopped" or a role's name), where, and the last checkpoint saved."""
 
 
 class Rows(Progress):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from evalstop_detectors import POLICIES, Observation, Policy, Signal, replay
+from evalstop_detectors import POLICIES, MetricRole, Observation, Policy, replay
 from rich.console import Console
 from rich.table import Table
 
@@ -75,9 +75,9 @@ def judge(preset: str, config: Config, log: Sequence[Eval], policy: Policy, trai
 def _observations(log: Sequence[Eval], steps: int) -> Iterator[Observation]:
     for logged in log:
         progress = logged.step / steps
-        yield Observation(Signal.KL, logged.step, logged.kl, progress=progress)
-        yield Observation(Signal.PROXY, logged.step, logged.proxy, logged.proxy_stderr, progress)
-        yield Observation(Signal.EVAL, logged.step, logged.gold, logged.gold_stderr, progress)
+        yield Observation(MetricRole.KL, logged.step, logged.kl, progress=progress)
+        yield Observation(MetricRole.PROXY, logged.step, logged.proxy, logged.proxy_stderr, progress)
+        yield Observation(MetricRole.EVAL, logged.step, logged.gold, logged.gold_stderr, progress)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

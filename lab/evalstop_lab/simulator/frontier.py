@@ -139,8 +139,8 @@ def _of_seed(setting: Setting, seed: int) -> dict[str, list[Records]]:
     workload, hidden = draw(setting, seed)
     detectors = {name: _detector(name) for name in TUNED}
     found: dict[str, list[Records]] = {name: [] for name in TUNED}
-    signals = frozenset().union(*(detector.signals for detector in detectors.values()))
-    for run, hacking in zip(logs(workload, signals), hidden.hacking.tolist(), strict=True):
+    roles = frozenset().union(*(detector.roles for detector in detectors.values()))
+    for run, hacking in zip(logs(workload, roles), hidden.hacking.tolist(), strict=True):
         if not hacking:
             observations = run.observations()
             for name, detector in detectors.items():

@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from evalstop_detectors import POLICIES, MonitorState, Observation, Policy, Signal, policy_from_document, start, step
+from evalstop_detectors import (
+    POLICIES,
+    MetricRole,
+    MonitorState,
+    Observation,
+    Policy,
+    policy_from_document,
+    start,
+    step,
+)
 
 from evalstop_lab.replay import Run
 from evalstop_lab.replay.side_by_side import judge_together
@@ -70,20 +79,20 @@ def nobody(workload: Workload) -> Stops:
 
 def decide(policy: Policy, workload: Workload) -> Stops:
     """What the policy makes of every job, ahead of time."""
-    found = judge_together(policy, logs(workload, policy.signals))
+    found = judge_together(policy, logs(workload, policy.roles))
     return Stops(_evals([item.stop_step for item in found]), _evals([item.best_step for item in found]))
 
 
-def logs(workload: Workload, signals: frozenset[Signal]) -> list[Run]:
-    """What the jobs' trainers post of these signals; the planned end is what the user estimated."""
+def logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
+    """What the jobs' trainers post of these roles; the planned end is what the user estimated."""
     runs = []
     for job, gold, proxy in zip(workload.jobs, workload.gold.tolist(), workload.proxy.tolist(), strict=True):
-        posted = {Signal.EVAL: gold, Signal.PROXY: proxy, Signal.LOSS: job.losses}
+        posted = {MetricRole.EVAL: gold, MetricRole.PROXY: proxy, MetricRole.LOSS: job.losses}
         planned = round(STEPS_AN_EVAL * job.evals * job.estimate_hours / job.hours)
         run = Run(str(job.number), max(planned, 1))
-        for signal in signals & posted.keys():
-            for number, value in enumerate(posted[signal], start=1):
-                run.add(signal, STEPS_AN_EVAL * number, value, None)
+        for role in roles & posted.keys():
+            for number, value in enumerate(posted[role], start=1):
+                run.add(role, STEPS_AN_EVAL * number, value, None)
         runs.append(run)
     return runs
 
@@ -93,7 +102,7 @@ class WithStop:
 
     def __init__(self, beneath: Scheduler, policy: Policy, workload: Workload) -> None:
         self._beneath, self._policy = beneath, policy
-        self._logs = logs(workload, policy.signals)
+        self._logs = logs(workload, policy.roles)
         self._states: dict[int, MonitorState] = {}
         self._unseen: dict[int, Sequence[Observation]] = {}
 

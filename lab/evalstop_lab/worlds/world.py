@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from evalstop_detectors import Observation, Signal
+from evalstop_detectors import MetricRole, Observation
 
 from evalstop_lab.worlds.curves import Curve
 from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, REPORTING, Group, of_group
@@ -51,11 +51,11 @@ class World:
     def _observed(self) -> tuple[Observation, ...]:
         found = []
         for index, step in enumerate(self.steps.tolist()):
-            found.append(Observation(Signal.KL, step, self.kl[index]))
-            found.append(Observation(Signal.PROXY, step, self.proxy[index]))
+            found.append(Observation(MetricRole.KL, step, self.kl[index]))
+            found.append(Observation(MetricRole.PROXY, step, self.proxy[index]))
             if np.isfinite(self.gold[index]):
                 stderr = None if self.gold_stderr is None else self.gold_stderr[index]
-                found.append(Observation(Signal.EVAL, step, self.gold[index], stderr))
+                found.append(Observation(MetricRole.EVAL, step, self.gold[index], stderr))
         return tuple(found)
 
     def rows(self) -> Iterator[dict[str, Any]]:

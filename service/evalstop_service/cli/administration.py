@@ -45,7 +45,7 @@ def add_to(commands: Subcommands, add: Add) -> None:
         command.add_argument("project", metavar="PROJECT", help="its name")
         command.add_argument("--actor", default=getpass.getuser(), help="who says so (default: %(default)s)")
         if run is pause:
-            command.add_argument("--reason", default="", help="shown with every stop that is withheld for it")
+            command.add_argument("--reason", default="", help="shown with every stop that is on hold for it")
     pruning = add(commands, "prune", prune)
     pruning.add_argument("--project", metavar="NAME", help="of this project (default: of all that say for how long)")
     pruning.add_argument(

@@ -24,7 +24,7 @@ from itertools import count
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import Observation, Policy, Signal, advance, policy_from_document, start
+from evalstop_detectors import MetricRole, Observation, Policy, advance, policy_from_document, start
 
 from evalstop_service import ingest
 from evalstop_service.decisions import commands, deadlines, stale_runs
@@ -56,9 +56,9 @@ FILLED = "project.filled"
 """The entry of the audit log that says that no example run is missing."""
 
 METRICS = {
-    "reward/gold": {"signal": "eval", "direction": "maximize"},
-    "reward/proxy": {"signal": "proxy", "direction": "maximize"},
-    "policy/kl": {"signal": "kl", "direction": "minimize"},
+    "reward/gold": {"role": "eval", "direction": "maximize"},
+    "reward/proxy": {"role": "proxy", "direction": "maximize"},
+    "policy/kl": {"role": "kl", "direction": "minimize"},
 }
 
 SETTINGS: dict[str, Any] = {
@@ -112,7 +112,7 @@ class Example:
     def stops_at(self, policy: Policy) -> int | None:
         """The index of the step at which a policy wants a stop; None: it never does."""
         seen = [
-            Observation(Signal.EVAL, step, value, self.stderr[index] if self.stderr else None)
+            Observation(MetricRole.EVAL, step, value, self.stderr[index] if self.stderr else None)
             for index, (step, value) in enumerate(zip(self.steps, self.gold, strict=True))
             if value is not None
         ]

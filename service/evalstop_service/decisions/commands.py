@@ -65,10 +65,10 @@ def release(
     now: datetime,
     proved: str | None = None,
 ) -> Decision:
-    """Have a stop that is withheld carried out; raises Conflict while the project is paused. Twice is harmless."""
+    """Have a stop that is on_hold carried out; raises Conflict while the project is paused. Twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         project = projects.lock(tx, project_id)
-        held_by = guards.holding(tx, project, run, now) if decision.state == State.WITHHELD else ()
+        held_by = guards.holding(tx, project, run, now) if decision.state == State.ON_HOLD else ()
         released = decision_lifecycle.Released(now, actor, reason, held_by)
         return _move(tx, run, decision, released, "decision.released", proved)
 

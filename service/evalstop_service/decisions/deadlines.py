@@ -72,7 +72,7 @@ def _look_after(database: Database, overdue: Overdue, now: datetime) -> None:
         if run is None or decision is None:
             return
         decision = decisions.lock(tx, decision)  # which shows whether another process was faster
-        if decision.state == State.WITHHELD:
+        if decision.state == State.ON_HOLD:
             moved = transitions.look_again(tx, run, decision, now)
         else:
             moved = transitions.move(tx, run, decision, Passed(now, gone_on=run.attempt != decision.attempt))

@@ -22,12 +22,12 @@ import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from evalstop_detectors import Policy, Reservation
+from evalstop_detectors import GuardKind, Policy
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.projects import policies
 from evalstop_service.rules import dead_metrics
-from evalstop_service.rules.decision_lifecycle import PAUSED, Brake
+from evalstop_service.rules.decision_lifecycle import PAUSED, Guard
 from evalstop_service.rules.liveness import Pulse
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, run_health, runs
@@ -38,61 +38,59 @@ from evalstop_service.store.runs import Run
 WINDOW = timedelta(hours=1)
 """Within which stops are counted."""
 
-KINDS = (PAUSED, "stops_per_hour", "stops_share", *Reservation)
+KINDS = (PAUSED, "stops_per_hour", "stops_share", *GuardKind)
 
 
-def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Brake, ...]:
+def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Guard, ...]:
     """What holds a stop of this run back; nothing when it may be stopped.
 
     The run and then its project are locked in this transaction, and all that was observed of the run is written.
     """
     policy = policies.read(tx, run.policy_id)
     despite = () if policy is None else policy.stops_despite
-    reservations = (brake for brake in _reservations(tx, project, run, policy, now))
+    reservations = (guard for guard in _reservations(tx, project, run, policy, now))
     return (
         *paused(project),
         *_bounds(tx, project, run, now),
-        *(brake for brake in reservations if brake.kind not in despite),
+        *(guard for guard in reservations if guard.kind not in despite),
     )
 
 
-def paused(project: Project) -> tuple[Brake, ...]:
-    """The brake of a paused project, none of any other."""
+def paused(project: Project) -> tuple[Guard, ...]:
+    """The guard of a paused project, none of any other."""
     if project.paused_at is None:
         return ()
     why = f": {project.paused_reason}" if project.paused_reason else ""
     details = {"paused_at": rfc3339(project.paused_at), "paused_by": project.paused_by}
-    return (Brake(PAUSED, f"the project was paused by {project.paused_by}{why}", details),)
+    return (Guard(PAUSED, f"the project was paused by {project.paused_by}{why}", details),)
 
 
-def _bounds(tx: Transaction, project: Project, run: Run, now: datetime) -> Iterator[Brake]:
+def _bounds(tx: Transaction, project: Project, run: Run, now: datetime) -> Iterator[Guard]:
     most, share = project.stops_per_hour, project.stops_share
     if most is None and share is None:
         return
     stops, ended = decisions.handed_out(tx, project.id, now - WINDOW, but_for=(run.id, run.attempt))
     if most is not None and stops >= most:
         reason = f"{stops} runs were stopped within an hour, and the project allows {most}"
-        yield Brake("stops_per_hour", reason, {"stops": stops, "stops_per_hour": most})
+        yield Guard("stops_per_hour", reason, {"stops": stops, "stops_per_hour": most})
     if share is not None and stops > 0:  # one is always allowed: a project may have a single run
         # Of the runs that would be there if none had been stopped; counted no further than it takes to allow one more.
         enough = math.ceil((stops + 1) / share - 1e-9)
         there = ended + runs.count_running(tx, project.id, max(0, enough - ended))
         if there < enough:
             reason = f"{stops} of {there} runs were stopped within an hour, and the project allows {share:.0%} of them"
-            yield Brake("stops_share", reason, {"stops": stops, "runs": there, "stops_share": share})
+            yield Guard("stops_share", reason, {"stops": stops, "runs": there, "stops_share": share})
 
 
-def _reservations(tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime) -> Iterator[Brake]:
+def _reservations(tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime) -> Iterator[Guard]:
     pulse = run_health.of_runs(tx, [run.id]).get(run.id)
     heard_at = health.heard_at(run, pulse)
     if health.pulse_of(run, pulse, project.stale_seconds, now) is not Pulse.ALIVE:
         reason = f"nothing was heard of the run since {rfc3339(heard_at)}: its metrics may not be what they were"
-        yield Brake(Reservation.STALE, reason, {"heard_at": rfc3339(heard_at)})
+        yield Guard(GuardKind.STALE, reason, {"heard_at": rfc3339(heard_at)})
     if policy is not None and (dead := health.dead_of(tx, [(run, policy)])[run.id]):
         words = "; ".join(f"{one.metric}: {one.reason}" for one in dead)
-        yield Brake(
-            Reservation.DEAD_DETECTOR, f"its detectors are blind: {words}", {"dead": dead_metrics.as_json(dead)}
-        )
+        yield Guard(GuardKind.DEAD_DETECTOR, f"its detectors are blind: {words}", {"dead": dead_metrics.as_json(dead)})
     if run.best_checkpoint is None:
         reason = "no checkpoint with an eval is registered, so nothing would be left of the run"
-        yield Brake(Reservation.NO_CHECKPOINT, reason)
+        yield Guard(GuardKind.NO_CHECKPOINT, reason)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def pause(
     database: Database, project_id: UUID, actor: str, reason: str, now: datetime, proved: str | None = None
 ) -> Project:
-    """Pause a project, and return when all its pending stops are withheld. Of two pauses the first one stands.
+    """Pause a project, and return when all its pending stops are on hold. Of two pauses the first one stands.
 
     `actor` says so; `proved` is who it is known to be, where that is another.
     """
@@ -31,12 +31,12 @@ def pause(
             subject, told = f"project {project.name}", {"reason": reason}
             audit.record(tx, project.id, actor, "project.paused", subject, told, now, proved)
     held = transitions.hold_all(database, project_id, guards.paused(project), now)
-    log.warning("project %s is paused by %s; %d stops are withheld", project.name, project.paused_by, held)
+    log.warning("project %s is paused by %s; %d stops are on_hold", project.name, project.paused_by, held)
     return project
 
 
 def resume(database: Database, project_id: UUID, actor: str, now: datetime, proved: str | None = None) -> Project:
-    """Let stops go on in a project; those that are withheld are looked at again when their time comes."""
+    """Let stops go on in a project; those that are on_hold are looked at again when their time comes."""
     with database.transaction() as tx:
         project = projects.lock(tx, project_id)
         if project.paused_at is not None:

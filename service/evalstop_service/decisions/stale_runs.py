@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import Policy, Reservation
+from evalstop_detectors import GuardKind, Policy
 
 from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock, rfc3339
@@ -168,7 +168,7 @@ def _turned(tx: Transaction, project: Project, run: Run, pulse: StoredPulse, now
         decision = decisions.of_attempt(tx, run.id, run.attempt)
         if decision is not None and decision.state == State.PENDING:
             against = guards.holding(tx, projects.lock(tx, project.id), run, now)
-            transitions.hold(tx, run, [brake for brake in against if brake.kind == Reservation.STALE], now)
+            transitions.hold(tx, run, [guard for guard in against if guard.kind == GuardKind.STALE], now)
     elif pulse.state == Pulse.LOST:
         run = commands.end(tx, run, Pulse.LOST, now)
         _announce(tx, project, run, "run.lost", {"pulse": told}, now)

@@ -17,9 +17,9 @@ from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import cases, rollout_stage
 from evalstop_service.rules import decision_lifecycle, random_assignment
 from evalstop_service.rules.decision_lifecycle import (
-    Brake,
     Decided,
     Event,
+    Guard,
     Held,
     Instruction,
     Life,
@@ -40,7 +40,7 @@ from evalstop_service.webhooks import events
 
 
 def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
-    """Put the run's verdict on record as a decision, and have it carried out as mode, chance and brakes allow."""
+    """Put the run's verdict on record as a decision, and have it carried out as mode, chance and guards allow."""
     decision_id, project = new_id(), projects.get(tx, run.project_id)
     enforced_share = _share_enforced(tx, run) if run.mode == Mode.ENFORCE else 0.0
     earned = random_assignment.drawn(project.seed, decision_id, random_assignment.CARRIED_OUT)
@@ -51,7 +51,7 @@ def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
         actor=f"policy {run.policy_name} version {run.policy_version}",
         reason=str(run.verdict["reason"]),
         mode=Mode.ENFORCE if enforced else Mode.SHADOW,
-        brakes=guards.holding(tx, projects.lock(tx, project.id), run, now) if enforced and not held_out else (),
+        guards=guards.holding(tx, projects.lock(tx, project.id), run, now) if enforced and not held_out else (),
         held_out=held_out,
         chance=_numbers(run, enforced, (enforced_share, earned), (project.held_out_share, kept)),
     )
@@ -133,28 +133,28 @@ def move(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decisio
 
 
 def look_again(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Decision:
-    """Look whether the brakes still hold back a stop that is withheld; the decision was locked after its run."""
-    if decision.state != State.WITHHELD:
+    """Look whether the guards still hold back a stop that is on hold; the decision was locked after its run."""
+    if decision.state != State.ON_HOLD:
         return decision
     project = projects.lock(tx, run.project_id)
     wanted = run.verdict["verdict"] == "stop" and run.status == "running" and run.attempt == decision.attempt
     return move(tx, run, decision, Weighed(now, guards.holding(tx, project, run, now), wanted))
 
 
-def hold(tx: Transaction, run: Run, held_by: Sequence[Brake], now: datetime) -> Decision | None:
+def hold(tx: Transaction, run: Run, held_by: Sequence[Guard], now: datetime) -> Decision | None:
     """Withhold the pending stop of a run, which is locked, for what has come up; None when none is pending.
 
-    What waits to be sent is cancelled, `run.stop_withheld` tells of the brakes. A stop whose grace period is over has
+    What waits to be sent is cancelled, `run.stop_on_hold` tells of the guards. A stop whose grace period is over has
     been requested, and is not called back.
     """
     found = decisions.of_attempt(tx, run.id, run.attempt)
     if found is None or found.state != State.PENDING or not held_by:
         return None
     moved = move(tx, run, decisions.lock(tx, found), Held(now, tuple(held_by)))
-    return moved if moved.state == State.WITHHELD else None
+    return moved if moved.state == State.ON_HOLD else None
 
 
-def hold_all(database: Database, project_id: UUID, held_by: Sequence[Brake], now: datetime) -> int:
+def hold_all(database: Database, project_id: UUID, held_by: Sequence[Guard], now: datetime) -> int:
     """Withhold all pending stops of a project, a transaction each; how many.
 
     To be called after the commit of what speaks against them: a stop that is decided from then on finds it by itself.
@@ -209,7 +209,7 @@ def _carry_out(
 
 def _life(tx: Transaction, decision: Decision) -> Life:
     life = decision.life
-    if life.state not in (State.WITHHELD, State.UNDONE):
+    if life.state not in (State.ON_HOLD, State.UNDONE):
         return life
     history = [(change.state, change.details) for change in decisions.history(tx, decision)]
     held_by, heard = decision_lifecycle.remembered(history)

@@ -1,4 +1,4 @@
-"""Rehearsals: a policy is tried on the runs of a project's past, before it is let loose on those to come.
+"""Backtests: a policy is tried on the runs of a project's past, before it is let loose on those to come.
 
 Each run that has ended is replayed from its observations by the same `monitor.advance` that would have judged it while
 it went on. What is found is kept every few runs, so that a process that dies costs no more than these: any other goes
@@ -32,7 +32,7 @@ from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.rules.outcome import Said, Truth, of_decision
 from evalstop_service.runs.watched_metrics import Watch
 from evalstop_service.store import audit, backtests, observations, projects
-from evalstop_service.store.backtests import DONE, FAILED, WAITING, Past, Rehearsal
+from evalstop_service.store.backtests import DONE, FAILED, WAITING, Backtest, Past
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import queues
@@ -50,7 +50,7 @@ RUNS_AT_A_TIME = 10
 
 @dataclass(frozen=True)
 class Summary:
-    """What a rehearsal found, counted over runs.
+    """What a backtest found, counted over runs.
 
     `stops`: how many the policy would have stopped, of these `right`, `wrong` (the run was healthy, or had not turned
     yet) and the rest `unknown`. `missed`: runs that turned and that it would have let go on. `decided`: how many stops
@@ -76,7 +76,7 @@ class Summary:
 
 def ask(
     database: Database, project_id: UUID, document: dict[str, Any], most_runs: int, actor: str, now: datetime
-) -> Rehearsal:
+) -> Backtest:
     """Have a policy tried on the newest runs that have ended; raises InvalidPolicy, and Conflict when many wait."""
     policy = policy_from_document(document)
     if not 1 <= most_runs <= MOST_RUNS:
@@ -84,8 +84,8 @@ def ask(
     with database.transaction() as tx:
         projects.lock(tx, project_id)
         if backtests.count_unfinished(tx, project_id) >= MOST_UNFINISHED:
-            raise Conflict(f"{MOST_UNFINISHED} rehearsals of this project are not done yet; wait for one of them")
-        rehearsal = Rehearsal(
+            raise Conflict(f"{MOST_UNFINISHED} backtests of this project are not done yet; wait for one of them")
+        backtest = Backtest(
             id=new_id(),
             project_id=project_id,
             document=policy_to_document(policy),
@@ -99,23 +99,23 @@ def ask(
             created_at=now,
             ended_at=None,
         )
-        backtests.add(tx, rehearsal)
+        backtests.add(tx, backtest)
         details = {"policy": policy.name, "runs": most_runs}
-        audit.record(tx, project_id, actor, "policy.rehearsed", f"rehearsal {rehearsal.id}", details, now)
-    return rehearsal
+        audit.record(tx, project_id, actor, "policy.backtested", f"backtest {backtest.id}", details, now)
+    return backtest
 
 
 def chore(database: Database, clock: Clock) -> Chore:
-    """Seeing to rehearsals that wait, or that another process left."""
+    """Seeing to backtests that wait, or that another process left."""
 
     def do(pause: Pause) -> float:
         return 0.0 if work(database, clock, pause) else LOOK_SECONDS
 
-    return Chore("rehearsals", do)
+    return Chore("backtests", do)
 
 
 def work(database: Database, clock: Clock, pause: Pause = lambda _: False) -> bool:
-    """Take up one rehearsal and see it through, or until `pause` says that it is time to end; False: there is none."""
+    """Take up one backtest and see it through, or until `pause` says that it is time to end; False: there is none."""
     with database.transaction() as tx:
         now, _ = queues.moment(tx, clock())
         held = backtests.claim(tx, now, now + timedelta(seconds=LEASE_SECONDS))
@@ -127,7 +127,7 @@ def work(database: Database, clock: Clock, pause: Pause = lambda _: False) -> bo
             begun = time.perf_counter()
             moved = _some(database, held, policy, clock)
             if moved is None:
-                log.info("rehearsal %s went to another process", held.id)
+                log.info("backtest %s went to another process", held.id)
                 break
             held = moved
             # What ingestion does meanwhile in this process gets half of the time.
@@ -137,12 +137,12 @@ def work(database: Database, clock: Clock, pause: Pause = lambda _: False) -> bo
     except sa.exc.OperationalError:
         raise
     except Exception:
-        log.exception("rehearsal %s failed", held.id)
+        log.exception("backtest %s failed", held.id)
         _end(database, held, FAILED, clock)
     return True
 
 
-def _some(database: Database, held: Rehearsal, policy: Policy, clock: Clock) -> Rehearsal | None:
+def _some(database: Database, held: Backtest, policy: Policy, clock: Clock) -> Backtest | None:
     """Replay a few more runs and keep what they show; None when it is in other hands."""
     before = UUID(held.findings[-1]["run_id"]) if held.findings else held.id
     with database.reading() as tx:
@@ -169,12 +169,12 @@ def _some(database: Database, held: Rehearsal, policy: Policy, clock: Clock) -> 
         return moved if backtests.keep(tx, held, moved) else None
 
 
-def _give_back(database: Database, held: Rehearsal) -> None:
+def _give_back(database: Database, held: Backtest) -> None:
     with database.transaction() as tx:
         backtests.keep(tx, held, replace(held, lease_until=None))
 
 
-def _end(database: Database, held: Rehearsal, state: str, clock: Clock) -> None:
+def _end(database: Database, held: Backtest, state: str, clock: Clock) -> None:
     with database.transaction() as tx:
         now, _ = queues.moment(tx, clock())
         backtests.keep(tx, held, replace(held, state=state, lease_until=None, ended_at=now))
@@ -249,7 +249,7 @@ def in_order(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def summary(findings: Sequence[Mapping[str, Any]]) -> Summary:
-    """The figures of a rehearsal."""
+    """The figures of a backtest."""
     stops = [one for one in findings if one["step"] is not None]
     by = {outcome: [one for one in stops if one["outcome"] == outcome] for outcome in Said}
     decided = [one for one in findings if one["decided_step"] is not None]

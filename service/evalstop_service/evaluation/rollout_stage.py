@@ -1,4 +1,4 @@
-"""Authority that a policy earns: shadow ──> canary ──> enforce, as far as its measured precision carries it, and back.
+"""The rollout stage that a policy earns: shadow ──> canary ──> enforce, as its measured precision allows, and back.
 
 Up, a stage at a time, when two lower bounds pass the operator's line: that of all cases of the policy's present
 version, and that of the cases that ended since it came to its stage, so that each stage is earned by what was seen
@@ -29,11 +29,11 @@ from evalstop_service.store import audit, policies, projects, rollout_stages
 from evalstop_service.store.case_counts import Wanted
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
-from evalstop_service.store.rollout_stages import Authority
+from evalstop_service.store.rollout_stages import RolloutStage
 
 log = logging.getLogger(__name__)
 
-CHANGED = "policy.authority_changed"
+CHANGED = "policy.rollout_stage_changed"
 """The event that tells of a move."""
 
 EVERY_SECONDS = 60.0
@@ -58,7 +58,7 @@ class Move:
 _NEXT = {Stage.SHADOW: Stage.CANARY, Stage.CANARY: Stage.ENFORCE}
 
 
-def share_enforced(held: Authority | None, version: int) -> float:
+def share_enforced(held: RolloutStage | None, version: int) -> float:
     """Of the stops that this version of a policy calls for in runs that are enforced, the share to carry out."""
     if held is None:
         return 1.0
@@ -82,7 +82,7 @@ def weigh(stage: Stage, line: float, of_version: Estimate, since: Estimate) -> M
 
 
 def chore(database: Database, clock: Clock) -> Chore:
-    """Weighing all policies that have to earn their authority."""
+    """Weighing all policies that have to earn their rollout stage."""
 
     def do(pause: Pause) -> float:
         with database.reading() as tx:
@@ -93,10 +93,10 @@ def chore(database: Database, clock: Clock) -> Chore:
             look(database, held.project_id, held.policy_name, clock())
         return EVERY_SECONDS
 
-    return Chore("authority", do)
+    return Chore("rollout_stage", do)
 
 
-def look(database: Database, project_id: UUID, policy_name: str, now: datetime) -> Authority | None:
+def look(database: Database, project_id: UUID, policy_name: str, now: datetime) -> RolloutStage | None:
     """Weigh a policy by all that is known now, and have it move; how it stands then. Doing it twice is harmless."""
     with database.transaction() as tx:
         held = rollout_stages.lock(tx, project_id, policy_name)
@@ -118,12 +118,12 @@ def look(database: Database, project_id: UUID, policy_name: str, now: datetime) 
 
 def grant(
     tx: Transaction, project_id: UUID, policy_name: str, version: int, line: float, share: float, now: datetime
-) -> Authority:
-    """Have a policy earn its authority from now on, from shadow; or change the line and the share of one that does."""
+) -> RolloutStage:
+    """Have a policy earn its rollout stage from now on, from shadow; or change the terms of one that does."""
     projects.lock(tx, project_id)
     held = rollout_stages.lock(tx, project_id, policy_name)
     if held is None:
-        held = Authority(
+        held = RolloutStage(
             project_id=project_id,
             policy_name=policy_name,
             stage=Stage.SHADOW,
@@ -143,7 +143,7 @@ def _precision(tx: Transaction, project_id: UUID, wanted: Wanted) -> Estimate:
     return found.precision
 
 
-def _keep(tx: Transaction, held: Authority, moved: Authority, reason: str, now: datetime) -> Authority:
+def _keep(tx: Transaction, held: RolloutStage, moved: RolloutStage, reason: str, now: datetime) -> RolloutStage:
     rollout_stages.keep(tx, moved)
     run_id = rollout_stages.newest_run(tx, held.project_id, held.policy_name)
     if moved.stage == held.stage or run_id is None:
@@ -165,10 +165,10 @@ def _keep(tx: Transaction, held: Authority, moved: Authority, reason: str, now: 
         data={
             "project": {"id": str(project.id), "name": project.name},
             "policy": {"name": moved.policy_name, "version": moved.version},
-            "authority": numbers,
+            "rollout_stage": numbers,
         },
         now=now,
     )
-    audit.record(tx, project.id, SERVICE, "authority.moved", f"policy {moved.policy_name}", numbers, now)
+    audit.record(tx, project.id, SERVICE, "rollout_stage.moved", f"policy {moved.policy_name}", numbers, now)
     log.warning("policy %s of %s: %s -> %s: %s", moved.policy_name, project.name, held.stage, moved.stage, reason)
     return moved

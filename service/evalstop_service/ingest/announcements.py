@@ -19,15 +19,15 @@ from evalstop_service.webhooks import events
 def decide(work: Work, live: LiveRun, verdict: Verdict) -> None:
     """Put the first verdict that calls for a stop on record, and have it carried out unless it is let run."""
     assert verdict.step is not None, "a verdict to stop has a step"
-    work.write()  # the brakes look at what was observed
+    work.write()  # the guards look at what was observed
     work.decided(live, transitions.begin(work.tx, live.run, verdict.step, work.now))
 
 
 def reconsider(work: Work, live: LiveRun) -> None:
-    """Look again at what speaks against a stop that is withheld: there is a new eval, or a checkpoint."""
+    """Look again at what speaks against a stop that is on hold: there is a new eval, or a checkpoint."""
     decision = work.decision(live)
-    if decision is not None and decision.state == State.WITHHELD:
-        work.write()  # the brakes look at what was observed
+    if decision is not None and decision.state == State.ON_HOLD:
+        work.write()  # the guards look at what was observed
         locked = decisions.lock(work.tx, decision)
         work.decided(live, transitions.look_again(work.tx, live.run, locked, work.now))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from evalstop_detectors import Policy, Signal
+from evalstop_detectors import MetricRole, Policy
 
 from evalstop_service.rules import dead_metrics, liveness
 from evalstop_service.rules.dead_metrics import Dead, Progress, Watched
@@ -57,7 +57,7 @@ def _needed(run: Run, policy: Policy) -> dict[str, bool]:
     the trainer named it."""
     named = run.metrics != DEFAULT_METRICS
     return {
-        metric: named or role["signal"] == Signal.EVAL
+        metric: named or role["role"] == MetricRole.EVAL
         for metric, role in run.metrics.items()
-        if role["signal"] in policy.stopping_signals
+        if role["role"] in policy.stopping_signals
     }

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evalstop_detectors import Role, Signal, match, recognise
+from evalstop_detectors import MetricRole, Role, match, recognise
 from evalstop_detectors.roles.recognition import NO_GOLD
 
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
@@ -51,16 +51,14 @@ def cast(names: Collection[str], labels: Mapping[str, str], patterns: Sequence[M
     """The roles of metrics with these names: by the first pattern that fits, else as they are recognised."""
     by_pattern, matched = _by_pattern(names, patterns)
     found = recognise(names, labels)
-    taken = {role.signal for role in by_pattern.values()}
-    by_name = {
-        metric: role for metric, role in found.roles.items() if role.signal not in taken and metric not in matched
-    }
+    taken = {role.role for role in by_pattern.values()}
+    by_name = {metric: role for metric, role in found.roles.items() if role.role not in taken and metric not in matched}
     by_whom = f"preset {found.preset}" if found.preset else "names"
-    reasons = {metric: f"{role.signal}: by the project's pattern" for metric, role in by_pattern.items()}
+    reasons = {metric: f"{role.role}: by the project's pattern" for metric, role in by_pattern.items()}
     reasons |= {metric: reason for metric, reason in found.reasons.items() if metric not in matched}
     with_role = by_pattern | by_name
     first = sorted(reasons, key=lambda metric: (metric not in with_role, metric))[:MOST_REASONS]
-    has_gold = any(role.signal == Signal.EVAL for role in with_role.values())
+    has_gold = any(role.role == MetricRole.EVAL for role in with_role.values())
     warnings = [warning for warning in found.warnings if warning != NO_GOLD] + ([] if has_gold else [NO_GOLD])
     return Cast(
         {metric: _written(role) for metric, role in sorted(with_role.items())},
@@ -88,7 +86,7 @@ def told(run: Run) -> dict[str, Any]:
 
 
 def _settled(metrics: Roles, source: str) -> dict[str, Any]:
-    has_gold = any(role["signal"] == Signal.EVAL for role in metrics.values())
+    has_gold = any(role["role"] == MetricRole.EVAL for role in metrics.values())
     warnings = [] if has_gold else [NO_GOLD]
     sources = dict.fromkeys(metrics, source)
     return {"open": False, "preset": None, "sources": sources, "reasons": {}, "warnings": warnings}
@@ -97,18 +95,18 @@ def _settled(metrics: Roles, source: str) -> dict[str, Any]:
 def _by_pattern(
     names: Iterable[str], patterns: Sequence[Mapping[str, str]]
 ) -> tuple[dict[str, Role], Mapping[str, Role]]:
-    """At most one metric a signal, that of the earlier pattern and name; and all that fit."""
+    """At most one metric a role, that of the earlier pattern and name; and all that fit."""
     matched: dict[str, Role] = {}
     for pattern in patterns:
         for name in sorted(names):
             role = match([pattern], name)
             if role is not None:
                 matched.setdefault(name, role)
-    first: dict[Signal, str] = {}
+    first: dict[MetricRole, str] = {}
     for name, role in matched.items():
-        first.setdefault(role.signal, name)
+        first.setdefault(role.role, name)
     return {name: matched[name] for name in first.values()}, matched
 
 
 def _written(role: Role) -> dict[str, str]:
-    return {"signal": role.signal.value, "direction": role.direction}
+    return {"role": role.role.value, "direction": role.direction}

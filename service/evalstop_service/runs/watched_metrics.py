@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from evalstop_detectors import Observation, Policy, Score, Signal
+from evalstop_detectors import MetricRole, Observation, Policy, Score
 
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
 DEFAULT_METRICS: dict[str, dict[str, str]] = {
-    "eval": {"signal": "eval", "direction": "maximize"},
-    "proxy": {"signal": "proxy", "direction": "maximize"},
-    "kl": {"signal": "kl", "direction": "minimize"},
-    "loss": {"signal": "loss", "direction": "minimize"},
+    "eval": {"role": "eval", "direction": "maximize"},
+    "proxy": {"role": "proxy", "direction": "maximize"},
+    "kl": {"role": "kl", "direction": "minimize"},
+    "loss": {"role": "loss", "direction": "minimize"},
 }
 
 
@@ -29,9 +29,9 @@ class Watch:
 
     def __init__(self, run: Run, policy: Policy) -> None:
         self._seen = {
-            metric: (Signal(role["signal"]), sign(run.metrics, metric))
+            metric: (MetricRole(role["role"]), sign(run.metrics, metric))
             for metric, role in run.metrics.items()
-            if role["signal"] in policy.signals
+            if role["role"] in policy.roles
         }
         self._total_steps = run.total_steps
         self.gold = eval_metric(run)
@@ -47,14 +47,14 @@ class Watch:
         found, total, seen = [], self._total_steps, self._seen
         last_step, sorted_already = -1, True
         for point in points:
-            role = seen.get(point.metric)
-            if role is not None:
-                signal, turned = role
+            found_role = seen.get(point.metric)
+            if found_role is not None:
+                role, turned = found_role
                 at = point.step
                 sorted_already &= at > last_step
                 last_step = at
                 progress = min(1.0, at / total) if total else None
-                found.append(Observation(signal, at, turned * point.value, point.stderr, progress))
+                found.append(Observation(role, at, turned * point.value, point.stderr, progress))
         if not sorted_already:
             found.sort(key=_ORDER)
         return found
@@ -65,7 +65,7 @@ _ORDER = attrgetter("order")
 
 def eval_metric(run: Run) -> str | None:
     """The metric that is gold for this run."""
-    return next((metric for metric, role in run.metrics.items() if role["signal"] == Signal.EVAL), None)
+    return next((metric for metric, role in run.metrics.items() if role["role"] == MetricRole.EVAL), None)
 
 
 def evals(run: Run, points: Iterable[Point]) -> list[Score]:
@@ -86,4 +86,4 @@ def scores(run: Run, points: Iterable[Point]) -> list[Score]:
 def sign(metrics: Mapping[str, Mapping[str, str]], metric: str) -> float:
     """What turns a metric so that higher is better. A KL is a distance, not a quality: it stays as it is."""
     role = metrics[metric]
-    return -1.0 if role["direction"] == "minimize" and role["signal"] != Signal.KL else 1.0
+    return -1.0 if role["direction"] == "minimize" and role["role"] != MetricRole.KL else 1.0

@@ -1,4 +1,4 @@
-"""Rehearsals: policies tried on runs of the past, what each has found so far, and whose hands it is in.
+"""Backtests: policies tried on runs of the past, what each has found so far, and whose hands it is in.
 
 waiting ──> running ──> done       a worker holds it by a lease, which each step that is kept makes longer; whoever
                  └────> failed     takes it over after the lease goes on behind the last run that was kept
@@ -15,13 +15,13 @@ import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
-from evalstop_service.store.tables import attempts, cases, decisions, policies, rehearsals, runs
+from evalstop_service.store.tables import attempts, backtests, cases, decisions, policies, runs
 
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Backtest:
     """A row: `done` of `total` runs were replayed; `findings` has an entry for each of them, the newest run first."""
 
     id: UUID
@@ -52,57 +52,57 @@ class Past:
     gpu_hours: float | None
 
 
-def add(tx: Transaction, rehearsal: Rehearsal) -> None:
+def add(tx: Transaction, backtest: Backtest) -> None:
     """Store a new one."""
-    tx.execute(rehearsals.insert().values(**vars(rehearsal)))
+    tx.execute(backtests.insert().values(**vars(backtest)))
 
 
-def find(tx: Transaction, project_id: UUID, rehearsal_id: UUID) -> Rehearsal | None:
-    """The project's rehearsal with this id."""
-    query = sa.select(rehearsals).where(rehearsals.c.project_id == project_id, rehearsals.c.id == rehearsal_id)
+def find(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backtest | None:
+    """The project's backtest with this id."""
+    query = sa.select(backtests).where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)
     row = tx.execute(query).mappings().one_or_none()
-    return Rehearsal(**row) if row else None
+    return Backtest(**row) if row else None
 
 
-def revision(tx: Transaction, project_id: UUID, rehearsal_id: UUID) -> str | None:
-    """Differs whenever the rehearsal has got on; None when there is none."""
-    query = sa.select(rehearsals.c.state, rehearsals.c.done, rehearsals.c.total)
-    row = tx.execute(query.where(rehearsals.c.project_id == project_id, rehearsals.c.id == rehearsal_id)).one_or_none()
+def revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str | None:
+    """Differs whenever the backtest has got on; None when there is none."""
+    query = sa.select(backtests.c.state, backtests.c.done, backtests.c.total)
+    row = tx.execute(query.where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)).one_or_none()
     return "-".join(map(str, row)) if row else None
 
 
-def listing(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int = 20) -> list[Rehearsal]:
-    """A project's rehearsals, newest first, without their findings."""
-    columns = [column for column in rehearsals.c if column.name != "findings"]
-    query = sa.select(*columns).where(rehearsals.c.project_id == project_id)
+def listing(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int = 20) -> list[Backtest]:
+    """A project's backtests, newest first, without their findings."""
+    columns = [column for column in backtests.c if column.name != "findings"]
+    query = sa.select(*columns).where(backtests.c.project_id == project_id)
     if before is not None:
-        query = query.where(rehearsals.c.id < before)
-    rows = tx.execute(query.order_by(rehearsals.c.id.desc()).limit(limit)).mappings()
-    return [Rehearsal(**row, findings=[]) for row in rows]
+        query = query.where(backtests.c.id < before)
+    rows = tx.execute(query.order_by(backtests.c.id.desc()).limit(limit)).mappings()
+    return [Backtest(**row, findings=[]) for row in rows]
 
 
 def count_unfinished(tx: Transaction, project_id: UUID) -> int:
     """How many of a project wait or are under way."""
-    query = sa.select(sa.func.count()).where(rehearsals.c.project_id == project_id, _UNFINISHED)
+    query = sa.select(sa.func.count()).where(backtests.c.project_id == project_id, _UNFINISHED)
     return tx.execute(query).scalar_one()
 
 
-def claim(tx: Transaction, now: datetime, lease_until: datetime) -> Rehearsal | None:
+def claim(tx: Transaction, now: datetime, lease_until: datetime) -> Backtest | None:
     """The oldest that nobody holds, held until `lease_until`; None when there is none."""
-    free = rehearsals.c.lease_until.is_(None) | (rehearsals.c.lease_until <= now)
-    query = sa.select(rehearsals).where(_UNFINISHED, free).order_by(rehearsals.c.id).limit(1)
+    free = backtests.c.lease_until.is_(None) | (backtests.c.lease_until <= now)
+    query = sa.select(backtests).where(_UNFINISHED, free).order_by(backtests.c.id).limit(1)
     row = tx.execute(query.with_for_update(skip_locked=True)).mappings().one_or_none()
     if row is None:
         return None
     taken = dict(row) | {"state": RUNNING, "lease_until": lease_until}
-    tx.execute(rehearsals.update().where(rehearsals.c.id == row["id"]).values(state=RUNNING, lease_until=lease_until))
-    return Rehearsal(**taken)
+    tx.execute(backtests.update().where(backtests.c.id == row["id"]).values(state=RUNNING, lease_until=lease_until))
+    return Backtest(**taken)
 
 
-def keep(tx: Transaction, held: Rehearsal, changed: Rehearsal) -> bool:
+def keep(tx: Transaction, held: Backtest, changed: Backtest) -> bool:
     """Store how far it got; False when the lease by which it was held has gone to another, and nothing is stored."""
-    query = rehearsals.update().where(
-        rehearsals.c.id == held.id, rehearsals.c.state == RUNNING, rehearsals.c.lease_until == held.lease_until
+    query = backtests.update().where(
+        backtests.c.id == held.id, backtests.c.state == RUNNING, backtests.c.lease_until == held.lease_until
     )
     return tx.execute(query.values(**vars(changed))).rowcount == 1
 
@@ -153,4 +153,4 @@ def _ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[A
     )
 
 
-_UNFINISHED = rehearsals.c.state.in_((WAITING, RUNNING))
+_UNFINISHED = backtests.c.state.in_((WAITING, RUNNING))

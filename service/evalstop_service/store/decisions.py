@@ -189,7 +189,7 @@ def of_runs(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
 def handed_out(tx: Transaction, project_id: UUID, since: datetime, but_for: tuple[UUID, int]) -> tuple[int, int]:
     """How many stops of a project were or will be handed to receivers after a moment, and of these how many are of runs
     that run no longer; that of the run and attempt `but_for` is left out."""
-    never = ("shadow", "held_out", "withheld", "vetoed", "moot")
+    never = ("shadow", "held_out", "on_hold", "vetoed", "moot")
     query = (
         sa.select(sa.func.count(), sa.func.count().filter(runs.c.status != "running"))
         .join(runs, runs.c.id == decisions.c.run_id)

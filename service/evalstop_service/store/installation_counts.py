@@ -20,7 +20,7 @@ class Figures:
 
     `running_runs`: those that have not ended; `stale_runs` of these nothing was heard for long, and of `blind_runs` a
     metric that may stop them is dead, as of the last look at each. `paused_projects`: nothing of theirs is stopped.
-    `withheld`: stops that are held back, by the kind of brake; one that several hold back counts for each. `awaited`:
+    `on_hold`: stops that are held back, by the kind of guard; one that several hold back counts for each. `awaited`:
     stops that were handed out and not confirmed yet, by state.
     `open_endpoints`: left alone for a while, since they fail. Waiting deliveries: `due`, `later` (between two
     attempts, in the hands of a worker, or in a grace period), `held` (their endpoint is disabled or gone).
@@ -32,7 +32,7 @@ class Figures:
     stale_runs: int
     blind_runs: int
     paused_projects: int
-    withheld: dict[str, int]
+    on_hold: dict[str, int]
     awaited: dict[str, int]
     open_endpoints: int
     due: int
@@ -69,7 +69,7 @@ def read(tx: Transaction, now: datetime) -> Figures:
         stale_runs=stale_runs,
         blind_runs=blind_runs,
         paused_projects=tx.execute(paused).scalar_one(),
-        withheld=_withheld(tx),
+        on_hold=_on_hold(tx),
         awaited={str(state): count for state, count in tx.execute(_AWAITED)},
         open_endpoints=tx.execute(_OPEN).scalar_one(),
         **counts,
@@ -78,17 +78,17 @@ def read(tx: Transaction, now: datetime) -> Figures:
     )
 
 
-def _withheld(tx: Transaction) -> dict[str, int]:
-    """How many stops each kind of brake holds back, as the last change of each decision says."""
+def _on_hold(tx: Transaction) -> dict[str, int]:
+    """How many stops each kind of guard holds back, as the last change of each decision says."""
     of_decision = (decision_changes.c.run_id == decisions.c.run_id) & (decision_changes.c.decision_id == decisions.c.id)
     last = sa.select(sa.func.max(decision_changes.c.sequence)).where(of_decision).correlate(decisions).scalar_subquery()
     query = (
         sa.select(decision_changes.c.details)
         .join(decisions, of_decision)
-        .where(decisions.c.state == State.WITHHELD, decisions.c.deadline_at.is_not(None))
+        .where(decisions.c.state == State.ON_HOLD, decisions.c.deadline_at.is_not(None))
         .where(decision_changes.c.sequence == last)
     )
-    return Counter(brake["kind"] for details in tx.execute(query).scalars() for brake in details.get("brakes", ()))
+    return Counter(guard["kind"] for details in tx.execute(query).scalars() for guard in details.get("guards", ()))
 
 
 _AWAITED = (

@@ -15,7 +15,7 @@ from evalstop_service.rules.liveness import Pulse
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, pulses, runs
 
-WAITING = (State.PENDING, State.WITHHELD, State.REQUESTED, State.ACKNOWLEDGED, State.ESCALATED, State.FAILED)
+WAITING = (State.PENDING, State.ON_HOLD, State.REQUESTED, State.ACKNOWLEDGED, State.ESCALATED, State.FAILED)
 """The states of a decision on a run that still runs, in which a person may have something to do."""
 
 

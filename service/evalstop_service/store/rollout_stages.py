@@ -1,4 +1,4 @@
-"""Authorities: how much a policy may do by itself in a project, by what it has shown."""
+"""Rollout stages: how much a policy may do by itself in a project, by what it has shown."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import authorities, policies, runs
+from evalstop_service.store.tables import policies, rollout_stages, runs
 
 
 @dataclass(frozen=True)
-class Authority:
+class RolloutStage:
     """The stage that a policy has come to, and since when, by which numbers.
 
     `precision_wanted`: the line that the lower bound of its precision has to pass. `canary_share`: of its stops, the
@@ -31,36 +31,36 @@ class Authority:
     version: int
 
 
-def find(tx: Transaction, project_id: UUID, policy_name: str) -> Authority | None:
+def find(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
     """What a policy may do by itself; None: all that its runs' mode says."""
-    row = tx.execute(sa.select(authorities).where(*_of(project_id, policy_name))).mappings().one_or_none()
-    return Authority(**row) if row else None
+    row = tx.execute(sa.select(rollout_stages).where(*_of(project_id, policy_name))).mappings().one_or_none()
+    return RolloutStage(**row) if row else None
 
 
-def lock(tx: Transaction, project_id: UUID, policy_name: str) -> Authority | None:
+def lock(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
     """The same, locked until the transaction ends."""
-    query = sa.select(authorities).where(*_of(project_id, policy_name)).with_for_update()
+    query = sa.select(rollout_stages).where(*_of(project_id, policy_name)).with_for_update()
     row = tx.execute(query).mappings().one_or_none()
-    return Authority(**row) if row else None
+    return RolloutStage(**row) if row else None
 
 
-def listing(tx: Transaction, project_id: UUID | None = None) -> list[Authority]:
-    """All authorities, of one project or of all, by project and policy."""
-    query = sa.select(authorities).order_by(authorities.c.project_id, authorities.c.policy_name)
+def listing(tx: Transaction, project_id: UUID | None = None) -> list[RolloutStage]:
+    """All rollout stages, of one project or of all, by project and policy."""
+    query = sa.select(rollout_stages).order_by(rollout_stages.c.project_id, rollout_stages.c.policy_name)
     if project_id is not None:
-        query = query.where(authorities.c.project_id == project_id)
-    return [Authority(**row) for row in tx.execute(query).mappings()]
+        query = query.where(rollout_stages.c.project_id == project_id)
+    return [RolloutStage(**row) for row in tx.execute(query).mappings()]
 
 
-def keep(tx: Transaction, authority: Authority) -> None:
-    """Store an authority in place of what the policy had before; its project is locked, or its row."""
-    remove(tx, authority.project_id, authority.policy_name)
-    tx.execute(authorities.insert().values(**vars(authority)))
+def keep(tx: Transaction, rollout_stage: RolloutStage) -> None:
+    """Store a rollout stage in place of what the policy had before; its project is locked, or its row."""
+    remove(tx, rollout_stage.project_id, rollout_stage.policy_name)
+    tx.execute(rollout_stages.insert().values(**vars(rollout_stage)))
 
 
 def remove(tx: Transaction, project_id: UUID, policy_name: str) -> bool:
     """Have the mode of its runs alone count again; False if it did."""
-    return tx.execute(authorities.delete().where(*_of(project_id, policy_name))).rowcount > 0
+    return tx.execute(rollout_stages.delete().where(*_of(project_id, policy_name))).rowcount > 0
 
 
 def newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID | None:
@@ -72,4 +72,4 @@ def newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID | No
 
 
 def _of(project_id: UUID, policy_name: str) -> tuple[sa.ColumnElement[bool], ...]:
-    return authorities.c.project_id == project_id, authorities.c.policy_name == policy_name
+    return rollout_stages.c.project_id == project_id, rollout_stages.c.policy_name == policy_name

@@ -43,7 +43,7 @@ class Evidence(_Part):
     """What one detector found, beside the thresholds that it was held against."""
 
     detector: str
-    signals: list[str]
+    roles: list[str]
     kind: str = Field(description=f"what the number means: {', '.join(Kind)}")
     value: Number
     suspect_at: Number | None
@@ -80,7 +80,7 @@ class Decision(_Part):
     due_at: str = Field(description="the end of its grace period, RFC 3339", json_schema_extra={"format": "date-time"})
 
 
-class Brake(_Part):
+class Guard(_Part):
     """One reason to hold a stop back."""
 
     kind: str
@@ -136,7 +136,7 @@ class Measured(_Part):
     undecided: int
 
 
-class Authority(_Part):
+class RolloutStage(_Part):
     """How much the policy may do by itself, from now on and until now, and the numbers that decided it."""
 
     from_stage: Literal["shadow", "canary", "enforce"] = Field(alias="from")
@@ -164,10 +164,10 @@ class Decided(Data):
     decision: Decision  # type: ignore[assignment]
 
 
-class Withheld(Decided):
+class OnHold(Decided):
     """With what speaks against the stop."""
 
-    brakes: list[Brake]
+    guards: list[Guard]
 
 
 class Reported(Decided):
@@ -193,7 +193,7 @@ class Moved(_Part):
 
     project: Project
     policy: Policy
-    authority: Authority
+    rollout_stage: RolloutStage
 
 
 class Tried(_Part):
@@ -207,7 +207,7 @@ EVENTS: dict[str, tuple[type[BaseModel], str]] = {
     "run.suspected": (Data, "The policy suspects, for the first time in this attempt, that the run has turned."),
     "run.eval_requested": (Data, "An eval now would tell whether the run has turned."),
     "run.stop_requested": (Decided, "The job is to be ended. Sent again, as a new event, when nobody confirms it."),
-    "run.stop_withheld": (Withheld, "The policy wants a stop, and something speaks against it."),
+    "run.stop_on_hold": (OnHold, "The policy wants a stop, and something speaks against it."),
     "run.stop_escalated": (Decided, "The job is to be ended, harder: nobody confirmed it for the second time."),
     "run.stopped": (Reported, "The scheduler says that the job is gone."),
     "run.stop_failed": (Reported, "Nobody could end the job, or nobody answered. A person should look."),
@@ -216,7 +216,7 @@ EVENTS: dict[str, tuple[type[BaseModel], str]] = {
     "run.stale": (Silent, "The run has been silent for longer than is usual for it."),
     "run.lost": (Silent, "The run has been silent for so long that it is taken for ended."),
     "detector.dead": (Blind, "A metric is missing, renamed, constant or not a number: its detectors see nothing."),
-    "policy.authority_changed": (Moved, "By what it has shown, a policy may do more by itself, or less."),
+    "policy.rollout_stage_changed": (Moved, "By what it has shown, a policy may do more by itself, or less."),
     TEST: (Tried, "Sent by hand to see whether an endpoint answers."),
 }
 """By type: what its `data` holds, and what it says."""
@@ -257,7 +257,7 @@ def example(event_type: str) -> dict[str, Any]:
 _AT = "2026-01-01T14:31:07.250000Z"
 
 _STATES = {
-    "run.stop_withheld": "withheld",
+    "run.stop_on_hold": "on_hold",
     "run.stop_escalated": "escalated",
     "run.stopped": "confirmed",
     "run.stop_failed": "failed",
@@ -289,7 +289,7 @@ _SAID: dict[str, Any] = {
         "evidence": [
             {
                 "detector": "k_decline",
-                "signals": ["eval"],
+                "roles": ["eval"],
                 "kind": "count",
                 "value": 3.0,
                 "suspect_at": 1.0,
@@ -311,12 +311,12 @@ _SAID: dict[str, Any] = {
         "step": 150,
         "due_at": _AT,
     },
-    "brakes": [{"kind": "paused", "reason": "dana has paused the project", "details": {}}],
+    "guards": [{"kind": "paused", "reason": "dana has paused the project", "details": {}}],
     "report": {"exit_status": -15, "ended_at": "2026-01-01T14:31:30.000000Z"},
     "pulse": {"state": "stale", "heard_at": "2026-01-01T14:01:07.250000Z", "cadence_seconds": 61.5},
     "dead": {"metric": "reward/gold", "kind": "constant", "reason": "its last 20 values are the same"},
     "policy": {"name": "early", "version": 3},
-    "authority": {
+    "rollout_stage": {
         "from": "shadow",
         "to": "canary",
         "reason": "at least 90.2% of its stops were right, and 90.0% are wanted",

@@ -13,7 +13,7 @@ SAID = {
     "run.suspected": "may no longer get better",
     "run.eval_requested": "should be evaluated now",
     "run.stop_requested": "is to be stopped",
-    "run.stop_withheld": "should be stopped, and is not: something speaks against it",
+    "run.stop_on_hold": "should be stopped, and is not: something speaks against it",
     "run.stop_escalated": "is to be stopped, and nobody has confirmed that it was",
     "run.stopped": "was stopped",
     "run.stop_failed": "could not be stopped. Somebody has to look after it",
@@ -40,8 +40,8 @@ def render(body: str) -> str:
     data = event["data"]
     if "run" in data:
         text = f"*{_plain(data['run']['name'])}* {SAID.get(event['type'], event['type'])}"
-    elif "authority" in data:
-        moved = data["authority"]
+    elif "rollout_stage" in data:
+        moved = data["rollout_stage"]
         text = f"The policy *{_plain(data['policy']['name'])}* moves from {moved['from']} to {moved['to']}"
     else:
         text = f"EvalStop can reach this channel ({_plain(event['type'])})"
@@ -54,9 +54,9 @@ def render(body: str) -> str:
 def _details(data: dict[str, Any]) -> list[tuple[str, str]]:
     """What there is to say beyond the one line."""
     found = []
-    if reason := (data.get("verdict") or data.get("authority") or {}).get("reason"):
+    if reason := (data.get("verdict") or data.get("rollout_stage") or {}).get("reason"):
         found.append(("Why", reason))
-    held = [brake.get("reason", "") for brake in data.get("brakes") or [] if isinstance(brake, dict)]
+    held = [guard.get("reason", "") for guard in data.get("guards") or [] if isinstance(guard, dict)]
     if held:
         found.append(("Against it", "; ".join(held)))
     if best := data.get("best_checkpoint"):

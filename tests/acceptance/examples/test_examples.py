@@ -73,8 +73,8 @@ def test_a_framework_is_stopped_by_its_callback(
     """The trainer's own logs and checkpoints are the run's, and it ends the training by its own means."""
     said = play([sys.executable, str(EXAMPLES / f"{example}.py")], environment, tmp_path)
     run = stopped(service, example.replace("_", "-"), said)
-    signals = {role["signal"]: metric for metric, role in run["metrics"].items()}
-    assert signals["eval"] in ("eval_loss", "val_loss")  # nobody said so
+    roles = {role["role"]: metric for metric, role in run["metrics"].items()}
+    assert roles["eval"] in ("eval_loss", "val_loss")  # nobody said so
 
 
 def test_a_policy_that_cheats_its_reward_is_stopped(
@@ -83,8 +83,8 @@ def test_a_policy_that_cheats_its_reward_is_stopped(
     """TRL's GRPO: nobody says which metric is what, and the reward is never taken for gold."""
     said = play([sys.executable, str(EXAMPLES / "trl_grpo.py")], environment, tmp_path)
     run = stopped(service, "trl-grpo", said)
-    signals = {role["signal"]: metric for metric, role in run["metrics"].items()}
-    assert (signals["eval"], signals["proxy"], signals["kl"]) == ("eval_gold", "reward", "kl")
+    roles = {role["role"]: metric for metric, role in run["metrics"].items()}
+    assert (roles["eval"], roles["proxy"], roles["kl"]) == ("eval_gold", "reward", "kl")
     assert run["recognition"]["preset"] == "trl-grpo"
 
 
@@ -125,7 +125,7 @@ def test_a_client_of_mlflow_is_watched(service: Service, environment: dict[str, 
     """It knows nothing of it: its run has roles and a decision, in the shadow as every project begins."""
     play([sys.executable, str(EXAMPLES / "mlflow_client.py")], environment, tmp_path)
     run = run_of(service, "mlflow-client")
-    assert {role["signal"]: metric for metric, role in run["metrics"].items()} == {
+    assert {role["role"]: metric for metric, role in run["metrics"].items()} == {
         "eval": "eval_accuracy",
         "proxy": "reward",
         "kl": "kl",

@@ -26,7 +26,7 @@ from evalstop_client import Run
 asides = count()
 signal.signal(signal.SIGALRM, lambda *_: run.log({"gold": 0.0}, step=1_000_000 + next(asides)))
 for name in "abcdefghij":
-    with Run(name=name, metrics={"gold": {"signal": "eval"}}) as run:
+    with Run(name=name, metrics={"gold": {"role": "eval"}}) as run:
         signal.setitimer(signal.ITIMER_REAL, 50e-6, 50e-6)
         for step in range(300):  # with the first of which threads are started
             run.log({"gold": 1.0}, step=step)

@@ -11,10 +11,10 @@ import pytest
 from evalstop_detectors import (
     DETECTORS,
     POLICIES,
+    GuardKind,
     InvalidPolicy,
+    MetricRole,
     Policy,
-    Reservation,
-    Signal,
     policy_from_document,
     policy_to_document,
     start,
@@ -29,7 +29,7 @@ from tests.detectors.strategies import policies
 VALID: dict[str, Any] = {
     "name": "careful",
     "members": [
-        {"detector": "k_decline", "params": {"k": 3, "min_delta": 0.5, "signal": "eval"}, "stop_at": 4},
+        {"detector": "k_decline", "params": {"k": 3, "min_delta": 0.5, "role": "eval"}, "stop_at": 4},
         {"detector": "fixed_progress", "params": {"fraction": 0.5}, "suspect_at": None},
         {"detector": "loss_plateau", "id": "flat", "weight": 2, "stop_at": 3},
     ],
@@ -44,7 +44,7 @@ VALID: dict[str, Any] = {
     "stops_despite": ["no_checkpoint"],
 }
 
-keys = st.sampled_from(["name", "members", "detector", "params", "stop_at", "suspect_at", "k", "signal", "at_least"])
+keys = st.sampled_from(["name", "members", "detector", "params", "stop_at", "suspect_at", "k", "role", "at_least"])
 texts = st.text(st.characters(codec=None), max_size=5) | st.sampled_from(["k_decline", "eval", "\ud800", "\0", "a\n"])
 leaves = st.none() | st.booleans() | st.integers() | st.integers(10**300, 10**301) | st.floats() | texts
 json_values = st.recursive(
@@ -93,7 +93,7 @@ def test_a_document_is_written_out_in_full() -> None:
     """Defaults are spelt out, so that another release's defaults cannot change a stored policy."""
     document = policy_to_document(policy_from_document({"name": "p", "members": [{"detector": "k_decline"}]}))
     (member,) = document["members"]
-    assert member["params"] == {"k": 3, "min_delta": 0.0, "warmup_evals": 0, "signal": "eval"}
+    assert member["params"] == {"k": 3, "min_delta": 0.0, "warmup_evals": 0, "role": "eval"}
     assert json.dumps([member["suspect_at"], member["stop_at"]]) == "[2.0, 3.0]"
     assert (document["at_least"], document["gold_required"]) == (1, True)
 
@@ -128,20 +128,20 @@ def test_what_a_policy_stops_despite_is_read_and_does_not_touch_kept_states() ->
     document = {"name": "p", "members": [{"detector": "k_decline"}]}
     plain = policy_from_document(document)
     bold = policy_from_document(document | {"stops_despite": ["no_checkpoint", "stale"]})
-    assert bold.stops_despite == (Reservation.NO_CHECKPOINT, Reservation.STALE)
+    assert bold.stops_despite == (GuardKind.NO_CHECKPOINT, GuardKind.STALE)
     assert state_from_json(bold, state_to_json(plain, start(plain))) == start(bold)
 
 
 def test_only_the_paper_stops_without_a_checkpoint() -> None:
     """The published rule asks for declines alone; the others do not stop a run of which nothing would be left."""
     lifted = {name: policy.stops_despite for name, policy in POLICIES.items() if policy.stops_despite}
-    assert lifted == {"paper": (Reservation.NO_CHECKPOINT,)}
+    assert lifted == {"paper": (GuardKind.NO_CHECKPOINT,)}
 
 
 @pytest.mark.parametrize(
-    ("document", "signals"),
+    ("document", "roles"),
     [
-        ({"members": [{"detector": "k_decline"}, {"detector": "non_finite", "params": {"signal": "kl"}}]}, {"eval"}),
+        ({"members": [{"detector": "k_decline"}, {"detector": "non_finite", "params": {"role": "kl"}}]}, {"eval"}),
         ({"members": [{"detector": "loss_plateau", "stop_at": 3}]}, {"eval", "loss"}),
         ({"members": [{"detector": "loss_plateau", "stop_at": 3}], "gold_required": False}, {"loss"}),
         ({"members": [{"detector": "k_decline"}, {"detector": "loss_plateau", "stop_at": None}]}, {"eval"}),
@@ -156,10 +156,10 @@ def test_only_the_paper_stops_without_a_checkpoint() -> None:
     ],
 )
 def test_a_policy_stops_on_the_signals_of_those_that_can_call_for_a_stop(
-    document: dict[str, Any], signals: set[str]
+    document: dict[str, Any], roles: set[str]
 ) -> None:
     """Members that may only suspect, or whose call weighs nothing, do not count; gold does where it is required."""
-    assert policy_from_document({"name": "p"} | document).stopping_signals == signals
+    assert policy_from_document({"name": "p"} | document).stopping_signals == roles
 
 
 @given(document=json_values)
@@ -224,7 +224,7 @@ PARAMS = (*FIRST, "params")
         ((*PARAMS, "min_delta"), -0.1, ["`$.members[0].params.min_delta`", "number >= 0"]),
         ((*PARAMS, "min_delta"), float("inf"), ["`$.members[0].params.min_delta`", "number >= 0"]),
         ((*PARAMS, "min_delta"), float("nan"), ["`$.members[0].params.min_delta`", "number >= 0"]),
-        ((*PARAMS, "signal"), "gold", ["gold", "`$.members[0].params.signal`", *Signal]),
+        ((*PARAMS, "role"), "gold", ["gold", "`$.members[0].params.role`", *MetricRole]),
         (("members", 1, "params", "fraction"), 1.5, ["`$.members[1].params.fraction`", "number > 0 and <= 1"]),
         (("at_least",), 4.5, ["`$.at_least`", "above 0 and up to 4"]),
         (("at_least",), 0, ["`$.at_least`", "number > 0", '"any"', '"all"']),

@@ -12,11 +12,11 @@ from evalstop_detectors import (
     POLICIES,
     Call,
     Member,
+    MetricRole,
     MonitorState,
     Observation,
     OutOfOrder,
     Policy,
-    Signal,
     Thresholds,
     Verdict,
     advance,
@@ -34,8 +34,8 @@ from hypothesis import strategies as st
 
 from tests.detectors.strategies import alone, eval_series, policies, round_values, series
 
-runs = series(set(Signal), max_size=25)
-blind_runs = series({Signal.PROXY, Signal.KL, Signal.LOSS}, round_values, max_size=25)
+runs = series(set(MetricRole), max_size=25)
+blind_runs = series({MetricRole.PROXY, MetricRole.KL, MetricRole.LOSS}, round_values, max_size=25)
 
 
 def fold(policy: Policy, observations: list[Observation]) -> list[MonitorState]:
@@ -50,14 +50,14 @@ def one_by_one(policy: Policy, observations: list[Observation]) -> list[MonitorS
     states = [start(policy)]
     for item in observations:
         before = states[-1]
-        if item.signal not in policy.signals:
+        if item.role not in policy.roles:
             states.append(before)
             continue
         folded, evidence = list(before.states), list(before.evidence)
         for index, member in enumerate(policy.members):
-            if item.signal in member.detector.signals:
+            if item.role in member.detector.roles:
                 folded[index], evidence[index] = member.detector.step(folded[index], item)
-        evals = before.evals + (item.signal is Signal.EVAL and math.isfinite(item.value))
+        evals = before.evals + (item.role is MetricRole.EVAL and math.isfinite(item.value))
         verdict = before.verdict if before.verdict.stops else policy.judge(evidence, item.step, evals)
         suspect_step = before.suspect_step
         if suspect_step is None and verdict.verdict is not Call.CONTINUE:
@@ -72,17 +72,17 @@ def reference_verdict(policy: Policy, history: list[Observation]) -> tuple[Call,
     for name, member in zip(policy.ids, policy.members, strict=True):
         state, evidence = member.detector.start(), None
         for item in history:
-            if item.signal in member.detector.signals:
+            if item.role in member.detector.roles:
                 state, evidence = member.detector.step(state, item)
         if evidence is None:
             continue
-        sees_gold = Signal.EVAL in member.detector.signals
+        sees_gold = MetricRole.EVAL in member.detector.roles
         if evidence.reaches(member.thresholds.stop_at):
             called.add(name)
             stopping.append((member.weight, sees_gold, evidence.turn_step))
         if evidence.reaches(member.thresholds.stop_at) or evidence.reaches(member.thresholds.suspect_at):
             alarmed.append((member.weight, sees_gold, evidence.turn_step))
-    evals = [item for item in history if item.signal is Signal.EVAL and math.isfinite(item.value)]
+    evals = [item for item in history if item.role is MetricRole.EVAL and math.isfinite(item.value)]
     enough = sum(weight for weight, *_ in stopping) + 1e-6 >= policy.at_least
     gold = any(weight and sees_gold for weight, sees_gold, _ in stopping) or not policy.gold_required
     free = gold and set(policy.gate) <= called and len(evals) >= policy.min_evals
@@ -100,7 +100,7 @@ def earliest(turns: Iterable[int | None]) -> int | None:
 @given(policy=policies(), observations=runs)
 def test_the_verdict_is_what_the_policy_says(policy: Policy, observations: list[Observation]) -> None:
     """Every verdict up to the first stop follows from at_least, gold, min_evals and warmup_steps by their words."""
-    watched = [item for item in observations if item.signal in policy.signals]
+    watched = [item for item in observations if item.role in policy.roles]
     for count, state in enumerate(fold(policy, watched)[1:], start=1):
         assert (state.verdict.verdict, state.verdict.turn_step) == reference_verdict(policy, watched[:count])
         assert state.verdict.step == watched[count - 1].step
@@ -158,13 +158,13 @@ def test_without_gold_nothing_stops(policy: Policy, observations: list[Observati
     assert not replay(policy, observations).verdict.stops
 
 
-@given(observations=blind_runs, detector=st.sampled_from([LossPlateau(patience=1), KDecline(1, signal=Signal.PROXY)]))
+@given(observations=blind_runs, detector=st.sampled_from([LossPlateau(patience=1), KDecline(1, role=MetricRole.PROXY)]))
 def test_without_gold_nothing_stops_a_rising_run(
     observations: list[Observation], detector: LossPlateau | KDecline
 ) -> None:
     """Rising evals beside an alarmed proxy or loss leave it at suspect, and the reason says what is missing."""
     policy = msgspec.structs.replace(alone(detector), gold_required=True)
-    gold = [Observation(Signal.EVAL, number, float(number)) for number in {item.step for item in observations}]
+    gold = [Observation(MetricRole.EVAL, number, float(number)) for number in {item.step for item in observations}]
     verdicts = [state.verdict for state in fold(policy, sorted([*observations, *gold], key=lambda item: item.order))]
     assert not any(verdict.stops for verdict in verdicts)
     suspects = [verdict for verdict in verdicts if verdict.verdict is Call.SUSPECT]
@@ -182,23 +182,23 @@ def test_the_first_suspicion_is_kept(policy: Policy, observations: list[Observat
 
 @given(policy=policies(), observations=runs)
 def test_unwatched_signals_change_nothing(policy: Policy, observations: list[Observation]) -> None:
-    """With or without the signals that no detector watches, in order or late, the state is the same."""
-    watched = [item for item in observations if item.signal in policy.signals]
+    """With or without the roles that no detector watches, in order or late, the state is the same."""
+    watched = [item for item in observations if item.role in policy.roles]
     assert fold(policy, observations)[-1] == fold(policy, watched)[-1]
     state = replay(policy, observations)
     for item in observations:
-        assert item.signal in policy.signals or step(policy, state, item) == (state, state.verdict)
+        assert item.role in policy.roles or step(policy, state, item) == (state, state.verdict)
 
 
 @given(policy=policies(), observations=runs)
 def test_late_observations_are_refused(policy: Policy, observations: list[Observation]) -> None:
     """What belongs before or at the last observation is late, and an error that names it; the state is untouched."""
-    watched = [item for item in observations if item.signal in policy.signals]
+    watched = [item for item in observations if item.role in policy.roles]
     assume(watched)
     state = replay(policy, watched)
     for item in watched:
         assert is_late(state, item)
-        with pytest.raises(OutOfOrder, match=f"{item.signal} at step {item.step} "):
+        with pytest.raises(OutOfOrder, match=f"{item.role} at step {item.step} "):
             step(policy, state, item)
     assert not is_late(start(policy), watched[0])
     assert not is_late(state, msgspec.structs.replace(watched[-1], step=watched[-1].step + 1))
@@ -207,7 +207,7 @@ def test_late_observations_are_refused(policy: Policy, observations: list[Observ
 @given(observations=runs.filter(lambda observations: len(observations) > 1))
 def test_falling_steps_are_out_of_order(observations: list[Observation]) -> None:
     """A run posted backwards fails at its second observation; replay sorts it."""
-    policy = Policy("all", tuple(Member(NonFinite(signal), Thresholds(1, None)) for signal in Signal))
+    policy = Policy("all", tuple(Member(NonFinite(role), Thresholds(1, None)) for role in MetricRole))
     backwards = observations[::-1]
     state, _ = step(policy, start(policy), backwards[0])
     with pytest.raises(OutOfOrder):
@@ -216,7 +216,7 @@ def test_falling_steps_are_out_of_order(observations: list[Observation]) -> None
 
 
 def test_the_same_point_twice_is_a_broken_promise() -> None:
-    """A repeated (signal, step) raises instead of counting one eval twice."""
+    """A repeated (role, step) raises instead of counting one eval twice."""
     policy = alone(KDecline())
     with pytest.raises(OutOfOrder):
         replay(policy, [*eval_series([3, 2]), *eval_series([3])])
@@ -244,7 +244,7 @@ def test_a_stop_that_is_held_back_says_why(change: dict[str, int], words: str) -
     members = (*alone(KDecline(k=2)).members, *alone(LossPlateau()).members)
     policy = msgspec.structs.replace(Policy("both", members), **change)
     evals = eval_series([9, math.nan, 5, 4, 3], start=1)
-    verdict: Verdict = replay(policy, [*evals, Observation(Signal.LOSS, 1, 0.0)]).verdict
+    verdict: Verdict = replay(policy, [*evals, Observation(MetricRole.LOSS, 1, 0.0)]).verdict
     assert verdict.verdict is Call.SUSPECT
     assert verdict.reason.endswith(f"no stop: {words}")
 
@@ -258,12 +258,12 @@ def test_limits_are_reached_exactly() -> None:
 
 def test_a_stop_is_held_back_no_longer_than_it_must() -> None:
     """The end of the warm-up and the last eval that was missing stop a run although no evidence changes with them."""
-    bad_loss = Member(NonFinite(Signal.LOSS), Thresholds(1, 1))
-    quiet = Member(NonFinite(Signal.PROXY), Thresholds(1, None))
-    bad = Observation(Signal.LOSS, 1, math.nan)
-    for change, signal in ({"warmup_steps": 4}, Signal.PROXY), ({"min_evals": 3}, Signal.EVAL):
+    bad_loss = Member(NonFinite(MetricRole.LOSS), Thresholds(1, 1))
+    quiet = Member(NonFinite(MetricRole.PROXY), Thresholds(1, None))
+    bad = Observation(MetricRole.LOSS, 1, math.nan)
+    for change, role in ({"warmup_steps": 4}, MetricRole.PROXY), ({"min_evals": 3}, MetricRole.EVAL):
         policy = msgspec.structs.replace(Policy("late", (bad_loss, quiet), gold_required=False), **change)
-        later = [Observation(signal, number, 0.0) for number in range(2, 6)]
+        later = [Observation(role, number, 0.0) for number in range(2, 6)]
         assert [state.verdict.stops for state in fold(policy, [bad, *later])] == [False] * 4 + [True] * 2
         state, verdicts = advance(policy, start(policy), [bad, *later])
         assert [(verdict.verdict, verdict.step) for verdict in verdicts] == [(Call.SUSPECT, 1), (Call.STOP, 4)]

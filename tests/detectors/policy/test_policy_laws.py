@@ -14,9 +14,9 @@ from evalstop_detectors import (
     InvalidPolicy,
     Kind,
     Member,
+    MetricRole,
     Observation,
     Policy,
-    Signal,
     Thresholds,
     policy_from_document,
     policy_to_document,
@@ -43,16 +43,16 @@ CALIBRATED: dict[str, Any] = {
 
 
 class FakeDetector(Struct, frozen=True):
-    """Only tells which signal it would look at; the evidence is given by the test."""
+    """Only tells which role it would look at; the evidence is given by the test."""
 
     name: ClassVar[str] = "fake"
     state_type: ClassVar[type[None]] = type(None)
 
-    signal: Signal = Signal.EVAL
+    role: MetricRole = MetricRole.EVAL
 
     @property
-    def signals(self) -> frozenset[Signal]:
-        return frozenset({self.signal})
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({self.role})
 
     @property
     def thresholds(self) -> Thresholds:
@@ -71,9 +71,9 @@ SILENT, SUSPICIOUS, CALLING = (Evidence(Kind.COUNT, value, None, f"{value:g} fou
 evidences = st.sampled_from([None, SILENT, SUSPICIOUS, CALLING, CALLING])
 
 
-def policy_of(weights: Sequence[float], signals: Sequence[Signal] = (), **more: Any) -> Policy:
-    sees = [*signals, *[Signal.EVAL] * len(weights)]
-    fakes = [FakeDetector(signal) for signal in sees[: len(weights)]]
+def policy_of(weights: Sequence[float], roles: Sequence[MetricRole] = (), **more: Any) -> Policy:
+    sees = [*roles, *[MetricRole.EVAL] * len(weights)]
+    fakes = [FakeDetector(role) for role in sees[: len(weights)]]
     members = tuple(Member(fake, fake.thresholds, weight) for fake, weight in zip(fakes, weights, strict=True))
     return Policy("p", members, **more)
 
@@ -85,7 +85,11 @@ def judgments(draw: st.DrawFn, /, **fixed: Any) -> tuple[Policy, Found]:
     weights = draw(st.just([1.0] * size) | weightings(size))
     policy = policy_of(
         weights,
-        draw(st.lists(st.sampled_from([Signal.EVAL, Signal.EVAL, Signal.PROXY]), min_size=size, max_size=size)),
+        draw(
+            st.lists(
+                st.sampled_from([MetricRole.EVAL, MetricRole.EVAL, MetricRole.PROXY]), min_size=size, max_size=size
+            )
+        ),
         at_least=draw(reachable(weights)),
         suspect_at_least=draw(reachable(weights)),
         gold_required=draw(st.booleans()),
@@ -112,7 +116,7 @@ def test_a_verdict_follows_from_the_words(judgment: tuple[Policy, Found]) -> Non
     alarm_weight = sum(round(10 * member.weight) for member in alarmed)
     enough = stop_weight > 0 and stop_weight >= round(10 * policy.at_least, 6)
     suspicious = alarm_weight > 0 and alarm_weight >= round(10 * policy.suspect_at_least, 6)
-    gold = any(member.weight and member.detector.signals == {Signal.EVAL} for _, member in calling)
+    gold = any(member.weight and member.detector.roles == {MetricRole.EVAL} for _, member in calling)
     open_gate = all(name in [called for called, _ in calling] for name in policy.gate)
     free = open_gate and policy.min_evals <= 10 and policy.warmup_steps <= 100 and (gold or not policy.gold_required)
     wanted = Call.STOP if enough and free else Call.SUSPECT if enough or suspicious else Call.CONTINUE

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from evalstop_detectors import (
     POLICIES,
+    MetricRole,
     MonitorState,
     Policy,
-    Signal,
     StaleState,
     policy_from_document,
     policy_to_document,
@@ -34,9 +34,9 @@ PAPER = POLICIES["paper"]
 STORED = state_to_json(PAPER, replay(PAPER, eval_series([1.0, 0.5, 0.25])))
 
 
-@given(policy=policies(), observations=series(set(Signal), max_size=20), cut=st.integers(0, 20))
+@given(policy=policies(), observations=series(set(MetricRole), max_size=20), cut=st.integers(0, 20))
 def test_a_policy_goes_on_from_a_stored_state(policy: Policy, observations: list[Any], cut: int) -> None:
-    """A run of several signals, stored at any point, ends in the state and verdict of the run that never was."""
+    """A run of several roles, stored at any point, ends in the state and verdict of the run that never was."""
     state = start(policy)
     for index, observation in enumerate(observations):
         if index == cut:
@@ -57,7 +57,7 @@ def test_a_state_belongs_to_its_policy(policy: Policy, other: Policy) -> None:
             state_from_json(other, stored)
 
 
-@pytest.mark.parametrize("other", [KDecline(k=4), KDecline(min_delta=0.1), KDecline(signal=Signal.PROXY)])
+@pytest.mark.parametrize("other", [KDecline(k=4), KDecline(min_delta=0.1), KDecline(role=MetricRole.PROXY)])
 def test_a_changed_parameter_makes_a_state_stale(other: KDecline) -> None:
     """The same detector with one parameter changed is another policy."""
     with pytest.raises(StaleState, match="replaying"):
@@ -117,7 +117,7 @@ def test_a_verdict_is_a_document() -> None:
         "evidence": [
             {
                 "detector": "k_decline",
-                "signals": ["eval"],
+                "roles": ["eval"],
                 "kind": "count",
                 "value": 2.0,
                 "suspect_at": 2.0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_detectors import Role, Signal, match, recognise
+from evalstop_detectors import MetricRole, Role, match, recognise
 from evalstop_detectors.roles.recognition import NO_GOLD
 from evalstop_detectors.roles.trainers import TRAINERS
 from hypothesis import given
@@ -171,19 +171,19 @@ TRAPS = {
 
 @pytest.mark.parametrize("log", LOGS)
 def test_a_trainer_is_known_by_what_it_logs(log: str) -> None:
-    """Of the names that a trainer really writes, the best candidate gets each signal and nothing else gets any."""
+    """Of the names that a trainer really writes, the best candidate gets each role and nothing else gets any."""
     names, expected = LOGS[log]
     found = recognise(names.split())
-    assert found.roles == {name: Role(Signal(signal), direction) for name, (signal, direction) in expected.items()}  # type: ignore[arg-type]
+    assert found.roles == {name: Role(MetricRole(role), direction) for name, (role, direction) in expected.items()}  # type: ignore[arg-type]
     assert found.preset == (None if log.startswith("nobody") else log.split()[0])
 
 
 @pytest.mark.parametrize("metric", TRAPS)
 def test_a_trap_is_refused_with_its_reason(metric: str) -> None:
-    """A name that only looks like a signal gets none, among its fellows, and it is said why."""
+    """A name that only looks like a role gets none, among its fellows, and it is said why."""
     found = recognise(TRAPS[metric].split())
     assert metric not in found.roles
-    assert found.reasons[metric].startswith("no signal: ")
+    assert found.reasons[metric].startswith("no role: ")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_run_without_gold_is_warned_of(names: str, warned: bool) -> None:
 def test_gold_that_may_be_the_proxy_is_warned_of() -> None:
     """verl's validation calls the reward function again: a reward model's opinion is no gold."""
     found = recognise([*VERL.split(), "val-core/chat/reward/mean@1"])
-    assert found.roles["val-core/chat/reward/mean@1"].signal is Signal.EVAL
+    assert found.roles["val-core/chat/reward/mean@1"].role is MetricRole.EVAL
     assert any("reward model" in warning for warning in found.warnings)
 
 
@@ -214,7 +214,7 @@ def test_the_better_of_two_is_named_to_the_other() -> None:
 
 def test_a_tag_names_the_trainer() -> None:
     """It decides where names do not, and a name that is none is warned of."""
-    assert recognise(["val/score"]).roles["val/score"].signal is Signal.EVAL
+    assert recognise(["val/score"]).roles["val/score"].role is MetricRole.EVAL
     assert recognise(["val/score"], {"evalstop.preset": "trl-ppo"}).roles == {}
     unknown = recognise(["val/score"], {"evalstop.preset": "trl"})
     assert "val/score" in unknown.roles
@@ -224,15 +224,15 @@ def test_a_tag_names_the_trainer() -> None:
 def test_patterns_of_a_project_give_roles() -> None:
     """The first that fits decides; MLflow's spelling of @ fits too."""
     patterns = [
-        {"pattern": "val-core/*/mean@*", "signal": "eval", "direction": "maximize"},
-        {"pattern": "*/nll", "signal": "eval", "direction": "minimize"},
-        {"pattern": "val-core/*", "signal": "proxy"},
-        {"pattern": "drift", "signal": "kl"},
+        {"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"},
+        {"pattern": "*/nll", "role": "eval", "direction": "minimize"},
+        {"pattern": "val-core/*", "role": "proxy"},
+        {"pattern": "drift", "role": "kl"},
     ]
-    assert match(patterns, "val-core/gsm8k/acc/mean_at_8") == Role(Signal.EVAL, "maximize")
-    assert match(patterns, "held-out/nll") == Role(Signal.EVAL, "minimize")
-    assert match(patterns, "val-core/x") == Role(Signal.PROXY, "maximize")
-    assert match(patterns, "drift") == Role(Signal.KL, "minimize")
+    assert match(patterns, "val-core/gsm8k/acc/mean_at_8") == Role(MetricRole.EVAL, "maximize")
+    assert match(patterns, "held-out/nll") == Role(MetricRole.EVAL, "minimize")
+    assert match(patterns, "val-core/x") == Role(MetricRole.PROXY, "maximize")
+    assert match(patterns, "drift") == Role(MetricRole.KL, "minimize")
     assert match(patterns, "reward") is None
 
 
@@ -258,8 +258,8 @@ def test_what_nobody_knows_changes_nothing(names: list[str], unknown: list[str])
 def test_a_signal_has_one_metric_at_most(names: list[str]) -> None:
     """And every metric with a role, or refused one, was logged and has its reason."""
     found = recognise(names)
-    signals = [role.signal for role in found.roles.values()]
-    assert len(signals) == len(set(signals))
+    roles = [role.role for role in found.roles.values()]
+    assert len(roles) == len(set(roles))
     assert found.roles.keys() <= found.reasons.keys() <= set(names)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_detectors import POLICIES, Signal
+from evalstop_detectors import POLICIES, MetricRole
 from evalstop_lab.backtest.cases import Case, cases
 from evalstop_lab.backtest.figures import difference, summary
 from evalstop_lab.backtest.page import MOST_POINTS, harm
@@ -34,7 +34,7 @@ LATE = [*RISING[:20], *(1.9 - 0.3 * index for index in range(1, 5))]
 def run_of(name: str, golds: Sequence[float], gpus: float | None = None) -> Run:
     run = Run(name, gpus=gpus, seconds=3600.0)
     for index, gold in enumerate(golds):
-        run.add(Signal.EVAL, 10 * (index + 1), gold, None)
+        run.add(MetricRole.EVAL, 10 * (index + 1), gold, None)
     return run
 
 
@@ -108,7 +108,7 @@ def test_the_command_says_everything_as_json(tmp_path: Path, capsys: pytest.Capt
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert (found["runs"], found["without_gold"], found["truths"]["turned"]) == (3, 1, 1)
-    assert {"signal": "eval", "metric": "eval/score", "minimized": False, "runs": 2} in found["roles"]
+    assert {"role": "eval", "metric": "eval/score", "minimized": False, "runs": 2} in found["roles"]
     assert [item["policy"] for item in found["policies"]] == ["paper", "cautious"]
     assert found["cases"][1]["policies"]["paper"]["said"] == "wrong"
     assert found["cases"][2] == found["cases"][2] | {"run": "blind", "truth": "undecided"}
@@ -133,7 +133,7 @@ def test_the_page(tmp_path: Path) -> None:
         [
             {"run": run.name, "step": step, "eval": value}
             for run in runs
-            for step, value in zip(run.series[Signal.EVAL].steps, run.series[Signal.EVAL].values, strict=True)
+            for step, value in zip(run.series[MetricRole.EVAL].steps, run.series[MetricRole.EVAL].values, strict=True)
         ],
     )
     page_file = tmp_path / "page.html"

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from evalstop_detectors import Kind, Observation, Signal, policy_from_document, replay
+from evalstop_detectors import Kind, MetricRole, Observation, policy_from_document, replay
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_lab.calibrate.command import HEALTHY, highest_evidence, thresholds
 from evalstop_lab.calibrate.evidence import Records, records, to_alarm
@@ -71,7 +71,7 @@ def test_runs_without_any_evidence_are_never_stopped() -> None:
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=40), st.integers(1, 8))
 def test_records_tell_what_a_policy_would_do_at_every_threshold(scores: list[float], k: int) -> None:
     """The first record at k is where a policy of threshold k stops, unless that is the last step."""
-    run = [Observation(Signal.EVAL, 10 * index, value) for index, value in enumerate(scores)]
+    run = [Observation(MetricRole.EVAL, 10 * index, value) for index, value in enumerate(scores)]
     policy = policy_from_document({"name": "p", "members": [{"detector": "k_decline", "params": {"k": k}}]})
     verdict = replay(policy, run[:-1]).verdict
     assert records(KDecline(), run).first_at(float(k)) == (verdict.step if verdict.stops else None)
@@ -79,7 +79,7 @@ def test_records_tell_what_a_policy_would_do_at_every_threshold(scores: list[flo
 
 def test_the_last_step_is_no_record() -> None:
     """To stop there saves nothing."""
-    run = [Observation(Signal.EVAL, index, value) for index, value in enumerate([3.0, 2.0, 1.0])]
+    run = [Observation(MetricRole.EVAL, index, value) for index, value in enumerate([3.0, 2.0, 1.0])]
     assert records(KDecline(), run).highest == 1.0
 
 
@@ -96,7 +96,7 @@ def test_thresholds_hold_on_fresh_seeds() -> None:
 
 def test_a_detector_that_saw_nothing_cannot_be_calibrated() -> None:
     """There is nothing to hold a threshold against."""
-    with pytest.raises(UnusableArguments, match="none of its signals"):
+    with pytest.raises(UnusableArguments, match="none of its roles"):
         thresholds([Records(None, (), ())], [0.01])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_detectors import POLICIES, Policy, Signal, SmoothedMaximum, start, step
+from evalstop_detectors import POLICIES, MetricRole, Policy, SmoothedMaximum, start, step
 from evalstop_detectors import replay as whole
 from evalstop_lab.replay import Roles, Run, judge
 from evalstop_lab.worlds import World, sample
@@ -46,12 +46,12 @@ def test_replay_is_the_monitor(tmp_path: Path, replay: Replay, name: str) -> Non
 
 
 @patiently
-@given(policy=policies(), observations=series(set(Signal), max_size=25))
+@given(policy=policies(), observations=series(set(MetricRole), max_size=25))
 def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: list[Any]) -> None:
     """Any policy on any observations: verdict, evidence and best step are those of the monitor at its stop."""
     run = Run("a", roles=Roles(minimized=frozenset()))
     for item in observations:
-        run.add(item.signal, item.step, item.value, item.stderr)
+        run.add(item.role, item.step, item.value, item.stderr)
     shown = run.observations()
     assert [(item.order, repr(item.value), item.stderr) for item in shown] == [
         (item.order, repr(item.value), item.stderr) for item in observations
@@ -78,9 +78,9 @@ def test_a_run_is_judged_as_the_monitor_judges(policy: Policy, observations: lis
 def test_a_loss_is_turned_and_a_kl_is_not() -> None:
     """Detectors see that higher is better, but a distance stays a distance, even where it is to be minimized."""
     run = Run("a", roles=Roles(minimized=frozenset({"kl", "loss", "proxy"})))
-    for signal in Signal:
-        run.add(signal, 1, 2.0, 0.5)
-    assert [(item.signal, item.value) for item in run.observations()] == [
+    for role in MetricRole:
+        run.add(role, 1, 2.0, 0.5)
+    assert [(item.role, item.value) for item in run.observations()] == [
         ("kl", 2.0),
         ("loss", -2.0),
         ("proxy", -2.0),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_detectors import Signal
+from evalstop_detectors import MetricRole
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay import wandb_offline
@@ -242,7 +242,7 @@ def test_records_of_wandb_that_lie(tmp_path: Path, parts: list[tuple[int, bytes]
     row = field(HISTORY, field(1, item("eval", "0.5")) + field(2, field(1, 7)))
     troubles = Troubles(strict=False)
     (run,) = read([wandb_file(tmp_path, (WHOLE, row), *parts)], None, troubles).by_name.values()
-    assert (list(run.series[Signal.EVAL].values), run.gpus) == ([0.5], None)
+    assert (list(run.series[MetricRole.EVAL].values), run.gpus) == ([0.5], None)
     assert [words is not None and words in str(trouble) for trouble in troubles.found] == [True] * (words is not None)
 
 
@@ -277,7 +277,7 @@ def test_odd_points_of_an_mlflow_server() -> None:
     troubles = Troubles(strict=False)
     with lying_mlflow(EXPERIMENTS | {"runs": [run], "metrics": points}) as address:
         (found,) = read([f"mlflow+{address}"], None, troubles).by_name.values()
-    assert list(found.series[Signal.EVAL].steps) == [0, 2]
+    assert list(found.series[MetricRole.EVAL].steps) == [0, 2]
     assert (found.gpus, found.seconds) == (None, None)
     assert ["step is 'x'" in str(trouble) for trouble in troubles.found] == [True]
 
@@ -289,4 +289,4 @@ def test_an_mlflow_folder_that_lies(tmp_path: Path, meta: str) -> None:
     (tmp_path / "meta.yaml").write_text(f"{meta}\nend_time: 2{'0' * 400}\n")
     (tmp_path / "metrics" / "eval").write_text("1 0.5 7\n")
     (run,) = read([tmp_path], None, Troubles(strict=False)).by_name.values()
-    assert (list(run.series[Signal.EVAL].values), run.seconds) == ([0.5], None)
+    assert (list(run.series[MetricRole.EVAL].values), run.seconds) == ([0.5], None)

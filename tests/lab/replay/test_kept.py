@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from evalstop_detectors import Signal
+from evalstop_detectors import MetricRole
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import Asked, Run, Troubles, judge, load_policy, read
 from evalstop_lab.service_process import running_service
@@ -42,13 +42,13 @@ for name, golds in (("seed1", {turning}), ("deleted", [1.0, 2.0])):
 
 
 def golds(run: Run) -> list[tuple[int, float]]:
-    series = run.series[Signal.EVAL]
+    series = run.series[MetricRole.EVAL]
     return list(zip(series.steps, series.values, strict=True))
 
 
-def points(run: Run) -> dict[Signal, list[tuple[int, str]]]:
-    """Steps and values of each signal; NaN as a word, which equals itself."""
-    return {signal: list(zip(some.steps, map(repr, some.values), strict=True)) for signal, some in run.series.items()}
+def points(run: Run) -> dict[MetricRole, list[tuple[int, str]]]:
+    """Steps and values of each role; NaN as a word, which equals itself."""
+    return {role: list(zip(some.steps, map(repr, some.values), strict=True)) for role, some in run.series.items()}
 
 
 TURNED = [(10 * index, gold) for index, gold in enumerate(TURNING)]
@@ -59,10 +59,10 @@ def test_an_offline_run_of_wandb() -> None:
     (run,) = read([OFFLINE]).by_name.values()
     assert run.name == "grpo-seed3 (ir2a0mcn)"
     assert golds(run) == [(50 * index, gold) for index, gold in enumerate(TURNING)]
-    assert len(run.series[Signal.PROXY].steps) == 40
+    assert len(run.series[MetricRole.PROXY].steps) == 40
     assert [
         step
-        for step, value in zip(run.series[Signal.LOSS].steps, run.series[Signal.LOSS].values, strict=True)
+        for step, value in zip(run.series[MetricRole.LOSS].steps, run.series[MetricRole.LOSS].values, strict=True)
         if math.isnan(value)
     ] == [70]
     assert run.gpus == 8
@@ -80,7 +80,7 @@ def test_an_offline_run_that_breaks_off_or_is_broken(tmp_path: Path, data: st.Da
     troubles = Troubles(strict=False)
     found = [points(run) for run in read([tmp_path], None, troubles).by_name.values()]
     (everything,) = map(points, read([OFFLINE]).by_name.values())
-    assert all(some == everything[signal][: len(some)] for run in found for signal, some in run.items())
+    assert all(some == everything[role][: len(some)] for run in found for role, some in run.items())
     assert cut or troubles.found or found == [everything]
 
 
@@ -92,7 +92,7 @@ def test_a_file_store_of_mlflow(tmp_path: Path) -> None:
     (run,) = read([tmp_path]).by_name.values()
     assert run.name.startswith("seed1 (")
     assert (golds(run), run.gpu_hours) == (TURNED, 8.0)
-    assert math.isnan(run.series[Signal.KL].values[0])
+    assert math.isnan(run.series[MetricRole.KL].values[0])
 
 
 def test_a_run_in_several_logs(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_run_in_several_logs(tmp_path: Path) -> None:
     files = [write_jsonl(tmp_path / f"{number}.jsonl", rows) for number, rows in enumerate((train, evals, others))]
     (run,) = read(files).by_name.values()
     assert golds(run) == TURNED
-    assert len(run.series[Signal.PROXY].steps) == len(TURNED)
+    assert len(run.series[MetricRole.PROXY].steps) == len(TURNED)
 
 
 def test_an_mlflow_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_an_mlflow_server(monkeypatch: pytest.MonkeyPatch) -> None:
             second, first = sorted(read([source]).by_name.values(), key=lambda run: run.name, reverse=True)
             assert (first.name[:6], second.name[:6]) == ("seed1 ", "seed2 ")
             assert (golds(first), first.gpus) == (TURNED, 8.0)
-            assert math.isnan(second.series[Signal.KL].values[2])
+            assert math.isnan(second.series[MetricRole.KL].values[2])
         assert len(read([f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"]).by_name) == 4
         with pytest.raises(UnreadableInput, match="no experiment 'other'; there are Default, rlhf"):
             read([f"mlflow+{address}?experiment=other"])
@@ -130,7 +130,7 @@ def test_the_service_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         with httpx.Client(
             base_url=f"{service.url}/api/v1", headers={"Authorization": f"Bearer {service.key}"}
         ) as client:
-            metrics = {"odd": {"signal": "eval", "direction": "minimize"}}
+            metrics = {"odd": {"role": "eval", "direction": "minimize"}}
             body = {"name": "a", "metrics": metrics, "labels": {"gpus": "4"}, "total_steps": 200}
             run_id = client.post("/runs", json=body).raise_for_status().json()["id"]
             points = [{"metric": "odd", "step": step, "value": -gold, "stderr": 0.1} for step, gold in TURNED]
@@ -161,7 +161,7 @@ def test_a_console_of(trainer: str, tmp_path: Path) -> None:
     """The lines in which a trainer prints its metrics are found among everything else that it prints."""
     lines = ["step: a word about steps", *(CONSOLES[trainer].format(step=step, gold=gold) for step, gold in TURNED)]
     (tmp_path / "train.log").write_text("\n".join(lines), encoding="utf-8")
-    asked = Asked({Signal.EVAL: "reward"}) if trainer == "openrlhf" else None
+    asked = Asked({MetricRole.EVAL: "reward"}) if trainer == "openrlhf" else None
     (run,) = read([tmp_path / "train.log"], asked).by_name.values()
     assert golds(run) == TURNED
 

@@ -26,7 +26,7 @@ def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["roles", *map(str, files), "--json"]) == 0
     (found,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (found["preset"], found["logs"], found["step"]) == ("trl-grpo", 2, "step")
-    assert {metric: role["signal"] for metric, role in found["roles"].items()} == {"reward": "proxy", "kl": "kl"}
+    assert {metric: role["role"] for metric, role in found["roles"].items()} == {"reward": "proxy", "kl": "kl"}
     assert "eval_reward" in found["refused"]
     assert found["ignored"] == ["frac_reward_zero_std", "lr"]
     assert "No metric is gold" in found["warnings"][-1]
@@ -37,7 +37,7 @@ def test_an_option_corrects_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     file = write_jsonl(tmp_path / "a.jsonl", [{"step": 1, **GRPO}])
     assert main(["roles", str(file), "--eval", "reward", "--minimize", "reward", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["roles"]["reward"] == {"signal": "eval", "direction": "minimize", "reason": "an option says so"}
+    assert found["roles"]["reward"] == {"role": "eval", "direction": "minimize", "reason": "an option says so"}
     assert not any("No metric is gold" in words for words in found["warnings"])
     assert main(["roles", str(file)]) == 0
     assert "Warning: No metric is gold" in capsys.readouterr().out

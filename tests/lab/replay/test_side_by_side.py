@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from evalstop_detectors import POLICIES, Policy, Signal, policy_from_document
+from evalstop_detectors import POLICIES, MetricRole, Policy, policy_from_document
 from evalstop_lab.replay import Roles, Run, judge
 from evalstop_lab.replay.side_by_side import can_judge, judge_together
 from evalstop_lab.worlds import World, sample
@@ -23,7 +23,7 @@ MIXED: list[dict[str, Any]] = [
     {"name": "all", "members": [DROP, DECLINE], "at_least": "all", "min_evals": 12},
     {"name": "gated", "members": [DROP, DECLINE | {"id": "falls"}], "gate": ["falls"]},
     {"name": "gold-alone", "members": [DROP | {"params": {"sigmas": 0.0, "use_proxy": False}}]},
-    {"name": "watchful", "members": [DECLINE, {"detector": "non_finite", "params": {"signal": "kl"}}]},
+    {"name": "watchful", "members": [DECLINE, {"detector": "non_finite", "params": {"role": "kl"}}]},
 ]
 
 
@@ -31,11 +31,11 @@ def logged(world: World, lost: float = 0.0) -> Run:
     """The world as a log; of the proxies the share `lost` is missing, and some are logged between evals."""
     run = Run(world.name, roles=ROLES)
     for number, row in enumerate(world.rows()):
-        for signal in Signal:
-            if signal in row and not (signal is Signal.PROXY and (number * 7 % 10) / 10 < lost):
-                run.add(signal, 2 * row["step"], row[signal], row.get(f"{signal}_stderr"))
+        for role in MetricRole:
+            if role in row and not (role is MetricRole.PROXY and (number * 7 % 10) / 10 < lost):
+                run.add(role, 2 * row["step"], row[role], row.get(f"{role}_stderr"))
         if lost and number % 3 == 0:
-            run.add(Signal.PROXY, 2 * row["step"] + 1, row[Signal.PROXY] + 0.1, None)
+            run.add(MetricRole.PROXY, 2 * row["step"] + 1, row[MetricRole.PROXY] + 0.1, None)
     return run
 
 
@@ -67,11 +67,11 @@ def test_so_it_is_for_runs_of_any_shape(policy: Policy, scale: float, seed: int)
         for step in range(chance.choice([1, 5, 30, 70])):
             level += chance.choice([0.0, 0.25, 0.25, -0.25])
             stderr = chance.choice([None, None, 0.0, 0.1])
-            for signal in Signal:
+            for role in MetricRole:
                 if chance.random() < 0.9:
-                    run.add(signal, step, level * scale, stderr)
+                    run.add(role, step, level * scale, stderr)
         if number % 9 == 0:
-            run.add(Signal.EVAL, 100, chance.choice([math.nan, 1.0]), None)
+            run.add(MetricRole.EVAL, 100, chance.choice([math.nan, 1.0]), None)
         if run.series:
             runs.append(run)
     assert judge_together(policy, runs) == [judge(policy, run) for run in runs]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from evalstop_detectors import Signal
+from evalstop_detectors import MetricRole
 from evalstop_lab.worlds import (
     CALIBRATION,
     FAMILIES,
@@ -149,9 +149,9 @@ def test_missing_evals_do_not_reach_a_detector() -> None:
     """A gap is a step without an eval; proxy and KL are there."""
     world = make("saturate", 3, length=100, noise=NoiseKind.MISSING, level=0.05)
     gaps = int(np.isnan(world.gold).sum())
-    counts = Counter(item.signal for item in world.observations())
+    counts = Counter(item.role for item in world.observations())
     assert 5 <= gaps <= 40
-    assert counts == {Signal.EVAL: 100 - gaps, Signal.PROXY: 100, Signal.KL: 100}
+    assert counts == {MetricRole.EVAL: 100 - gaps, MetricRole.PROXY: 100, MetricRole.KL: 100}
     assert sum("eval" in row for row in world.rows()) == 100 - gaps
 
 

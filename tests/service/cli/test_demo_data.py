@@ -31,7 +31,7 @@ def test_a_project_is_filled_once_and_consistently(embedded_database: Database) 
     assert {row.status for row in found} >= {"running", "completed", "stopped", "lost"}
     assert all(NOW - timedelta(days=61) < row.created_at <= row.updated_at <= NOW for row in found)
     assert states >= {"shadow", "confirmed"}
-    assert states & {"pending", "withheld"}  # chance may hold one of them out
+    assert states & {"pending", "on_hold"}  # chance may hold one of them out
     assert outcomes == {"right", "wrong", "unknown"}
     assert "stale" in pulses
     assert told[-1][0] == told[-1][1]

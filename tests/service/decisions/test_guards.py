@@ -9,7 +9,7 @@ from typing import Any
 
 from evalstop_service.decisions import guards
 from evalstop_service.ingest import Arrival, Points, Saved
-from evalstop_service.rules.decision_lifecycle import Brake
+from evalstop_service.rules.decision_lifecycle import Guard
 from evalstop_service.store import policies, projects, run_health, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -21,19 +21,19 @@ from tests.service.scenes import FALLING, NOW, Scene, evals, set_up, take
 MINUTE = timedelta(minutes=1)
 
 
-def holding(scene: Scene, run: Run, now: datetime = NOW) -> tuple[Brake, ...]:
+def holding(scene: Scene, run: Run, now: datetime = NOW) -> tuple[Guard, ...]:
     with scene.database.transaction() as tx:
         return _holding(tx, run, now)
 
 
-def _holding(tx: Transaction, run: Run, now: datetime) -> tuple[Brake, ...]:
+def _holding(tx: Transaction, run: Run, now: datetime) -> tuple[Guard, ...]:
     locked = runs.lock(tx, run.project_id, run.id)
     assert locked is not None
     return guards.holding(tx, projects.lock(tx, run.project_id), locked, now)
 
 
 def kinds(scene: Scene, run: Run, now: datetime = NOW) -> list[str]:
-    return [brake.kind for brake in holding(scene, run, now)]
+    return [guard.kind for guard in holding(scene, run, now)]
 
 
 def settle(scene: Scene, **settings: Any) -> None:
@@ -69,7 +69,7 @@ def end(scene: Scene, run: Run, status: str) -> None:
 
 
 def test_a_policy_of_a_later_release_stops_despite_nothing(scene: Scene) -> None:
-    """What cannot be read allows nothing: after a way back to this release every brake holds that can be told."""
+    """What cannot be read allows nothing: after a way back to this release every guard holds that can be told."""
     run = lift(scene, "one", "stale", "no_checkpoint")
     scene.post(run, evals(0.1, 0.2))
     assert kinds(scene, run, NOW + MINUTE * 60) == []
@@ -87,23 +87,23 @@ def test_a_healthy_run_of_a_project_that_is_not_paused_may_be_stopped(scene: Sce
 
 
 def test_a_paused_project_holds_everything(scene: Scene) -> None:
-    """The brake says who paused it and since when."""
+    """The guard says who paused it and since when."""
     settle(scene, paused_at=NOW, paused_by="dana")
-    (brake,) = holding(scene, scene.open())
-    assert (brake.kind, brake.details) == ("paused", {"paused_at": "2026-01-01T12:00:00Z", "paused_by": "dana"})
+    (guard,) = holding(scene, scene.open())
+    assert (guard.kind, guard.details) == ("paused", {"paused_at": "2026-01-01T12:00:00Z", "paused_by": "dana"})
 
 
 def test_stops_that_were_handed_out_within_the_hour_are_counted(scene: Scene) -> None:
-    """What was only recorded, withheld, vetoed or overtaken stopped nobody."""
-    for state in ("shadow", "held_out", "withheld", "vetoed", "moot"):
+    """What was only recorded, on_hold, vetoed or overtaken stopped nobody."""
+    for state in ("shadow", "held_out", "on_hold", "vetoed", "moot"):
         decide(scene, scene.open(), state)
     settle(scene, stops_per_hour=1, stops_share=None)
     run = scene.open()
     assert holding(scene, run, NOW + MINUTE) == ()
     for state in ("pending", "requested", "acknowledged", "escalated", "confirmed", "failed", "undone"):
         decide(scene, scene.open(), state)
-    (brake,) = holding(scene, run, NOW + MINUTE)
-    assert (brake.kind, brake.details) == ("stops_per_hour", {"stops": 7, "stops_per_hour": 1})
+    (guard,) = holding(scene, run, NOW + MINUTE)
+    assert (guard.kind, guard.details) == ("stops_per_hour", {"stops": 7, "stops_per_hour": 1})
 
 
 def test_a_stop_is_counted_for_an_hour_from_the_end_of_its_grace_period(scene: Scene) -> None:
@@ -188,13 +188,13 @@ def test_a_lost_run_is_not_stopped(scene: Scene) -> None:
 
 
 def test_a_blind_detector_stops_nobody(scene: Scene) -> None:
-    """An eval that says the same eight times holds the stop back, and the brake names the metric and why."""
+    """An eval that says the same eight times holds the stop back, and the guard names the metric and why."""
     run, bold = scene.open(), lift(scene, "bold", "dead_detector", "no_checkpoint")
     for one in (run, bold):
         scene.post(one, evals(0.5, *[0.25] * 8))
-    (brake,) = holding(scene, run)
-    (dead,) = brake.details["dead"]
-    assert (brake.kind, dead["metric"], dead["kind"]) == ("dead_detector", "eval", "constant")
+    (guard,) = holding(scene, run)
+    (dead,) = guard.details["dead"]
+    assert (guard.kind, dead["metric"], dead["kind"]) == ("dead_detector", "eval", "constant")
     assert kinds(scene, bold) == []
 
 
@@ -230,7 +230,7 @@ def test_two_stops_at_one_moment_do_not_both_pass(postgres_database: Database) -
     def decide_second() -> None:
         with scene.database.transaction() as tx:
             counted.set()
-            held.extend(brake.kind for brake in _holding(tx, second, NOW))
+            held.extend(guard.kind for guard in _holding(tx, second, NOW))
 
     thread = threading.Thread(target=decide_second)
     with scene.database.transaction() as tx:
@@ -248,7 +248,7 @@ def test_of_many_runs_that_fall_in_one_commit_the_bound_lets_some_through(scene:
     settle(scene, stops_per_hour=3, stops_share=None)
     found = [scene.open() for _ in range(7)]
     scene.take_all([Arrival(scene.project_id, run.id, Points(tuple(FALLING))) for run in found])
-    assert sorted(state_of(scene, run) for run in found) == ["requested"] * 3 + ["withheld"] * 4
+    assert sorted(state_of(scene, run) for run in found) == ["requested"] * 3 + ["on_hold"] * 4
 
 
 def test_of_many_runs_that_fall_at_one_moment_the_bound_lets_some_through(postgres_database: Database) -> None:
@@ -268,7 +268,7 @@ def test_of_many_runs_that_fall_at_one_moment_the_bound_lets_some_through(postgr
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(state_of(scene, run) for run in found) == ["requested"] * 3 + ["withheld"] * 9
+    assert sorted(state_of(scene, run) for run in found) == ["requested"] * 3 + ["on_hold"] * 9
 
 
 def state_of(scene: Scene, run: Run) -> str:
@@ -280,7 +280,7 @@ def state_of(scene: Scene, run: Run) -> str:
 def test_who_has_announced_something_can_still_come_to_a_decision(postgres_database: Database) -> None:
     """Two transactions that have each added a row of the project, and then want its lock, do not wait in a ring."""
     scene = set_up(postgres_database)
-    added, results = threading.Barrier(2, timeout=10), list[tuple[Brake, ...]]()
+    added, results = threading.Barrier(2, timeout=10), list[tuple[Guard, ...]]()
 
     def announce_and_decide(run: Run) -> None:
         with scene.database.transaction() as tx:

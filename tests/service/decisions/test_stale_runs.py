@@ -159,7 +159,7 @@ def test_a_trainer_may_say_how_a_lost_run_ended(scene: Scene) -> None:
     assert commands.finish(scene.database, scene.project_id, run.id, "failed", at(4000)).status == "failed"
 
 
-def test_a_pending_stop_of_a_run_that_falls_silent_is_withheld(database: Database) -> None:
+def test_a_pending_stop_of_a_run_that_falls_silent_is_on_hold(database: Database) -> None:
     """Its metrics may not be what they were; when it is heard of again the stop is taken up, and lost it is moot."""
     scene = set_up(database, grace_seconds=3600)
     run = scene.open()
@@ -167,7 +167,7 @@ def test_a_pending_stop_of_a_run_that_falls_silent_is_withheld(database: Databas
     look(scene, at(300))
     decision = scene.decision(run)
     assert decision is not None
-    assert decision.state == "withheld"
+    assert decision.state == "on_hold"
     look(scene, at(3600))
     lost = scene.decision(run)
     assert lost is not None
@@ -231,7 +231,7 @@ def test_many_processes_tell_each_thing_once(postgres_database: Database) -> Non
 
 
 def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) -> None:
-    """What is pending is withheld by then, with who paused and why; another project goes on. Twice is harmless."""
+    """What is pending is on hold by then, with who paused and why; another project goes on. Twice is harmless."""
     scene, other = set_up(database, grace_seconds=60), set_up(database, grace_seconds=60)
     three = [scene.open() for _ in range(3)]
     with database.transaction() as tx:
@@ -242,10 +242,10 @@ def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) ->
     for actor in ("dana", "eli"):
         project = pause.pause(database, scene.project_id, actor, "the eval set is broken", at(10))
         assert (project.paused_by, project.paused_reason) == ("dana", "the eval set is broken")
-        assert {decision.state for run in three if (decision := scene.decision(run))} == {"withheld"}
+        assert {decision.state for run in three if (decision := scene.decision(run))} == {"on_hold"}
     late = scene.open()
     scene.post(late, FALLING)
-    (event,) = scene.events(late, "run.stop_withheld")
+    (event,) = scene.events(late, "run.stop_on_hold")
     assert "dana: the eval set is broken" in event["body"]
     decision = other.decision(elsewhere)
     assert decision is not None
@@ -268,4 +268,4 @@ def test_a_stop_that_is_being_decided_does_not_slip_past_a_pause(postgres_databa
     thread.join(30)
     found = scene.decision(run)
     assert found is not None
-    assert (decision.state, found.state) == ("pending", "withheld")
+    assert (decision.state, found.state) == ("pending", "on_hold")

@@ -1,4 +1,4 @@
-"""Stops that are withheld: born so or held back later, looked at again, released."""
+"""Stops that are on hold: born so or held back later, looked at again, released."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from evalstop_service.decisions import commands, deadlines, transitions
 from evalstop_service.errors import Conflict
-from evalstop_service.rules.decision_lifecycle import PAUSED, Brake, State
+from evalstop_service.rules.decision_lifecycle import PAUSED, Guard, State
 from evalstop_service.store import decisions, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -19,7 +19,7 @@ from evalstop_service.store.runs import Run
 from tests.service.scenes import FALLING, NOW, Scene, at_once, deliveries_of_stops, evals
 
 MINUTE = timedelta(minutes=1)
-PAUSE = Brake(PAUSED, "the project was paused by dana")
+PAUSE = Guard(PAUSED, "the project was paused by dana")
 
 
 def settle(scene: Scene, **changes: Any) -> None:
@@ -42,19 +42,19 @@ def decided(scene: Scene, run: Run) -> Decision:
     return found
 
 
-def withheld(scene: Scene) -> Run:
-    """A run whose stop is withheld because its project is paused."""
+def on_hold(scene: Scene) -> Run:
+    """A run whose stop is on_hold because its project is paused."""
     pause(scene)
     run = scene.open()
     scene.post(run, FALLING)
-    assert decided(scene, run).state == State.WITHHELD
+    assert decided(scene, run).state == State.ON_HOLD
     return run
 
 
-def brakes_told(scene: Scene, run: Run) -> list[list[str]]:
-    """The kinds of brakes that each `run.stop_withheld` tells of."""
-    bodies = [json.loads(row["body"]) for row in scene.events(run, "run.stop_withheld")]
-    return [[brake["kind"] for brake in body["data"]["brakes"]] for body in bodies]
+def guards_told(scene: Scene, run: Run) -> list[list[str]]:
+    """The kinds of guards that each `run.stop_on_hold` tells of."""
+    bodies = [json.loads(row["body"]) for row in scene.events(run, "run.stop_on_hold")]
+    return [[guard["kind"] for guard in body["data"]["guards"]] for body in bodies]
 
 
 def hold(scene: Scene, run: Run, now: datetime) -> Decision | None:
@@ -64,25 +64,25 @@ def hold(scene: Scene, run: Run, now: datetime) -> Decision | None:
         return transitions.hold(tx, locked, [PAUSE], now)
 
 
-def test_a_brake_withholds(graceful: Scene) -> None:
+def test_a_guard_withholds(graceful: Scene) -> None:
     """A stop that something speaks against is not handed out; an event says what it is, and so does the history."""
-    run = withheld(graceful)
+    run = on_hold(graceful)
     assert graceful.events(run, "run.stop_requested") == []
-    assert brakes_told(graceful, run) == [[PAUSED]]
+    assert guards_told(graceful, run) == [[PAUSED]]
     (row,) = graceful.rows(tables.decision_changes, run)
-    assert row["details"]["brakes"][0]["reason"] == "the project was paused by dana"
+    assert row["details"]["guards"][0]["reason"] == "the project was paused by dana"
     assert not decided(graceful, run).stops(NOW + 600 * MINUTE)
     assert decided(graceful, run).deadline_at == NOW + MINUTE
 
 
 def test_it_is_looked_at_again_every_minute(graceful: Scene) -> None:
     """Nothing is told again as long as the same speaks against it; when nothing does, its grace period begins."""
-    run = withheld(graceful)
+    run = on_hold(graceful)
     deadlines.look_after(graceful.database, NOW + MINUTE)
     assert decided(graceful, run).deadline_at == NOW + 2 * MINUTE
     settle(graceful, stops_per_hour=0)
     deadlines.look_after(graceful.database, NOW + 2 * MINUTE)
-    assert brakes_told(graceful, run) == [[PAUSED], [PAUSED, "stops_per_hour"]]
+    assert guards_told(graceful, run) == [[PAUSED], [PAUSED, "stops_per_hour"]]
     settle(graceful, paused_at=None, stops_per_hour=30)
     deadlines.look_after(graceful.database, NOW + 3 * MINUTE)
     decision = decided(graceful, run)
@@ -92,7 +92,7 @@ def test_it_is_looked_at_again_every_minute(graceful: Scene) -> None:
 
 def test_an_eval_looks_again_at_once(scene: Scene) -> None:
     """The answer to the post with which the way is free says that the run is to stop."""
-    run = withheld(scene)
+    run = on_hold(scene)
     resume(scene)
     receipt = scene.post(run, [*evals(0.5, start=5)], NOW + timedelta(seconds=5))
     assert receipt.decision is not None
@@ -101,7 +101,7 @@ def test_an_eval_looks_again_at_once(scene: Scene) -> None:
     assert len(scene.events(run, "run.stop_requested")) == 1
 
 
-def test_what_the_verdict_no_longer_wants_stays_withheld(scene: Scene) -> None:
+def test_what_the_verdict_no_longer_wants_stays_on_hold(scene: Scene) -> None:
     """A late eval takes the verdict back: nothing is handed out then, though nothing speaks against it any more."""
     pause(scene)
     run = scene.open()
@@ -109,18 +109,18 @@ def test_what_the_verdict_no_longer_wants_stays_withheld(scene: Scene) -> None:
     assert scene.post(run, evals(0.95, start=3)).run.verdict["verdict"] == "suspect"
     resume(scene)
     deadlines.look_after(scene.database, NOW + MINUTE)
-    assert decided(scene, run).state == State.WITHHELD
+    assert decided(scene, run).state == State.ON_HOLD
 
 
 def test_a_person_releases_it(scene: Scene) -> None:
     """Despite a bound, twice without harm; not despite a pause."""
-    run = withheld(scene)
+    run = on_hold(scene)
 
     def release() -> str:
         decision = decided(scene, run)
         return commands.release(scene.database, scene.project_id, decision.id, "dana", "it is urgent", NOW).state
 
-    with pytest.raises(Conflict, match="withheld and its project is paused"):
+    with pytest.raises(Conflict, match="on_hold and its project is paused"):
         release()
     settle(scene, paused_at=None, stops_per_hour=0)
     assert [release(), release()] == [State.REQUESTED, State.REQUESTED]
@@ -129,8 +129,8 @@ def test_a_person_releases_it(scene: Scene) -> None:
 
 
 def test_a_person_vetoes_it(scene: Scene) -> None:
-    """What is withheld can be vetoed, and is not handed out when the way is free."""
-    run = withheld(scene)
+    """What is on_hold can be vetoed, and is not handed out when the way is free."""
+    run = on_hold(scene)
     said = commands.veto(scene.database, scene.project_id, decided(scene, run).id, "dana", "a known dip", NOW)
     assert said.state == State.VETOED
     resume(scene)
@@ -139,13 +139,13 @@ def test_a_person_vetoes_it(scene: Scene) -> None:
 
 
 def test_what_comes_up_in_the_grace_period_holds(graceful: Scene) -> None:
-    """A pending stop is withheld, its deliveries are cancelled; released, it is announced anew with its grace."""
+    """A pending stop is on hold, its deliveries are cancelled; released, it is announced anew with its grace."""
     run = graceful.open()
     graceful.post(run, FALLING)
     assert hold(graceful, run, NOW + MINUTE / 2) is not None
-    assert hold(graceful, run, NOW + MINUTE / 2) is None, "it is withheld already"
-    assert (decided(graceful, run).state, deliveries_of_stops(graceful)) == (State.WITHHELD, ["cancelled"])
-    assert brakes_told(graceful, run) == [[PAUSED]]
+    assert hold(graceful, run, NOW + MINUTE / 2) is None, "it is on hold already"
+    assert (decided(graceful, run).state, deliveries_of_stops(graceful)) == (State.ON_HOLD, ["cancelled"])
+    assert guards_told(graceful, run) == [[PAUSED]]
     deadlines.look_after(graceful.database, NOW + 2 * MINUTE)
     assert decided(graceful, run).due_at == NOW + 3 * MINUTE
     assert sorted(deliveries_of_stops(graceful)) == ["cancelled", "waiting"]
@@ -160,7 +160,7 @@ def test_what_is_handed_out_is_not_called_back(graceful: Scene) -> None:
 
 
 def test_a_pause_holds_all_that_is_pending(graceful: Scene) -> None:
-    """Every pending stop of the project is withheld, and no other."""
+    """Every pending stop of the project is on hold, and no other."""
     pending = [graceful.open() for _ in range(3)]
     for run in pending:
         settle(graceful, stops_share=None)
@@ -168,12 +168,12 @@ def test_a_pause_holds_all_that_is_pending(graceful: Scene) -> None:
     over = pending.pop()
     commands.veto(graceful.database, graceful.project_id, decided(graceful, over).id, "dana", "", NOW)
     assert transitions.hold_all(graceful.database, graceful.project_id, [PAUSE], NOW) == 2
-    assert [decided(graceful, run).state for run in pending] == [State.WITHHELD] * 2
+    assert [decided(graceful, run).state for run in pending] == [State.ON_HOLD] * 2
     assert decided(graceful, over).state == State.VETOED
 
 
 def test_a_hold_and_the_end_of_the_grace_period_meet(database: Database, graceful: Scene) -> None:
-    """Whichever comes first holds: a stop that was held is not sent, one that was requested is not withheld."""
+    """Whichever comes first holds: a stop that was held is not sent, one that was requested is not on_hold."""
     for turn in range(5):
         settle(graceful, stops_share=None, stops_per_hour=None)
         run = graceful.open()
@@ -187,5 +187,5 @@ def test_a_hold_and_the_end_of_the_grace_period_meet(database: Database, gracefu
         assert at_once(*(calls if turn % 2 else reversed(calls))) == []
         (stop,) = graceful.events(run, "run.stop_requested")
         sent = [row["state"] for row in graceful.rows(tables.deliveries, run) if row["event_id"] == stop["id"]]
-        ends = {State.REQUESTED: (["waiting"], []), State.WITHHELD: (["cancelled"], [[PAUSED]])}
-        assert (sent, brakes_told(graceful, run)) == ends[State(decided(graceful, run).state)]
+        ends = {State.REQUESTED: (["waiting"], []), State.ON_HOLD: (["cancelled"], [[PAUSED]])}
+        assert (sent, guards_told(graceful, run)) == ends[State(decided(graceful, run).state)]

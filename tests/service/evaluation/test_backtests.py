@@ -19,8 +19,8 @@ from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Points
 from evalstop_service.projects import policies
-from evalstop_service.store import backtests as rehearsals
-from evalstop_service.store.backtests import Rehearsal
+from evalstop_service.store import backtests as backtest_rows
+from evalstop_service.store.backtests import Backtest
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 
@@ -51,13 +51,13 @@ def ended(database: Database, tenant: Tenant, now: datetime, name: str, evals: t
     return run.id
 
 
-def asked(database: Database, tenant: Tenant, document: dict[str, Any], runs: int = 500) -> Rehearsal:
+def asked(database: Database, tenant: Tenant, document: dict[str, Any], runs: int = 500) -> Backtest:
     return backtests.ask(database, tenant.project.id, document, runs, "dana", utc_now())
 
 
-def result(database: Database, asked_for: Rehearsal) -> Rehearsal:
+def result(database: Database, asked_for: Backtest) -> Backtest:
     with database.reading() as tx:
-        found = rehearsals.find(tx, asked_for.project_id, asked_for.id)
+        found = backtest_rows.find(tx, asked_for.project_id, asked_for.id)
     assert found is not None
     return found
 
@@ -109,7 +109,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
     assert 0 < left.done < len(ids)
     assert not backtests.work(database, utc_now), "the lease of whoever was killed still runs"
     with database.transaction() as tx:  # time passes
-        assert rehearsals.keep(tx, left, replace(left, lease_until=now))
+        assert backtest_rows.keep(tx, left, replace(left, lease_until=now))
     assert backtests.work(database, utc_now)
     found = result(database, wanted)
     assert found.state == "done"
@@ -117,7 +117,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
 
 
 def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datetime) -> None:
-    """No policy, too many runs, more rehearsals than may wait: each is refused with what may be."""
+    """No policy, too many runs, more backtests than may wait: each is refused with what may be."""
     with pytest.raises(InvalidPolicy):
         asked(database, tenant, {"name": "x", "members": []})
     with pytest.raises(Invalid, match="1 to 500"):
@@ -132,10 +132,10 @@ def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datet
 
 WORKER = """
 import sys
-from evalstop_service import rehearsing
+from evalstop_service import backtesting
 from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
 database = Database(sys.argv[1])
 while True:
-    rehearsing.work(database, utc_now)
+    backtesting.work(database, utc_now)
 """

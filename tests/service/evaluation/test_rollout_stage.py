@@ -1,4 +1,4 @@
-"""Policies earn their authority by what they have shown, and lose it when that no longer holds."""
+"""Policies earn their rollout stage by what they have shown, and lose it when that no longer holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import Stage, share_enforced, weigh
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum, precision
 from evalstop_service.store import audit, endpoints, policies, projects, rollout_stages
-from evalstop_service.store.rollout_stages import Authority
+from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import events
 
 from tests.service.cases_written import write
@@ -75,8 +75,8 @@ def test_it_falls_back_when_the_line_no_longer_holds() -> None:
 
 
 def test_how_much_is_carried_out() -> None:
-    """Without an authority the mode of a run alone counts; a version that has shown nothing stays in shadow."""
-    held = Authority(UUID(int=1), "paper", "canary", LINE, 0.25, NOW, {}, 2)
+    """Without a rollout stage the mode of a run alone counts; a version that has shown nothing stays in shadow."""
+    held = RolloutStage(UUID(int=1), "paper", "canary", LINE, 0.25, NOW, {}, 2)
     assert share_enforced(None, 1) == 1
     assert share_enforced(held, 2) == 0.25
     assert share_enforced(held, 1) == share_enforced(held, 3) == 0
@@ -97,7 +97,7 @@ def told(scene: Scene) -> list[dict[str, Any]]:
         events.c.project_id == scene.project_id, events.c.type == rollout_stage.CHANGED
     )
     with scene.database.reading() as tx:
-        return [json.loads(body)["data"]["authority"] for body in tx.execute(query.order_by(events.c.id)).scalars()]
+        return [json.loads(body)["data"]["rollout_stage"] for body in tx.execute(query.order_by(events.c.id)).scalars()]
 
 
 def stage(scene: Scene) -> str:
@@ -120,8 +120,8 @@ def test_every_move_is_told_with_its_numbers(scene: Scene) -> None:
     assert up["precision"]["bounds"]["low"] > LINE
     assert back["precision_since"]["decided"] == 7
     with scene.database.reading() as tx:
-        moves = audit.listing(tx, scene.project_id, action="authority")
-        assert [entry.action for entry in moves] == ["authority.moved"] * 2
+        moves = audit.listing(tx, scene.project_id, action="rollout_stage")
+        assert [entry.action for entry in moves] == ["rollout_stage.moved"] * 2
 
 
 def test_a_new_version_begins_in_shadow(scene: Scene) -> None:

@@ -111,7 +111,7 @@ def scene(database_url: str, way: str) -> Iterator[Scene]:
 
 def open_run(scene: Scene, story: Story, sign: float = 1.0) -> Run:
     directions = {1.0: story.direction, -1.0: {"maximize": "minimize", "minimize": "maximize"}[story.direction]}
-    roles = {name: {"signal": name, "direction": directions[sign]} for name in ("eval", "proxy", "kl", "loss")}
+    roles = {name: {"role": name, "direction": directions[sign]} for name in ("eval", "proxy", "kl", "loss")}
     roles["kl"]["direction"] = "minimize"
     return scene.open(metrics=roles, policy=story.policy, total_steps=LAST_STEP)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_detectors import POLICIES, Observation, Signal, advance, replay, start
+from evalstop_detectors import POLICIES, MetricRole, Observation, advance, replay, start
 from evalstop_service.ingest import Arrival, LiveRuns, Points, Resumed, Saved, run_cache, take
 from evalstop_service.ingest.load import REPLAY_WEIGHT
 from evalstop_service.ingest.run_cache import Trail
@@ -198,12 +198,12 @@ def test_remembers_no_more_than_it_may(scene: Scene) -> None:
 def test_a_trail_leads_back(steps: list[int], late: int) -> None:
     """From the state it goes back to, all later observations with the late one among them make what a replay makes."""
     policy = POLICIES["paper"]
-    seen = [Observation(Signal.EVAL, 2 * step, step % 5) for step in sorted(steps)]
+    seen = [Observation(MetricRole.EVAL, 2 * step, step % 5) for step in sorted(steps)]
     trail, state = Trail(), start(policy)
     for count, observation in enumerate(seen, 1):
         state, _ = advance(policy, state, [observation])
         trail.leave(count, state)
-    news = Observation(Signal.EVAL, 2 * late + 1, 0.5)
+    news = Observation(MetricRole.EVAL, 2 * late + 1, 0.5)
     count, back = trail.back_to(news) or (0, start(policy))
     again = sorted([*seen, news], key=lambda item: item.order)[count:]
     assert advance(policy, back, again)[0] == replay(policy, [*seen, news])

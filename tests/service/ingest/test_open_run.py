@@ -78,7 +78,7 @@ def test_reopening(scene: Scene) -> None:
     assert again.labels == {"job": "2", "node": "a"}
     assert (again.total_steps, again.policy_name, again.mode) == (10, run.policy_name, run.mode)
     with pytest.raises(Conflict, match="metrics"):
-        scene.open("one", metrics={"gold": {"signal": "eval", "direction": "maximize"}})
+        scene.open("one", metrics={"gold": {"role": "eval", "direction": "maximize"}})
 
 
 def test_going_on(scene: Scene) -> None:

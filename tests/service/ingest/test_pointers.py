@@ -76,7 +76,7 @@ def test_an_ended_run_tells_its_turn(scene: Scene) -> None:
 
 def test_a_run_without_a_fall_has_no_turn(scene: Scene) -> None:
     """Of a run whose gold only rose, and of one without gold, no turn is told."""
-    rising, blind = scene.open(), scene.open(metrics={"kl": {"signal": "kl", "direction": "minimize"}})
+    rising, blind = scene.open(), scene.open(metrics={"kl": {"role": "kl", "direction": "minimize"}})
     scene.post(rising, HILL[:13])
     for run in (rising, blind):
         assert commands.finish(scene.database, scene.project_id, run.id, "completed", NOW).turn is None

@@ -20,7 +20,7 @@ LAWS = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
-GOLD = {"signal": "eval", "direction": "maximize"}
+GOLD = {"role": "eval", "direction": "maximize"}
 
 
 def falling(metric: str) -> list[Point]:
@@ -48,7 +48,7 @@ def test_a_better_candidate_takes_the_role(scene: Scene) -> None:
     before = scene.read(run)
     after = scene.post(run, falling("eval_accuracy")).run
     assert after.rewritten_version > before.rewritten_version
-    assert [name for name, role in after.metrics.items() if role["signal"] == "eval"] == ["eval_accuracy"]
+    assert [name for name, role in after.metrics.items() if role["role"] == "eval"] == ["eval_accuracy"]
     assert after.verdict["verdict"] == "stop"
     assert after.raw_maximum == {"step": 1, "score": 0.9}
 
@@ -118,7 +118,7 @@ def test_patterns_of_the_project(scene: Scene) -> None:
     """In a project with patterns, runs that do not say their metrics get their roles by them."""
     with scene.database.transaction() as tx:
         project = projects.lock(tx, scene.project_id)
-        projects.change(tx, replace(project, role_patterns=[{"pattern": "odd/*", "signal": "eval"}]))
+        projects.change(tx, replace(project, role_patterns=[{"pattern": "odd/*", "role": "eval"}]))
     run = scene.open(policy="paper")
     assert scene.post(run, falling("odd/one")).run.verdict["verdict"] == "stop"
     said = scene.open(metrics={"odd/two": GOLD | {"direction": "minimize"}})

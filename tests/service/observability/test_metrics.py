@@ -172,7 +172,7 @@ def test_a_request_that_breaks_is_counted(service: Watched) -> None:
 def test_a_scrape_tells_no_names(service: Watched) -> None:
     """Nothing that a tenant has named, and no id, is in what everybody may read."""
     named = [f"{word}-{uuid.uuid4().hex}" for word in ("run", "metric", "label", "uri")]
-    body = {"name": named[0], "metrics": {named[1]: {"signal": "eval", "direction": "maximize"}}}
+    body = {"name": named[0], "metrics": {named[1]: {"role": "eval", "direction": "maximize"}}}
     run = service.client.post("/api/v1/runs", json={**body, "labels": {"job": named[2]}}).json()
     path = f"/api/v1/runs/{run['id']}"
     points = [{"metric": named[1], "step": step, "value": 0.1} for step in range(3)]
@@ -233,7 +233,7 @@ def test_tells_where_the_installation_stands(database: Database) -> None:
 
 
 def test_the_database_tells_what_is_held_back(database: Database) -> None:
-    """Silent and blind runs, paused projects, and withheld stops by every kind of brake that holds them."""
+    """Silent and blind runs, paused projects, and on hold stops by every kind of guard that holds them."""
     scene, paused = scenes.set_up(database), scenes.set_up(database)
     silent, blind, still = scene.open("silent"), scene.open("blind"), scene.open("still", policy="default")
     scene.post(blind, scenes.evals(0.5, *[0.25] * 8), NOW + timedelta(seconds=299))
@@ -248,8 +248,8 @@ def test_the_database_tells_what_is_held_back(database: Database) -> None:
     found = samples(generate_latest(figures_of(database)[1]).decode())
     assert (silent.status, found["evalstop_stale_runs"], found["evalstop_blind_runs"]) == ("running", {(): 1}, {(): 1})
     assert found["evalstop_paused_projects"] == {(): 1}
-    withheld = {labels[0][1]: value for labels, value in found["evalstop_withheld_stops"].items() if value}
-    assert withheld == {"paused": 2, "no_checkpoint": 1}
+    on_hold = {labels[0][1]: value for labels, value in found["evalstop_on_hold_stops"].items() if value}
+    assert on_hold == {"paused": 2, "no_checkpoint": 1}
 
 
 def test_the_database_tells_what_is_not_confirmed(database: Database) -> None:

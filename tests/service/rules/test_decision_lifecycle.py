@@ -16,15 +16,15 @@ from evalstop_service.rules.decision_lifecycle import (
     RESUME_REQUESTED,
     STOP_ESCALATED,
     STOP_FAILED,
+    STOP_ON_HOLD,
     STOP_REQUESTED,
-    STOP_WITHHELD,
     STOPPED,
     Announce,
-    Brake,
     Cancel,
     Decided,
     Event,
     Finished,
+    Guard,
     Held,
     Instruction,
     Life,
@@ -47,9 +47,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.service.scenes import NOW
 
-PAUSE = Brake(PAUSED, "the project is paused")
-STALE = Brake("stale", "nothing was heard of the run for 12 minutes", {"seconds": 720})
-BRAKES = st.sampled_from([(), (PAUSE,), (STALE,), (PAUSE, STALE)])
+PAUSE = Guard(PAUSED, "the project is paused")
+STALE = Guard("stale", "nothing was heard of the run for 12 minutes", {"seconds": 720})
+GUARDS = st.sampled_from([(), (PAUSE,), (STALE,), (PAUSE, STALE)])
 HELD_BY = st.sampled_from([(PAUSE,), (STALE,), (PAUSE, STALE)])
 SECONDS = st.sampled_from([0.0, 1.0, 59.0, 60.0, 300.0, 901.0, 86_400.0])
 REPORTS = st.sampled_from([State.ACKNOWLEDGED, State.CONFIRMED, State.FAILED])
@@ -64,15 +64,15 @@ class Lives(RuleBasedStateMachine):
     """One decision, the stop events that may still go out, and what went out."""
 
     @initialize(
-        mode=st.sampled_from(Mode), brakes=BRAKES, grace_seconds=st.sampled_from([0.0, 60.0]), held_out=st.booleans()
+        mode=st.sampled_from(Mode), guards=GUARDS, grace_seconds=st.sampled_from([0.0, 60.0]), held_out=st.booleans()
     )
-    def begin(self, mode: Mode, brakes: tuple[Brake, ...], grace_seconds: float, held_out: bool) -> None:
+    def begin(self, mode: Mode, guards: tuple[Guard, ...], grace_seconds: float, held_out: bool) -> None:
         self.now = NOW
         self.terms = Terms(grace_seconds, 900.0)
         self.history: list[Record] = []
         self.waiting: list[Announce] = []  # stops that wait for their time, or for a worker
         self.sent: list[str] = []
-        decided = Decided(NOW, "policy", "three declines", mode, brakes, held_out)
+        decided = Decided(NOW, "policy", "three declines", mode, guards, held_out)
         self.life, instructions = decision_lifecycle.begin(decided, self.terms)
         self.obey(instructions)
         assert (self.life.state in LET_RUN) == (mode is Mode.SHADOW or held_out)
@@ -114,24 +114,24 @@ class Lives(RuleBasedStateMachine):
             assert self.life.state in AWAITING | {State.CONFIRMED, State.FAILED}, "handed out, and not meant to be"
             self.sent.append(self.waiting.pop().type)
 
-    @rule(brakes=BRAKES, wanted=st.booleans())
-    def weigh(self, brakes: tuple[Brake, ...], wanted: bool) -> None:
+    @rule(guards=GUARDS, wanted=st.booleans())
+    def weigh(self, guards: tuple[Guard, ...], wanted: bool) -> None:
         state = self.life.state
-        self.befall(Weighed(self.now, brakes, wanted))
-        if state is State.WITHHELD:
-            assert (self.life.state is State.WITHHELD) == bool(brakes or not wanted)
+        self.befall(Weighed(self.now, guards, wanted))
+        if state is State.ON_HOLD:
+            assert (self.life.state is State.ON_HOLD) == bool(guards or not wanted)
 
-    @rule(brakes=HELD_BY)
-    def hold(self, brakes: tuple[Brake, ...]) -> None:
-        self.befall(Held(self.now, brakes))
+    @rule(guards=HELD_BY)
+    def hold(self, guards: tuple[Guard, ...]) -> None:
+        self.befall(Held(self.now, guards))
         assert self.life.state is not State.PENDING
 
-    @rule(brakes=BRAKES)
-    def release(self, brakes: tuple[Brake, ...]) -> None:
+    @rule(guards=GUARDS)
+    def release(self, guards: tuple[Guard, ...]) -> None:
         state = self.life.state
-        self.befall(Released(self.now, "dana", "it is fine", brakes))
-        if state is State.WITHHELD:
-            assert (self.life.state is State.WITHHELD) == (PAUSE in brakes)
+        self.befall(Released(self.now, "dana", "it is fine", guards))
+        if state is State.ON_HOLD:
+            assert (self.life.state is State.ON_HOLD) == (PAUSE in guards)
 
     @rule()
     def veto(self) -> None:
@@ -159,7 +159,7 @@ class Lives(RuleBasedStateMachine):
     def go_on(self, told: bool) -> None:
         self.befall(WentOn(self.now, 120, told))
         assert not self.waiting
-        assert self.life.state not in (State.PENDING, State.WITHHELD)
+        assert self.life.state not in (State.PENDING, State.ON_HOLD)
 
     @invariant()
     def history_replays(self) -> None:
@@ -167,14 +167,14 @@ class Lives(RuleBasedStateMachine):
         states = [one.state for one in self.history]
         assert states[-1] is self.life.state
         for one, other in pairwise(states):
-            assert other in FOLLOWS[one] or (one is other and one in (State.WITHHELD, State.ESCALATED, State.UNDONE))
+            assert other in FOLLOWS[one] or (one is other and one in (State.ON_HOLD, State.ESCALATED, State.UNDONE))
         assert states.count(State.ESCALATED) == self.life.escalations
         told = decision_lifecycle.remembered((one.state, one.details) for one in self.history)
         assert told == (self.life.held_by, self.life.heard)
 
     @invariant()
     def deadlines_stand_where_they_belong(self) -> None:
-        assert (self.life.deadline_at is not None) == (self.life.state in AWAITING | {State.WITHHELD})
+        assert (self.life.deadline_at is not None) == (self.life.state in AWAITING | {State.ON_HOLD})
 
     @invariant()
     def asks_once_a_rung(self) -> None:
@@ -185,7 +185,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_for_what_is_over(self) -> None:
-        if self.life.state in LET_RUN | {State.WITHHELD, State.VETOED, State.MOOT, State.UNDONE}:
+        if self.life.state in LET_RUN | {State.ON_HOLD, State.VETOED, State.MOOT, State.UNDONE}:
             assert not self.waiting
 
     @invariant()
@@ -201,7 +201,7 @@ class Lives(RuleBasedStateMachine):
         assert self.sent.count(STOPPED) == entered.count(State.CONFIRMED)
         assert self.sent.count(STOP_FAILED) == entered.count(State.FAILED)
         assert self.sent.count(RESUME_REQUESTED) == (State.UNDONE in entered)
-        assert self.sent.count(STOP_WITHHELD) == entered.count(State.WITHHELD)
+        assert self.sent.count(STOP_ON_HOLD) == entered.count(State.ON_HOLD)
 
     def teardown(self) -> None:
         """Time alone brings it to an end, once nothing holds it back."""
@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[State, Event]] = {
     "a veto of a shadow": (State.SHADOW, Vetoed(NOW, "dana", "")),
     "an undo of what is held out": (State.HELD_OUT, Undone(NOW, "dana", "")),
     "a release of what was vetoed": (State.VETOED, Released(NOW, "dana", "", ())),
-    "an undo of what was not handed out": (State.WITHHELD, Undone(NOW, "dana", "")),
+    "an undo of what was not handed out": (State.ON_HOLD, Undone(NOW, "dana", "")),
     "a failure after the end": (State.CONFIRMED, Reported(NOW, State.FAILED, "receiver", "", {})),
     "a beginning after the failure": (State.FAILED, Reported(NOW, State.ACKNOWLEDGED, "receiver", "", {})),
     "a report on what nobody was told of": (State.PENDING, Reported(NOW, State.CONFIRMED, "receiver", "", {})),

@@ -11,7 +11,7 @@ from evalstop_service.rules import random_assignment
 from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import rollout_stages, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.rollout_stages import Authority
+from evalstop_service.store.rollout_stages import RolloutStage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,7 +59,7 @@ def hold_out(scene: Scene, share: float) -> None:
 
 
 def test_a_held_out_stop_is_told_to_nobody(graceful: Scene) -> None:
-    """Its run goes on; the numbers of the chance are on record, and no brake and no deadline looks after it."""
+    """Its run goes on; the numbers of the chance are on record, and no guard and no deadline looks after it."""
     hold_out(graceful, 1.0)
     run = graceful.open()
     receipt = graceful.post(run, FALLING)
@@ -104,7 +104,7 @@ def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
     unbound(database)
     hold_out(scene, 0.5)
     with database.transaction() as tx:
-        canary = Authority(scene.project_id, "paper", "canary", 0.9, 0.4, LATER, {}, 1)
+        canary = RolloutStage(scene.project_id, "paper", "canary", 0.9, 0.4, LATER, {}, 1)
         rollout_stages.keep(tx, canary)
     for _ in range(30):
         run = scene.open(uuid.uuid4().hex)
@@ -115,7 +115,7 @@ def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
             for of in (random_assignment.CARRIED_OUT, random_assignment.HELD_OUT)
         )
         let_run = State.HELD_OUT if kept < 0.5 else State.REQUESTED
-        assert decision.state in ({let_run, State.WITHHELD} if earned < 0.4 else {State.SHADOW})
+        assert decision.state in ({let_run, State.ON_HOLD} if earned < 0.4 else {State.SHADOW})
         assert decision.observed_probability == pytest.approx(0.6 + 0.4 * 0.5)
         if earned >= 0.4:
             (change,) = scene.rows(tables.decision_changes, run)

@@ -11,13 +11,13 @@ NAMES = st.lists(
     st.sampled_from(["loss", "reward", "kl", "eval_reward", "eval_accuracy", "val-core/x/mean@4", "critic/score/mean"]),
     unique=True,
 )
-PATTERNS = [{"pattern": "*/mean@*", "signal": "eval"}, {"pattern": "critic/*", "signal": "proxy"}]
+PATTERNS = [{"pattern": "*/mean@*", "role": "eval"}, {"pattern": "critic/*", "role": "proxy"}]
 
 
 def test_patterns_come_first() -> None:
     """A pattern's word counts for more than what is recognised, and each role tells where it comes from."""
     found = metric_roles.cast({"eval_accuracy", "odd/mean@1", "reward", "kl"}, {}, PATTERNS)
-    assert found.metrics["odd/mean@1"] == {"signal": "eval", "direction": "maximize"}
+    assert found.metrics["odd/mean@1"] == {"role": "eval", "direction": "maximize"}
     assert "eval_accuracy" not in found.metrics
     assert found.recognition["sources"]["odd/mean@1"] == "pattern"
     assert found.recognition["sources"]["reward"] != "pattern"
@@ -25,12 +25,12 @@ def test_patterns_come_first() -> None:
 
 
 def test_first_pattern_that_fits() -> None:
-    """Of two patterns that fit a name the first counts, also when the second gives another signal."""
-    patterns = [{"pattern": "a", "signal": "proxy"}, {"pattern": "*", "signal": "eval", "direction": "minimize"}]
+    """Of two patterns that fit a name the first counts, also when the second gives another role."""
+    patterns = [{"pattern": "a", "role": "proxy"}, {"pattern": "*", "role": "eval", "direction": "minimize"}]
     found = metric_roles.cast({"a", "b", "c"}, {}, patterns)
     assert found.metrics == {
-        "a": {"signal": "proxy", "direction": "maximize"},
-        "b": {"signal": "eval", "direction": "minimize"},
+        "a": {"role": "proxy", "direction": "maximize"},
+        "b": {"role": "eval", "direction": "minimize"},
     }
 
 
@@ -42,9 +42,9 @@ def test_no_gold_is_told() -> None:
 
 @given(names=NAMES, patterns=st.sampled_from([[], PATTERNS, PATTERNS[1:]]))
 def test_law(names: list[str], patterns: list[dict[str, str]]) -> None:
-    """At most one metric a signal, each with its source, whatever the order of the names."""
+    """At most one metric a role, each with its source, whatever the order of the names."""
     found = metric_roles.cast(names, {}, patterns)
-    signals = [role["signal"] for role in found.metrics.values()]
-    assert len(signals) == len(set(signals))
+    roles = [role["role"] for role in found.metrics.values()]
+    assert len(roles) == len(set(roles))
     assert set(found.recognition["sources"]) == set(found.metrics)
     assert found == metric_roles.cast(names[::-1], {}, patterns)

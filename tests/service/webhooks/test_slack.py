@@ -17,7 +17,7 @@ def test_every_event_is_a_message(event_type: str) -> None:
     """A message has a text and blocks that Slack takes, and names its run, or what else it is about."""
     message = json.loads(render(json.dumps(event_schemas.example(event_type))))
     assert set(message) == {"text", "blocks"}
-    about_no_run = (event_schemas.TEST, "policy.authority_changed")
+    about_no_run = (event_schemas.TEST, "policy.rollout_stage_changed")
     assert event_type in about_no_run or message["text"].startswith("*ppo-7b-seed3* ")
     assert message["blocks"][0]["text"]["text"] == message["text"]
     assert event_type in message["blocks"][-1]["elements"][0]["text"]

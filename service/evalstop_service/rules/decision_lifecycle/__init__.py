@@ -1,6 +1,6 @@
 """The life of a decision: a state machine without I/O, events in, instructions out.
 
-withheld <──> pending ──> requested ──> acknowledged      acknowledged and escalated may follow each other:
+on_hold <──> pending ──> requested ──> acknowledged      acknowledged and escalated may follow each other:
    │             │           │   └──> escalated <──┘      asked for again, then harder, then it has failed
    ├─> vetoed <──┤           │            └──> failed
    └─> moot   <──┴───────────┘                            from requested only when nobody was told
@@ -24,16 +24,16 @@ from evalstop_service.rules.decision_lifecycle.states import (
     SERVICE,
     STOP_ESCALATED,
     STOP_FAILED,
+    STOP_ON_HOLD,
     STOP_REQUESTED,
-    STOP_WITHHELD,
     STOPPED,
     STOPPING,
     Announce,
-    Brake,
     Cancel,
     Decided,
     Event,
     Finished,
+    Guard,
     Held,
     Instruction,
     Life,
@@ -65,14 +65,14 @@ __all__ = [
     "STOPPING",
     "STOP_ESCALATED",
     "STOP_FAILED",
+    "STOP_ON_HOLD",
     "STOP_REQUESTED",
-    "STOP_WITHHELD",
     "Announce",
-    "Brake",
     "Cancel",
     "Decided",
     "Event",
     "Finished",
+    "Guard",
     "Held",
     "Instruction",
     "Life",

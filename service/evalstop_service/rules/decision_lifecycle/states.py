@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 STOP_REQUESTED = "run.stop_requested"
-STOP_WITHHELD = "run.stop_withheld"
+STOP_ON_HOLD = "run.stop_on_hold"
 STOP_ESCALATED = "run.stop_escalated"
 STOPPED = "run.stopped"
 STOP_FAILED = "run.stop_failed"
@@ -18,7 +18,7 @@ SERVICE = "evalstop"
 """The actor of what the service does by itself."""
 
 PAUSED = "paused"
-"""The kind of the brake that nobody can release a decision from: its project is paused."""
+"""The kind of the guard that nobody can release a decision from: its project is paused."""
 
 
 class State(StrEnum):
@@ -26,7 +26,7 @@ class State(StrEnum):
 
     SHADOW = "shadow"
     HELD_OUT = "held_out"
-    WITHHELD = "withheld"
+    ON_HOLD = "on_hold"
     PENDING = "pending"
     REQUESTED = "requested"
     ACKNOWLEDGED = "acknowledged"
@@ -48,8 +48,8 @@ class Mode(StrEnum):
 FOLLOWS: dict[State, frozenset[State]] = {
     State.SHADOW: frozenset({State.REQUESTED}),
     State.HELD_OUT: frozenset({State.REQUESTED}),
-    State.WITHHELD: frozenset({State.PENDING, State.REQUESTED, State.VETOED, State.MOOT}),
-    State.PENDING: frozenset({State.WITHHELD, State.REQUESTED, State.VETOED, State.MOOT}),
+    State.ON_HOLD: frozenset({State.PENDING, State.REQUESTED, State.VETOED, State.MOOT}),
+    State.PENDING: frozenset({State.ON_HOLD, State.REQUESTED, State.VETOED, State.MOOT}),
     State.REQUESTED: frozenset(
         {State.ACKNOWLEDGED, State.ESCALATED, State.CONFIRMED, State.FAILED, State.MOOT, State.UNDONE}
     ),
@@ -74,7 +74,7 @@ STOPPING = AWAITING | {State.CONFIRMED, State.FAILED}
 
 
 @dataclass(frozen=True)
-class Brake:
+class Guard:
     """One reason to hold a stop back: its `kind` for machines, the `reason` for people, and the numbers behind it."""
 
     kind: str
@@ -95,7 +95,7 @@ class Life:
     """How a decision stands.
 
     `due_at`: the end of its grace period. `deadline_at`: when the service looks after it by itself, None in states in
-    which it does not. `held_by`: the kinds of brakes that it was last said to be withheld for. `heard`: what receivers
+    which it does not. `held_by`: the kinds of guards that it was last said to be on hold for. `heard`: what receivers
     reported after it was undone.
     """
 
@@ -115,7 +115,7 @@ class Decided:
     actor: str
     reason: str
     mode: Mode
-    brakes: tuple[Brake, ...]
+    guards: tuple[Guard, ...]
     held_out: bool = False
     chance: dict[str, Any] = field(default_factory=dict)
 
@@ -133,7 +133,7 @@ class Weighed:
     """What speaks against the stop was looked at again; `wanted`: the verdict still calls for it."""
 
     at: datetime
-    brakes: tuple[Brake, ...]
+    guards: tuple[Guard, ...]
     wanted: bool
 
 
@@ -142,7 +142,7 @@ class Held:
     """Something came up that speaks against the stop."""
 
     at: datetime
-    brakes: tuple[Brake, ...]
+    guards: tuple[Guard, ...]
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ class Released:
     at: datetime
     actor: str
     reason: str
-    brakes: tuple[Brake, ...]
+    guards: tuple[Guard, ...]
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """A person has the run stopped at once, whatever its policy, its mode and the brakes say, but for a pause."""
+    """A person has the run stopped at once, whatever its policy, its mode and the guards say, but for a pause."""
 
     at: datetime
     actor: str

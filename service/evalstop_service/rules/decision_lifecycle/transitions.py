@@ -15,16 +15,16 @@ from evalstop_service.rules.decision_lifecycle.states import (
     SERVICE,
     STOP_ESCALATED,
     STOP_FAILED,
+    STOP_ON_HOLD,
     STOP_REQUESTED,
-    STOP_WITHHELD,
     STOPPED,
     STOPPING,
     Announce,
-    Brake,
     Cancel,
     Decided,
     Event,
     Finished,
+    Guard,
     Held,
     Instruction,
     Life,
@@ -44,7 +44,7 @@ from evalstop_service.rules.decision_lifecycle.states import (
 )
 
 RECHECK_SECONDS = 60.0
-"""Between two looks at what speaks against a decision that is withheld."""
+"""Between two looks at what speaks against a decision that is on hold."""
 
 Outcome = tuple[Life, list[Instruction]]
 
@@ -58,8 +58,8 @@ def begin(event: Decided | Ordered, terms: Terms) -> Outcome:
         return Life(State.SHADOW, due_at), [Record(State.SHADOW, event.actor, event.reason, event.chance)]
     if event.held_out:
         return Life(State.HELD_OUT, due_at), [Record(State.HELD_OUT, event.actor, event.reason, event.chance)]
-    if event.brakes:
-        return _withhold(Life(State.WITHHELD, due_at), event.at, event.brakes, event.actor, event.reason)
+    if event.guards:
+        return _withhold(Life(State.ON_HOLD, due_at), event.at, event.guards, event.actor, event.reason)
     return _let_go(Life(State.PENDING, due_at), event.at, event.actor, event.reason, terms)
 
 
@@ -75,10 +75,10 @@ def step(life: Life, event: Event, terms: Terms) -> Outcome:
             return _passed(life, event, terms)
         case Weighed():
             return _weighed(life, event, terms)
-        case Held(at, brakes):
-            if life.state is not State.PENDING or not brakes:
+        case Held(at, guards):
+            if life.state is not State.PENDING or not guards:
                 return life, []
-            return _withhold(life, at, brakes, SERVICE, _reasons(brakes), Cancel("the decision is withheld"))
+            return _withhold(life, at, guards, SERVICE, _reasons(guards), Cancel("the decision is on_hold"))
         case Released():
             return _released(life, event, terms)
         case Ordered():
@@ -100,15 +100,15 @@ def remembered(history: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[frozen
     held_by: frozenset[str] = frozenset()
     heard: frozenset[str] = frozenset()
     for state, details in history:
-        if state == State.WITHHELD:
-            held_by = frozenset(brake["kind"] for brake in details.get("brakes", ()))
+        if state == State.ON_HOLD:
+            held_by = frozenset(guard["kind"] for guard in details.get("guards", ()))
         elif state == State.UNDONE and "reported" in details:
             heard |= {details["reported"]}
     return held_by, heard
 
 
 def _passed(life: Life, event: Passed, terms: Terms) -> Outcome:
-    if life.deadline_at is None or life.deadline_at > event.at or life.state is State.WITHHELD:
+    if life.deadline_at is None or life.deadline_at > event.at or life.state is State.ON_HOLD:
         return life, []
     if life.state not in AWAITING:  # moved on by release 0.1.0, which knows of no deadlines
         return replace(life, deadline_at=None), []
@@ -127,23 +127,23 @@ def _passed(life: Life, event: Passed, terms: Terms) -> Outcome:
 
 
 def _weighed(life: Life, event: Weighed, terms: Terms) -> Outcome:
-    if life.state is not State.WITHHELD:
+    if life.state is not State.ON_HOLD:
         return life, []
-    if event.wanted and not event.brakes:
+    if event.wanted and not event.guards:
         return _let_go(life, event.at, SERVICE, "nothing speaks against the stop any more", terms)
-    if event.wanted and _kinds(event.brakes) != life.held_by:
-        return _withhold(life, event.at, event.brakes, SERVICE, _reasons(event.brakes))
+    if event.wanted and _kinds(event.guards) != life.held_by:
+        return _withhold(life, event.at, event.guards, SERVICE, _reasons(event.guards))
     return replace(life, deadline_at=event.at + timedelta(seconds=RECHECK_SECONDS)), []
 
 
 def _released(life: Life, event: Released, terms: Terms) -> Outcome:
     if life.state in STOPPING or life.state is State.PENDING:
         return life, []
-    if life.state is not State.WITHHELD:
-        return life, [Refuse(f"the decision is {life.state}; only a withheld decision can be released")]
-    if PAUSED in _kinds(event.brakes):
-        return life, [Refuse("the decision is withheld and its project is paused; resume the project first")]
-    return _let_go(life, event.at, event.actor, event.reason, terms, _documents(event.brakes))
+    if life.state is not State.ON_HOLD:
+        return life, [Refuse(f"the decision is {life.state}; only an on-hold decision can be released")]
+    if PAUSED in _kinds(event.guards):
+        return life, [Refuse("the decision is on_hold and its project is paused; resume the project first")]
+    return _let_go(life, event.at, event.actor, event.reason, terms, _documents(event.guards))
 
 
 def _ordered(life: Life, event: Ordered, terms: Terms) -> Outcome:
@@ -165,9 +165,9 @@ def _ordered(life: Life, event: Ordered, terms: Terms) -> Outcome:
 def _vetoed(life: Life, actor: str, reason: str) -> Outcome:
     if life.state is State.VETOED:
         return life, []
-    if life.state not in (State.PENDING, State.WITHHELD):
+    if life.state not in (State.PENDING, State.ON_HOLD):
         over = f" and its grace period ended at {life.due_at.isoformat()}" if life.state in STOPPING else ""
-        return life, [Refuse(f"the decision is {life.state}{over}; only a pending or withheld decision can be vetoed")]
+        return life, [Refuse(f"the decision is {life.state}{over}; only a pending or on hold decision can be vetoed")]
     life, instructions = _final(life, State.VETOED, actor, reason)
     return life, [Cancel("the decision was vetoed"), *instructions]
 
@@ -191,7 +191,7 @@ def _reported(life: Life, event: Reported, terms: Terms) -> Outcome:
 
 
 def _finished(life: Life, event: Finished) -> Outcome:
-    before = life.state in (State.PENDING, State.WITHHELD)
+    before = life.state in (State.PENDING, State.ON_HOLD)
     if not before and (event.told or life.state not in (State.REQUESTED, State.ESCALATED)):
         return life, []
     life, instructions = _final(life, State.MOOT, SERVICE, f"the run ended by itself: {event.status}")
@@ -200,7 +200,7 @@ def _finished(life: Life, event: Finished) -> Outcome:
 
 def _went_on(life: Life, event: WentOn) -> Outcome:
     cancel = Cancel("the run went on in a new attempt")
-    if life.state in (State.PENDING, State.WITHHELD):
+    if life.state in (State.PENDING, State.ON_HOLD):
         why = f"the trainer went on from step {event.step} before the stop was handed out"
         life, instructions = _final(life, State.VETOED, SERVICE, why)
     elif life.state in (State.REQUESTED, State.ESCALATED) and not event.told:
@@ -215,19 +215,19 @@ def _undone(life: Life, actor: str, reason: str) -> Outcome:
     if life.state is State.UNDONE:
         return life, []
     if life.state not in STOPPING:
-        instead = "; veto it instead" if life.state in (State.PENDING, State.WITHHELD) else ""
+        instead = "; veto it instead" if life.state in (State.PENDING, State.ON_HOLD) else ""
         return life, [Refuse(f"the decision is {life.state} and cannot be undone: nothing was handed out{instead}")]
     life, instructions = _final(life, State.UNDONE, actor, reason)
     return life, [Cancel("the decision was undone"), *instructions, Announce(RESUME_REQUESTED)]
 
 
 def _withhold(
-    life: Life, at: datetime, brakes: tuple[Brake, ...], actor: str, reason: str, *first: Instruction
+    life: Life, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str, *first: Instruction
 ) -> Outcome:
     deadline_at = at + timedelta(seconds=RECHECK_SECONDS)
-    life = replace(life, state=State.WITHHELD, deadline_at=deadline_at, held_by=_kinds(brakes))
-    details = _documents(brakes)
-    return life, [*first, Record(State.WITHHELD, actor, reason, details), Announce(STOP_WITHHELD, details)]
+    life = replace(life, state=State.ON_HOLD, deadline_at=deadline_at, held_by=_kinds(guards))
+    details = _documents(guards)
+    return life, [*first, Record(State.ON_HOLD, actor, reason, details), Announce(STOP_ON_HOLD, details)]
 
 
 def _let_go(
@@ -261,13 +261,13 @@ def _final(life: Life, state: State, actor: str, reason: str, details: dict[str,
     return replace(life, state=state, deadline_at=None), [Record(state, actor, reason, details or {})]
 
 
-def _kinds(brakes: Iterable[Brake]) -> frozenset[str]:
-    return frozenset(brake.kind for brake in brakes)
+def _kinds(guards: Iterable[Guard]) -> frozenset[str]:
+    return frozenset(guard.kind for guard in guards)
 
 
-def _reasons(brakes: Iterable[Brake]) -> str:
-    return "; ".join(brake.reason for brake in brakes)
+def _reasons(guards: Iterable[Guard]) -> str:
+    return "; ".join(guard.reason for guard in guards)
 
 
-def _documents(brakes: Iterable[Brake]) -> dict[str, Any]:
-    return {"brakes": [asdict(brake) for brake in brakes]}
+def _documents(guards: Iterable[Guard]) -> dict[str, Any]:
+    return {"guards": [asdict(guard) for guard in guards]}

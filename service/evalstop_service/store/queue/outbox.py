@@ -20,8 +20,8 @@ from evalstop_service.rules.decision_lifecycle import (
     RESUME_REQUESTED,
     STOP_ESCALATED,
     STOP_FAILED,
+    STOP_ON_HOLD,
     STOP_REQUESTED,
-    STOP_WITHHELD,
     STOPPED,
 )
 from evalstop_service.store import endpoints, wakeup
@@ -43,7 +43,7 @@ EVENT_TYPES = (
     SUSPECTED,
     EVAL_REQUESTED,
     STOP_REQUESTED,
-    STOP_WITHHELD,
+    STOP_ON_HOLD,
     STOP_ESCALATED,
     STOPPED,
     STOP_FAILED,
@@ -52,7 +52,7 @@ EVENT_TYPES = (
     "run.stale",
     "run.lost",
     "detector.dead",
-    "policy.authority_changed",
+    "policy.rollout_stage_changed",
 )
 
 

@@ -2,14 +2,14 @@
 
 from evalstop_service.store.tables.columns import UtcTime, metadata, moment_text
 from evalstop_service.store.tables.decisions import (
+    backtests,
     cases,
     decision_changes,
     decisions,
     former_outcomes,
     outcomes,
-    rehearsals,
 )
-from evalstop_service.store.tables.projects import audit_log, authorities, keys, policies, projects, sessions
+from evalstop_service.store.tables.projects import audit_log, keys, policies, projects, rollout_stages, sessions
 from evalstop_service.store.tables.runs import (
     attempts,
     checkpoints,
@@ -28,7 +28,7 @@ __all__ = [
     "UtcTime",
     "attempts",
     "audit_log",
-    "authorities",
+    "backtests",
     "cases",
     "checkpoints",
     "decision_changes",
@@ -49,7 +49,7 @@ __all__ = [
     "projects",
     "prunings",
     "pulses",
-    "rehearsals",
+    "rollout_stages",
     "runs",
     "series_buckets",
     "sessions",

@@ -98,7 +98,7 @@ cases = sa.Table(
     sa.Column("derived", sa.Boolean, nullable=False),
     sa.Column("turn_step", sa.BigInteger),
     sa.Column("decision_id", sa.Uuid),  # NULL: never flagged, as is all that follows of the decision
-    sa.Column("treatment", sa.Text),  # let_run (shadow, held out), stopped, prevented (vetoed, moot, withheld, undone)
+    sa.Column("treatment", sa.Text),  # let_run (shadow, held out), stopped, prevented (vetoed, moot, on_hold, undone)
     sa.Column("observed_probability", sa.Double),
     sa.Column("decided_step", sa.BigInteger),
     sa.Column("detectors", sa.JSON(none_as_null=True)),  # those that called for the stop
@@ -131,8 +131,8 @@ cases = sa.Table(
 )
 
 # A policy tried on the runs of the past, before it is let loose.
-rehearsals = sa.Table(
-    "rehearsals",
+backtests = sa.Table(
+    "backtests",
     metadata,
     own_id(primary_key=True),
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
@@ -146,5 +146,5 @@ rehearsals = sa.Table(
     sa.Column("lease_until", UtcTime),  # while a worker is at it
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),
-    sa.Index("ix_rehearsals_project_id_id", "project_id", "id"),
+    sa.Index("ix_backtests_project_id_id", "project_id", "id"),
 )

@@ -69,8 +69,8 @@ policies = sa.Table(
 )
 
 # How much a policy may do by itself in a project, by what it has shown; no row: as much as its runs' mode says.
-authorities = sa.Table(
-    "authorities",
+rollout_stages = sa.Table(
+    "rollout_stages",
     metadata,
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), primary_key=True),
     sa.Column("policy_name", sa.Text, primary_key=True),

@@ -60,7 +60,7 @@ observations = sa.Table(
     "observations",
     metadata,
     sa.Column("run_id", sa.Uuid, primary_key=True),
-    sa.Column("metric", sa.Text, primary_key=True),
+    sa.Column("metric", sa.Text().with_variant(sa.Text(collation="C"), "postgresql"), primary_key=True),
     sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("superseded_by", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("value", Real),

@@ -1,4 +1,4 @@
-"""Rehearsals: a policy tried on the runs of the past, before it is let loose."""
+"""Backtests: a policy tried on the runs of the past, before it is let loose."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pydantic import Field
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
-from evalstop_service.store import backtests as rehearsals
-from evalstop_service.store.backtests import Rehearsal
+from evalstop_service.store import backtests as backtest_rows
+from evalstop_service.store.backtests import Backtest
 from evalstop_service.web.api.examples.policies import POLICY_DOCUMENT
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import next_cursor
 from evalstop_service.web.api.schemas import Answer, Body, Page, Plain, Time
 from evalstop_service.web.context import Db, Now, Operate, Read
 
-router = APIRouter(prefix="/policies/rehearsals", tags=["policies"], route_class=JsonRoute)
+router = APIRouter(prefix="/policies/backtests", tags=["policies"], route_class=JsonRoute)
 
 
-class RehearsalIn(Body):
+class BacktestIn(Body):
     """Which policy, on how many of the newest runs that have ended."""
 
     policy: Annotated[str, Field(max_length=100), Plain] | dict[str, Any] = Field(
@@ -32,7 +32,7 @@ class RehearsalIn(Body):
     runs: Annotated[int, Field(ge=1, le=backtests.MOST_RUNS)] = backtests.MOST_RUNS
 
 
-class RehearsedRunOut(Answer):
+class BacktestRunOut(Answer):
     """What the policy would have said of one run, beside what was decided and what was true."""
 
     run_id: UUID
@@ -46,15 +46,15 @@ class RehearsedRunOut(Answer):
     truth: Literal["turned", "healthy", "undecided"] | None
     turn_step: int | None
     verdict: Literal["continue", "suspect", "stop"]
-    step: int | None = Field(description="at which the rehearsed policy would have stopped the run; null: never")
+    step: int | None = Field(description="at which the backtested policy would have stopped the run; null: never")
     reason: str
     outcome: Literal["right", "wrong", "unknown"] = Field(description="of what it would have done")
     hours_after: float | None = Field(description="GPU-hours that the run spent after `step`; null: not known")
     error: str | None = Field(description="why the run could not be replayed")
 
 
-class RehearsalSummaryOut(Answer):
-    """The findings counted; see `rehearsing.Summary`."""
+class BacktestSummaryOut(Answer):
+    """The findings counted; see `backtesting.Summary`."""
 
     runs: int
     stops: int
@@ -71,8 +71,8 @@ class RehearsalSummaryOut(Answer):
     failed: int = Field(description="runs that could not be replayed")
 
 
-class RehearsalOut(Answer):
-    """A rehearsal and how far it got; without `summary` and `findings` in a list."""
+class BacktestOut(Answer):
+    """A backtest and how far it got; without `summary` and `findings` in a list."""
 
     id: UUID
     state: Literal["waiting", "running", "done", "failed"]
@@ -83,32 +83,32 @@ class RehearsalOut(Answer):
     actor: str
     created_at: Time
     ended_at: Time | None
-    summary: RehearsalSummaryOut | None = None
-    findings: list[RehearsedRunOut] | None = Field(None, description="what differs from what was decided first")
+    summary: BacktestSummaryOut | None = None
+    findings: list[BacktestRunOut] | None = Field(None, description="what differs from what was decided first")
 
 
-class RehearsalPage(Page):
-    """Rehearsals, newest first."""
+class BacktestPage(Page):
+    """Backtests, newest first."""
 
-    items: list[RehearsalOut]
+    items: list[BacktestOut]
 
 
 @router.get("")
-def list_rehearsals(
+def list_backtests(
     caller: Read,
     database: Db,
     cursor: UUID | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
-) -> RehearsalPage:
-    """The project's rehearsals, newest first."""
+) -> BacktestPage:
+    """The project's backtests, newest first."""
     with database.reading() as tx:
-        found = rehearsals.listing(tx, caller.project_id, before=cursor, limit=limit)
-    items = [RehearsalOut.model_validate(vars(one) | {"findings": None}) for one in found]
-    return RehearsalPage(items=items, next_cursor=next_cursor(found, limit))
+        found = backtest_rows.listing(tx, caller.project_id, before=cursor, limit=limit)
+    items = [BacktestOut.model_validate(vars(one) | {"findings": None}) for one in found]
+    return BacktestPage(items=items, next_cursor=next_cursor(found, limit))
 
 
 @router.post("", status_code=202)
-def ask_for_rehearsal(body: RehearsalIn, caller: Operate, database: Db, now: Now) -> RehearsalOut:
+def ask_for_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -> BacktestOut:
     """Have a policy tried on the newest runs that have ended; a worker does it in the background."""
     document = body.policy
     if isinstance(document, str):
@@ -117,19 +117,19 @@ def ask_for_rehearsal(body: RehearsalIn, caller: Operate, database: Db, now: Now
     return _out(backtests.ask(database, caller.project_id, document, body.runs, caller.actor, now))
 
 
-@router.get("/{rehearsal_id}")
-def get_rehearsal(rehearsal_id: UUID, caller: Read, database: Db) -> RehearsalOut:
+@router.get("/{backtest_id}")
+def get_backtest(backtest_id: UUID, caller: Read, database: Db) -> BacktestOut:
     """How far it got, and what it has found so far."""
     with database.reading() as tx:
-        found = rehearsals.find(tx, caller.project_id, rehearsal_id)
+        found = backtest_rows.find(tx, caller.project_id, backtest_id)
     if found is None:
-        raise NotFound(f"there is no rehearsal {rehearsal_id} in this project")
+        raise NotFound(f"there is no backtest {backtest_id} in this project")
     return _out(found)
 
 
-def _out(rehearsal: Rehearsal) -> RehearsalOut:
+def _out(backtest: Backtest) -> BacktestOut:
     told = {
-        "summary": vars(backtests.summary(rehearsal.findings)),
-        "findings": backtests.in_order(rehearsal.findings),
+        "summary": vars(backtests.summary(backtest.findings)),
+        "findings": backtests.in_order(backtest.findings),
     }
-    return RehearsalOut.model_validate(vars(rehearsal) | told)
+    return BacktestOut.model_validate(vars(backtest) | told)

@@ -87,7 +87,7 @@ def get_decision(decision_id: UUID, caller: Read, database: Db) -> DecisionOut:
 
 @router.post("/{decision_id}/veto")
 def veto(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Let the run go on; possible while the stop is withheld or pending."""
+    """Let the run go on; possible while the stop is on hold or pending."""
     said_by = body.actor or caller.actor
     decision = commands.veto(database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor)
     return _view(database, decision)
@@ -95,7 +95,7 @@ def veto(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: No
 
 @router.post("/{decision_id}/release")
 def release(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Have a withheld stop carried out despite what speaks against it; not while the project is paused."""
+    """Have an on-hold stop carried out despite what speaks against it; not while the project is paused."""
     said_by = body.actor or caller.actor
     decision = commands.release(
         database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor

@@ -149,7 +149,7 @@ def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now)
 
 @router.post("/project/resume")
 def resume_project(body: ProjectResumeIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
-    """Let stops go on in the key's project; those withheld for the pause alone are taken up within a minute."""
+    """Let stops go on in the key's project; those on hold for the pause alone are taken up within a minute."""
     said_by = body.actor or caller.actor
     project = pause.resume(database, caller.project_id, said_by, now, proved=caller.actor)
     return ProjectOut.model_validate(project)

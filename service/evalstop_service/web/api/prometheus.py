@@ -116,8 +116,8 @@ def _families(found: Figures | None) -> Iterator[Metric]:
     stale = GaugeMetricFamily("evalstop_stale_runs", "Runs that have not ended and have been silent for too long.")
     blind = GaugeMetricFamily("evalstop_blind_runs", "Runs that have not ended and a metric of which is dead.")
     paused = GaugeMetricFamily("evalstop_paused_projects", "Projects in which nothing is stopped.")
-    withheld = GaugeMetricFamily(
-        "evalstop_withheld_stops", "Stops that are held back, by each kind of brake that does.", labels=["brake"]
+    on_hold = GaugeMetricFamily(
+        "evalstop_on_hold_stops", "Stops that are held back, by each kind of guard that does.", labels=["guard"]
     )
     awaited = GaugeMetricFamily(
         "evalstop_awaited_stops",
@@ -144,7 +144,7 @@ def _families(found: Figures | None) -> Iterator[Metric]:
         blind.add_metric([], found.blind_runs)
         paused.add_metric([], found.paused_projects)
         for kind in guards.KINDS:
-            withheld.add_metric([kind], found.withheld.get(kind, 0))
+            on_hold.add_metric([kind], found.on_hold.get(kind, 0))
         for state in sorted(AWAITING):
             awaited.add_metric([state], found.awaited.get(state, 0))
         left_alone.add_metric([], found.open_endpoints)
@@ -152,4 +152,4 @@ def _families(found: Figures | None) -> Iterator[Metric]:
             waiting.add_metric([name], getattr(found, name))
         due.add_metric([], found.oldest_due_seconds)
         oldest.add_metric([], found.oldest_waiting_seconds)
-    yield from (up, running, stale, blind, paused, withheld, awaited, left_alone, waiting, due, oldest)
+    yield from (up, running, stale, blind, paused, on_hold, awaited, left_alone, waiting, due, oldest)

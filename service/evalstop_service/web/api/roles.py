@@ -34,7 +34,7 @@ class MetricsIn(Body):
     """All metrics of a run that play a role."""
 
     metrics: Roles = Field(
-        examples=[{"val-core/gsm8k/mean@4": {"signal": "eval"}, "critic/score/mean": {"signal": "proxy"}}]
+        examples=[{"val-core/gsm8k/mean@4": {"role": "eval"}, "critic/score/mean": {"role": "proxy"}}]
     )
 
 
@@ -48,7 +48,7 @@ class Pattern(Role):
 
 
 class PatternsIn(Body):
-    """The patterns of a project: the first that fits a name counts, and of a signal the metric that fits first."""
+    """The patterns of a project: the first that fits a name counts, and of a role the metric that fits first."""
 
     role_patterns: Annotated[list[Pattern], Field(max_length=100)]
 

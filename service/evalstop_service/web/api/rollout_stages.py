@@ -1,4 +1,4 @@
-"""Authority that a policy has to earn: set, seen and taken away by the project's administrators."""
+"""A rollout stage that a policy has to earn: set, seen and taken away by the project's administrators."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Time
 from evalstop_service.web.context import Admin, Db, Now, Read
 
-router = APIRouter(prefix="/policies/{name}/authority", tags=["policies"], route_class=JsonRoute)
+router = APIRouter(prefix="/policies/{name}/rollout_stage", tags=["policies"], route_class=JsonRoute)
 
 
-class AuthorityIn(Body):
+class RolloutStageIn(Body):
     """What a policy has to show before more of its stops are carried out."""
 
     precision_wanted: float = Field(
@@ -28,7 +28,7 @@ class AuthorityIn(Body):
     canary_share: float = Field(0.2, gt=0, le=1, description="of its stops, carried out while it is a canary")
 
 
-class AuthorityOut(Answer):
+class RolloutStageOut(Answer):
     """How much a policy may do by itself, since when, and by which numbers it came there."""
 
     policy_name: str
@@ -44,32 +44,32 @@ PolicyName = Annotated[str, Path(max_length=256)]
 
 
 @router.get("")
-def get_authority(name: PolicyName, caller: Read, database: Db) -> AuthorityOut:
+def get_rollout_stage(name: PolicyName, caller: Read, database: Db) -> RolloutStageOut:
     """How far the policy has come; 404 where the mode of its runs alone counts."""
     with database.reading() as tx:
         held = rollout_stages.find(tx, caller.project_id, name)
     if held is None:
-        raise NotFound(f"the policy {name!r} need not earn its authority: the mode of its runs alone counts")
-    return AuthorityOut.model_validate(held)
+        raise NotFound(f"the policy {name!r} need not earn its rollout_stage: the mode of its runs alone counts")
+    return RolloutStageOut.model_validate(held)
 
 
 @router.put("")
-def set_authority(name: PolicyName, body: AuthorityIn, caller: Admin, database: Db, now: Now) -> AuthorityOut:
-    """Have the policy earn its authority from now on, from shadow; or change the terms of one that does."""
+def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, database: Db, now: Now) -> RolloutStageOut:
+    """Have the policy earn its rollout stage from now on, from shadow; or change the terms of one that does."""
     with database.transaction() as tx:
         version = _version(tx, caller, name)
         held = rollout_stage.grant(tx, caller.project_id, name, version, body.precision_wanted, body.canary_share, now)
-        audit.record(tx, caller.project_id, caller.actor, "authority.set", f"policy {name}", body.model_dump(), now)
-    return AuthorityOut.model_validate(held)
+        audit.record(tx, caller.project_id, caller.actor, "rollout_stage.set", f"policy {name}", body.model_dump(), now)
+    return RolloutStageOut.model_validate(held)
 
 
 @router.delete("", status_code=204)
-def remove_authority(name: PolicyName, caller: Admin, database: Db, now: Now) -> Response:
+def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now) -> Response:
     """Have the mode of its runs alone count again. Doing it twice is harmless."""
     with database.transaction() as tx:
         _version(tx, caller, name)
         if rollout_stages.remove(tx, caller.project_id, name):
-            audit.record(tx, caller.project_id, caller.actor, "authority.removed", f"policy {name}", {}, now)
+            audit.record(tx, caller.project_id, caller.actor, "rollout_stage.removed", f"policy {name}", {}, now)
     return Response(status_code=204)
 
 

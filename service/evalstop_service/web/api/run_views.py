@@ -94,7 +94,7 @@ class DecisionOut(Answer):
     step: int
     due_at: Time = Field(description="the end of the grace period, within which it can be vetoed")
     deadline_at: Time | None = Field(
-        description="when it is looked after next: withheld, it is weighed again; handed out, it is escalated"
+        description="when it is looked after next: on hold, it is weighed again; handed out, it is escalated"
     )
     escalations: int = Field(description="how often it was not confirmed in time: asked for again, then harder")
     created_at: Time

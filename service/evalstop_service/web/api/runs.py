@@ -49,10 +49,10 @@ router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
 
 def _one_metric_a_signal(metrics: dict[str, Role]) -> dict[str, Role]:
-    signals = [role.signal for role in metrics.values()]
-    twice = {signal for signal in signals if signals.count(signal) > 1}
+    roles = [role.role for role in metrics.values()]
+    twice = {role for role in roles if roles.count(role) > 1}
     if twice:
-        raise ValueError(f"one metric a signal, but {', '.join(sorted(twice))} has more")
+        raise ValueError(f"one metric a role, but {', '.join(sorted(twice))} has more")
     return metrics
 
 
@@ -63,8 +63,8 @@ def written_out(metrics: Mapping[str, Role]) -> dict[str, dict[str, str]]:
     """The metrics with every direction written out."""
     return {
         metric: {
-            "signal": role.signal,
-            "direction": role.direction or ("minimize" if role.signal in ("kl", "loss") else "maximize"),
+            "role": role.role,
+            "direction": role.direction or ("minimize" if role.role in ("kl", "loss") else "maximize"),
         }
         for metric, role in metrics.items()
     }
@@ -79,7 +79,7 @@ class RunIn(Body):
         description="the role of each metric that is to be watched, or auto: they are recognised by their names while "
         "the run goes on. By default as the project's patterns say; where it has none, metrics called eval, proxy, kl "
         "and loss are what they are called",
-        examples=[{"reward/gold": {"signal": "eval"}, "reward/proxy": {"signal": "proxy"}, "kl": {"signal": "kl"}}],
+        examples=[{"reward/gold": {"role": "eval"}, "reward/proxy": {"role": "proxy"}, "kl": {"role": "kl"}}],
     )
     labels: Annotated[dict[Name, Line], Field(max_length=100)] | None = Field(
         None,

@@ -119,7 +119,7 @@ class Answer(BaseModel):
 class Role(Body):
     """The role a metric plays for a run."""
 
-    signal: Literal["eval", "proxy", "kl", "loss"]
+    role: Literal["eval", "proxy", "kl", "loss"]
     direction: Literal["maximize", "minimize"] | None = Field(
         None, description="what is better; by default eval and proxy are maximized, kl and loss minimized"
     )
@@ -129,7 +129,7 @@ class FindingOut(Answer):
     """The evidence of one detector beside the thresholds that it was held against."""
 
     detector: str
-    signals: list[str]
+    roles: list[str]
     kind: str = Field(description=f"what the number means: {', '.join(Kind)}")
     value: float
     suspect_at: float | None

@@ -1,4 +1,4 @@
-"""The pages of rehearsals: a policy is asked to show what it would have done, and one looks on."""
+"""The pages of backtests: a policy is asked to show what it would have done, and one looks on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fastapi.responses import RedirectResponse
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
-from evalstop_service.store import backtests as rehearsals
+from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.web.dashboard import formatting
 from evalstop_service.web.dashboard.live_updates import Seen, follow
 from evalstop_service.web.dashboard.responses import PageRoute, page
 from evalstop_service.web.dashboard.visitor import Operating, SignedIn, SiteOf
 
-router = APIRouter(prefix="/policies/rehearsals", route_class=PageRoute)
+router = APIRouter(prefix="/policies/backtests", route_class=PageRoute)
 
 MOST_SHOWN = 200
 
@@ -33,22 +33,22 @@ def ask(
     with site.database.reading() as tx:
         document = policies.referred(tx, visitor.project.id, policy).document
     asked = backtests.ask(site.database, visitor.project.id, document, runs, visitor.actor, site.clock())
-    return RedirectResponse(f"/policies/rehearsals/{asked.id}", 303)
+    return RedirectResponse(f"/policies/backtests/{asked.id}", 303)
 
 
-@router.get("/{rehearsal_id}")
-def show_rehearsal(rehearsal_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
+@router.get("/{backtest_id}")
+def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """How far it got, what it found, and where that differs from what was decided."""
     with site.database.reading() as tx:
-        revision = rehearsals.revision(tx, visitor.project.id, rehearsal_id)
-        found = rehearsals.find(tx, visitor.project.id, rehearsal_id)
+        revision = backtest_rows.revision(tx, visitor.project.id, backtest_id)
+        found = backtest_rows.find(tx, visitor.project.id, backtest_id)
     if found is None:
         raise NotFound
     ordered = backtests.in_order(found.findings)
     return page(
-        "rehearsal.html",
+        "backtest.html",
         visitor=visitor,
-        rehearsal=found,
+        backtest=found,
         revision=revision,
         figures=backtests.summary(found.findings),
         differing=sum(map(backtests.differs, ordered)),
@@ -58,10 +58,10 @@ def show_rehearsal(rehearsal_id: UUID, site: SiteOf, visitor: SignedIn) -> Respo
     )
 
 
-@router.get("/{rehearsal_id}/events")
-def follow_rehearsal(rehearsal_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen: Seen) -> Response:
+@router.get("/{backtest_id}/events")
+def follow_backtest(backtest_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen: Seen) -> Response:
     """Tell whenever it has got on."""
     with site.database.reading() as tx:
-        if rehearsals.revision(tx, visitor.project.id, rehearsal_id) is None:
+        if backtest_rows.revision(tx, visitor.project.id, backtest_id) is None:
             raise NotFound
-    return follow(request, site, seen, lambda tx: rehearsals.revision(tx, visitor.project.id, rehearsal_id))
+    return follow(request, site, seen, lambda tx: backtest_rows.revision(tx, visitor.project.id, backtest_id))

@@ -84,7 +84,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
         policies=names,
         kinds=kinds,
         periods=PERIODS,
-        authorities=held,
+        rollout_stages=held,
         any_case=any(sum(cells.values()) for cells in whole.counts.values()),
         cases=lambda one, by, row=None, outcome=None: _cases(asked.wanted, one, by, row, outcome),
         price=visitor.project.price_per_gpu_hour,

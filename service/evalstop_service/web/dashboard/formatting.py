@@ -14,7 +14,7 @@ from evalstop_service.store.runs import Run
 STATES: dict[str, str] = {
     State.SHADOW: "recorded only",
     State.HELD_OUT: "held out",
-    State.WITHHELD: "stop withheld",
+    State.ON_HOLD: "stop on_hold",
     State.PENDING: "stop pending",
     State.REQUESTED: "stop requested",
     State.ACKNOWLEDGED: "stop under way",
@@ -79,10 +79,10 @@ def iso(at: datetime) -> str:
 
 
 def told(change: Change) -> dict[str, Any]:
-    """The details of a change as the page shows them: each brake by its kind and reason."""
-    if change.state not in (State.WITHHELD, State.PENDING, State.REQUESTED):
+    """The details of a change as the page shows them: each guard by its kind and reason."""
+    if change.state not in (State.ON_HOLD, State.PENDING, State.REQUESTED):
         return change.details  # what a receiver said, in whatever words
-    return {brake["kind"]: brake["reason"] for brake in change.details.get("brakes", ())}
+    return {guard["kind"]: guard["reason"] for guard in change.details.get("guards", ())}
 
 
 def standing(run: Run, decision: Decision | None, now: datetime) -> str:
@@ -116,8 +116,8 @@ def _decided(decision: Decision, now: datetime) -> str:
             return f"Would have been stopped at step {at}; that is recorded, and nobody is told."
         case State.HELD_OUT:
             return f"A stop at step {at} is held out: by chance it is not carried out, to learn whether it is right."
-        case State.WITHHELD:
-            return f"A stop at step {at} is withheld; what speaks against it is looked at again every minute."
+        case State.ON_HOLD:
+            return f"A stop at step {at} is on hold; what speaks against it is looked at again every minute."
         case State.PENDING if not decision.stops(now):
             until = moment(decision.due_at)
             return f"Will be stopped for its verdict at step {at} unless somebody vetoes it before {until}."

@@ -18,7 +18,7 @@ from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/policies", route_class=PageRoute)
 
-MOST_REHEARSALS = 10
+MOST_BACKTESTS = 10
 
 SETTINGS = {
     "at_least": "stops when the weights of those that call for it reach",
@@ -34,10 +34,10 @@ SETTINGS = {
 
 @router.get("")
 def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
-    """Each policy by its newest version, and the rehearsals of late."""
+    """Each policy by its newest version, and the backtests of late."""
     with site.database.reading() as tx:
         versions = policies.listing(tx, visitor.project.id)
-        recent = backtests.listing(tx, visitor.project.id, limit=MOST_REHEARSALS)
+        recent = backtests.listing(tx, visitor.project.id, limit=MOST_BACKTESTS)
     newest: dict[str, Version] = {}
     for version in versions:
         newest.setdefault(version.name, version)

@@ -38,12 +38,12 @@ def correct(
     """Say which metrics play which role: these and no others. The run is judged anew."""
     said = [("eval", gold, gold_lower), ("proxy", proxy, proxy_lower), ("kl", kl, True), ("loss", loss, True)]
     metrics: dict[str, dict[str, str]] = {}
-    for signal, metric, lower in said:
+    for role, metric, lower in said:
         name = forms.printable(metric)  # as it was logged: blanks around it are part of it
         if name in metrics:
             raise Invalid(f"{name!r} was chosen for two roles; a metric plays one")
         if name:
-            metrics[name] = {"signal": signal, "direction": "minimize" if lower else "maximize"}
+            metrics[name] = {"role": role, "direction": "minimize" if lower else "maximize"}
     with site.database.reading() as tx:
         visitor.run(tx, run_id)
     site.doors.take(Arrival(visitor.project.id, run_id, Corrected(metrics, visitor.actor)))

@@ -68,7 +68,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
         turn_step=_turn(run, present),
-        roles={role["signal"]: metric for metric, role in run.metrics.items()},
+        roles={role["role"]: metric for metric, role in run.metrics.items()},
         standing=formatting.standing(run, present, site.clock()),
         reason=(present.verdict if present else run.verdict)["reason"],
     )
@@ -80,7 +80,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         run = visitor.run(tx, run_id)
         present = decisions.of_attempt(tx, run.id, run.attempt)
-        charted = {metric: role for metric, role in run.metrics.items() if role["signal"] in CHARTED}
+        charted = {metric: role for metric, role in run.metrics.items() if role["role"] in CHARTED}
         long = {metric for metric in charted if series.is_long(tx, run.id, metric)}
     for metric in long:
         series.catch_up(site.database, run_id, metric)
@@ -94,7 +94,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         {
             # A list, because a metric may be called __proto__.
             "series": [
-                {"metric": metric, "signal": charted[metric]["signal"], **_columns(thin(points[metric], MOST_POINTS))}
+                {"metric": metric, "role": charted[metric]["role"], **_columns(thin(points[metric], MOST_POINTS))}
                 for metric in points
             ],
             "best_checkpoint": _mark(run.best_checkpoint),
@@ -122,8 +122,8 @@ def _can(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:
     state = State(decision.state) if decision else None
     stopping = decision is not None and decision.stops(now)
     return {
-        "veto": state is State.WITHHELD or (state is State.PENDING and not stopping),
-        "release": state is State.WITHHELD,
+        "veto": state is State.ON_HOLD or (state is State.PENDING and not stopping),
+        "release": state is State.ON_HOLD,
         "undo": stopping,
         "stop": run.status in ("running", "lost") and (state is None or State.REQUESTED in FOLLOWS[state]),
         "label": run.last_step is not None,

@@ -34,7 +34,7 @@ def veto(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", tar
 
 @router.post("/decisions/{decision_id}/release")
 def release(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
-    """Have a withheld stop carried out."""
+    """Have an on-hold stop carried out."""
     return _do(commands.release, decision_id, site, visitor, why, target)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import Observation, Policy, Signal
+from evalstop_detectors import MetricRole, Observation, Policy
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
@@ -60,7 +60,7 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 
 def _paired(run: Run) -> list[str]:
     """The metrics that are gold and KL, where there are both."""
-    return [metric for metric, role in run.metrics.items() if role["signal"] in (Signal.EVAL, Signal.KL)]
+    return [metric for metric, role in run.metrics.items() if role["role"] in (MetricRole.EVAL, MetricRole.KL)]
 
 
 def _tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) -> tuple[list[Track], str]:
@@ -89,7 +89,7 @@ def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) ->
     kept = {id(point) for point in evals[:: every or 1]}
     found = [
         Observation(
-            Signal(run.metrics[point.metric]["signal"]),
+            MetricRole(run.metrics[point.metric]["role"]),
             point.step,
             watched_metrics.sign(run.metrics, point.metric) * point.value,
             point.stderr,

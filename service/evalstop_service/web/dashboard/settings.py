@@ -67,7 +67,7 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
         ),
     ),
     (
-        "Brakes",
+        "Guards",
         (
             Setting("stops_per_hour", "Stops an hour", "at most so many", "", "any number"),
             Setting(
@@ -185,7 +185,7 @@ def show_audit(
         entries=found[:PAGE],
         actor=actor,
         action=action,
-        kinds=("session", "project", "key", "policy", "authority", "run", "decision", "endpoint", "delivery"),
+        kinds=("session", "project", "key", "policy", "rollout_stage", "run", "decision", "endpoint", "delivery"),
         next_page=_audit_link(query | {"cursor": str(found[PAGE - 1].id)}) if len(found) > PAGE else None,
         first_page=_audit_link(query) if cursor else None,
     )
@@ -228,14 +228,14 @@ def _text(project: Project, setting: Setting, written: dict[str, str]) -> str:
 
 
 def _line(pattern: dict[str, str]) -> str:
-    return " ".join(pattern[name] for name in ("pattern", "signal", "direction") if name in pattern)
+    return " ".join(pattern[name] for name in ("pattern", "role", "direction") if name in pattern)
 
 
 def _pattern(line: str) -> dict[str, str]:
     words = line.split()
     if not 2 <= len(words) <= 3:
         raise Invalid(f"a line has a pattern, a role, and maybe a direction: {line.strip()[:80]!r}")
-    return dict(zip(("pattern", "signal", "direction"), words, strict=False))
+    return dict(zip(("pattern", "role", "direction"), words, strict=False))
 
 
 def _audit_link(query: dict[str, str]) -> str:

@@ -41,7 +41,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/project/pause"): {"actor": "dana", "reason": "the eval set is broken"},
     ("POST", "/project/resume"): {"actor": "dana"},
     ("PUT", "/project/role-patterns"): {
-        "role_patterns": [{"pattern": "val-core/*/mean@*", "signal": "eval", "direction": "maximize"}]
+        "role_patterns": [{"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}]
     },
     ("POST", "/keys"): {"name": "k", "scopes": ["ingest"]},
     ("POST", "/policies"): {
@@ -53,17 +53,17 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "min_evals": 10,
         "warmup_steps": 5,
     },
-    ("PUT", "/policies/{name}/authority"): {"precision_wanted": 0.9, "canary_share": 0.25},
-    ("POST", "/policies/rehearsals"): {"policy": "paper", "runs": 10},
+    ("PUT", "/policies/{name}/rollout_stage"): {"precision_wanted": 0.9, "canary_share": 0.25},
+    ("POST", "/policies/backtests"): {"policy": "paper", "runs": 10},
     ("POST", "/runs"): {
         "name": "r",
-        "metrics": {"gold": {"signal": "eval", "direction": "maximize"}},
+        "metrics": {"gold": {"role": "eval", "direction": "maximize"}},
         "labels": {"job": "1"},
         "policy": "paper",
         "mode": "enforce",
         "total_steps": 100,
     },
-    ("PATCH", "/runs/{run_id}/metrics"): {"metrics": {"gold": {"signal": "eval", "direction": "maximize"}}},
+    ("PATCH", "/runs/{run_id}/metrics"): {"metrics": {"gold": {"role": "eval", "direction": "maximize"}}},
     ("POST", "/runs/{run_id}/resume"): {"step": 3},
     ("POST", "/runs/{run_id}/stop"): {"actor": "dana", "reason": "it diverged"},
     ("POST", "/runs/{run_id}/finish"): {"status": "completed"},
@@ -112,12 +112,12 @@ PLAIN = {
     ("DELETE", "/keys/{key_id}"),
     ("GET", "/policies"),
     ("GET", "/policies/{name}"),
-    ("GET", "/policies/{name}/authority"),
-    ("DELETE", "/policies/{name}/authority"),
+    ("GET", "/policies/{name}/rollout_stage"),
+    ("DELETE", "/policies/{name}/rollout_stage"),
     ("GET", "/precision"),
     ("GET", "/cases"),
-    ("GET", "/policies/rehearsals"),
-    ("GET", "/policies/rehearsals/{rehearsal_id}"),
+    ("GET", "/policies/backtests"),
+    ("GET", "/policies/backtests/{backtest_id}"),
     ("GET", "/runs"),
     ("GET", "/runs/{run_id}"),
     ("POST", "/runs/{run_id}/heartbeat"),
@@ -176,8 +176,8 @@ def populate(admin: httpx.Client) -> World:
     said(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)
     ids["decision_id"] = said(admin.get("/decisions"), 200)["items"][0]["id"]
     ids["delivery_id"] = said(admin.get("/deliveries"), 200)["items"][0]["id"]
-    rehearsed = BODIES["POST", "/policies/rehearsals"]
-    ids["rehearsal_id"] = said(admin.post("/policies/rehearsals", json=rehearsed), 202)["id"]
+    backtested = BODIES["POST", "/policies/backtests"]
+    ids["backtest_id"] = said(admin.post("/policies/backtests", json=backtested), 202)["id"]
     return World(ids)
 
 

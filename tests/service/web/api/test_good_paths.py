@@ -40,7 +40,7 @@ def test_runs(admin: httpx.Client) -> None:
     assert run["status"] == "running"
     assert run["policy"] == {"name": "paper", "version": 1}
     assert run["verdict"]["verdict"] == "continue"
-    assert run["metrics"]["eval"] == {"signal": "eval", "direction": "maximize"}
+    assert run["metrics"]["eval"] == {"role": "eval", "direction": "maximize"}
     again = said(admin.post("/runs", json={"name": run["name"]}), 200)
     assert again == run
     assert said(admin.get(f"/runs/{run['id']}"), 200) == run
@@ -52,8 +52,8 @@ def test_runs(admin: httpx.Client) -> None:
 
 
 def test_directions_are_written_out(admin: httpx.Client) -> None:
-    """A metric whose direction is not given gets the one that its signal has by default."""
-    run = opened(admin, metrics={"a/gold": {"signal": "eval"}, "b": {"signal": "kl"}, "c": {"signal": "loss"}})
+    """A metric whose direction is not given gets the one that its role has by default."""
+    run = opened(admin, metrics={"a/gold": {"role": "eval"}, "b": {"role": "kl"}, "c": {"role": "loss"}})
     assert {name: role["direction"] for name, role in run["metrics"].items()} == {
         "a/gold": "maximize",
         "b": "minimize",
@@ -64,7 +64,7 @@ def test_directions_are_written_out(admin: httpx.Client) -> None:
 def test_other_metrics_are_refused(admin: httpx.Client) -> None:
     """A run cannot be opened again with other metrics."""
     run = opened(admin)
-    body = {"name": run["name"], "metrics": {"gold": {"signal": "eval"}}}
+    body = {"name": run["name"], "metrics": {"gold": {"role": "eval"}}}
     assert "metrics" in problem(admin.post("/runs", json=body), 409)["detail"]
 
 
@@ -243,7 +243,7 @@ def test_projects(service: Service) -> None:
 
 
 def test_a_project_is_paused_and_resumed(service: Service) -> None:
-    """Who paused it and why is shown; meanwhile a stop is withheld, and nobody can release it."""
+    """Who paused it and why is shown; meanwhile a stop is on hold, and nobody can release it."""
     tenant = service.client(service.key(service.project()))
     assert said(tenant.get("/project"), 200)["paused_at"] is None
     paused = said(tenant.post("/project/pause", json={"actor": "dana", "reason": "broken evals"}), 200)
@@ -251,7 +251,7 @@ def test_a_project_is_paused_and_resumed(service: Service) -> None:
     run = opened(tenant)
     said(tenant.post(f"/runs/{run['id']}/observations", json={"observations": FALLING}), 200)
     decision = said(tenant.get(f"/runs/{run['id']}"), 200)["decision"]
-    assert decision["state"] == "withheld"
+    assert decision["state"] == "on_hold"
     detail = problem(tenant.post(f"/decisions/{decision['id']}/release", json={"reason": "now"}), 409)["detail"]
     assert "paused" in detail
     assert said(tenant.post("/project/resume", json={}), 200)["paused_at"] is None
@@ -320,7 +320,7 @@ def test_unknown_ids(admin: httpx.Client, route: tuple[str, str]) -> None:
     if "{name}" in route[1] or "{event_type}" in route[1]:
         problem(ask(admin, route, World({"name": "nosuch", "event_type": "nosuch"})), 404)
         return
-    ids = ("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id", "rehearsal_id")
+    ids = ("run_id", "key_id", "decision_id", "endpoint_id", "delivery_id", "backtest_id")
     problem(ask(admin, route, World(dict.fromkeys(ids, str(uuid.uuid4())))), 404)
     errors = problem(ask(admin, route, World(dict.fromkeys(ids, "nonsense"))), 422)["errors"]
     assert "_id" in errors[0]["pointer"]

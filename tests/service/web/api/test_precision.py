@@ -1,4 +1,4 @@
-"""Figures of precision over HTTP, the cases behind them, and the authority that they earn."""
+"""Figures of precision over HTTP, the cases behind them, and the rollout stage that they earn."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_what_cannot_be_asked(service: Service) -> None:
         assert "begin without one" in problem(reader.get("/cases", params={"cursor": cursor}), 422)["detail"]
 
 
-def test_authority_is_set_and_taken_away(service: Service) -> None:
-    """A policy that has to earn its authority begins in shadow; changed terms leave it there; without, modes count."""
+def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
+    """A policy with a rollout stage to earn begins in shadow; changed terms leave it there; without, modes count."""
     admin = service.client(service.key(service.project()))
-    path = "/policies/early/authority"
+    path = "/policies/early/rollout_stage"
     assert "mode of its runs" in problem(admin.get(path), 404)["detail"]
     held = said(admin.put(path, json={"precision_wanted": 0.9}), 200)
     assert (held["stage"], held["version"], held["canary_share"], held["numbers"]) == ("shadow", 1, 0.2, {})
@@ -60,6 +60,6 @@ def test_authority_is_set_and_taken_away(service: Service) -> None:
     assert changed == held | {"precision_wanted": 0.8, "canary_share": 0.5} == said(admin.get(path), 200)
     assert [admin.delete(path).status_code for _ in range(2)] == [204, 204]
     problem(admin.get(path), 404)
-    problem(admin.put("/policies/nosuch/authority", json={"precision_wanted": 0.9}), 404)
+    problem(admin.put("/policies/nosuch/rollout_stage", json={"precision_wanted": 0.9}), 404)
     for line in (0.4, 1.0, "NaN"):
         problem(admin.put(path, json={"precision_wanted": line}), 422)

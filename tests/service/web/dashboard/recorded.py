@@ -28,9 +28,9 @@ from tests.service.scenes import take
 FILE = Path(__file__).parents[3] / "data" / "rlhf_runs_public.jsonl"
 
 METRICS = {
-    "reward/gold": {"signal": "eval", "direction": "maximize"},
-    "reward/proxy": {"signal": "proxy", "direction": "maximize"},
-    "policy/kl": {"signal": "kl", "direction": "minimize"},
+    "reward/gold": {"role": "eval", "direction": "maximize"},
+    "reward/proxy": {"role": "proxy", "direction": "maximize"},
+    "policy/kl": {"role": "kl", "direction": "minimize"},
 }
 
 LEVEL: dict[str, Any] = {

@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 
 import httpx
-from evalstop_detectors import Observation, Signal, policy_from_document, replay
+from evalstop_detectors import MetricRole, Observation, policy_from_document, replay
 from evalstop_service.ingest import Points
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
@@ -29,8 +29,8 @@ def told(evals: int, gold: float = 1.0) -> list[Observation]:
         observation
         for item in HACKING[:evals]
         for observation in (
-            Observation(Signal.KL, item.step, item.kl),
-            Observation(Signal.EVAL, item.step, gold * item.gold, abs(gold) * item.gold_stderr),
+            Observation(MetricRole.KL, item.step, item.kl),
+            Observation(MetricRole.EVAL, item.step, gold * item.gold, abs(gold) * item.gold_stderr),
         )
     ]
 
@@ -59,10 +59,10 @@ def test_no_line_before_there_is_enough() -> None:
     assert "5 more evals" in drawn.note
 
 
-@given(st.lists(st.tuples(st.sampled_from([Signal.KL, Signal.EVAL]), st.floats()), max_size=60))
-def test_no_series_breaks_the_picture(values: list[tuple[Signal, float]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from([MetricRole.KL, MetricRole.EVAL]), st.floats()), max_size=60))
+def test_no_series_breaks_the_picture(values: list[tuple[MetricRole, float]]) -> None:
     """NaN, infinities, negative KLs, numbers at the ends of a double: what is drawn is finite, or is not drawn."""
-    found = picture([Observation(signal, step, value, 0.1) for step, (signal, value) in enumerate(values)])
+    found = picture([Observation(role, step, value, 0.1) for step, (role, value) in enumerate(values)])
     assert all(math.isfinite(pair.distance) and math.isfinite(pair.gold) for pair in found.pairs)
     if found.line is not None:
         assert all(map(math.isfinite, (*found.line.gold, *found.line.low, *found.line.high)))

@@ -48,7 +48,7 @@ def shown() -> dict[str, dict[str, set[str]]]:
         "outbox_oldest_waiting_seconds",
     ):
         found[f"evalstop_{name}"] = {}
-    found["evalstop_withheld_stops"] = {"brake": set(guards.KINDS)}
+    found["evalstop_on_hold_stops"] = {"guard": set(guards.KINDS)}
     found["evalstop_awaited_stops"] = {"state": set(AWAITING)}
     found["evalstop_outbox_deliveries"] = {"waiting": {"due", "later", "held"}}
     return found

@@ -75,7 +75,7 @@ def house(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
-    """Runs of all sorts, a rehearsal: the paths of all pages, and the run whose stop is pending."""
+    """Runs of all sorts, a backtest: the paths of all pages, and the run whose stop is pending."""
     pending = open_run(database, tenant, NOW, "pending", mode="enforce")
     report(database, tenant, pending.id, HACKING[:29], NOW)
     ended = open_run(database, tenant, NOW - timedelta(hours=3), "ended", labels={"gpus": "8", "job_kind": "rlhf"})
@@ -96,10 +96,10 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
     report(database, tenant, endless.id, HACKING[:29], NOW)
     odd += [f"/runs/{endless.id}", f"/runs/{endless.id}/numbers"]
     document = policy_to_document(POLICIES["cautious"])
-    rehearsal = backtests.ask(database, tenant.project.id, document, 50, "dana", NOW)
+    backtest = backtests.ask(database, tenant.project.id, document, 50, "dana", NOW)
     backtests.work(database, utc_now)
     fixed = ["/", "/runs", "/runs?verdict=stop&order=updated", f"/runs/{pending.id}", f"/runs/{ended.id}/numbers"]
-    fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/rehearsals/{rehearsal.id}"]
+    fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
     fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere"]
     return [*fixed, *odd], str(pending.id)
 
@@ -107,7 +107,7 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
 def told(
     database: Database, tenant: Tenant, name: str, metric: str, values: list[float], days: int = 0, label: str = ""
 ) -> str:
-    metrics = {metric: {"signal": "eval", "direction": "maximize"}}
+    metrics = {metric: {"role": "eval", "direction": "maximize"}}
     labels = {"tag": label} if label else {}
     at = NOW + timedelta(days=days)
     run, _ = opening.open_run(

@@ -115,7 +115,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     held = open_run(database, patient, now, "held", mode="enforce")
     receipt = report(database, patient, held.id, HACKING[:29], now)
     html = seen(visitor, f"/runs/{held.id}")
-    assert "A stop at step 280 is withheld" in html
+    assert "A stop at step 280 is on_hold" in html
     assert "the project was paused by &lt;ada&gt;" in html
     with database.transaction() as tx:
         projects.change(tx, patient.project)
@@ -123,7 +123,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
     assert "no scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
     (decision,) = decided(database, patient, late.id)
-    said = commands.Report(State.ACKNOWLEDGED, "receiver", "found", {"brakes": "worn", "job": "4711"}, 60.0)
+    said = commands.Report(State.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
     commands.report(database, patient.project.id, decision.id, said, now)
     html = seen(visitor, f"/runs/{late.id}")
     assert "A receiver is carrying out the stop" in html
@@ -257,7 +257,7 @@ def test_assets_are_kept_for_good(visitor: httpx.Client) -> None:
 def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """Names, labels, metrics, addresses and actors of any sort are shown as they are, and nothing of them runs."""
     for name in HOSTILE:
-        metrics = {name: {"signal": "eval", "direction": "maximize"}}
+        metrics = {name: {"role": "eval", "direction": "maximize"}}
         request = opening.Request(name=name, metrics=metrics, labels={name: name}, mode="enforce")
         run, _ = opening.open_run(database, tenant.project.id, request, now)
         points = [Point(name, step, float(-step), 0.1) for step in range(10)]

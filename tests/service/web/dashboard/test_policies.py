@@ -1,4 +1,4 @@
-"""The pages of policies and of their rehearsals."""
+"""The pages of policies and of their backtests."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_policies_are_shown(visitor: httpx.Client, database: Database, tenant: T
     assert "description" in shown
     assert "They say the same." not in shown
     assert visitor.get("/policies/level?version=1").status_code == 200
-    for path in ("/policies/level?version=9", "/policies/gone", f"/policies/rehearsals/{uuid4()}"):
+    for path in ("/policies/level?version=9", "/policies/gone", f"/policies/backtests/{uuid4()}"):
         assert visitor.get(path).status_code == 404
 
 
 @EMBEDDED
-def test_a_rehearsal_is_asked_for_and_shown(
+def test_a_backtest_is_asked_for_and_shown(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """By a form with its token; its page shows what it waits for, and in the end each run with what was decided."""
@@ -73,8 +73,8 @@ def test_a_rehearsal_is_asked_for_and_shown(
     report(database, tenant, run.id, HACKING, now)
     commands.finish(database, tenant.project.id, run.id, "completed", now)
     wanted = {"policy": "paper@1", "runs": "50"}
-    assert visitor.post("/policies/rehearsals", data=wanted).status_code == 403
-    answer = visitor.post("/policies/rehearsals", data=wanted | {"csrf": token_of(visitor)})
+    assert visitor.post("/policies/backtests", data=wanted).status_code == 403
+    answer = visitor.post("/policies/backtests", data=wanted | {"csrf": token_of(visitor)})
     assert answer.status_code == 303
     path = answer.headers["location"]
     assert "waits for a worker" in visitor.get(path).text
@@ -85,4 +85,4 @@ def test_a_rehearsal_is_asked_for_and_shown(
     assert "step 280" in done.replace("\u202f", "")
     other = add_tenant(database, now, "others")
     asked = backtests.ask(database, other.project.id, document(), 5, "eve", utc_now())
-    assert visitor.get(f"/policies/rehearsals/{asked.id}").status_code == 404
+    assert visitor.get(f"/policies/backtests/{asked.id}").status_code == 404

@@ -46,8 +46,8 @@ def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant
         (entry,) = audit.listing(tx, tenant.project.id, action="run.metrics_changed")
     assert found is not None
     assert found.metrics == {
-        HOSTILE: {"signal": "eval", "direction": "minimize"},
-        "reward": {"signal": "proxy", "direction": "maximize"},
+        HOSTILE: {"role": "eval", "direction": "minimize"},
+        "reward": {"role": "proxy", "direction": "maximize"},
     }
     assert found.raw_maximum is not None
     assert entry.actor == f"key {tenant.key.name}"
@@ -85,4 +85,4 @@ def test_bad_choices(visitor: httpx.Client, database: Database, tenant: Tenant) 
         found = runs.find(tx, tenant.project.id, run.id)
     assert found is not None
     assert "reward" in found.metrics
-    assert found.metrics["reward"]["signal"] == "proxy"
+    assert found.metrics["reward"]["role"] == "proxy"

@@ -50,9 +50,9 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/cases"): VIEWER,
     ("GET", "/policies"): VIEWER,
     ("GET", "/policies/{name}"): VIEWER,
-    ("POST", "/policies/rehearsals"): OPERATOR,
-    ("GET", "/policies/rehearsals/{rehearsal_id}"): VIEWER,
-    ("GET", "/policies/rehearsals/{rehearsal_id}/events"): VIEWER,
+    ("POST", "/policies/backtests"): OPERATOR,
+    ("GET", "/policies/backtests/{backtest_id}"): VIEWER,
+    ("GET", "/policies/backtests/{backtest_id}/events"): VIEWER,
     ("GET", "/runs"): VIEWER,
     ("GET", "/runs/events"): VIEWER,
     ("GET", "/runs/{run_id}"): VIEWER,
@@ -93,7 +93,7 @@ ROLES: dict[tuple[str, str], int] = {
 SCOPES = {VIEWER: ("read",), OPERATOR: ("read", "operate"), ADMIN: ("admin",)}
 
 FORMS: dict[tuple[str, str], dict[str, str]] = {
-    ("POST", "/policies/rehearsals"): {"policy": "no such policy"},
+    ("POST", "/policies/backtests"): {"policy": "no such policy"},
     ("POST", "/runs/{run_id}/stop"): {"reason": "it diverged"},
     ("POST", "/runs/{run_id}/outcome"): {"outcome": "right"},
     ("POST", "/decisions/{decision_id}/veto"): {"reason": "a known dip"},
@@ -106,7 +106,7 @@ FORMS: dict[tuple[str, str], dict[str, str]] = {
 }
 """What a form has to carry to be whole."""
 
-IDS = ("run_id", "endpoint_id", "key_id", "delivery_id", "decision_id", "rehearsal_id", "name")
+IDS = ("run_id", "endpoint_id", "key_id", "delivery_id", "decision_id", "backtest_id", "name")
 
 GUARDED = sorted(route for route, role in ROLES.items() if role != ANYONE)
 POSTS = [route for route in GUARDED if route[0] == "POST"]
@@ -139,7 +139,7 @@ class House:
         for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
             take(self.database, tenant.project.id, run.id, Points((Point("reward/gold", step, value),)), now)
         policy = administration.add_policy(*by, policy_from_document(LEVEL | {"name": "of-somebody"}), now)
-        rehearsal = backtests.ask(self.database, tenant.project.id, policy.document, 1, "key test", now)
+        backtest = backtests.ask(self.database, tenant.project.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
             delivery = deliveries.listing(tx, tenant.project.id)[0]
             decision = decisions.listing(tx, tenant.project.id)[0]
@@ -149,7 +149,7 @@ class House:
             "key_id": str(key.id),
             "delivery_id": str(delivery.id),
             "decision_id": str(decision.id),
-            "rehearsal_id": str(rehearsal.id),
+            "backtest_id": str(backtest.id),
             "name": policy.name,
         }
 
@@ -304,7 +304,7 @@ def test_nothing_of_others_is_listed_or_searched(house: House, now: datetime) ->
 
 def state(database: Database) -> list[Any]:
     """What a form could have changed."""
-    tables = ("projects", "keys", "endpoints", "audit_log", "deliveries", "decisions", "rehearsals")
+    tables = ("projects", "keys", "endpoints", "audit_log", "deliveries", "decisions", "backtests")
     with database.reading() as tx:
         return [tx.execute(sa.text(f"SELECT * FROM {table} ORDER BY id")).all() for table in tables]
 

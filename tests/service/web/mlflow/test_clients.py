@@ -63,7 +63,7 @@ def test_fluent(train: Train) -> None:
     """MLflow's fluent API, its asynchronous logging included: roles by name, the first value, a stop."""
     (run,) = train("fluent.py")
     assert run["name"] == "alignment/ppo"
-    assert {role["signal"]: metric for metric, role in run["metrics"].items()} == {
+    assert {role["role"]: metric for metric, role in run["metrics"].items()} == {
         "eval": "eval_accuracy",
         "proxy": "reward",
         "kl": "kl",
@@ -77,7 +77,7 @@ def test_fluent(train: Train) -> None:
 def test_transformers(train: Train) -> None:
     """transformers' Trainer: every eval at its step, its arguments as labels, and its end."""
     (run,) = train("transformers_trainer.py")
-    gold = next(metric for metric, role in run["metrics"].items() if role["signal"] == "eval")
+    gold = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")
     assert gold == "eval_accuracy"
     assert [step for step, _ in run["series"][gold]] == [2, 4, 6]
     assert run["labels"]["params.max_steps"] == "6"
@@ -89,7 +89,7 @@ def test_lightning(train: Train) -> None:
     (run,) = train("lightning_module.py")
     assert run["name"] == "lines/tiny"
     assert run["recognition"]["sources"].keys() == run["metrics"].keys()
-    gold = next(metric for metric, role in run["metrics"].items() if role["signal"] == "eval")
+    gold = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")
     assert gold == "val_accuracy"
     assert len(run["series"][gold]) == 3
     assert run["status"] == "completed"

@@ -106,7 +106,7 @@ def test_a_run_is_watched(client: Client) -> None:
     assert record["name"] == "alignment/ppo"
     assert record["labels"]["gpus"] == "8"
     assert record["labels"]["params.lr"] == "1"
-    assert record["metrics"] == {"eval_accuracy": {"signal": "eval", "direction": "maximize"}}
+    assert record["metrics"] == {"eval_accuracy": {"role": "eval", "direction": "maximize"}}
     assert record["should_stop"] is True
     run = client.get("runs/get", run_id=run_id)["run"]
     assert run["info"]["experiment_id"] == experiment_id

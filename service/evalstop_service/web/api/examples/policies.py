@@ -1,4 +1,4 @@
-"""Policies, their rehearsals and their authority."""
+"""Policies, their backtests and their rollout stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLICY = {
     "document": POLICY_DOCUMENT,
     "created_at": BEGAN,
 }
-REHEARSAL: dict[str, Any] = {
+BACKTEST: dict[str, Any] = {
     "id": "0199aa20-4444-7e55-8f66-778899001122",
     "state": "done",
     "document": POLICY_DOCUMENT,
@@ -70,13 +70,13 @@ REHEARSAL: dict[str, Any] = {
 EXAMPLES: dict[str, Any] = {
     "PolicyList": {"items": [POLICY]},
     "PolicyOut": POLICY,
-    "RehearsalIn": {"policy": "cautious", "runs": 500},
-    "RehearsalOut": REHEARSAL,
-    "RehearsalPage": {"items": [REHEARSAL | {"summary": None, "findings": None}], "next_cursor": None},
-    "RehearsalSummaryOut": REHEARSAL["summary"],
-    "RehearsedRunOut": REHEARSAL["findings"][0],
-    "AuthorityIn": {"precision_wanted": 0.9, "canary_share": 0.2},
-    "AuthorityOut": {
+    "BacktestIn": {"policy": "cautious", "runs": 500},
+    "BacktestOut": BACKTEST,
+    "BacktestPage": {"items": [BACKTEST | {"summary": None, "findings": None}], "next_cursor": None},
+    "BacktestSummaryOut": BACKTEST["summary"],
+    "BacktestRunOut": BACKTEST["findings"][0],
+    "RolloutStageIn": {"precision_wanted": 0.9, "canary_share": 0.2},
+    "RolloutStageOut": {
         "policy_name": "default",
         "version": 1,
         "stage": "canary",

@@ -15,7 +15,7 @@ AUDIT_ENTRY = {
     "subject": f"decision {DECISION_ID}",
     "details": {"run": "ppo-7b-seed3", "said_by": "dana", "reason": "the eval set was broken this morning"},
 }
-PATTERN = {"pattern": "val-core/*/mean@*", "signal": "eval", "direction": "maximize"}
+PATTERN = {"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}
 PROJECT = {
     "id": "0199aa0c-3333-7f44-9a55-665544332211",
     "name": "alignment",

@@ -16,9 +16,9 @@ RUN = {
     "updated_at": STOPPED,
     "ended_at": None,
     "metrics": {
-        "reward/gold": {"signal": "eval", "direction": "maximize"},
-        "reward/proxy": {"signal": "proxy", "direction": "maximize"},
-        "kl": {"signal": "kl", "direction": "minimize"},
+        "reward/gold": {"role": "eval", "direction": "maximize"},
+        "reward/proxy": {"role": "proxy", "direction": "maximize"},
+        "kl": {"role": "kl", "direction": "minimize"},
     },
     "recognition": {
         "open": False,
@@ -63,9 +63,9 @@ EXAMPLES: dict[str, Any] = {
     "RunIn": {
         "name": "ppo-7b-seed3",
         "metrics": {
-            "reward/gold": {"signal": "eval"},
-            "reward/proxy": {"signal": "proxy"},
-            "kl": {"signal": "kl"},
+            "reward/gold": {"role": "eval"},
+            "reward/proxy": {"role": "proxy"},
+            "kl": {"role": "kl"},
         },
         "labels": {"slurm_job_id": "4711"},
         "policy": "paper",
@@ -75,7 +75,7 @@ EXAMPLES: dict[str, Any] = {
     "RunOut": RUN,
     "RunPage": page(RUN),
     "MetricsIn": {
-        "metrics": {"val-core/gsm8k/mean@4": {"signal": "eval"}, "critic/score/mean": {"signal": "proxy"}},
+        "metrics": {"val-core/gsm8k/mean@4": {"role": "eval"}, "critic/score/mean": {"role": "proxy"}},
     },
     "FinishIn": {"status": "completed"},
     "ResumeIn": {"step": 120},

@@ -11,7 +11,7 @@ BEGAN, SAVED, STOPPED = "2026-01-01T12:00:00Z", "2026-01-01T14:03:00Z", "2026-01
 BEST = {"step": 120, "uri": "s3://runs/ppo-7b-seed3/step-120", "score": 0.71, "chosen_by": "raw_maximum"}
 FINDING = {
     "detector": "k_decline",
-    "signals": ["eval"],
+    "roles": ["eval"],
     "kind": "count",
     "value": 3.0,
     "suspect_at": 2.0,

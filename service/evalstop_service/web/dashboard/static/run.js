@@ -26,7 +26,7 @@ function drawChart() {
   const empty = !series.series.some((item) => item.steps.length);
   chart.hidden = empty;
   document.querySelector(".chart-empty").hidden = !empty;
-  const present = { gold: signal("eval"), proxy: signal("proxy"), kl: signal("kl"), best: series.best_checkpoint, raw: series.raw_maximum };
+  const present = { gold: role("eval"), proxy: role("proxy"), kl: role("kl"), best: series.best_checkpoint, raw: series.raw_maximum };
   for (const key of document.querySelectorAll("[data-toggle]")) {
     const what = present[key.dataset.toggle];
     key.hidden = !what || (what.steps && !what.steps.length);
@@ -36,12 +36,12 @@ function drawChart() {
   return draw(chart, traces(color), layout(color));
 }
 
-function signal(name) {
-  return series.series.find((item) => item.signal === name) || { steps: [], values: [], stderrs: [] };
+function role(name) {
+  return series.series.find((item) => item.role === name) || { steps: [], values: [], stderrs: [] };
 }
 
 function traces(color) {
-  const [gold, proxy, kl] = ["eval", "proxy", "kl"].map(signal);
+  const [gold, proxy, kl] = ["eval", "proxy", "kl"].map(role);
   const dots = gold.steps.length <= 150 ? "lines+markers" : "lines";
   const line = (item, name, yaxis, paint, more) => ({
     type: "scatter", mode: loneValues(item.values) ? "lines+markers" : "lines", name, x: item.steps, y: item.values, yaxis,
@@ -73,7 +73,7 @@ function goldBand(gold) {
 }
 
 function layout(color) {
-  const hasKl = signal("kl").steps.length > 0 && shown.kl;
+  const hasKl = role("kl").steps.length > 0 && shown.kl;
   const [first, last] = stepRange();
   const { shapes, annotations } = marks(color, first, last);
   return {
