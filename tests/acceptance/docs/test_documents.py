@@ -155,16 +155,16 @@ def test_every_variable_that_is_named_is_read() -> None:
 
 
 def test_the_life_of_a_decision_is_drawn_as_it_is() -> None:
-    """The table of states in docs/architecture.md is that of the machine."""
-    text = (ROOT / "docs/architecture.md").read_text()
+    """The table of states in docs/decisions.md is that of the machine."""
+    text = (ROOT / "docs/decisions.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
     told = {state: set(re.findall(r"`(\w+)`", following)) for state, following in rows}
     assert told == {str(state): {str(one) for one in following} for state, following in FOLLOWS.items()}
 
 
 def test_every_event_type_is_named() -> None:
-    """docs/architecture.md names the events that endpoints can subscribe to, and no other."""
-    named = set(re.findall(r"`((?:run|detector|policy)\.[a-z_]+)`", (ROOT / "docs/architecture.md").read_text()))
+    """docs/decisions.md names the events that endpoints can subscribe to, and no other."""
+    named = set(re.findall(r"`((?:run|detector|policy)\.[a-z_]+)`", (ROOT / "docs/decisions.md").read_text()))
     assert named == set(EVENT_TYPES)
 
 
