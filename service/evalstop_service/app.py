@@ -22,12 +22,12 @@ from evalstop_service.decisions import deadlines, stale_runs
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.ingest import Committer, Limits, LiveRuns
 from evalstop_service.observability import tracing
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects.key_cache import Keyring
 from evalstop_service.runs import downsampling, retention
 from evalstop_service.security import address_policy, encryption, openid, scopes
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.breakers import Breaker
@@ -93,10 +93,10 @@ def create_database(settings: Settings) -> Database:
     return Database(settings.url, settings.sqlite_synchronous, settings.database_connections)
 
 
-def create_vault(settings: Settings) -> Vault:
+def create_encryption(settings: Settings) -> Encryption:
     """What seals the secrets of endpoints."""
     keys = settings.secret_keys
-    return Vault(encryption.parse(None if keys is None else keys.get_secret_value()))
+    return Encryption(encryption.parse_keys(None if keys is None else keys.get_secret_value()))
 
 
 def create_app(
@@ -106,23 +106,23 @@ def create_app(
     *,
     session_secret: str,
     deliver: bool = False,
-    telemetry: Telemetry | None = None,
+    service_metrics: ServiceMetrics | None = None,
     tracer: Tracer | None = None,
 ) -> FastAPI:
     """The web application on a database whose schema is at head; `deliver` runs a delivery worker beside it.
 
-    `telemetry` and `tracer` are made where none are given, the tracer as the environment has it.
+    `service_metrics` and `tracer` are made where none are given, the tracer as the environment has it.
     """
-    telemetry = telemetry or create_telemetry(database, clock)
+    service_metrics = service_metrics or create_service_metrics(database, clock)
     tracer = tracer or tracing.from_environment(os.environ)
     live = LiveRuns(settings.live_runs)
-    committer = Committer(database, live, clock, telemetry, _limits(settings, database), tracer)
+    committer = Committer(database, live, clock, service_metrics, _limits(settings, database), tracer)
     keyring = Keyring(database, settings.key_cache_seconds)
-    may_reach = address_policy.parse(settings.webhook_networks)
-    context = Context(database, clock, committer, keyring, may_reach, create_vault(settings))
-    tee = _create_tee(settings, database, clock, telemetry)
+    may_reach = address_policy.parse_address_policy(settings.webhook_networks)
+    context = Context(database, clock, committer, keyring, may_reach, create_encryption(settings))
+    tee = _create_tee(settings, database, clock, service_metrics)
     app = _App(
-        lifespan=_living(settings, database, committer, telemetry, tracer, tee, deliver=deliver),
+        lifespan=_living(settings, database, committer, service_metrics, tracer, tee, deliver=deliver),
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
@@ -142,9 +142,9 @@ def create_app(
     api.include_router(replays.routes(_send_once(settings)))
     app.include_router(api)
     app.include_router(health.router)
-    app.include_router(prometheus.routes(telemetry, settings.metrics_public))
+    app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
     dashboard.install(app, database, clock, session_secret, _doors(settings, context), _openid(settings, clock))
-    app.mount(MLFLOW, mlflow.create(context, telemetry, tee))
+    app.mount(MLFLOW, mlflow.create(context, service_metrics, tee))
     lane = ExpressLane(
         ProxyHeadersMiddleware(Heads(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
@@ -152,7 +152,7 @@ def create_app(
         clock,
         settings.max_body_bytes,
     )
-    app.front = Watch(lane, telemetry, tracer, settings.access_log)
+    app.front = Watch(lane, service_metrics, tracer, settings.access_log)
     return app
 
 
@@ -170,7 +170,7 @@ def _doors(settings: Settings, context: Context) -> dashboard.Doors:
         forget_keys=context.keyring.forget,
         send=_send_once(settings),
         targets=context.targets,
-        vault=context.vault,
+        encryption=context.encryption,
     )
 
 
@@ -188,11 +188,13 @@ def _openid(settings: Settings, clock: Clock) -> dashboard.OpenId | None:
     return dashboard.OpenId(openid.Provider(terms, clock), who)
 
 
-def _create_tee(settings: Settings, database: Database, clock: Clock, telemetry: Telemetry) -> Tee | None:
+def _create_tee(settings: Settings, database: Database, clock: Clock, service_metrics: ServiceMetrics) -> Tee | None:
     if settings.mlflow_tee_url is None:
         return None
     token = settings.mlflow_tee_token
-    return Tee(settings.mlflow_tee_url, None if token is None else token.get_secret_value(), database, clock, telemetry)
+    return Tee(
+        settings.mlflow_tee_url, None if token is None else token.get_secret_value(), database, clock, service_metrics
+    )
 
 
 def _send_once(settings: Settings) -> webhooks.Send:
@@ -200,7 +202,7 @@ def _send_once(settings: Settings) -> webhooks.Send:
 
     def send(url: str, secrets: Sequence[str], webhook_id: str, now: datetime, body: bytes) -> webhooks.Came:
         async def attempt() -> Answer:
-            may_reach = address_policy.parse(settings.webhook_networks)
+            may_reach = address_policy.parse_address_policy(settings.webhook_networks)
             async with Sender(settings.delivery_timeout_seconds, targets=may_reach) as sender:
                 headers = signature.headers(secrets, webhook_id, int(now.timestamp()), body)
                 return await sender.send(url, headers, body)
@@ -211,11 +213,11 @@ def _send_once(settings: Settings) -> webhooks.Send:
     return send
 
 
-def create_telemetry(database: Database, clock: Clock = utc_now) -> Telemetry:
+def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:
     """What a process counts, and where the installation stands."""
-    telemetry = Telemetry()
-    telemetry.registry.register(prometheus.Installation(database, clock))
-    return telemetry
+    service_metrics = ServiceMetrics()
+    service_metrics.registry.register(prometheus.Installation(database, clock))
+    return service_metrics
 
 
 class _App(FastAPI):
@@ -235,11 +237,11 @@ class _App(FastAPI):
 
 
 async def deliver(
-    settings: Settings, database: Database, stop: asyncio.Event, telemetry: Telemetry, tracer: Tracer
+    settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
 ) -> None:
     """Run a delivery worker, and the chores beside it, until `stop` is set and what is under way has ended."""
     seen_to = (
-        retention.chore(database, utc_now, telemetry),
+        retention.chore(database, utc_now, service_metrics),
         deadlines.chore(database, utc_now),
         stale_runs.chore(database, utc_now),
         rollout_stage.chore(database, utc_now),
@@ -247,14 +249,14 @@ async def deliver(
         downsampling.chore(database),
     )
     with background.at_work(*seen_to):
-        await _deliver(settings, database, stop, telemetry, tracer)
+        await _deliver(settings, database, stop, service_metrics, tracer)
 
 
 async def _deliver(
-    settings: Settings, database: Database, stop: asyncio.Event, telemetry: Telemetry, tracer: Tracer
+    settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
 ) -> None:
     async with Sender(
-        settings.delivery_timeout_seconds, targets=address_policy.parse(settings.webhook_networks)
+        settings.delivery_timeout_seconds, targets=address_policy.parse_address_policy(settings.webhook_networks)
     ) as sender:
         worker = Worker(
             database,
@@ -273,8 +275,8 @@ async def _deliver(
                 lease_seconds=settings.delivery_lease_seconds,
             ),
             breaker=Breaker(settings.delivery_breaker_failures, settings.delivery_breaker_seconds),
-            vault=create_vault(settings),
-            telemetry=telemetry,
+            encryption=create_encryption(settings),
+            service_metrics=service_metrics,
             tracer=tracer,
         )
         await worker.run(stop)
@@ -293,7 +295,7 @@ def _living(
     settings: Settings,
     database: Database,
     committer: Committer,
-    telemetry: Telemetry,
+    service_metrics: ServiceMetrics,
     tracer: Tracer,
     tee: Tee | None,
     *,
@@ -301,7 +303,7 @@ def _living(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        delivering = _delivering(settings, database, telemetry, tracer) if deliver else nullcontext()
+        delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
         async with committer.at_home(), delivering:
             yield
         if tee is not None:
@@ -313,7 +315,7 @@ def _living(
 
 @asynccontextmanager
 async def _delivering(
-    settings: Settings, database: Database, telemetry: Telemetry, tracer: Tracer
+    settings: Settings, database: Database, service_metrics: ServiceMetrics, tracer: Tracer
 ) -> AsyncIterator[None]:
     def ended(worker: asyncio.Task[None]) -> None:
         error = None if worker.cancelled() else worker.exception()
@@ -322,7 +324,7 @@ async def _delivering(
             signal.raise_signal(signal.SIGTERM)
 
     stop = asyncio.Event()
-    worker = asyncio.create_task(deliver(settings, database, stop, telemetry, tracer))
+    worker = asyncio.create_task(deliver(settings, database, stop, service_metrics, tracer))
     worker.add_done_callback(ended)
     try:
         yield

@@ -27,7 +27,7 @@ def _database_url(url: str) -> str:
 
 
 def _keys(given: SecretStr) -> SecretStr:
-    encryption.parse(given.get_secret_value())
+    encryption.parse_keys(given.get_secret_value())
     return given
 
 
@@ -51,7 +51,7 @@ def _web_address(url: str) -> str:
 
 
 def _networks(text: str) -> str:
-    address_policy.parse(text)
+    address_policy.parse_address_policy(text)
     return text
 
 

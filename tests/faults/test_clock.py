@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import Clock
 from evalstop_service.ingest import Arrival, Committer, LiveRuns, News, Points, Resumed
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import tables, verdicts
 from evalstop_service.store.database import Database
 
@@ -60,7 +60,7 @@ def test_back_by_an_hour(database: Database, embedded_database: Database) -> Non
     """
     scene, clock = set_up(database), stepping_back()
     run = scene.open(policy="paper", mode="enforce")
-    processes = [Committer(database, LiveRuns(), clock, Telemetry()) for _ in range(2)]
+    processes = [Committer(database, LiveRuns(), clock, ServiceMetrics()) for _ in range(2)]
     middle, steps = STEPS // 2, [Points(tuple(told(step))) for step in range(STEPS)]
     news: list[News] = [*steps[:middle], Resumed(middle - 10), *steps[middle - 9 :]]
     stamps = []

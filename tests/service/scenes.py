@@ -16,7 +16,7 @@ from evalstop_detectors import MonitorState
 from evalstop_service import ingest
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt, open_run
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import installation
 from evalstop_service.store import decisions, policies, projects, runs, tables
 from evalstop_service.store.database import Database
@@ -58,7 +58,7 @@ class Scene:
 
     def take_all(self, arrivals: Sequence[Arrival], now: datetime = NOW) -> list[Receipt | ServiceError]:
         """Take news of many runs in with one commit."""
-        return ingest.take(self.database, self.live, arrivals, now, Telemetry())
+        return ingest.take(self.database, self.live, arrivals, now, ServiceMetrics())
 
     def post(self, run: Run, points: Iterable[Point], now: datetime = NOW) -> Receipt:
         return self.take(run, Points(tuple(points)), now)
@@ -105,7 +105,7 @@ def take(
 ) -> Receipt:
     """Take news of one run in, as a process that remembers no run unless told which."""
     live = LiveRuns() if live is None else live
-    answer = ingest.take(database, live, [Arrival(project_id, run_id, news)], now, Telemetry())[0]
+    answer = ingest.take(database, live, [Arrival(project_id, run_id, news)], now, ServiceMetrics())[0]
     if isinstance(answer, Exception):
         raise answer
     return answer

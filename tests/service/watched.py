@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
-from evalstop_service.app import create_app, create_telemetry
+from evalstop_service.app import create_app, create_service_metrics
 from evalstop_service.clock import utc_now
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects import installation
 from evalstop_service.settings import Settings
@@ -26,7 +26,7 @@ class Watched:
 
     url: str
     database: Database
-    telemetry: Telemetry
+    service_metrics: ServiceMetrics
     key: str
     client: httpx.Client
 
@@ -47,13 +47,13 @@ def watched(
     deliver: bool = False,
 ) -> Iterator[Watched]:
     """A service on this database with a project of its own, which ends with the block."""
-    telemetry = create_telemetry(database)
+    service_metrics = create_service_metrics(database)
     app = create_app(
         Settings(access_log=access_log, metrics_public=public),
         database,
         session_secret="the secret of the sessions",
         deliver=deliver,
-        telemetry=telemetry,
+        service_metrics=service_metrics,
         tracer=tracer,
     )
     project = installation.add_project(database, uuid.uuid4().hex, "enforce", 0.0, utc_now(), "paper")
@@ -62,4 +62,4 @@ def watched(
         served(app) as url,
         httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False) as client,
     ):
-        yield Watched(url, database, telemetry, key, client)
+        yield Watched(url, database, service_metrics, key, client)

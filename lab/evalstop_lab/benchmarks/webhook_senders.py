@@ -15,7 +15,7 @@ import aiohttp
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import open_run
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import installation
 from evalstop_service.security import address_policy
 from evalstop_service.store import endpoints
@@ -30,7 +30,7 @@ from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
 AT_A_TIME = 16
 DEADLINE_SECONDS = 120.0
-LOOPBACK = address_policy.parse("127.0.0.0/8")
+LOOPBACK = address_policy.parse_address_policy("127.0.0.0/8")
 
 BODY = json.dumps(
     {
@@ -124,12 +124,12 @@ def fill(box: Outbox, count: int) -> None:
 async def by_the_worker(box: Outbox, count: int) -> float:
     """Deliveries a second, from the start of a worker to the last one settled."""
     async with Sender(targets=LOOPBACK) as sender:
-        telemetry = Telemetry()
+        service_metrics = ServiceMetrics()
         stop = asyncio.Event()
         begun = time.perf_counter()
-        running = asyncio.create_task(_worker(box.database, sender, telemetry).run(stop))
+        running = asyncio.create_task(_worker(box.database, sender, service_metrics).run(stop))
         try:
-            while (settled := _delivered(telemetry)) < count:
+            while (settled := _delivered(service_metrics)) < count:
                 if running.done():
                     running.result()
                 if time.perf_counter() - begun > DEADLINE_SECONDS:
@@ -185,11 +185,11 @@ async def latencies(box: Outbox, count: int, arrived: asyncio.Queue[float]) -> l
     return found
 
 
-def _worker(database: Database, sender: Sender, telemetry: Telemetry | None = None) -> Worker:
+def _worker(database: Database, sender: Sender, service_metrics: ServiceMetrics | None = None) -> Worker:
     pace = Pace(concurrency=AT_A_TIME, per_endpoint=AT_A_TIME)
-    return Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace, telemetry=telemetry)
+    return Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace, service_metrics=service_metrics)
 
 
-def _delivered(telemetry: Telemetry) -> float:
-    samples = (sample for metric in telemetry.deliveries.collect() for sample in metric.samples)
+def _delivered(service_metrics: ServiceMetrics) -> float:
+    samples = (sample for metric in service_metrics.deliveries.collect() for sample in metric.samples)
     return sum(sample.value for sample in samples if sample.labels == {"result": "delivered"})

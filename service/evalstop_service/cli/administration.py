@@ -166,7 +166,7 @@ def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
     """Seal all webhook secrets with the first of EVALSTOP_SECRET_KEYS, those that stand in plain text too."""
     database = open_database(settings)
     with database.transaction() as tx:
-        done = endpoints.reseal(tx, app.create_vault(settings))
+        done = endpoints.reencrypt_secrets(tx, app.create_encryption(settings))
     database.close()
     text = f"{done.secrets} secrets are sealed with the first key; {done.were_plain} of them stood in plain text"
     tell(options, {"secrets": done.secrets, "were_plain": done.were_plain}, text)

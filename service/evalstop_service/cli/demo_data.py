@@ -30,7 +30,7 @@ from evalstop_service import ingest
 from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.errors import Conflict, ServiceError
 from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Saved, open_run
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import administration, installation
 from evalstop_service.rules.decision_lifecycle import SERVICE, State
 from evalstop_service.store import audit, decisions, projects, runs
@@ -152,7 +152,7 @@ class Script:
     now: datetime
     chance: random.Random
     live: LiveRuns = field(default_factory=LiveRuns)
-    telemetry: Telemetry = field(default_factory=Telemetry)
+    service_metrics: ServiceMetrics = field(default_factory=ServiceMetrics)
     waiting: list[tuple[datetime, int, Callable[[datetime], None]]] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
 
@@ -209,7 +209,7 @@ class Script:
             last = example.steps[some[-1]]
             news.insert(0, Saved(last, f"s3://checkpoints/{story.name}/step-{last:06d}"))
         arrivals = [Arrival(self.project.id, run.id, one) for one in news]
-        for answer in ingest.take(self.database, self.live, arrivals, at, self.telemetry):
+        for answer in ingest.take(self.database, self.live, arrivals, at, self.service_metrics):
             if isinstance(answer, ServiceError):
                 raise answer
             if answer.decision is not None and not story.decided:

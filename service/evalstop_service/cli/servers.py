@@ -88,11 +88,11 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         print("EvalStop delivers", flush=True)
-        await app.deliver(settings, database, stop, telemetry, tracer)
+        await app.deliver(settings, database, stop, service_metrics, tracer)
 
-    telemetry, tracer = app.create_telemetry(database), tracing.from_environment(os.environ)
+    service_metrics, tracer = app.create_service_metrics(database), tracing.from_environment(os.environ)
     port = settings.metrics_port
-    with prometheus.listening(telemetry, settings.host, port) if port is not None else nullcontext():
+    with prometheus.listening(service_metrics, settings.host, port) if port is not None else nullcontext():
         uvloop.run(run())
     tracer.close()
     return OK

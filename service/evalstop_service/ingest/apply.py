@@ -20,7 +20,7 @@ from evalstop_service.ingest.load import after, recall, scores_of
 from evalstop_service.ingest.messages import Arrival, Corrected, Points, Receipt, Resumed, Saved
 from evalstop_service.ingest.run_cache import KEEP_EVERY, LATE_WEIGHT, SHARED_FOR, LiveRun, LiveRuns
 from evalstop_service.ingest.unit_of_work import Work
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.rules.liveness import FOUND_AGAIN, Pulse
 from evalstop_service.runs import metric_roles, watched_metrics
@@ -41,7 +41,7 @@ def take(
     live_runs: LiveRuns,
     arrivals: Sequence[Arrival],
     now: datetime,
-    telemetry: Telemetry,
+    service_metrics: ServiceMetrics,
     tracer: Tracer | None = None,
     *,
     mistaken: Collection[UUID] = (),
@@ -52,7 +52,7 @@ def take(
     """
     tracer = tracer or Tracer()
     with database.transaction() as tx:
-        held = recall(tx, live_runs, arrivals, telemetry)
+        held = recall(tx, live_runs, arrivals, service_metrics)
         for run_id in held.keys() & mistaken:
             held[run_id].shared = SHARED_FOR
         work = Work(now, held, tx)
@@ -61,7 +61,7 @@ def take(
         with tracer.span("write"):
             work.write()
     live_runs.put_back(held.values())
-    telemetry.detector_seconds.observe(work.detector_seconds)
+    service_metrics.detector_seconds.observe(work.detector_seconds)
     return answers
 
 

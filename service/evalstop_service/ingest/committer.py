@@ -30,7 +30,7 @@ from evalstop_service.ingest.messages import Arrival, Receipt
 from evalstop_service.ingest.queues import Answers, Job, Limits, Queues
 from evalstop_service.ingest.run_cache import LiveRuns
 from evalstop_service.ingest.unit_of_work import Moved
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.store.database import Database, is_full, is_passing
 from evalstop_service.store.direct import Direct
@@ -55,14 +55,14 @@ class Committer:
         database: Database,
         live: LiveRuns,
         clock: Clock,
-        telemetry: Telemetry,
+        service_metrics: ServiceMetrics,
         limits: Limits | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._database, self._live, self._clock, self._telemetry = database, live, clock, telemetry
+        self._database, self._live, self._clock, self._service_metrics = database, live, clock, service_metrics
         self._limits = limits or Limits()
         self._queues = Queues(self._limits)
-        telemetry.waiting_observations.set_function(lambda: self._queues.size)
+        service_metrics.waiting_observations.set_function(lambda: self._queues.size)
         self._tracer = tracer or Tracer()
         lock = threading.RLock()
         self._wake = threading.Condition(lock)  # of flushers
@@ -140,7 +140,7 @@ class Committer:
                     refused.append((job, Overloaded()))
             self._crowd = max(self._queues.jobs, self._crowd * FADING)
         if refused:
-            self._telemetry.refused.labels("overloaded").inc(len(refused))
+            self._service_metrics.refused.labels("overloaded").inc(len(refused))
             _resolve(refused)
         self._see_to_all()
 
@@ -204,7 +204,7 @@ class Committer:
         """A direct commit has ended."""
         ended()
         if saved:
-            worked_in.remember(self._telemetry)
+            worked_in.remember(self._service_metrics)
             self._measure(worked_in.answers, time.perf_counter() - begun)
             self._end(group, worked_in.answers)
         else:
@@ -239,7 +239,7 @@ class Committer:
         except Exception as error:
             _log.warning("what was worked in from memory could not be stored (%s); it is tried again", error)
             return [None] * len(group)
-        worked_in.remember(self._telemetry)
+        worked_in.remember(self._service_metrics)
         self._measure(worked_in.answers, time.perf_counter() - begun)
         return worked_in.answers
 
@@ -270,7 +270,7 @@ class Committer:
                         self._live,
                         arrivals,
                         self._clock(),
-                        self._telemetry,
+                        self._service_metrics,
                         self._tracer,
                         mistaken=mistaken,
                     )
@@ -288,7 +288,7 @@ class Committer:
 
     def _mistaken(self, group: Sequence[Job]) -> Answers:
         """All is to be done again: which run was not as it was remembered is not told."""
-        self._telemetry.live_runs.labels("mistaken").inc()
+        self._service_metrics.live_runs.labels("mistaken").inc()
         for job in group:
             job.mistaken = True
         return [None] * len(group)
@@ -307,17 +307,17 @@ class Committer:
 
     def _measure(self, answers: Answers, seconds: float) -> None:
         receipts = [answer for answer in answers if isinstance(answer, Receipt)]
-        self._telemetry.commit_seconds.observe(seconds)
-        self._telemetry.commit_requests.observe(sum(answer is not None for answer in answers))
+        self._service_metrics.commit_seconds.observe(seconds)
+        self._service_metrics.commit_requests.observe(sum(answer is not None for answer in answers))
         counts = {
             "accepted": sum(receipt.accepted for receipt in receipts),
             "duplicate": sum(receipt.duplicates for receipt in receipts),
             "conflict": sum(len(receipt.contradictions) for receipt in receipts),
         }
-        self._telemetry.commit_observations.observe(counts["accepted"])
+        self._service_metrics.commit_observations.observe(counts["accepted"])
         for result, count in counts.items():
             if count:
-                self._telemetry.observations.labels(result).inc(count)
+                self._service_metrics.observations.labels(result).inc(count)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -16,7 +16,7 @@ from evalstop_service.ingest.apply import Answer, work_in
 from evalstop_service.ingest.messages import Arrival, Points, Receipt
 from evalstop_service.ingest.run_cache import LiveRuns
 from evalstop_service.ingest.unit_of_work import NeedsTransaction, Work
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store.compare_and_save import Stroke
 from evalstop_service.store.database import Database
 
@@ -57,11 +57,11 @@ class FromMemory:
             if isinstance(answer, Receipt):
                 self.answers[place] = replace(answer, decision=self._work.decision(self._held[arrival.run_id]))
 
-    def remember(self, telemetry: Telemetry) -> None:
+    def remember(self, service_metrics: ServiceMetrics) -> None:
         """All has been stored: remember the runs as they are now."""
         self._live_runs.put_back(self._held.values())
-        telemetry.live_runs.labels("hit").inc(len(self._held))
-        telemetry.detector_seconds.observe(self._work.detector_seconds)
+        service_metrics.live_runs.labels("hit").inc(len(self._held))
+        service_metrics.detector_seconds.observe(self._work.detector_seconds)
 
     def _answer(self, arrival: Arrival) -> Answer | None:
         run_id = arrival.run_id

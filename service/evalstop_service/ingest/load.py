@@ -10,7 +10,7 @@ from evalstop_detectors import MonitorState, Observation, Policy, Score, StaleSt
 
 from evalstop_service.ingest.messages import Arrival, News, Points, Saved
 from evalstop_service.ingest.run_cache import KEEP_EVERY, SHARED_FOR, LiveRun, LiveRuns, Scores
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs import watched_metrics
 from evalstop_service.runs.watched_metrics import Watch
 from evalstop_service.store import checkpoints, decisions, monitor_states, observations, runs
@@ -27,7 +27,9 @@ REPLAY_WEIGHT = 8
 """What had to be replayed to bring a run back would have to be again: each counts for so many towards a keeping."""
 
 
-def recall(tx: Transaction, live: LiveRuns, arrivals: Iterable[Arrival], telemetry: Telemetry) -> dict[UUID, LiveRun]:
+def recall(
+    tx: Transaction, live: LiveRuns, arrivals: Iterable[Arrival], service_metrics: ServiceMetrics
+) -> dict[UUID, LiveRun]:
     """Lock the runs of these arrivals and bring them back as they stand; those that do not exist are left out."""
     news: dict[UUID, list[News]] = defaultdict(list)
     for arrival in arrivals:
@@ -35,13 +37,13 @@ def recall(tx: Transaction, live: LiveRuns, arrivals: Iterable[Arrival], telemet
     stamps = runs.lock_many(tx, list(news))
     remembered = live.take_out(stamps)
     held = {run_id: known for run_id, known in remembered.items() if known.stamp == stamps[run_id]}
-    telemetry.live_runs.labels("hit").inc(len(held))
+    service_metrics.live_runs.labels("hit").inc(len(held))
     for known in held.values():
         known.shared = max(0, known.shared - 1)
     moved = [run_id for run_id in stamps if run_id not in held]
     for at in range(0, len(moved), TOGETHER):
         some = {run_id: news[run_id] for run_id in moved[at : at + TOGETHER]}
-        held |= _brought_back(tx, live, some, remembered, telemetry)
+        held |= _brought_back(tx, live, some, remembered, service_metrics)
     return held
 
 
@@ -50,7 +52,7 @@ def _brought_back(
     live: LiveRuns,
     news: Mapping[UUID, Sequence[News]],
     remembered: Mapping[UUID, LiveRun],
-    telemetry: Telemetry,
+    service_metrics: ServiceMetrics,
 ) -> dict[UUID, LiveRun]:
     """These runs, in as many statements as one would take."""
     run_ids = list(news)
@@ -62,7 +64,7 @@ def _brought_back(
     for run_id, run in rows.items():
         policy = live.policy(tx, run.policy_id)
         back[run_id], how = _left_off(run, policy, remembered.get(run_id), kept.get(run_id))
-        telemetry.live_runs.labels(how).inc()
+        service_metrics.live_runs.labels(how).inc()
     _read_on(tx, back, {run_id for run_id in back if _weighs(rows[run_id], news[run_id])})
     for run_id, run in rows.items():
         found = back[run_id]

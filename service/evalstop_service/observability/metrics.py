@@ -28,7 +28,7 @@ LONG_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 6
 disable_created_metrics()  # type: ignore[no-untyped-call]  # else a series beside each tells the time of its birth
 
 
-class Telemetry:
+class ServiceMetrics:
     """Counters, gauges and histograms of one process, in a registry of their own.
 
     `observations`: by result (accepted, duplicate, conflict). `refused`: requests turned away, by reason.

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.errors import Conflict, Invalid, NotFound
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import projects, retention
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
@@ -72,7 +72,7 @@ def prune(
     dry_run: bool = False,
     pace: Pace = Pace(),
     pause: Pause | None = None,
-    telemetry: Telemetry | None = None,
+    service_metrics: ServiceMetrics | None = None,
 ) -> Pruned:
     """Remove the details of all runs that ended before their project's time, of one project or of all of them.
 
@@ -86,13 +86,13 @@ def prune(
     with retention.alone(database) as alone:
         if not alone:
             raise Conflict("another process prunes at the moment; what is old goes with that")
-        return _Pass(database, now, pace, pause or _sleep, telemetry or Telemetry()).run(wanted)
+        return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(wanted)
 
 
 def chore(
     database: Database,
     clock: Clock,
-    telemetry: Telemetry,
+    service_metrics: ServiceMetrics,
     every_seconds: float = EVERY_SECONDS,
     pace: Pace = Pace(),
 ) -> Chore:
@@ -100,7 +100,7 @@ def chore(
 
     def do(pause: Pause) -> float:
         try:
-            done = prune(database, clock(), pace=pace, pause=pause, telemetry=telemetry)
+            done = prune(database, clock(), pace=pace, pause=pause, service_metrics=service_metrics)
         except Conflict:
             log.debug("another process prunes")
         else:
@@ -112,12 +112,14 @@ def chore(
 
 
 class _Pass:
-    def __init__(self, database: Database, now: datetime, pace: Pace, pause: Pause, telemetry: Telemetry) -> None:
+    def __init__(
+        self, database: Database, now: datetime, pace: Pace, pause: Pause, service_metrics: ServiceMetrics
+    ) -> None:
         self._database = database
         self._now = now
         self._pace = pace
         self._pause = pause
-        self._telemetry = telemetry
+        self._service_metrics = service_metrics
         self._rows = 0
 
     def run(self, wanted: list[tuple[Project, datetime]]) -> Pruned:
@@ -127,7 +129,7 @@ class _Pass:
         for project, ended_before in wanted:
             while marked := self._mark(project, ended_before):
                 found[project.name] = found.get(project.name, 0) + marked
-                self._telemetry.pruned_runs.inc(marked)
+                self._service_metrics.pruned_runs.inc(marked)
                 if not self._empty():
                     return Pruned(found, self._rows)
         return Pruned(found, self._rows)
@@ -150,7 +152,7 @@ class _Pass:
                 emptied = retention.empty(tx, self._pace.rows, position)
             position, left = emptied.position, emptied.left
             self._rows += emptied.rows
-            self._telemetry.pruned_rows.inc(emptied.rows)
+            self._service_metrics.pruned_rows.inc(emptied.rows)
             if (emptied.rows or left) and self._pause(max(self._pace.pause_seconds, time.perf_counter() - begun)):
                 return False
         return True

@@ -64,12 +64,12 @@ _NOT_PUBLIC: tuple[Network, ...] = tuple(
 )
 
 
-class Refused(OSError):
+class AddressRefused(OSError):
     """A connection that must not be made; the message says why and what would allow it."""
 
 
 @dataclass(frozen=True)
-class Targets:
+class AddressPolicy:
     """Public addresses, and those of the `allowed` networks."""
 
     allowed: tuple[Network, ...] = ()
@@ -95,7 +95,7 @@ class Targets:
         except ValueError:  # a name, or an address in a form of old
             pass
         objection = None
-        for address in (look_up or addresses_of)(host):
+        for address in (look_up or look_up_addresses)(host):
             objection = self.objection(address)
             if objection is None:
                 return None
@@ -110,22 +110,22 @@ class Targets:
         return _is_public(address) or any(address in network for network in self.allowed)
 
 
-def parse(text: str | None) -> Targets:
+def parse_address_policy(text: str | None) -> AddressPolicy:
     """What the setting says: networks separated by commas, or `any`. ValueError: it is neither."""
     if text is None:
-        return Targets()
+        return AddressPolicy()
     if text.strip() == ANY:
-        return Targets((IPv4Network("0.0.0.0/0"), IPv6Network("::/0")))
+        return AddressPolicy((IPv4Network("0.0.0.0/0"), IPv6Network("::/0")))
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
-        return Targets(tuple(ipaddress.ip_network(part) for part in parts))
+        return AddressPolicy(tuple(ipaddress.ip_network(part) for part in parts))
     except ValueError as error:
         raise ValueError(
             f"{error}: write networks as 127.0.0.0/8,10.20.0.0/16,::1/128, or {ANY} for all of them"
         ) from None
 
 
-def addresses_of(host: str) -> list[str]:
+def look_up_addresses(host: str) -> list[str]:
     """The addresses of a name; none when there are none, or when nobody says so within `LOOK_UP_SECONDS`."""
     found: Future[list[str]] = Future()
 

@@ -1,8 +1,8 @@
-"""Seals the secrets that have to be kept readable, so that a copy of the database alone tells none of them.
+"""Encrypts the webhook secrets in the database, so that a copy of the database reveals none of them.
 
-AES-256-GCM with the id of the endpoint as associated data: a sealed secret that is moved to another row opens no
-more, which Fernet could not tell. What is kept is `sealed:1:<key>:<nonce and ciphertext in base64>`, where `<key>`
-names the key by the start of its SHA-256. Secrets from before there was a key stand as they are, and are read so.
+AES-256-GCM with the id of the endpoint as associated data: an encrypted secret that is copied to another row cannot be
+decrypted, which Fernet would not notice. Stored is `encrypted:1:<key>:<nonce and ciphertext in base64>`, where `<key>`
+identifies the key by the first 8 hex digits of its SHA-256. A secret without that prefix is plain text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from uuid import UUID
 
 from cryptography.exceptions import InvalidTag
@@ -23,77 +24,71 @@ from evalstop_service.errors import ServiceError
 log = logging.getLogger(__name__)
 
 SETTING = "EVALSTOP_SECRET_KEYS"
-MARK = "sealed:1:"
+PREFIX = "encrypted:1:"
 KEY_BYTES = 32
 
 _NONCE_BYTES = 12
-_MOST_REMEMBERED = 4096
+_CACHED_SECRETS = 4096
 
 
-class Unreadable(ServiceError):
-    """A secret that no key at hand opens; what it would sign waits."""
+class UnreadableSecret(ServiceError):
+    """None of the configured keys decrypts a webhook secret. Deliveries that it would sign wait."""
 
 
-class Vault:
-    """Seals with the first key, opens with any; without a key it seals nothing, and opens what was never sealed."""
+class Encryption:
+    """Encrypts with the first key and decrypts with any; without a key, secrets are stored as plain text."""
 
     def __init__(self, keys: Sequence[bytes] = ()) -> None:
-        self._keys = {_name(key): AESGCM(key) for key in keys}
-        self._first = _name(keys[0]) if keys else None
-        self._opened: dict[tuple[str, UUID], str] = {}  # a busy endpoint's is asked for again and again
-        self._told: set[str] = set()
+        self._keys = {_key_id(key): AESGCM(key) for key in keys}
+        self._first = _key_id(keys[0]) if keys else None
+        self._decrypt_cached = lru_cache(_CACHED_SECRETS)(self._decrypt)  # a busy endpoint's, at each delivery
+        self._logged: set[str] = set()
 
     @property
-    def seals(self) -> bool:
-        """Whether there is a key."""
+    def has_key(self) -> bool:
+        """Whether secrets are encrypted at all."""
         return self._first is not None
 
-    def seal(self, secret: str, owner: UUID) -> str:
-        """The secret of an endpoint as it is to be kept."""
+    def encrypt(self, secret: str, endpoint_id: UUID) -> str:
+        """The secret of an endpoint as the database stores it."""
         if self._first is None:
             return secret
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        sealed = nonce + self._keys[self._first].encrypt(nonce, secret.encode(), owner.bytes)
-        return f"{MARK}{self._first}:{base64.b64encode(sealed).decode()}"
+        ciphertext = nonce + self._keys[self._first].encrypt(nonce, secret.encode(), endpoint_id.bytes)
+        return f"{PREFIX}{self._first}:{base64.b64encode(ciphertext).decode()}"
 
-    def open(self, kept: str, owner: UUID) -> str:
-        """The secret of an endpoint; raises Unreadable, and logs so once."""
-        if not kept.startswith(MARK):
-            return kept
-        secret = self._opened.get((kept, owner))
-        if secret is None:
-            try:
-                secret = self._unsealed(kept, owner)
-            except Unreadable as error:
-                if kept not in self._told:
-                    self._told.add(kept)
-                    log.error("%s", error)
-                raise
-            if len(self._opened) >= _MOST_REMEMBERED:
-                self._opened.clear()
-            self._opened[kept, owner] = secret
-        return secret
+    def decrypt(self, stored: str, endpoint_id: UUID) -> str:
+        """The secret of an endpoint; raises UnreadableSecret, and logs each of them once."""
+        if not stored.startswith(PREFIX):
+            return stored
+        try:
+            return self._decrypt_cached(stored, endpoint_id)
+        except UnreadableSecret as error:
+            if stored not in self._logged:
+                self._logged.add(stored)
+                log.error("%s", error)
+            raise
 
-    def _unsealed(self, kept: str, owner: UUID) -> str:
-        name, _, text = kept.removeprefix(MARK).partition(":")
-        key = self._keys.get(name)
+    def _decrypt(self, stored: str, endpoint_id: UUID) -> str:
+        key_id, _, text = stored.removeprefix(PREFIX).partition(":")
+        key = self._keys.get(key_id)
         if key is None:
-            raise Unreadable(
-                f"a secret of endpoint {owner} is sealed with key {name}, which is not among {SETTING}; "
-                "what it would sign waits for that key"
+            raise UnreadableSecret(
+                f"a secret of endpoint {endpoint_id} is encrypted with key {key_id}, which is not in {SETTING}; "
+                "add that key, and what the secret signs is sent"
             )
         try:
-            sealed = base64.b64decode(text, validate=True)
-            return key.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], owner.bytes).decode()
+            ciphertext = base64.b64decode(text, validate=True)
+            return key.decrypt(ciphertext[:_NONCE_BYTES], ciphertext[_NONCE_BYTES:], endpoint_id.bytes).decode()
         except (InvalidTag, binascii.Error, ValueError):
-            raise Unreadable(
-                f"a secret of endpoint {owner} was changed since it was sealed, or belongs to another endpoint; "
-                "give the endpoint a new one"
+            raise UnreadableSecret(
+                f"a secret of endpoint {endpoint_id} was changed in the database or copied from another endpoint; "
+                "rotate the secret of this endpoint"
             ) from None
 
 
-def parse(text: str | None) -> list[bytes]:
-    """The keys that the setting names, separated by commas. ValueError: one of them is none."""
+def parse_keys(text: str | None) -> list[bytes]:
+    """The keys in the setting, separated by commas; raises ValueError with the number of the first that is not one."""
     keys = []
     for number, part in enumerate((part.strip() for part in (text or "").split(",")), 1):
         if not part:
@@ -110,5 +105,5 @@ def parse(text: str | None) -> list[bytes]:
     return keys
 
 
-def _name(key: bytes) -> str:
+def _key_id(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()[:8]

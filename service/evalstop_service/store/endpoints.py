@@ -1,4 +1,4 @@
-"""Endpoints: where a project wants its events sent, and the secrets that sign them, as a vault keeps them."""
+"""Endpoints: where a project wants its events sent, and the secrets that sign them, as a encryption keeps them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.security.encryption import MARK, SETTING, Unreadable, Vault
+from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, endpoints
 
-OPEN = Vault()
-"""Seals nothing."""
+UNENCRYPTED = Encryption()
+"""Stores secrets as plain text."""
 
 SECRET_PREFIX = "whsec_"  # noqa: S105 - the mark of a secret, not one
 
@@ -70,7 +70,7 @@ def add(
     event_types: Iterable[str],
     now: datetime,
     format: str = "standard",  # noqa: A002 - its name on the wire
-    vault: Vault = OPEN,
+    encryption: Encryption = UNENCRYPTED,
 ) -> Endpoint:
     """A new endpoint, enabled, with a secret of its own."""
     key = new_id()
@@ -79,7 +79,7 @@ def add(
         "project_id": project_id,
         "url": url,
         "event_types": list(event_types),
-        "secret": vault.seal(new_secret(), key),
+        "secret": encryption.encrypt(new_secret(), key),
         "previous_secret": None,
         "previous_secret_until": None,
         "enabled": True,
@@ -142,11 +142,11 @@ def rotate_secret(
     *,
     now: datetime,
     previous_valid_hours: float = 24.0,
-    vault: Vault = OPEN,
+    encryption: Encryption = UNENCRYPTED,
 ) -> Endpoint | None:
     """Give the endpoint a new secret; the one it had signs along for `previous_valid_hours`."""
     values = {
-        "secret": vault.seal(new_secret(), endpoint_id),
+        "secret": encryption.encrypt(new_secret(), endpoint_id),
         "previous_secret": endpoints.c.secret,
         "previous_secret_until": now + timedelta(hours=previous_valid_hours),
     }
@@ -155,26 +155,26 @@ def rotate_secret(
 
 
 @dataclass(frozen=True)
-class Resealed:
-    """How many secrets were sealed anew, and how many of them had stood in plain text."""
+class ReencryptedSecrets:
+    """How many secrets were encrypted again, and how many of them had been plain text."""
 
     secrets: int
     were_plain: int
 
 
-def reseal(tx: Transaction, vault: Vault) -> Resealed:
-    """Seal every secret with the vault's first key; raises Unreadable, with nothing changed, if one does not open."""
-    if not vault.seals:
-        raise Unreadable(f"there is no key to seal with; set {SETTING}")
+def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSecrets:
+    """Encrypt every secret with the first key; raises UnreadableSecret, with nothing changed, if one is unreadable."""
+    if not encryption.has_key:
+        raise UnreadableSecret(f"no key is configured; set {SETTING}")
     columns = (endpoints.c.id, endpoints.c.secret, endpoints.c.previous_secret)
     count = were_plain = 0
     for key, *found in tx.execute(sa.select(*columns).order_by(endpoints.c.id).with_for_update()).all():
         present = [kept for kept in found if kept is not None]
         count += len(present)
-        were_plain += sum(not kept.startswith(MARK) for kept in present)
-        secret, previous = (kept and vault.seal(vault.open(kept, key), key) for kept in found)
+        were_plain += sum(not kept.startswith(PREFIX) for kept in present)
+        secret, previous = (kept and encryption.encrypt(encryption.decrypt(kept, key), key) for kept in found)
         tx.execute(sa.update(endpoints).where(endpoints.c.id == key).values(secret=secret, previous_secret=previous))
-    return Resealed(count, were_plain)
+    return ReencryptedSecrets(count, were_plain)
 
 
 def delete(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> bool:

@@ -16,8 +16,8 @@ from evalstop_service.clock import Clock
 from evalstop_service.ingest import Committer
 from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import Keyring
-from evalstop_service.security.address_policy import Targets
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.address_policy import AddressPolicy
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
 from evalstop_service.web.problems import Problem
@@ -31,8 +31,8 @@ class Context:
     clock: Clock
     committer: Committer
     keyring: Keyring
-    targets: Targets = field(default_factory=Targets)
-    vault: Vault = field(default_factory=Vault)
+    targets: AddressPolicy = field(default_factory=AddressPolicy)
+    encryption: Encryption = field(default_factory=Encryption)
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ def _keyring(context: Annotated[Context, Depends(_context)]) -> Keyring:
     return context.keyring
 
 
-def _targets(context: Annotated[Context, Depends(_context)]) -> Targets:
+def _targets(context: Annotated[Context, Depends(_context)]) -> AddressPolicy:
     return context.targets
 
 
-def _vault(context: Annotated[Context, Depends(_context)]) -> Vault:
-    return context.vault
+def _encryption(context: Annotated[Context, Depends(_context)]) -> Encryption:
+    return context.encryption
 
 
 Db = Annotated[Database, Depends(_database)]
@@ -87,8 +87,8 @@ Tell = Annotated[Clock, Depends(_clock)]
 """For what is answered after a wait: the time then."""
 Commit = Annotated[Committer, Depends(_committer)]
 Keys = Annotated[Keyring, Depends(_keyring)]
-Secrets = Annotated[Vault, Depends(_vault)]
-MayReach = Annotated[Targets, Depends(_targets)]
+Secrets = Annotated[Encryption, Depends(_encryption)]
+MayReach = Annotated[AddressPolicy, Depends(_targets)]
 
 _bearer = HTTPBearer(auto_error=False, description="A key made by `evalstop key create` or POST /api/v1/keys.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 
 from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound, Overloaded
 from evalstop_service.observability import logs
-from evalstop_service.security.address_policy import Refused
-from evalstop_service.security.encryption import Unreadable
+from evalstop_service.security.address_policy import AddressRefused
+from evalstop_service.security.encryption import UnreadableSecret
 from evalstop_service.store.database import is_full
 
 MEDIA_TYPE = "application/problem+json"
@@ -202,8 +202,8 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     Overloaded: _busy,
     Behind: _behind,
     Closed: _busy,
-    Unreadable: _sealed,
-    Refused: _refused,
+    UnreadableSecret: _sealed,
+    AddressRefused: _refused,
     InvalidPolicy: lambda error: Problem(422, "The policy is not valid", str(error)),
     RequestValidationError: _invalid_request,
     sa.exc.OperationalError: _database_away,

@@ -16,8 +16,8 @@ from uuid import UUID
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Conflict, NotFound
-from evalstop_service.security.address_policy import Refused, Targets
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import audit, endpoints, projects
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
@@ -99,14 +99,16 @@ def subscribe(
     url: str,
     event_types: Iterable[str],
     format: str,  # noqa: A002 - its name on the wire
-    targets: Targets,
-    vault: Vault,
+    targets: AddressPolicy,
+    encryption: Encryption,
     now: datetime,
 ) -> Endpoint:
     """Make an endpoint; raises Refused when nothing may be sent there."""
     _insist_on_reach(url, targets)
     with database.transaction() as tx:
-        endpoint = endpoints.add(tx, project_id, url=url, event_types=event_types, format=format, now=now, vault=vault)
+        endpoint = endpoints.add(
+            tx, project_id, url=url, event_types=event_types, format=format, now=now, encryption=encryption
+        )
         _record(tx, actor, "endpoint.made", endpoint, now)
         return endpoint
 
@@ -118,12 +120,12 @@ def subscribe_puller(
     *,
     name: str,
     event_types: Iterable[str],
-    vault: Vault,
+    encryption: Encryption,
     now: datetime,
 ) -> Endpoint:
     """Make an endpoint whose events are fetched."""
     with database.transaction() as tx:
-        endpoint = pull.add(tx, project_id, name=name, event_types=event_types, now=now, vault=vault)
+        endpoint = pull.add(tx, project_id, name=name, event_types=event_types, now=now, encryption=encryption)
         _record(tx, actor, "endpoint.made", endpoint, now)
         return endpoint
 
@@ -135,7 +137,7 @@ def change(
     endpoint_id: UUID,
     changes: EndpointChanges,
     *,
-    targets: Targets,
+    targets: AddressPolicy,
     now: datetime,
 ) -> Endpoint:
     """Change an endpoint; raises NotFound, and Refused when nothing may be sent to its new URL."""
@@ -148,11 +150,13 @@ def change(
 
 
 def rotate_secret(
-    database: Database, project_id: UUID, actor: str, endpoint_id: UUID, *, vault: Vault, now: datetime
+    database: Database, project_id: UUID, actor: str, endpoint_id: UUID, *, encryption: Encryption, now: datetime
 ) -> Endpoint:
     """Give an endpoint a new secret, the one before it signing along for a day; raises NotFound."""
     with database.transaction() as tx:
-        endpoint = _present(endpoints.rotate_secret(tx, project_id, endpoint_id, now=now, vault=vault), endpoint_id)
+        endpoint = _present(
+            endpoints.rotate_secret(tx, project_id, endpoint_id, now=now, encryption=encryption), endpoint_id
+        )
         _record(tx, actor, "endpoint.secret_rotated", endpoint, now)
         return endpoint
 
@@ -234,7 +238,7 @@ def replay_delivery(database: Database, project_id: UUID, actor: str, delivery_i
 
 
 def try_endpoint(
-    database: Database, project_id: UUID, endpoint_id: UUID, *, send: Send, vault: Vault, now: datetime
+    database: Database, project_id: UUID, endpoint_id: UUID, *, send: Send, encryption: Encryption, now: datetime
 ) -> Trial:
     """Send a signed `endpoint.test` now; raises NotFound, and Conflict on an endpoint that is off or is fetched."""
     with database.reading() as tx:
@@ -251,7 +255,7 @@ def try_endpoint(
     event_id = new_id()
     came = send(
         endpoint.url,
-        [vault.open(kept, endpoint.id) for kept in valid],
+        [encryption.decrypt(kept, endpoint.id) for kept in valid],
         str(event_id),
         now,
         slack.rendered(endpoint.format, body).encode(),
@@ -286,7 +290,7 @@ def _present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:
     return endpoint
 
 
-def _insist_on_reach(url: str, targets: Targets) -> None:
+def _insist_on_reach(url: str, targets: AddressPolicy) -> None:
     objection = targets.objection_to_url(url)
     if objection is not None:
-        raise Refused(objection)
+        raise AddressRefused(objection)

@@ -19,7 +19,7 @@ import pytest
 from evalstop_service import cli
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import installation
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
 
@@ -219,7 +219,7 @@ def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
     assert json.loads(done.stdout) == {"secrets": 1, "were_plain": 1}
     with database.reading() as tx:
         (sealed,) = endpoints.listing(tx, project.id)
-    assert Vault([bytes(range(32))]).open(sealed.secret, sealed.id) == plain.secret != sealed.secret
+    assert Encryption([bytes(range(32))]).decrypt(sealed.secret, sealed.id) == plain.secret != sealed.secret
     database.close()
 
 

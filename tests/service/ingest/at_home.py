@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Arrival, Committer, LiveRuns, News, Receipt
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 
@@ -29,7 +29,7 @@ class Home:
     MOST = 4
 
     def __init__(self, database: Database) -> None:
-        self.telemetry = Telemetry()
+        self.service_metrics = ServiceMetrics()
         self._database = database
         self._loop = asyncio.new_event_loop()
         self._open: list[tuple[LiveRuns, Committer, AsyncExitStack]] = []
@@ -47,7 +47,7 @@ class Home:
                 return committer
         if len(self._open) == self.MOST:
             self.leave()
-        committer, end = Committer(self._database, live, lambda: NOW, self.telemetry), AsyncExitStack()
+        committer, end = Committer(self._database, live, lambda: NOW, self.service_metrics), AsyncExitStack()
         self.do(end.enter_async_context(committer.at_home()))
         self._open.append((live, committer, end))
         return committer
@@ -89,7 +89,7 @@ class SceneAtHome(Scene):
     def count(self, name: str, **labels: str) -> float:
         """What the committers counted."""
         assert self.home is not None
-        return self.home.telemetry.registry.get_sample_value(name, labels) or 0.0
+        return self.home.service_metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 @contextmanager

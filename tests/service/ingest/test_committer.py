@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import Behind, Closed, Conflict, NotFound, Overloaded
 from evalstop_service.ingest import Arrival, Committer, Limits, LiveRuns, Points, Receipt, Saved
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import policies, projects, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
@@ -34,13 +34,13 @@ SLOW: dict[str, Any] = {
 
 
 @pytest.fixture
-def telemetry() -> Telemetry:
-    return Telemetry()
+def service_metrics() -> ServiceMetrics:
+    return ServiceMetrics()
 
 
 @pytest.fixture
-def committer(scene: Scene, telemetry: Telemetry) -> Iterator[Committer]:
-    committer = Committer(scene.database, LiveRuns(), utc_now, telemetry, Limits(flushers=2, waiting=50))
+def committer(scene: Scene, service_metrics: ServiceMetrics) -> Iterator[Committer]:
+    committer = Committer(scene.database, LiveRuns(), utc_now, service_metrics, Limits(flushers=2, waiting=50))
     yield committer
     committer.close()
 
@@ -49,8 +49,8 @@ def posting(scene: Scene, run: Run, *values: float, start: int = 0) -> Arrival:
     return Arrival(scene.project_id, run.id, Points(tuple(evals(*values, start=start))))
 
 
-def sample(telemetry: Telemetry, name: str) -> float:
-    value = telemetry.registry.get_sample_value(name)
+def sample(service_metrics: ServiceMetrics, name: str) -> float:
+    value = service_metrics.registry.get_sample_value(name)
     assert value is not None
     return value
 
@@ -70,7 +70,7 @@ async def knock(committer: Committer, arrival: Arrival) -> None:
             await committer.soon(arrival)
 
 
-def test_what_waits_goes_together(scene: Scene, committer: Committer, telemetry: Telemetry) -> None:
+def test_what_waits_goes_together(scene: Scene, committer: Committer, service_metrics: ServiceMetrics) -> None:
     """Posts that arrive while the only writer is held up are committed together, and each gets its own receipt."""
     first, others = scene.open(), [scene.open() for _ in range(9)]
     with ThreadPoolExecutor(10) as threads:
@@ -82,8 +82,8 @@ def test_what_waits_goes_together(scene: Scene, committer: Committer, telemetry:
         receipts = [answer.result(DEADLINE_SECONDS) for answer in answers]
     assert [receipt.accepted for receipt in receipts] == [2] * 10
     assert [receipt.run.id for receipt in receipts] == [run.id for run in (first, *others)]
-    assert sample(telemetry, "evalstop_commit_requests_sum") == 10
-    assert sample(telemetry, "evalstop_commit_requests_count") <= 4
+    assert sample(service_metrics, "evalstop_commit_requests_sum") == 10
+    assert sample(service_metrics, "evalstop_commit_requests_count") <= 4
 
 
 def test_one_refusal_is_one_answer(scene: Scene, committer: Committer) -> None:
@@ -155,7 +155,7 @@ def test_one_fault_is_one_answer(scene: Scene, committer: Committer) -> None:
     assert scene.rows(tables.observations, bad) == []
 
 
-def test_no_more_waits_than_may(scene: Scene, committer: Committer, telemetry: Telemetry) -> None:
+def test_no_more_waits_than_may(scene: Scene, committer: Committer, service_metrics: ServiceMetrics) -> None:
     """While the database is held up, what exceeds the limit is refused; what was admitted is stored after all."""
     run = scene.open()
     with ThreadPoolExecutor(10) as threads:
@@ -168,7 +168,7 @@ def test_no_more_waits_than_may(scene: Scene, committer: Committer, telemetry: T
             with pytest.raises(Overloaded):
                 committer.take(posting(scene, run, 0.1, start=50))
         assert sum(answer.result(DEADLINE_SECONDS).accepted for answer in admitted) == 50
-    assert telemetry.registry.get_sample_value("evalstop_refused_requests_total", {"reason": "overloaded"}) == 1
+    assert service_metrics.registry.get_sample_value("evalstop_refused_requests_total", {"reason": "overloaded"}) == 1
     assert committer.take(posting(scene, run, 0.1, start=50)).accepted == 1
 
 
@@ -177,9 +177,9 @@ def test_a_batch_larger_than_the_limit_is_taken_alone(scene: Scene, committer: C
     assert committer.take(posting(scene, scene.open(), *[0.1] * 200)).accepted == 200
 
 
-def test_closing_commits_what_waits(scene: Scene, telemetry: Telemetry) -> None:
+def test_closing_commits_what_waits(scene: Scene, service_metrics: ServiceMetrics) -> None:
     """Closing answers everything that was admitted, and refuses what comes after."""
-    committer = Committer(scene.database, LiveRuns(), utc_now, telemetry, Limits(flushers=1))
+    committer = Committer(scene.database, LiveRuns(), utc_now, service_metrics, Limits(flushers=1))
     run = scene.open()
     with ThreadPoolExecutor(4) as threads:
         with scene.database.transaction() as tx:
@@ -202,7 +202,7 @@ def test_a_call_for_a_flusher_does_not_reach_whoever_closes(postgres_database: D
         policies.add(tx, projects.get(tx, scene.project_id), "slow", SLOW, utc_now())
 
     async def round_trip() -> None:
-        committer = Committer(scene.database, LiveRuns(), utc_now, Telemetry(), Limits(flushers=1, waiting=100))
+        committer = Committer(scene.database, LiveRuns(), utc_now, ServiceMetrics(), Limits(flushers=1, waiting=100))
         before, turning = scene.open(), scene.open(policy="slow")
         async with committer.at_home():
             for run in (before, turning):  # by the flusher, which is idle then, and the runs are remembered

@@ -11,7 +11,7 @@ from evalstop_detectors import POLICIES, MetricRole, Observation, advance, repla
 from evalstop_service.ingest import Arrival, LiveRuns, Points, Resumed, Saved, run_cache, take
 from evalstop_service.ingest.load import REPLAY_WEIGHT
 from evalstop_service.ingest.run_cache import Trail
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import monitor_states, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -24,10 +24,10 @@ from tests.service.scenes import NOW, Scene, evals, set_up
 
 def how(scene: Scene, run: Run, points: list[Point]) -> str:
     """Post, and tell how the run was brought back for it."""
-    telemetry = Telemetry()
-    take(scene.database, scene.live, [Arrival(scene.project_id, run.id, Points(tuple(points)))], NOW, telemetry)
+    service_metrics = ServiceMetrics()
+    take(scene.database, scene.live, [Arrival(scene.project_id, run.id, Points(tuple(points)))], NOW, service_metrics)
     counts = {
-        way: telemetry.registry.get_sample_value("evalstop_live_runs_total", {"result": way})
+        way: service_metrics.registry.get_sample_value("evalstop_live_runs_total", {"result": way})
         for way in ("hit", "moved_on", "restored", "rebuilt")
     }
     return next(way for way, count in counts.items() if count)

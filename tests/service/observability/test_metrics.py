@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, pause, stale_runs
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import installation
 from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import endpoints, policies, projects, tables
@@ -92,10 +92,10 @@ def figures_of(database: object) -> tuple[Installation, CollectorRegistry]:
 
 def test_names_tell_whose_they_are_and_in_which_unit() -> None:
     """Every number of ours begins with evalstop_ and ends in what it counts or measures; the rest is the process's."""
-    telemetry = Telemetry()
-    telemetry.registry.register(Installation(cast(Database, None), utc_now))
-    telemetry.waiting_observations.set(3)
-    for family in read_text(generate_latest(telemetry.registry).decode()):
+    service_metrics = ServiceMetrics()
+    service_metrics.registry.register(Installation(cast(Database, None), utc_now))
+    service_metrics.waiting_observations.set(3)
+    for family in read_text(generate_latest(service_metrics.registry).decode()):
         if not family.name.startswith(("process_", "python_")):
             assert family.name.startswith("evalstop_")
             assert family.name.removesuffix("_info").endswith(UNITS), family.name
@@ -104,7 +104,7 @@ def test_names_tell_whose_they_are_and_in_which_unit() -> None:
 
 def test_every_part_can_have_one_of_its_own() -> None:
     """Two of them share nothing, so that every part works, and every test counts, by itself."""
-    one, other = Telemetry(), Telemetry()
+    one, other = ServiceMetrics(), ServiceMetrics()
     one.observations.labels("accepted").inc(5)
     text = generate_latest(other.registry).decode()
     assert samples(text)["evalstop_observations_total"][(("result", "accepted"),)] == 0
@@ -120,7 +120,7 @@ def test_every_part_can_have_one_of_its_own() -> None:
 )
 def test_what_never_happened_is_there_as_zero(name: str, label: str, values: set[str]) -> None:
     """A series is there before its first event: a rate over it, and an alert, see that first one."""
-    found = samples(generate_latest(Telemetry().registry).decode())[name]
+    found = samples(generate_latest(ServiceMetrics().registry).decode())[name]
     assert {dict(labels)[label] for labels in found} == values
     assert set(found.values()) == {0}
 
@@ -199,9 +199,9 @@ def test_closed_it_is_for_keys_to_the_whole_installation(embedded_database: Data
 
 def test_a_port_of_its_own(embedded_database: Database) -> None:
     """A process that serves nothing else shows the same at a port of its own, which is closed with the block."""
-    telemetry = Telemetry()
-    telemetry.registry.register(Installation(embedded_database, utc_now))
-    with metrics.listening(telemetry, "127.0.0.1", 0) as port:
+    service_metrics = ServiceMetrics()
+    service_metrics.registry.register(Installation(embedded_database, utc_now))
+    with metrics.listening(service_metrics, "127.0.0.1", 0) as port:
         text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
         assert samples(text)["evalstop_database_up"] == {(): 1}
     with pytest.raises(httpx.ConnectError):
@@ -299,9 +299,9 @@ def test_a_database_that_is_away_breaks_no_scrape(embedded_database: Database) -
     """It is said to be down, its figures are left out, and the rest is there."""
     fake = FakeDatabase(embedded_database)
     fake.broken = True
-    telemetry = Telemetry()
-    telemetry.registry.register(Installation(cast(Database, fake), utc_now))
-    found = samples(generate_latest(telemetry.registry).decode())
+    service_metrics = ServiceMetrics()
+    service_metrics.registry.register(Installation(cast(Database, fake), utc_now))
+    found = samples(generate_latest(service_metrics.registry).decode())
     assert found["evalstop_database_up"] == {(): 0}
     assert "evalstop_running_runs" not in found
     assert "evalstop_observations_total" in found

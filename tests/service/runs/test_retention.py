@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from evalstop_service import background
 from evalstop_service.errors import Conflict, Invalid, NotFound
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs import retention
 from evalstop_service.runs.retention import Pace, Pruned
 from evalstop_service.store import retention as rows
@@ -208,10 +208,10 @@ def test_nothing_can_be_added_to_a_pruned_run(embedded_database: Database) -> No
 def test_it_is_counted(embedded_database: Database) -> None:
     """Runs and rows that went are counted, and what a pass says is what is counted."""
     ended(a_scene(embedded_database), 100)
-    telemetry = Telemetry()
-    done = retention.prune(embedded_database, NOW, pace=AT_ONCE, telemetry=telemetry)
-    assert value(telemetry.registry, "evalstop_pruned_runs_total") == sum(done.runs.values()) == 1
-    assert value(telemetry.registry, "evalstop_pruned_rows_total") == done.rows == 20 * 2 + 3 + 3 + 1 + 1
+    service_metrics = ServiceMetrics()
+    done = retention.prune(embedded_database, NOW, pace=AT_ONCE, service_metrics=service_metrics)
+    assert value(service_metrics.registry, "evalstop_pruned_runs_total") == sum(done.runs.values()) == 1
+    assert value(service_metrics.registry, "evalstop_pruned_rows_total") == done.rows == 20 * 2 + 3 + 3 + 1 + 1
 
 
 def value(registry: CollectorRegistry, name: str) -> float:
@@ -224,7 +224,7 @@ def test_as_a_chore_it_comes_back(database: Database) -> None:
     """Beside a worker it prunes now and then."""
     scene = a_scene(database)
     first, second = ended(scene, 100), ended(scene, 10)
-    with background.at_work(retention.chore(database, lambda: NOW, Telemetry(), every_seconds=0.01)):
+    with background.at_work(retention.chore(database, lambda: NOW, ServiceMetrics(), every_seconds=0.01)):
         wait_until(lambda: is_empty(database, first))
         with database.transaction() as tx:
             end(tx, second, NOW - timedelta(days=300))

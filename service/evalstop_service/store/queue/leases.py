@@ -19,7 +19,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.security.encryption import Unreadable, Vault
+from evalstop_service.security.encryption import Encryption, UnreadableSecret
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction, driver
 from evalstop_service.store.queue import breakers, queues
@@ -113,7 +113,7 @@ def claim(
     limit: int,
     per_endpoint: int,
     room: Mapping[UUID, int] | None = None,
-    vault: Vault = endpoints.OPEN,
+    encryption: Encryption = endpoints.UNENCRYPTED,
 ) -> list[Claimed]:
     """Take up to `limit` deliveries that are due, longest due first, and at most `per_endpoint` of one endpoint.
 
@@ -125,7 +125,7 @@ def claim(
         return []
     lease_until = now + timedelta(seconds=lease_seconds)
     take = _claim_postgresql if tx.dialect.name == "postgresql" else _claim_sqlite
-    return _ready(tx, take(tx, now, lease_until, limit, per_endpoint, room or {}), now, lease_until, vault)
+    return _ready(tx, take(tx, now, lease_until, limit, per_endpoint, room or {}), now, lease_until, encryption)
 
 
 def settle(tx: Transaction, ended: Sequence[Ended], breaker: Breaker | None = None) -> Settled:
@@ -167,7 +167,9 @@ def _went_well(ended: Ended) -> bool:
     return isinstance(ended.result, Delivered) or (isinstance(ended.result, Dead) and answered)
 
 
-def _ready(tx: Transaction, taken: list[Claimed], now: datetime, lease_until: datetime, vault: Vault) -> list[Claimed]:
+def _ready(
+    tx: Transaction, taken: list[Claimed], now: datetime, lease_until: datetime, encryption: Encryption
+) -> list[Claimed]:
     """What was taken, with its secrets opened; what is another worker's to try, or has no key, is put back."""
     turns = {one.endpoint_id: one.open_until for one in taken if one.open_until is not None}
     mine = breakers.take_turn(tx, turns, lease_until) if turns else set()
@@ -177,8 +179,8 @@ def _ready(tx: Transaction, taken: list[Claimed], now: datetime, lease_until: da
             _put_back(tx, one, one.due_at, None)
             continue
         try:
-            opened = tuple(vault.open(kept, one.endpoint_id) for kept in one.secrets)
-        except Unreadable as error:
+            opened = tuple(encryption.decrypt(kept, one.endpoint_id) for kept in one.secrets)
+        except UnreadableSecret as error:
             _put_back(tx, one, now + timedelta(seconds=UNREADABLE_PAUSE_SECONDS), str(error))
             continue
         ready.append(one if opened == one.secrets else replace(one, secrets=opened))

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.endpoints import Endpoint
@@ -30,10 +30,10 @@ def add(
     name: str,
     event_types: Iterable[str],
     now: datetime,
-    vault: Vault = endpoints.OPEN,
+    encryption: Encryption = endpoints.UNENCRYPTED,
 ) -> Endpoint:
     """A new pull endpoint, with a secret of its own."""
-    return endpoints.add(tx, project_id, url=PREFIX + name, event_types=event_types, now=now, vault=vault)
+    return endpoints.add(tx, project_id, url=PREFIX + name, event_types=event_types, now=now, encryption=encryption)
 
 
 def find(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
@@ -53,7 +53,7 @@ def claim(
     now: datetime,
     lease_seconds: float,
     limit: int,
-    vault: Vault = endpoints.OPEN,
+    encryption: Encryption = endpoints.UNENCRYPTED,
 ) -> list[Claimed]:
     """Take up to `limit` deliveries, longest due first, for `lease_seconds`; claims at one time get different ones.
 
@@ -70,7 +70,7 @@ def claim(
     )
     lease_until = now + timedelta(seconds=lease_seconds)
     valid = endpoints.valid_secrets(endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now)
-    secrets = tuple(vault.open(kept, endpoint.id) for kept in valid)
+    secrets = tuple(encryption.decrypt(kept, endpoint.id) for kept in valid)
     claimed = [
         Claimed(
             run_id=row.run_id,

@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import AfterValidator, Field
 
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.web.api.reading.json_body import JsonRoute
@@ -82,13 +82,13 @@ def list_endpoints(caller: Admin, database: Db) -> EndpointList:
 
 @router.post("", status_code=201)
 def add_endpoint(
-    body: EndpointIn, caller: Admin, database: Db, now: Now, targets: MayReach, vault: Secrets
+    body: EndpointIn, caller: Admin, database: Db, now: Now, targets: MayReach, encryption: Secrets
 ) -> EndpointWithSecret:
     """Subscribe a URL to events."""
     endpoint = webhooks.subscribe(
-        database, caller.project_id, caller.actor, **body.model_dump(), targets=targets, vault=vault, now=now
+        database, caller.project_id, caller.actor, **body.model_dump(), targets=targets, encryption=encryption, now=now
     )
-    return with_secret(endpoint, vault)
+    return with_secret(endpoint, encryption)
 
 
 @router.patch("/{endpoint_id}")
@@ -103,10 +103,12 @@ def change_endpoint(
 
 
 @router.post("/{endpoint_id}/rotate-secret")
-def rotate_secret(endpoint_id: UUID, caller: Admin, database: Db, now: Now, vault: Secrets) -> EndpointWithSecret:
+def rotate_secret(endpoint_id: UUID, caller: Admin, database: Db, now: Now, encryption: Secrets) -> EndpointWithSecret:
     """Give the endpoint a new secret; the one before it signs along for a day."""
-    endpoint = webhooks.rotate_secret(database, caller.project_id, caller.actor, endpoint_id, vault=vault, now=now)
-    return with_secret(endpoint, vault)
+    endpoint = webhooks.rotate_secret(
+        database, caller.project_id, caller.actor, endpoint_id, encryption=encryption, now=now
+    )
+    return with_secret(endpoint, encryption)
 
 
 @router.delete("/{endpoint_id}", status_code=204)
@@ -115,6 +117,8 @@ def delete_endpoint(endpoint_id: UUID, caller: Admin, database: Db, now: Now) ->
     webhooks.delete(database, caller.project_id, caller.actor, endpoint_id, now)
 
 
-def with_secret(endpoint: Endpoint, vault: Vault) -> EndpointWithSecret:
+def with_secret(endpoint: Endpoint, encryption: Encryption) -> EndpointWithSecret:
     """An endpoint with the secret that it was just given."""
-    return EndpointWithSecret.model_validate(vars(endpoint) | {"secret": vault.open(endpoint.secret, endpoint.id)})
+    return EndpointWithSecret.model_validate(
+        vars(endpoint) | {"secret": encryption.decrypt(endpoint.secret, endpoint.id)}
+    )

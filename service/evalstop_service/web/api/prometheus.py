@@ -1,4 +1,4 @@
-"""`GET /metrics`: what telemetry has counted, and where the installation stands, for Prometheus."""
+"""`GET /metrics`: what service_metrics has counted, and where the installation stands, for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import guards
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import AWAITING
 from evalstop_service.store import installation_counts
 from evalstop_service.store.database import Database
@@ -42,7 +42,7 @@ def _any_key_to_the_installation(key: AnyKey) -> None:
         )
 
 
-def routes(telemetry: Telemetry, public: bool = True) -> APIRouter:
+def routes(service_metrics: ServiceMetrics, public: bool = True) -> APIRouter:
     """`GET /metrics`; unless `public`, for any key to the whole installation and for nobody else."""
     router = APIRouter(dependencies=[] if public else [Depends(_any_key_to_the_installation)])
     own_threads = CapacityLimiter(2)  # those of the routes may all be waiting for the database: then one wants to look
@@ -50,16 +50,16 @@ def routes(telemetry: Telemetry, public: bool = True) -> APIRouter:
     @router.get("/metrics", include_in_schema=False)
     async def metrics(request: Request) -> Response:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        body = await to_thread.run_sync(encode, telemetry.registry, limiter=own_threads)
+        body = await to_thread.run_sync(encode, service_metrics.registry, limiter=own_threads)
         return Response(body, headers={"Content-Type": media_type, "Cache-Control": "no-store"})
 
     return router
 
 
 @contextmanager
-def listening(telemetry: Telemetry, host: str, port: int) -> Iterator[int]:
+def listening(service_metrics: ServiceMetrics, host: str, port: int) -> Iterator[int]:
     """Show the same at a port of its own, for a process that serves nothing else; gives the port (0 takes any)."""
-    server, thread = start_http_server(port, host, telemetry.registry)
+    server, thread = start_http_server(port, host, service_metrics.registry)
     try:
         yield server.server_port
     finally:

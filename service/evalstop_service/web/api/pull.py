@@ -106,13 +106,13 @@ def signed_by(sign: Sign) -> Pulling:
 
     @router.post("", status_code=201)
     def add_pull_endpoint(
-        body: PullEndpointIn, caller: Admin, database: Db, now: Now, vault: Secrets
+        body: PullEndpointIn, caller: Admin, database: Db, now: Now, encryption: Secrets
     ) -> EndpointWithSecret:
         """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
         endpoint = endpoints.subscribe_puller(
-            database, caller.project_id, caller.actor, **body.model_dump(), vault=vault, now=now
+            database, caller.project_id, caller.actor, **body.model_dump(), encryption=encryption, now=now
         )
-        return with_secret(endpoint, vault)
+        return with_secret(endpoint, encryption)
 
     @router.post("/{endpoint_id}/claim")
     async def claim_events(
@@ -169,7 +169,7 @@ def _claim(database: Database, project_id: UUID, endpoint_id: UUID, wanted: Clai
         now, over = queues.moment(tx, context.clock())
         if over:
             decisions.request_due(tx, now)  # what is handed out is requested, whether or not a worker runs
-        return pull.claim(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.vault)
+        return pull.claim(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.encryption)
 
 
 def _event(claimed: Claimed, sign: Sign, now: datetime) -> PulledEvent:

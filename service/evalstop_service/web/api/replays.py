@@ -76,9 +76,11 @@ def routes(send: Send) -> APIRouter:
             return delivery_out(tx, delivery)
 
     @router.post("/endpoints/{endpoint_id}/test")
-    def try_endpoint(endpoint_id: UUID, caller: Operate, database: Db, now: Now, vault: Secrets) -> TrialOut:
+    def try_endpoint(endpoint_id: UUID, caller: Operate, database: Db, now: Now, encryption: Secrets) -> TrialOut:
         """Send a signed `endpoint.test` now, and say what came back; it is no delivery, and is not repeated."""
-        trial = endpoints.try_endpoint(database, caller.project_id, endpoint_id, send=send, vault=vault, now=now)
+        trial = endpoints.try_endpoint(
+            database, caller.project_id, endpoint_id, send=send, encryption=encryption, now=now
+        )
         return TrialOut.model_validate(vars(trial.came) | vars(trial))
 
     return router

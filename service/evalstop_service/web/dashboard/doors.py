@@ -9,8 +9,8 @@ from typing import Any
 from uuid import UUID
 
 from evalstop_service.ingest import Arrival, Receipt
-from evalstop_service.security.address_policy import Targets
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.address_policy import AddressPolicy
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
 from evalstop_service.webhooks.endpoints import Send
@@ -33,5 +33,5 @@ class Doors:
     settable: frozenset[str]
     forget_keys: Callable[[], None]
     send: Send
-    targets: Targets
-    vault: Vault
+    targets: AddressPolicy
+    encryption: Encryption

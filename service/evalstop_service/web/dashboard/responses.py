@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from evalstop_service.errors import Conflict, Invalid, NotFound, ServiceError
-from evalstop_service.security.address_policy import Refused
+from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.web.dashboard import formatting, static_files
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def _error(request: Request, error: Exception) -> Response:
             return _told(409, "Nothing was changed", _sentence(error))
         case Invalid():
             return _told(422, "Nothing was changed", _sentence(error))
-        case Refused():
+        case AddressRefused():
             return _told(422, "Nothing was changed", _sentence(error))
         case RequestValidationError() if request.method != "GET" and _about_the_form(error):
             return _told(422, "Nothing was changed", "The form was not whole. Load the page again, and send it anew.")

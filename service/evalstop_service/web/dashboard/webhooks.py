@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
-from evalstop_service.security.address_policy import Refused
+from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import deliveries, pull
@@ -82,10 +82,10 @@ def add_endpoint(
             visitor.actor,
             **_checked(url, event_types or [], form),
             targets=site.doors.targets,
-            vault=site.doors.vault,
+            encryption=site.doors.encryption,
             now=site.clock(),
         )
-    except (Refused, Invalid) as error:
+    except (AddressRefused, Invalid) as error:
         return _show(site, visitor, problem=str(error), written=url, status=422)
     return _show(site, visitor, secret=_secret(site, made))
 
@@ -119,7 +119,12 @@ def delete_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Administering) -> 
 def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: Administering) -> Response:
     """Give an endpoint a new secret, and show it, once."""
     rotated = webhooks.rotate_secret(
-        site.database, visitor.project.id, visitor.actor, endpoint_id, vault=site.doors.vault, now=site.clock()
+        site.database,
+        visitor.project.id,
+        visitor.actor,
+        endpoint_id,
+        encryption=site.doors.encryption,
+        now=site.clock(),
     )
     return _show(site, visitor, secret=_secret(site, rotated))
 
@@ -132,7 +137,7 @@ def try_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Operating) -> Respons
         visitor.project.id,
         endpoint_id,
         send=site.doors.send,
-        vault=site.doors.vault,
+        encryption=site.doors.encryption,
         now=site.clock(),
     )
     return _show(site, visitor, trial=trial)
@@ -248,7 +253,7 @@ def _checked(url: str, event_types: list[str], form: str) -> dict[str, Any]:
 
 
 def _secret(site: Site, endpoint: Endpoint) -> tuple[str, str]:
-    return _host(endpoint), site.doors.vault.open(endpoint.secret, endpoint.id)
+    return _host(endpoint), site.doors.encryption.decrypt(endpoint.secret, endpoint.id)
 
 
 def _health(endpoint: Endpoint, now: datetime) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from prometheus_client import Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.observability import logs
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 
 access = logging.getLogger("evalstop_service.access")
@@ -26,9 +26,9 @@ class Watch:
     A request's time is that until its answer begins: a stream may last for hours.
     """
 
-    def __init__(self, app: ASGIApp, telemetry: Telemetry, tracer: Tracer, access_log: bool = False) -> None:
+    def __init__(self, app: ASGIApp, service_metrics: ServiceMetrics, tracer: Tracer, access_log: bool = False) -> None:
         self._app = app
-        self._seconds = telemetry.request_seconds
+        self._seconds = service_metrics.request_seconds
         self._tracer = tracer
         self._access_log = access_log
         self._series: dict[tuple[int, str, int], Histogram] = {}

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from evalstop_service.clock import Clock
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import open_run
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
@@ -81,7 +81,7 @@ class Tee:
         token: str | None,
         database: Database,
         clock: Clock,
-        telemetry: Telemetry,
+        service_metrics: ServiceMetrics,
         most_waiting: int = MOST_WAITING,
         most_waiting_bytes: int = MOST_WAITING_BYTES,
         first_pause_seconds: float = _FIRST_PAUSE_SECONDS,
@@ -95,7 +95,7 @@ class Tee:
             follow_redirects=False,  # the token is for this server alone
         )
         self._database, self._clock = database, clock
-        self._count: Callable[[str], Any] = lambda result: telemetry.mlflow_tee.labels(result).inc()
+        self._count: Callable[[str], Any] = lambda result: service_metrics.mlflow_tee.labels(result).inc()
         self._most_waiting, self._most_waiting_bytes = most_waiting, most_waiting_bytes
         self._first_pause_seconds = first_pause_seconds
         self._changed = threading.Condition()

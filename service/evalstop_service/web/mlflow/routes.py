@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import Arrival, Points, Saved, open_run
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run, Wanted
@@ -55,10 +55,10 @@ _NO_ARTIFACTS = (
 router = APIRouter(prefix="/api/2.0/mlflow", route_class=Verb)
 
 
-def create(context: Context, telemetry: Telemetry, tee: Tee | None) -> FastAPI:
+def create(context: Context, service_metrics: ServiceMetrics, tee: Tee | None) -> FastAPI:
     """The application that is to be mounted at `/mlflow`."""
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    app.state.context, app.state.telemetry, app.state.tee = context, telemetry, tee
+    app.state.context, app.state.service_metrics, app.state.tee = context, service_metrics, tee
     errors.install(app)
     app.include_router(experiments.router)
     app.include_router(router)
@@ -72,7 +72,7 @@ class Log:
     def __init__(self, request: Request, caller: Ingesting, committer: Commit, database: Db, now: Now) -> None:
         self.project_id, self.database, self.now = caller.project_id, database, now
         self._committer = committer
-        self._telemetry: Telemetry = request.app.state.telemetry
+        self._service_metrics: ServiceMetrics = request.app.state.service_metrics
         self._tee: Tee | None = request.app.state.tee
 
     def run_id(self, word: RunWord) -> UUID:
@@ -126,7 +126,7 @@ class Log:
 
     def _leave_out(self, what: str, count: int = 1) -> None:
         if count:
-            self._telemetry.mlflow_left_out.labels(what).inc(count)
+            self._service_metrics.mlflow_left_out.labels(what).inc(count)
 
 
 Logging = Annotated[Log, Depends(Log)]

@@ -15,7 +15,7 @@ from typing import Any, Self
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
-from evalstop_service.security.address_policy import Refused, Targets
+from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
 from evalstop_service.webhooks.delivery.retry import Answer
 
 BODY_LIMIT_BYTES = 1024
@@ -41,12 +41,12 @@ class Sender:
         timeout_seconds: float = 15.0,
         connect_seconds: float = 5.0,
         *,
-        targets: Targets | None = None,
+        targets: AddressPolicy | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.connect_seconds = connect_seconds
-        self._targets = targets or Targets()
+        self._targets = targets or AddressPolicy()
         self._resolver = resolver
         self._session: aiohttp.ClientSession | None = None
 
@@ -96,7 +96,7 @@ class Sender:
         except TimeoutError:
             error = f"no answer within {self.timeout_seconds:g} s"
         except aiohttp.ClientConnectorError as failure:
-            refused = isinstance(failure.os_error, Refused)
+            refused = isinstance(failure.os_error, AddressRefused)
             error = _printable(f"not sent: {failure.os_error}" if refused else f"{type(failure).__name__}: {failure}")
         except (aiohttp.ClientError, OSError, ValueError) as failure:
             error = _printable(f"{type(failure).__name__}: {failure}")
@@ -107,7 +107,7 @@ class Sender:
         family, kind, protocol, _, address = target
         objection = self._targets.objection(str(address[0]))
         if objection is not None:
-            raise Refused(objection)
+            raise AddressRefused(objection)
         return socket.socket(family, kind, protocol)
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from uuid import UUID
 
 from evalstop_service.clock import Clock
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import leases, queues
@@ -45,7 +45,7 @@ class Rules:
     """By what all transactions of a worker go: when an endpoint is left alone, and what opens its secrets."""
 
     breaker: Breaker
-    vault: Vault
+    encryption: Encryption
 
 
 NOTHING_SETTLED = Settled(frozenset(), frozenset())
@@ -64,7 +64,7 @@ def exchange(database: Database, clock: Clock, rules: Rules, ended: Sequence[End
         if over:
             decisions.request_due(tx, now)
         claimed = leases.claim(
-            tx, now, wanted.lease_seconds, wanted.limit, wanted.per_endpoint, wanted.room, rules.vault
+            tx, now, wanted.lease_seconds, wanted.limit, wanted.per_endpoint, wanted.room, rules.encryption
         )
         return Exchanged(now, settled, claimed, _next_due(tx, now, claimed))
 

@@ -26,9 +26,9 @@ import sqlalchemy as sa
 
 from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.observability import logs
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.breakers import Breaker
@@ -101,8 +101,8 @@ class Worker:
         backoff: Backoff | None = None,
         pace: Pace | None = None,
         breaker: Breaker | None = None,
-        vault: Vault | None = None,
-        telemetry: Telemetry | None = None,
+        encryption: Encryption | None = None,
+        service_metrics: ServiceMetrics | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self._database = database
@@ -111,8 +111,8 @@ class Worker:
         self._chance = chance
         self._backoff = backoff or Backoff()
         self._pace = pace or Pace()
-        self._rules = Rules(breaker or Breaker(), vault or Vault())
-        self._telemetry = telemetry or Telemetry()
+        self._rules = Rules(breaker or Breaker(), encryption or Encryption())
+        self._service_metrics = service_metrics or ServiceMetrics()
         self._tracer = tracer or Tracer()
         if self._pace.lease_seconds <= sender.timeout_seconds:
             raise ValueError(
@@ -270,8 +270,8 @@ class Worker:
         at = begun + timedelta(milliseconds=answer.duration_ms)
         result = judge(answer, claimed.attempts, at, self._chance.random(), self._backoff)
         if answer.duration_ms:
-            self._telemetry.delivery_seconds.observe(answer.duration_ms / 1000)
-            self._telemetry.delivery_lag_seconds.observe(max(0.0, (begun - claimed.due_at).total_seconds()))
+            self._service_metrics.delivery_seconds.observe(answer.duration_ms / 1000)
+            self._service_metrics.delivery_lag_seconds.observe(max(0.0, (begun - claimed.due_at).total_seconds()))
         return Ended(claimed, result, at, answer.duration_ms, answer.status_code, answer.excerpt)
 
     async def _send(self, claimed: Claimed, now: datetime) -> Answer:
@@ -316,7 +316,7 @@ class Worker:
                 log.warning("delivery %s: attempt %d outlived its lease", claimed.id, claimed.attempts, extra=about)
         for word, count in results.items():
             if word:
-                self._telemetry.deliveries.labels(word).inc(count)
+                self._service_metrics.deliveries.labels(word).inc(count)
 
 
 _WORDS = {Delivered: "delivered", Retry: "retry", Dead: "dead", GivenBack: ""}

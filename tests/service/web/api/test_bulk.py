@@ -14,7 +14,7 @@ import httpx
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Committer, LiveRuns
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects.key_cache import Keyring
 from evalstop_service.web import problems
 from evalstop_service.web.api import stream as bulk
@@ -216,7 +216,7 @@ def test_a_client_that_goes_away(admin: httpx.Client) -> None:
 @contextmanager
 def limited(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[httpx.Client]:
     """A client with the same key of the route alone, with other limits."""
-    committer = Committer(service.database, LiveRuns(), utc_now, Telemetry())
+    committer = Committer(service.database, LiveRuns(), utc_now, ServiceMetrics())
     app = FastAPI()
     app.state.context = Context(service.database, utc_now, committer, Keyring(service.database, 5.0))
     problems.install(app)

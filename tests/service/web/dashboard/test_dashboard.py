@@ -14,7 +14,7 @@ import pytest
 import yaml
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import guards
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import AWAITING
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.prometheus import Installation
@@ -28,12 +28,12 @@ OF_PROMETHEUS = {"job", "instance", "le"}
 @cache
 def shown() -> dict[str, dict[str, set[str]]]:
     """Every name that /metrics shows, with the values of its labels that are known beforehand."""
-    telemetry = Telemetry()
-    telemetry.registry.register(Installation(cast(Database, None), utc_now))
-    telemetry.refused.labels("overloaded")
-    telemetry.request_seconds.labels("GET", "/", "5xx")
+    service_metrics = ServiceMetrics()
+    service_metrics.registry.register(Installation(cast(Database, None), utc_now))
+    service_metrics.refused.labels("overloaded")
+    service_metrics.request_seconds.labels("GET", "/", "5xx")
     found: dict[str, dict[str, set[str]]] = {}
-    for family in telemetry.registry.collect():
+    for family in service_metrics.registry.collect():
         for sample in family.samples:
             labels = found.setdefault(sample.name, {})
             for label, value in sample.labels.items():
@@ -148,10 +148,10 @@ def test_every_alert_is_explained() -> None:
 
 def test_the_page_names_every_metric() -> None:
     """The table of watching.md holds each metric of ours, and none that is not there."""
-    telemetry = Telemetry()
-    telemetry.registry.register(Installation(cast(Database, None), utc_now))
-    ours = {family.name for family in telemetry.registry.collect() if family.name.startswith("evalstop_")}
-    counters = {family.name for family in telemetry.registry.collect() if family.type == "counter"}
+    service_metrics = ServiceMetrics()
+    service_metrics.registry.register(Installation(cast(Database, None), utc_now))
+    ours = {family.name for family in service_metrics.registry.collect() if family.name.startswith("evalstop_")}
+    counters = {family.name for family in service_metrics.registry.collect() if family.type == "counter"}
     named = re.findall(r"^\| `(evalstop_\w+)", (FOLDER / "watching.md").read_text(), re.MULTILINE)
     assert {name.removesuffix("_total") if name.removesuffix("_total") in counters else name for name in named} == {
         "evalstop_build_info" if name == "evalstop_build" else name for name in ours

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from evalstop_service.ingest import Points
 from evalstop_service.projects import administration
-from evalstop_service.security.address_policy import parse
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.address_policy import parse_address_policy
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit, endpoints, keys, projects
 from evalstop_service.store.database import Database
@@ -79,8 +79,8 @@ def endpoint_of(desk: Desk, url: str, now: datetime) -> str:
         url=url,
         event_types=["*"],
         format="standard",
-        targets=parse("any"),
-        vault=Vault(),
+        targets=parse_address_policy("any"),
+        encryption=Encryption(),
         now=now,
     )
     return str(made.id)

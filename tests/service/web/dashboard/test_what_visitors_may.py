@@ -15,8 +15,8 @@ from evalstop_detectors import policy_from_document
 from evalstop_service.evaluation import backtests
 from evalstop_service.ingest import Points
 from evalstop_service.projects import administration
-from evalstop_service.security.address_policy import parse
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.address_policy import parse_address_policy
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import decisions, keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -130,8 +130,8 @@ class House:
             url="http://127.0.0.1:9/",
             event_types=["*"],
             format="standard",
-            targets=parse("any"),
-            vault=Vault(),
+            targets=parse_address_policy("any"),
+            encryption=Encryption(),
             now=now,
         )
         key, _ = administration.make_key(*by, "key of somebody", ["read"], now)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import open_run
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import installation
 from evalstop_service.settings import Settings
 from evalstop_service.store import runs
@@ -51,8 +51,8 @@ def tag(run: Run, key: str, value: str = "v") -> Said:
     return Said(run.project_id, run.id, "runs/set-tag", json.dumps({"key": key, "value": value}).encode())
 
 
-def counted(telemetry: Telemetry, result: str) -> float:
-    return telemetry.registry.get_sample_value("evalstop_mlflow_tee_requests_total", {"result": result}) or 0.0
+def counted(service_metrics: ServiceMetrics, result: str) -> float:
+    return service_metrics.registry.get_sample_value("evalstop_mlflow_tee_requests_total", {"result": result}) or 0.0
 
 
 def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) -> None:
@@ -90,16 +90,16 @@ def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) 
 
 def test_away(embedded_database: Database, fake: FakeMlflow) -> None:
     """While the other server is away nobody waits; what fits is passed on once it is back, what does not is counted."""
-    run, telemetry = opened(embedded_database), Telemetry()
+    run, service_metrics = opened(embedded_database), ServiceMetrics()
     fake.away.set()
-    tee = Tee(fake.url, None, embedded_database, utc_now, telemetry, most_waiting=2)
+    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics, most_waiting=2)
     tee.offer(tag(run, "0"))
     until(lambda: bool(fake.tokens))  # it is being sent, and waits no more
     for number in range(1, 6):
         tee.offer(tag(run, str(number)))
-    assert counted(telemetry, "dropped") == 3
+    assert counted(service_metrics, "dropped") == 3
     fake.away.clear()
-    until(lambda: counted(telemetry, "sent") == 3)
+    until(lambda: counted(service_metrics, "sent") == 3)
     tee.close()
     assert [body["key"] for verb, body in fake.told if verb == "runs/set-tag"] == ["0", "1", "2"]
     with embedded_database.reading() as tx:
@@ -110,70 +110,72 @@ def test_away(embedded_database: Database, fake: FakeMlflow) -> None:
 
 def test_closing_while_it_is_away(embedded_database: Database, fake: FakeMlflow) -> None:
     """The process ends though the other server is away; what still waits is counted as dropped."""
-    run, telemetry = opened(embedded_database), Telemetry()
+    run, service_metrics = opened(embedded_database), ServiceMetrics()
     fake.away.set()
-    tee = Tee(fake.url, None, embedded_database, utc_now, telemetry)
+    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics)
     for number in range(3):
         tee.offer(tag(run, str(number)))
     tee.close()
-    assert counted(telemetry, "dropped") == 3
+    assert counted(service_metrics, "dropped") == 3
 
 
 def test_memory(embedded_database: Database, fake: FakeMlflow) -> None:
     """What waits is bounded by its bytes, too: few large requests are as much as many small ones."""
-    run, telemetry = opened(embedded_database), Telemetry()
+    run, service_metrics = opened(embedded_database), ServiceMetrics()
     fake.away.set()
-    tee = Tee(fake.url, None, embedded_database, utc_now, telemetry, most_waiting_bytes=10_000)
+    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics, most_waiting_bytes=10_000)
     tee.offer(tag(run, "0"))
     until(lambda: bool(fake.tokens))
     for number in range(1, 6):
         tee.offer(tag(run, str(number), "v" * 3_000))
-    assert counted(telemetry, "dropped") == 2
+    assert counted(service_metrics, "dropped") == 2
     fake.away.clear()
-    until(lambda: counted(telemetry, "sent") == 4)
+    until(lambda: counted(service_metrics, "sent") == 4)
     tee.offer(tag(run, "6", "v" * 9_000))  # what was sent makes room again
-    until(lambda: counted(telemetry, "sent") == 5)
+    until(lambda: counted(service_metrics, "sent") == 5)
     tee.close()
 
 
 def test_one_that_always_fails(embedded_database: Database, fake: FakeMlflow) -> None:
     """A request that the other server fails at each time is given up, and does not hold up what comes after it."""
-    run, telemetry = opened(embedded_database), Telemetry()
-    tee = Tee(fake.url, None, embedded_database, utc_now, telemetry, first_pause_seconds=0.01)
+    run, service_metrics = opened(embedded_database), ServiceMetrics()
+    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics, first_pause_seconds=0.01)
     tee.offer(tag(run, "deadly"))
     tee.offer(tag(run, "after"))
-    until(lambda: counted(telemetry, "sent") == 1)
+    until(lambda: counted(service_metrics, "sent") == 1)
     tee.close()
-    assert counted(telemetry, "refused") == 1
+    assert counted(service_metrics, "refused") == 1
     assert [body["key"] for verb, body in fake.told if verb == "runs/set-tag"][-1] == "after"
 
 
 def test_moved(embedded_database: Database, fake: FakeMlflow) -> None:
     """A redirect is not followed: the token is for the server that was named and for no other."""
-    run, telemetry = opened(embedded_database), Telemetry()
+    run, service_metrics = opened(embedded_database), ServiceMetrics()
     with fake_mlflow() as other:
         fake.moved = other.url
-        tee = Tee(fake.url, "t", embedded_database, utc_now, telemetry)
+        tee = Tee(fake.url, "t", embedded_database, utc_now, service_metrics)
         tee.offer(tag(run, "0"))
-        until(lambda: counted(telemetry, "refused") == 1)
+        until(lambda: counted(service_metrics, "refused") == 1)
         tee.close()
     assert (fake.tokens, other.tokens) == ({"Bearer t"}, set())
 
 
 def test_twins_are_not_shared(embedded_database: Database, fake: FakeMlflow) -> None:
     """Nobody reaches the twin of another project's run: by its id here, or by naming it in a label of their own."""
-    run, telemetry = opened(embedded_database), Telemetry()
-    tee = Tee(fake.url, None, embedded_database, utc_now, telemetry)
+    run, service_metrics = opened(embedded_database), ServiceMetrics()
+    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics)
     tee.offer(tag(run, "own"))
-    until(lambda: counted(telemetry, "sent") == 1)
+    until(lambda: counted(service_metrics, "sent") == 1)
     other = opened(embedded_database, "q", **{TWIN: "twin-1"})
     tee.offer(tag(other, "foreign"))
     tee.offer(Said(other.project_id, run.id, "runs/delete", b"{}"))
-    until(lambda: counted(telemetry, "refused") == 2)
+    until(lambda: counted(service_metrics, "refused") == 2)
     tee.close()
-    again = Tee(fake.url, None, embedded_database, utc_now, telemetry)  # as another process, which knows no twin yet
+    again = Tee(
+        fake.url, None, embedded_database, utc_now, service_metrics
+    )  # as another process, which knows no twin yet
     again.offer(tag(run, "again"))
-    until(lambda: counted(telemetry, "sent") == 2)
+    until(lambda: counted(service_metrics, "sent") == 2)
     again.close()
     said = [(verb, body["key"], body["run_id"]) for verb, body in fake.told if verb == "runs/set-tag"]
     assert said == [("runs/set-tag", "own", "twin-1"), ("runs/set-tag", "again", "twin-1")]

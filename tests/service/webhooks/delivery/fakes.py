@@ -18,10 +18,10 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import State
-from evalstop_service.security.address_policy import parse
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.address_policy import parse_address_policy
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
@@ -38,7 +38,7 @@ from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
 DEADLINE_SECONDS = 60.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-LOOPBACK = parse("127.0.0.0/8, ::1/128")
+LOOPBACK = parse_address_policy("127.0.0.0/8, ::1/128")
 """Where the endpoints of the tests are."""
 
 
@@ -284,9 +284,9 @@ async def deliver_until(
     backoff: Backoff | None = None,
     pace: Pace | None = None,
     timeout_seconds: float = 5.0,
-    telemetry: Telemetry | None = None,
+    service_metrics: ServiceMetrics | None = None,
     breaker: Breaker | None = None,
-    vault: Vault | None = None,
+    encryption: Encryption | None = None,
 ) -> None:
     """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
     stop = asyncio.Event()
@@ -298,9 +298,9 @@ async def deliver_until(
             chance=random.Random(1),
             backoff=backoff or Backoff(first_seconds=0.02),
             pace=pace or Pace(poll_seconds=0.02, lease_seconds=20),
-            telemetry=telemetry,
+            service_metrics=service_metrics,
             breaker=breaker or Breaker(failures=1000),  # the tests of what fails are of something else
-            vault=vault,
+            encryption=encryption,
         )
         running = asyncio.create_task(worker.run(stop))
         try:

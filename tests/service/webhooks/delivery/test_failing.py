@@ -7,7 +7,7 @@ import json
 from datetime import timedelta
 
 import sqlalchemy as sa
-from evalstop_service.security.encryption import Vault
+from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
@@ -83,7 +83,7 @@ def test_each_attempt_is_on_record(database: Database, scene: Scene) -> None:
 
 def test_slack_gets_a_message(database: Database, scene: Scene) -> None:
     """An endpoint of the format slack gets a text with blocks, signed as it was sent, and sealed secrets sign."""
-    vault = Vault([bytes(32)])
+    encryption = Encryption([bytes(32)])
     with FakeEndpoint(Reply(200, body=b"ok")) as fake:
         with database.transaction() as tx:
             endpoint = endpoints.add(
@@ -93,12 +93,12 @@ def test_slack_gets_a_message(database: Database, scene: Scene) -> None:
                 event_types=["*"],
                 now=utc_now(),
                 format="slack",
-                vault=vault,
+                encryption=encryption,
             )
             data = {"project": {"id": "p", "name": "alignment"}, "run": {"id": "r", "name": "ppo <3", "labels": {}}}
             scene.announce(tx, data=data, type="run.stopped")
             kept = tx.execute(sa.select(rows.c.secret).where(rows.c.id == endpoint.id)).scalar_one()
-        asyncio.run(deliver_until(settled(database, scene), database, vault=vault))
+        asyncio.run(deliver_until(settled(database, scene), database, encryption=encryption))
     (received,) = fake.received
     assert json.loads(received.body)["text"] == "*ppo &lt;3* was stopped"
-    assert "blocks" in Webhook(vault.open(kept, endpoint.id)).verify(received.body, received.headers)
+    assert "blocks" in Webhook(encryption.decrypt(kept, endpoint.id)).verify(received.body, received.headers)

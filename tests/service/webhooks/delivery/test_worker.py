@@ -8,7 +8,7 @@ import random
 import pytest
 import sqlalchemy as sa
 import standardwebhooks
-from evalstop_service.observability.metrics import Telemetry
+from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
@@ -230,16 +230,16 @@ def test_a_lease_outlasts_an_attempt(embedded_database: Database) -> None:
 
 def test_counts_what_it_did(database: Database, scene: Scene) -> None:
     """Attempts are counted by what came of them, timed, and their lag behind the due time is told."""
-    telemetry = Telemetry()
+    service_metrics = ServiceMetrics()
     answers = [503, 200, 400, 200]
     with FakeEndpoint(lambda _request, number: Reply(answers[number])) as fake:
         scene.endpoint(database, fake.url)
         announce(database, scene, 3)
         pace = Pace(concurrency=1, per_endpoint=1, poll_seconds=0.02, lease_seconds=20)
-        asyncio.run(deliver_until(settled(database, scene), database, pace=pace, telemetry=telemetry))
+        asyncio.run(deliver_until(settled(database, scene), database, pace=pace, service_metrics=service_metrics))
 
     def told(name: str, **labels: str) -> float | None:
-        return telemetry.registry.get_sample_value(f"evalstop_{name}", labels)
+        return service_metrics.registry.get_sample_value(f"evalstop_{name}", labels)
 
     assert told("deliveries_total", result="delivered") == 2
     assert told("deliveries_total", result="retry") == 1

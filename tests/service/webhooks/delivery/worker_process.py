@@ -7,7 +7,7 @@ import random
 import sys
 from datetime import UTC, datetime
 
-from evalstop_service.security.address_policy import parse
+from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.store.database import Database
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
@@ -15,7 +15,7 @@ from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
 async def main(url: str, lease_seconds: float) -> None:
     """Deliver until killed."""
-    async with Sender(timeout_seconds=lease_seconds * 0.9, targets=parse("127.0.0.0/8")) as sender:
+    async with Sender(timeout_seconds=lease_seconds * 0.9, targets=parse_address_policy("127.0.0.0/8")) as sender:
         worker = Worker(
             Database(url),
             sender,

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
-from evalstop_service.security.encryption import MARK, Unreadable, Vault
+from evalstop_service.security.encryption import PREFIX, Encryption, UnreadableSecret
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import leases, pull
@@ -19,37 +19,44 @@ OLD, NEW = bytes(range(32)), bytes(range(1, 33))
 
 def test_both_secrets_sign_while_both_are_valid(database: Database, scene: Scene) -> None:
     """A claimed delivery carries the present and the previous secret, opened; the rows hold neither."""
-    vault = Vault([OLD])
+    encryption = Encryption([OLD])
     with database.transaction() as tx:
-        first = endpoints.add(tx, scene.project_id, url="http://x.example", event_types=["*"], now=EPOCH, vault=vault)
-        second = endpoints.rotate_secret(tx, scene.project_id, first.id, now=EPOCH, vault=vault)
+        first = endpoints.add(
+            tx, scene.project_id, url="http://x.example", event_types=["*"], now=EPOCH, encryption=encryption
+        )
+        second = endpoints.rotate_secret(tx, scene.project_id, first.id, now=EPOCH, encryption=encryption)
         assert second is not None
         scene.announce(tx)
-        (claimed,) = leases.claim(tx, EPOCH, 60, 1, 1, vault=vault)
+        (claimed,) = leases.claim(tx, EPOCH, 60, 1, 1, encryption=encryption)
         kept = tx.execute(sa.select(rows.c.secret, rows.c.previous_secret)).one()
-    assert claimed.secrets == (vault.open(second.secret, first.id), vault.open(first.secret, first.id))
+    assert claimed.secrets == (encryption.decrypt(second.secret, first.id), encryption.decrypt(first.secret, first.id))
     assert all(secret.startswith("whsec_") for secret in claimed.secrets)
-    assert all(secret.startswith(MARK) for secret in kept)
+    assert all(secret.startswith(PREFIX) for secret in kept)
 
 
 def test_without_a_key_deliveries_wait(database: Database, scene: Scene) -> None:
     """What cannot be signed waits with the reason, spends no attempt, holds up no other endpoint, and goes later."""
     with database.transaction() as tx:
         sealed = endpoints.add(
-            tx, scene.project_id, url="http://sealed.example", event_types=["*"], now=EPOCH, vault=Vault([OLD])
+            tx,
+            scene.project_id,
+            url="http://sealed.example",
+            event_types=["*"],
+            now=EPOCH,
+            encryption=Encryption([OLD]),
         )
         plain = scene_endpoint = endpoints.add(
             tx, scene.project_id, url="http://plain.example", event_types=["*"], now=EPOCH
         )
         scene.announce(tx)
-        for vault in (Vault(), Vault([NEW])):
-            for one in leases.claim(tx, EPOCH, 60, 8, 8, vault=vault):
+        for encryption in (Encryption(), Encryption([NEW])):
+            for one in leases.claim(tx, EPOCH, 60, 8, 8, encryption=encryption):
                 assert one.endpoint_id == plain.id
         (waits,) = scene.all(tx, endpoint_id=sealed.id)
         assert (waits.state, waits.attempts) == ("waiting", 0)
         assert waits.due_at == EPOCH + timedelta(seconds=leases.UNREADABLE_PAUSE_SECONDS)
         assert "EVALSTOP_SECRET_KEYS" in str(waits.last_error)
-        claimed = leases.claim(tx, waits.due_at, 60, 8, 8, vault=Vault([NEW, OLD]))
+        claimed = leases.claim(tx, waits.due_at, 60, 8, 8, encryption=Encryption([NEW, OLD]))
         assert [(one.endpoint_id, one.attempts) for one in claimed if one.endpoint_id != scene_endpoint.id] == [
             (sealed.id, 1)
         ]
@@ -57,14 +64,14 @@ def test_without_a_key_deliveries_wait(database: Database, scene: Scene) -> None
 
 def test_what_is_fetched_is_sealed_too(database: Database, scene: Scene) -> None:
     """A pull endpoint's events are signed with its opened secret, and wait where there is no key."""
-    vault = Vault([OLD])
+    encryption = Encryption([OLD])
     with database.transaction() as tx:
-        endpoint = pull.add(tx, scene.project_id, name="node", event_types=["*"], now=EPOCH, vault=vault)
+        endpoint = pull.add(tx, scene.project_id, name="node", event_types=["*"], now=EPOCH, encryption=encryption)
         scene.announce(tx)
-        with pytest.raises(Unreadable):
-            pull.claim(tx, endpoint, EPOCH, 60, 1, Vault([NEW]))
-        (claimed,) = pull.claim(tx, endpoint, EPOCH, 60, 1, vault)
-    assert claimed.secrets == (vault.open(endpoint.secret, endpoint.id),)
+        with pytest.raises(UnreadableSecret):
+            pull.claim(tx, endpoint, EPOCH, 60, 1, Encryption([NEW]))
+        (claimed,) = pull.claim(tx, endpoint, EPOCH, 60, 1, encryption)
+    assert claimed.secrets == (encryption.decrypt(endpoint.secret, endpoint.id),)
     assert claimed.attempts == 1
 
 
@@ -73,26 +80,28 @@ def test_all_are_sealed_anew(database: Database, scene: Scene) -> None:
     with database.transaction() as tx:
         plain = endpoints.add(tx, scene.project_id, url="http://plain.example", event_types=["*"], now=EPOCH)
         old = endpoints.add(
-            tx, scene.project_id, url="http://old.example", event_types=["*"], now=EPOCH, vault=Vault([OLD])
+            tx, scene.project_id, url="http://old.example", event_types=["*"], now=EPOCH, encryption=Encryption([OLD])
         )
-        endpoints.rotate_secret(tx, scene.project_id, old.id, now=EPOCH, vault=Vault([OLD]))
-        done = endpoints.reseal(tx, Vault([NEW, OLD]))
+        endpoints.rotate_secret(tx, scene.project_id, old.id, now=EPOCH, encryption=Encryption([OLD]))
+        done = endpoints.reencrypt_secrets(tx, Encryption([NEW, OLD]))
         assert (done.secrets, done.were_plain) == (3, 1)
         found = {one.id: one for one in endpoints.listing(tx, scene.project_id)}
-    only = Vault([NEW])
-    assert only.open(found[plain.id].secret, plain.id) == plain.secret
+    only = Encryption([NEW])
+    assert only.decrypt(found[plain.id].secret, plain.id) == plain.secret
     assert found[old.id].previous_secret is not None
-    assert only.open(found[old.id].previous_secret or "", old.id) == Vault([OLD]).open(old.secret, old.id)
+    assert only.decrypt(found[old.id].previous_secret or "", old.id) == Encryption([OLD]).decrypt(old.secret, old.id)
 
 
 def test_sealing_anew_is_all_or_nothing(database: Database, scene: Scene) -> None:
     """When one secret does not open, or there is no key, nothing is changed."""
     with database.transaction() as tx:
         endpoints.add(tx, scene.project_id, url="http://plain.example", event_types=["*"], now=EPOCH)
-        endpoints.add(tx, scene.project_id, url="http://old.example", event_types=["*"], now=EPOCH, vault=Vault([OLD]))
+        endpoints.add(
+            tx, scene.project_id, url="http://old.example", event_types=["*"], now=EPOCH, encryption=Encryption([OLD])
+        )
         before = endpoints.listing(tx, scene.project_id)
-    for vault in (Vault([NEW]), Vault()):
-        with pytest.raises(Unreadable), database.transaction() as tx:
-            endpoints.reseal(tx, vault)
+    for encryption in (Encryption([NEW]), Encryption()):
+        with pytest.raises(UnreadableSecret), database.transaction() as tx:
+            endpoints.reencrypt_secrets(tx, encryption)
     with database.reading() as tx:
         assert endpoints.listing(tx, scene.project_id) == before
