@@ -22,7 +22,6 @@ SUBCOMMANDS = {
     "roles": "evalstop_lab.replay.roles",
     "survey": "evalstop_lab.rlhf.survey",
     "train": "evalstop_lab.rlhf.job",
-    "train-fusion": "evalstop_lab.fusion.command",
 }
 """Their modules by name. Together they bring SciPy, pandas, Matplotlib and the service: the one that is named is
 imported alone, so that a trainer is up in a second and not in five."""

@@ -26,7 +26,7 @@ from evalstop_detectors import (
 DATA = Path(__file__).parent.parent / "data"
 PINNED = DATA / "recorded_verdicts.json"
 
-ALONE = sorted(DETECTORS.keys() - {"fusion", "river_drift"})
+ALONE = sorted(DETECTORS.keys() - {"river_drift"})
 """Detectors judged by a policy of their own; river's arithmetic is not ours to pin."""
 
 

@@ -17,7 +17,6 @@ from evalstop_detectors.detectors.ema_decline import EmaDecline
 from evalstop_detectors.detectors.fixed_progress import FixedProgress
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
-from evalstop_detectors.detectors.fusion import CALMING, FEATURES, Feature, Fusion, FusionModel, StepFunction
 from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
@@ -48,28 +47,6 @@ RIVER: list[tuple[str, dict[str, bool | int | float | str]]] = [
 ]
 """Detectors of river with parameters that let them call drifts in short runs."""
 
-
-def step_functions(feature: Feature) -> st.SearchStrategy[StepFunction]:
-    """Step functions of this feature that rise, or fall where that is the calmer way."""
-
-    def built(steps: dict[float, float]) -> StepFunction:
-        at, heights = sorted(steps), [0.0]
-        for place in at:
-            heights.append(heights[-1] + steps[place])
-        sign = -1 if feature in CALMING else 1
-        return StepFunction(feature, tuple(at), tuple(sign * height for height in heights))
-
-    places = st.sampled_from([-1e300, -1.0, 0.0, 0.05, 1.0, 3.5, 1e300])
-    return st.builds(built, st.dictionaries(places, st.sampled_from([0.0, 0.1, 2.0, 2.0, 1e5]), max_size=4))
-
-
-fusion_models = st.lists(st.sampled_from(FEATURES), unique=True, max_size=5).flatmap(
-    lambda chosen: st.builds(
-        FusionModel,
-        st.floats(-3, 3) | st.sampled_from([-1e6, 1e6]),
-        st.tuples(*(step_functions(feature) for feature in chosen)),
-    )
-)
 
 DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
     "bocpd": st.builds(
@@ -106,7 +83,6 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
     "floor": st.builds(Floor, k=small_counts, sigmas=st.sampled_from([0.01, 3.0]), share=st.sampled_from([0.0, 0.2])),
     "fixed_progress": st.builds(FixedProgress, fraction=st.floats(0, 1, exclude_min=True)),
     "focus": st.builds(Focus, rise_sigmas=st.none() | st.sampled_from([0.1, 4.0]), candidates=st.sampled_from([4, 32])),
-    "fusion": st.builds(Fusion, model=st.just("worlds-1") | fusion_models),
     "gao_fit": st.builds(
         GaoFit,
         least_evals=st.integers(5, 8),

@@ -14,7 +14,6 @@ from evalstop_detectors.detectors.ema_decline import EmaDecline
 from evalstop_detectors.detectors.fixed_progress import FixedProgress
 from evalstop_detectors.detectors.floor import Floor
 from evalstop_detectors.detectors.focus import Focus
-from evalstop_detectors.detectors.fusion import Fusion
 from evalstop_detectors.detectors.gao_fit import GaoFit
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
@@ -32,7 +31,6 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "floor": Floor,
     "fixed_progress": FixedProgress,
     "focus": Focus,
-    "fusion": Fusion,
     "gao_fit": GaoFit,
     "k_below_best": KBelowBest,
     "k_decline": KDecline,
