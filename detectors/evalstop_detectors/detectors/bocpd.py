@@ -29,6 +29,7 @@ from msgspec import Meta, Struct
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.summation import add_up
 
 _FIRST = 8
 _LARGEST = 1e6
@@ -104,7 +105,7 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
             missing = f"needs {_FIRST - noise.seen} more evals" if noise.seen < _FIRST else "gold has not moved yet"
             return BocpdState(noise, first, evidence=Evidence(Kind.POSTERIOR, 0.0, None, missing))
         values = noise.recent[-_FIRST:]
-        zero = sum(values) / _FIRST
+        zero = add_up(values) / _FIRST
         state = BocpdState(NoiseState(), (), noise.origin, zero, unit, (RunLength(0, 1.0, 0.0, _ALPHA),))
         for value, step in zip(values, first, strict=True):
             state = self._folded(state, _in_units(value, zero, unit), step)
@@ -121,7 +122,7 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         top = max(fits)
         joint = [item.probability * math.exp(fit - top) for item, fit in zip(state.run_lengths, fits, strict=True)]
         kept = self._kept(joint)
-        total = sum([joint[index] for index in kept])
+        total = add_up([joint[index] for index in kept])
         lower, most, turn, length, best = 0.0, 0.0, None, 0, 0.0
         grown = []
         for index in kept:

@@ -28,6 +28,7 @@ from msgspec import Meta, Struct
 from evalstop_detectors.checkpoint.noise import LARGEST, NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.summation import add_up
 
 _SOONEST = 4
 
@@ -124,5 +125,5 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
             return state.reference + (noise.recent[-1] - state.reference) / noise.seen
         if noise.seen < self.window:
             return 0.0
-        mean = sum(noise.recent[-self.window :]) / self.window
+        mean = add_up(noise.recent[-self.window :]) / self.window
         return mean if noise.seen == self.window else max(state.reference, mean)

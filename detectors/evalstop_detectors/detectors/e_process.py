@@ -36,6 +36,7 @@ from msgspec.structs import replace
 from evalstop_detectors.checkpoint.noise import clipped
 from evalstop_detectors.detectors.detector import Amount, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.summation import add_up
 
 _BETS = (0.125, 0.25, 0.5, 1.0)
 _LARGEST_Z = 4.0
@@ -134,7 +135,7 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
         )
         rest = max(state.rest - share, 0.0)
         top = max(log_money)
-        log_mean = top + math.log(sum(math.exp(money - top) for money in log_money) / len(_BETS))
+        log_mean = top + math.log(add_up(math.exp(money - top) for money in log_money) / len(_BETS))
         log_value = max(_log_sum(log_mean, math.log(rest)) if rest > 0 else log_mean, 0.0)
         note = (
             f"log evidence of {log_value:.1f} that gold has fallen below its best, {math.log(2 / self.alpha):.1f} stops"

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.summation import add_up
 
 _START = 3
 _LARGEST = 1e6
@@ -71,7 +72,7 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
         sd = estimate(state.noise).sd
         noise = advance(state.noise, observation.value, observation.stderr)
         last = noise.recent[-_START:]
-        mean = sum(last) / len(last)
+        mean = add_up(last) / len(last)
         starting = noise.seen <= _START
         first_step = observation.step if state.first_step is None else state.first_step
         start, top = (mean, mean) if starting else (state.start, max(state.top, mean))

@@ -29,6 +29,7 @@ from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.checkpoint.noise import NoiseState
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.summation import add_up
 
 _FARTHEST = 1e6  # of distances: a KL of 10^12 nats
 _LATE = 0.15  # weight of the newest residual in the average of the late ones
@@ -54,8 +55,8 @@ class Fit(Struct, frozen=True):
 
     def leverage(self, vector: Sequence[float]) -> float:
         """The variance of a combination of the coefficients, in units of the noise's."""
-        rows = (sum(a * b for a, b in zip(row, vector, strict=True)) for row in self.inverse)
-        return max(sum(a * b for a, b in zip(vector, rows, strict=True)), 0.0)
+        rows = (add_up(a * b for a, b in zip(row, vector, strict=True)) for row in self.inverse)
+        return max(add_up(a * b for a, b in zip(vector, rows, strict=True)), 0.0)
 
     def direction(self, d: float) -> Three:
         """What the coefficients are multiplied by to give the slope at `d`."""
@@ -66,7 +67,7 @@ class Fit(Struct, frozen=True):
         return (1.0, d, d * d if self.term == 3 else d * math.log(d) if d > 0 else 0.0)
 
     def combined(self, vector: Sequence[float]) -> float:
-        return sum(a * b for a, b in zip(self.theta, vector, strict=True))
+        return add_up(a * b for a, b in zip(self.theta, vector, strict=True))
 
     def peak(self, variance: float) -> tuple[float, float] | None:
         """The distance of the peak and its standard error (delta method); None where the form has no peak."""
@@ -189,7 +190,7 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         least = min(fit.misfit for fit in fits)
         weights = [math.exp(max((least - fit.misfit) / (2 * variance[0]), -700.0)) for fit in fits]
         falling = [self._past(fit, d, spread, dof) for fit, spread in zip(fits, variance, strict=True)]
-        value = sum(w * p for w, p in zip(weights, falling, strict=True)) / sum(weights)
+        value = add_up(w * p for w, p in zip(weights, falling, strict=True)) / add_up(weights)
         better = weights.index(max(weights))
         peak = fits[better].peak(variance[better])
         return replace(
@@ -262,8 +263,8 @@ def _fits(gram: Floats, cross: Floats, square: float) -> tuple[Fit, ...]:
         if inverse is None:
             return ()
         right = [cross[i] for i in chosen]
-        theta = [sum(a * b for a, b in zip(row, right, strict=True)) for row in inverse]
-        misfit = max(square - sum(a * b for a, b in zip(theta, right, strict=True)), 0.0)
+        theta = [add_up(a * b for a, b in zip(row, right, strict=True)) for row in inverse]
+        misfit = max(square - add_up(a * b for a, b in zip(theta, right, strict=True)), 0.0)
         found.append(Fit(term, (theta[0], theta[1], theta[2]), inverse, misfit))
     return tuple(found)
 

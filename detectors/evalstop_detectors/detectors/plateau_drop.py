@@ -39,6 +39,7 @@ from evalstop_detectors.calibration import CALIBRATIONS
 from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.summation import add_up
 
 BLOCKS = 128
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -161,7 +162,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         known = estimate(state.noise) if state.open_evals + 1 >= state.size else None
         noise = advance(state.noise, observation.value, observation.stderr)
         last_three = noise.recent[-3:]
-        mean = sum(last_three) / len(last_three)
+        mean = add_up(last_three) / len(last_three)
         state = replace(
             state,
             noise=noise,
@@ -206,7 +207,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         doubt = self.sigmas + SIGMAS_IF_NOT_RISEN * (1 - risen)
         one, size, falls = noise.sd * noise.inflation, state.size, []
         for length, best, looks in zip(LENGTHS, bests, LOOKS[len(gold)], strict=False):
-            fall = best.gold - sum(gold[-length:]) / length
+            fall = best.gold - add_up(gold[-length:]) / length
             if fall > 0:
                 sd = one / math.sqrt(length * size)
                 sigmas = min(fall / sd, LARGEST_SIGMAS) - looks
@@ -237,13 +238,13 @@ def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: No
     for length, best, looks, sd, sigmas, doubt in falls:
         fall_of_proxy = 0.0
         if proxy_noise.sd > 0:
-            fall_of_proxy = (best.proxy - sum(state.proxy[-length:]) / length) / _of_mean(proxy_noise, length * size)
+            fall_of_proxy = (best.proxy - add_up(state.proxy[-length:]) / length) / _of_mean(proxy_noise, length * size)
         common = max(0.0, min(fall_of_proxy, LARGEST_SIGMAS) - looks + _PROXY_MARGIN)
         excess = sigmas - _PROXY_WEIGHT * common - doubt
         if excess <= 0:
             continue
         half = length // 2
-        older = best.gold - sum(gold[-length : half - length]) / half - _of_mean(noise, half * size)
+        older = best.gold - add_up(gold[-length : half - length]) / half - _of_mean(noise, half * size)
         depth = min(1.0, excess * sd / gain, _OLDER_HALF_FACTOR * older / gain)
         if depth <= 0:
             continue
@@ -282,7 +283,7 @@ def _earlier(state: PlateauDropState, count: int) -> tuple[Best, ...]:
         begin = end - length
         if begin < 0:
             break
-        of_gold, of_proxy = sum(gold[begin:end]) / length, sum(proxy[begin:end]) / length
+        of_gold, of_proxy = add_up(gold[begin:end]) / length, add_up(proxy[begin:end]) / length
         if index == len(bests):
             bests.append(Best(of_gold, end - 1, of_proxy))
             continue
@@ -319,7 +320,7 @@ def _slopes_up(state: PlateauDropState, noise: Noise) -> bool:
     for span, weights in _SLOPE_WEIGHTS:
         if span > len(state.gold):
             break
-        if sum(map(mul, weights, state.gold[-span:])) >= bound:
+        if add_up(map(mul, weights, state.gold[-span:])) >= bound:
             return True
     return False
 
@@ -327,7 +328,7 @@ def _slopes_up(state: PlateauDropState, noise: Noise) -> bool:
 def _unit_slope(span: int) -> tuple[float, ...]:
     """Weights whose product with values is their least-squares slope in standard deviations, for unit noise."""
     centered = [index - (span - 1) / 2 for index in range(span)]
-    norm = math.sqrt(sum(x * x for x in centered))
+    norm = math.sqrt(add_up(x * x for x in centered))
     return tuple(x / norm for x in centered)
 
 

@@ -36,6 +36,7 @@ from msgspec import Meta, Struct
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
 from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.summation import add_up
 
 if TYPE_CHECKING:
     from river import base
@@ -147,7 +148,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
             return state.reference + (noise.recent[-1] - state.reference) / noise.seen
         if self.series == "role":
             return 0.0
-        mean = sum(noise.recent[-_BEST_OF:]) / min(noise.seen, _BEST_OF)
+        mean = add_up(noise.recent[-_BEST_OF:]) / min(noise.seen, _BEST_OF)
         return mean if noise.seen <= _BEST_OF else max(state.reference, mean)
 
     def _carrying(self, state: RiverDriftState, live: base.DriftDetector) -> RiverDriftState:

@@ -9,6 +9,7 @@ that still stands as it is.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise
 from operator import lt
@@ -163,13 +164,14 @@ def _judged(
 ) -> list[Verdict]:
     """The verdicts on whatever changes them, in order, up to the first stop; `gold` are the finite evals seen."""
     orders = {item.order for item in news} | _unsettled(policy, state, seen)
+    eval_orders = [item.order for item in gold]
     evidence, found = list(state.evidence), list[Verdict]()
     coming = sorted(news, reverse=True)
     for order in sorted(orders):
         while coming and coming[-1].order <= order:
             item = coming.pop()
             evidence[item.member] = item.evidence
-        evals = state.evals + sum(item.order <= order for item in gold)
+        evals = state.evals + bisect_right(eval_orders, order)
         found.append(policy.judge(evidence, order[0], evals))
         if found[-1].stops:
             break
