@@ -11,8 +11,8 @@ from evalstop_client.errors import (
     TimestampMalformed,
     TimestampTooOld,
 )
+from evalstop_client.latest_answer import Verdict
 from evalstop_client.run import Run
-from evalstop_client.run_status import Verdict
 from evalstop_client.settings import Limits
 from evalstop_client.version import __version__
 

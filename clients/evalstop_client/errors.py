@@ -10,7 +10,7 @@ EvalStopError
 │   └── SignatureMismatch
 ├── EventMalformed
 └── SchedulerError
-    ├── SchedulerAway
+    ├── SchedulerUnavailable
     └── RequestRefused
 """
 
@@ -67,7 +67,7 @@ class SchedulerError(EvalStopError):
     """The scheduler did not do what it was asked."""
 
 
-class SchedulerAway(SchedulerError):
+class SchedulerUnavailable(SchedulerError):
     """The scheduler cannot be reached or cannot answer now."""
 
 

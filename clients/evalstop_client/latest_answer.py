@@ -34,7 +34,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LatestAnswer:
     """A run as the service sees it; before the first answer it is told to go on."""
 
     run_id: str | None = None
@@ -42,7 +42,7 @@ class Standing:
     verdict: Verdict | None = None
     best_checkpoint: Mapping[str, Any] | None = None
 
-    def after(self, answer: Mapping[str, Any]) -> Standing:
+    def after(self, answer: Mapping[str, Any]) -> LatestAnswer:
         """The standing once `answer` is known; what the answer does not speak of stays as it was."""
         changes: dict[str, Any] = {}
         if isinstance(answer.get("id"), str):

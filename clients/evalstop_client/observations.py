@@ -15,10 +15,10 @@ TEXT = (str, bytes, bytearray)
 
 
 @dataclass(slots=True)
-class Reading:
+class LoggedValues:
     """The numbers read from one call of `log`, and their standard errors, by metric; `time` in seconds since 1970.
 
-    A trainer waits for these alone; what is made of them is left to whoever records them. `complaints`: what had to be
+    A trainer waits for these alone; what is made of them is left to whoever records them. `problems`: what had to be
     left out, kind -> (how often, an example).
     """
 
@@ -26,7 +26,7 @@ class Reading:
     step: int = 0
     values: dict[str, float] = field(default_factory=dict)
     stderrs: dict[str, float] = field(default_factory=dict)
-    complaints: dict[str, tuple[int, str]] = field(default_factory=dict)
+    problems: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def points(self) -> int:
@@ -38,13 +38,13 @@ class Reading:
         time = datetime.fromtimestamp(self.time, UTC).isoformat().replace("+00:00", "Z")
         found: list[dict[str, Any]] = []
         for metric, value in self.values.items():
-            point = {"metric": metric, "step": self.step, "value": sendable(value), "time": time}
+            point = {"metric": metric, "step": self.step, "value": encode_value(value), "time": time}
             if metric in self.stderrs:
                 point["stderr"] = self.stderrs[metric]
             found.append(point)
         return found
 
-    def parts(self, points: int) -> Iterator[Reading]:
+    def parts(self, points: int) -> Iterator[LoggedValues]:
         """The reading in parts of so many observations at most, of which each can be sent alone."""
         if self.points <= points:
             if self.values:
@@ -52,21 +52,21 @@ class Reading:
             return
         values = iter(self.values.items())
         while part := dict(islice(values, points)):
-            yield Reading(self.time, self.step, part, self.stderrs)
+            yield LoggedValues(self.time, self.step, part, self.stderrs)
 
     def complain(self, kind: str, example: str, count: int = 1) -> None:
         """Note that `count` things of this kind were left out."""
-        so_far, first = self.complaints.get(kind, (0, example))
-        self.complaints[kind] = (so_far + count, first)
+        so_far, first = self.problems.get(kind, (0, example))
+        self.problems[kind] = (so_far + count, first)
 
 
-def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None, time: float) -> Reading:
+def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None, time: float) -> LoggedValues:
     """Read one call of `log`: `values` and their standard errors by metric, all at one `step`."""
-    reading = Reading(time)
+    reading = LoggedValues(time)
     if not isinstance(values, Mapping):
         reading.complain("values", f"log() takes a mapping of metric to value, not {values!r:.80}")
         return reading
-    whole_step = step_of(step)
+    whole_step = parse_step(step)
     if whole_step is None:
         reading.complain("step", f"step {step!r:.80} is not a whole number from 0 on", max(1, len(values)))
         return reading
@@ -75,7 +75,7 @@ def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None,
     if stderr is not None and (errors is not stderr or not errors.keys() <= values.keys()):
         reading.complain("stderr", f"stderr {stderr!r:.80} has no value beside it")
     for metric, raw in values.items():
-        value = number_of(raw)
+        value = parse_number(raw)
         if not isinstance(metric, str) or not metric:
             reading.complain("metric", f"{metric!r:.80} is not the name of a metric")
         elif value is None:
@@ -87,7 +87,7 @@ def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None,
     return reading
 
 
-def step_of(step: Any) -> int | None:
+def parse_step(step: Any) -> int | None:
     """The step as an int, or None when it is none; integers of numpy and torch are integers too."""
     try:
         whole = operator.index(step)
@@ -96,7 +96,7 @@ def step_of(step: Any) -> int | None:
     return whole if 0 <= whole <= LARGEST_STEP else None
 
 
-def number_of(raw: Any) -> float | None:
+def parse_number(raw: Any) -> float | None:
     """The value as a float, or None when it is no number; scalars of numpy and torch are numbers too."""
     if type(raw) is float:  # nearly always, and a trainer waits for it
         return raw
@@ -108,7 +108,7 @@ def number_of(raw: Any) -> float | None:
         return None
 
 
-def sendable(value: float) -> float | str:
+def encode_value(value: float) -> float | str:
     """The value as JSON can hold it: NaN and the infinities travel as strings."""
     if math.isfinite(value):
         return value
@@ -117,8 +117,8 @@ def sendable(value: float) -> float | str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def _add_stderr(reading: Reading, metric: str, raw: Any) -> None:
-    error = number_of(raw)
+def _add_stderr(reading: LoggedValues, metric: str, raw: Any) -> None:
+    error = parse_number(raw)
     if error is None or not math.isfinite(error) or error < 0:
         reading.complain("stderr", f"stderr of {metric!r:.80} is {raw!r:.80}, not a number from 0 on")
     else:

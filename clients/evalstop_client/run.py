@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from evalstop_client import observations
-from evalstop_client.observations import Reading
-from evalstop_client.run_status import Standing, Verdict
+from evalstop_client.latest_answer import LatestAnswer, Verdict
+from evalstop_client.observations import LoggedValues
 from evalstop_client.settings import Limits, Settings, resolve
 from evalstop_client.spool.reporter import Reporter
 from evalstop_client.spool.segment import Entry
-from evalstop_client.spool.warnings import Notices
+from evalstop_client.spool.warnings import WarningLog
 
-POINTS_PER_ENTRY = 1_000
+OBSERVATIONS_PER_ENTRY = 1_000
 
 
 class Run:
@@ -69,14 +69,14 @@ class Run:
             spool_root=spool_folder,
             limits=limits or Limits(flush_seconds=flush_seconds, poll_seconds=poll_seconds),
         )
-        self._notices = Notices()
+        self._warnings = WarningLog()
         self._finished = False
         self._pid = os.getpid()
         self._reporter: Reporter | None = None
         if self._settings.url is None:
-            self._notices.say("nowhere", "no url was given (EVALSTOP_URL): the run is not reported")
+            self._warnings.warn_once("nowhere", "no url was given (EVALSTOP_URL): the run is not reported")
         else:
-            self._reporter = Reporter(self._settings, self._notices)
+            self._reporter = Reporter(self._settings, self._warnings)
             self._reporter.start()
         _living.add(self)
 
@@ -108,30 +108,30 @@ class Run:
     @property
     def dropped(self) -> int:
         """How many observations and calls were given up: bad arguments, or more than memory and disk could hold."""
-        return self._notices.dropped
+        return self._warnings.dropped
 
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
         """Report metrics at `step`, with the standard errors that are known; what is no number is dropped."""
         reading = observations.read(values, step, stderr, time.time())
-        for kind, (count, example) in reading.complaints.items():
-            self._notices.drop(kind, count, "log: %s", example)
-        for part in reading.parts(POINTS_PER_ENTRY):
+        for kind, (count, example) in reading.problems.items():
+            self._warnings.count_dropped(kind, count, "log: %s", example)
+        for part in reading.parts(OBSERVATIONS_PER_ENTRY):
             self._put(part)
 
     def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
         """Report that the checkpoint of `step` exists at `uri`."""
         place = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
-        whole_step = observations.step_of(step)
+        whole_step = observations.parse_step(step)
         if whole_step is None or not isinstance(place, str) or not place:
-            self._notices.drop("checkpoint", 1, "checkpoint: step %.80r, uri %.80r", step, uri)
+            self._warnings.count_dropped("checkpoint", 1, "checkpoint: step %.80r, uri %.80r", step, uri)
         else:
             self._put(Entry("checkpoints", {"step": whole_step, "uri": place}))
 
     def resume(self, *, step: int) -> None:
         """Report that training goes on from the checkpoint of `step`: what was logged after it is void."""
-        whole_step = observations.step_of(step)
+        whole_step = observations.parse_step(step)
         if whole_step is None:
-            self._notices.drop("resume", 1, "resume: step %.80r", step)
+            self._warnings.count_dropped("resume", 1, "resume: step %.80r", step)
         else:
             self._put(Entry("resume", {"step": whole_step}))
 
@@ -146,7 +146,7 @@ class Run:
         if self._finished:
             return
         if status not in ("completed", "failed"):
-            self._notices.say("finish", "finish: %.80r is neither completed nor failed; failed is sent", status)
+            self._warnings.warn_once("finish", "finish: %.80r is neither completed nor failed; failed is sent", status)
             status = "failed"
         self._put(Entry("finish", {"status": status}))
         self._close()
@@ -164,12 +164,14 @@ class Run:
             self.finish("completed" if ended_well else "failed")
 
     @property
-    def _standing(self) -> Standing:
+    def _standing(self) -> LatestAnswer:
         return self._reporter.standing if self._reporter is not None else _UNKNOWN
 
-    def _put(self, entry: Entry | Reading) -> None:
+    def _put(self, entry: Entry | LoggedValues) -> None:
         if self._finished:
-            self._notices.drop("finished", max(1, entry.points), "the run is finished: later calls are dropped")
+            self._warnings.count_dropped(
+                "finished", max(1, entry.points), "the run is finished: later calls are dropped"
+            )
         elif self._reporter is not None:
             self._reporter.put(entry)
 
@@ -180,12 +182,12 @@ class Run:
             self._reporter.close(self._settings.limits.flush_seconds)
 
     def _after_fork_in_child(self) -> None:
-        self._notices.after_fork_in_child()
+        self._warnings.after_fork_in_child()
         if self._reporter is not None:
             self._reporter.after_fork_in_child()
 
 
-_UNKNOWN = Standing()
+_UNKNOWN = LatestAnswer()
 _living: set[Run] = set()  # holds on to runs that their maker forgot, so that exit can flush them
 
 

@@ -28,11 +28,11 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Away:
-    """The service cannot be reached or cannot answer now: try again, not before `asked_seconds` if it named any."""
+class Unavailable:
+    """The service cannot be reached or cannot answer now: retry, not before `retry_after_seconds` if it named any."""
 
     reason: str
-    asked_seconds: float | None = None
+    retry_after_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Refused:
     pointers: tuple[str, ...] = ()
 
 
-Answer = Accepted | Away | Unauthorized | Refused
+Answer = Accepted | Unavailable | Unauthorized | Refused
 
 
 class Service:
@@ -95,7 +95,7 @@ class Service:
                 self._client = httpx.Client(headers=self._headers, timeout=self._timeout_seconds, verify=_trusted())
             return understand(self._client.request(method, self._root + path, content=content))
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return Away(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
+            return Unavailable(f"{method} {self._root}{path}: {type(error).__name__}: {error}")
 
 
 @functools.cache
@@ -116,15 +116,19 @@ def understand(response: httpx.Response) -> Answer:
     body = _object_in(response)
     reason = _reason(response, body)
     if 200 <= status < 300:
-        return Away(f"{reason}: the answer is not EvalStop's; is the url right?") if body is None else Accepted(body)
+        return (
+            Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
+            if body is None
+            else Accepted(body)
+        )
     if status in (401, 403):
         return Unauthorized(reason)
     if status in BUSY_STATUSES or status >= 500:
-        return Away(reason, _retry_after_seconds(response.headers.get("retry-after"), time.time()))
+        return Unavailable(reason, _retry_after_seconds(response.headers.get("retry-after"), time.time()))
     spoken = response.headers.get("content-type", "").startswith("application/problem+json")
     if status == 413 or (400 <= status < 500 and spoken):
         return Refused(status, reason, _pointers(body))
-    return Away(f"{reason}: the answer is not EvalStop's; is the url right?")
+    return Unavailable(f"{reason}: the answer is not EvalStop's; is the url right?")
 
 
 def _object_in(response: httpx.Response) -> Json | None:

@@ -17,9 +17,9 @@ from evalstop_client.errors import ConfigurationError
 from evalstop_client.scheduler_labels import scheduler_labels
 
 AUTO = "auto"  # the service tells the roles of metrics from their names
-SIGNALS = ("eval", "proxy", "kl", "loss")
+METRIC_ROLES = ("eval", "proxy", "kl", "loss")
 DIRECTIONS = ("maximize", "minimize")
-ROLE = {"signal", "direction"}
+METRIC_FIELDS = {"role", "direction"}
 MODES = ("shadow", "enforce")
 
 
@@ -48,7 +48,7 @@ class Settings:
     limits: Limits
 
 
-def checked_url(url: str) -> str:
+def validate_url(url: str) -> str:
     """The url without trailing slashes; ConfigurationError when no request could go there."""
     try:
         parsed = urlsplit(url.strip())
@@ -61,7 +61,7 @@ def checked_url(url: str) -> str:
     return url.strip().rstrip("/")
 
 
-def checked_key(key: str | None) -> str | None:
+def validate_key(key: str | None) -> str | None:
     """The key without the white space around it that files bring along; None when it is empty."""
     key = (key or "").strip()
     if not key.isascii() or not key.isprintable() or " " in key:
@@ -69,7 +69,7 @@ def checked_key(key: str | None) -> str | None:
     return key or None
 
 
-def labels_in(text: str) -> dict[str, str]:
+def parse_labels(text: str) -> dict[str, str]:
     """Labels from the form `k=v,k2=v2` in which EVALSTOP_LABELS holds them."""
     labels: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -80,8 +80,8 @@ def labels_in(text: str) -> dict[str, str]:
     return labels
 
 
-def labels_text(labels: Mapping[str, str]) -> str:
-    """The form of `labels` that `labels_in` reads."""
+def format_labels(labels: Mapping[str, str]) -> str:
+    """The form of `labels` that `parse_labels` reads."""
     return ",".join(f"{name}={value}" for name, value in labels.items())
 
 
@@ -101,7 +101,7 @@ def resolve(
 ) -> Settings:
     """The settings of a run: arguments first, `environment` for the rest; ConfigurationError when unusable."""
     url = url or environment.get("EVALSTOP_URL", "").strip() or None
-    url = checked_url(url) if url is not None else None
+    url = validate_url(url) if url is not None else None
     name = name or environment.get("EVALSTOP_RUN_NAME") or ("" if url else "unnamed")
     if not name or not isinstance(name, str):
         raise ConfigurationError("name: a run needs one, in name= or EVALSTOP_RUN_NAME.")
@@ -110,7 +110,7 @@ def resolve(
         metrics=metrics,
         labels={
             **scheduler_labels(environment),
-            **labels_in(environment.get("EVALSTOP_LABELS", "")),
+            **parse_labels(environment.get("EVALSTOP_LABELS", "")),
             **(labels or {}),
         },
         policy=policy,
@@ -119,9 +119,9 @@ def resolve(
     )
     return Settings(
         url=url,
-        key=checked_key(key or environment.get("EVALSTOP_KEY")),
+        key=validate_key(key or environment.get("EVALSTOP_KEY")),
         opening=opening,
-        spool_folder=spool_folder_of(spool_root, environment, url, name),
+        spool_folder=choose_spool_folder(spool_root, environment, url, name),
         limits=limits,
     )
 
@@ -152,7 +152,7 @@ def _opening(
     return opening
 
 
-def spool_folder_of(root: str | Path | None, environment: Mapping[str, str], url: str | None, name: str) -> Path:
+def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str], url: str | None, name: str) -> Path:
     """The folder that holds what one run name still has to tell one service.
 
     `root` defaults to EVALSTOP_SPOOL, then to the user's state folder, then to the temporary one.
@@ -179,18 +179,22 @@ def _checked_metrics(metrics: Mapping[str, Mapping[str, str]] | str) -> dict[str
         raise ConfigurationError(f'metrics {metrics!r:.80}: name the role of each metric, or write "auto".')
     taken: dict[str, str] = {}
     for name, role in metrics.items():
-        if not isinstance(name, str) or not name or not isinstance(role, Mapping) or not role.keys() <= ROLE:
+        if not isinstance(name, str) or not name or not isinstance(role, Mapping) or not role.keys() <= METRIC_FIELDS:
             raise ConfigurationError(
                 f'metrics {name!r}: write {{"gold": {{"role": "eval", "direction": "maximize"}}}}.'
             )
-        signal, direction = role.get("signal"), role.get("direction")
-        if signal not in SIGNALS:
-            raise ConfigurationError(f"metrics {name!r}: signal {signal!r}; choose one of {', '.join(SIGNALS)}.")
+        metric_role, direction = role.get("role"), role.get("direction")
+        if metric_role not in METRIC_ROLES:
+            raise ConfigurationError(
+                f"metrics {name!r}: role {metric_role!r}; choose one of {', '.join(METRIC_ROLES)}."
+            )
         if direction is not None and direction not in DIRECTIONS:
             raise ConfigurationError(f"metrics {name!r}: direction {direction!r}; choose {' or '.join(DIRECTIONS)}.")
-        if signal in taken:
-            raise ConfigurationError(f"metrics: {taken[signal]!r} and {name!r} both claim the signal {signal!r}.")
-        taken[signal] = name
+        if metric_role in taken:
+            raise ConfigurationError(
+                f"metrics: {taken[metric_role]!r} and {name!r} both claim the role {metric_role!r}."
+            )
+        taken[metric_role] = name
     return {name: dict(role) for name, role in metrics.items()}
 
 

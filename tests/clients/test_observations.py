@@ -1,4 +1,4 @@
-"""Reading what a trainer hands over: whatever it is, nothing is raised, and what is sent is what the API takes."""
+"""LoggedValues what a trainer hands over: whatever it is, nothing is raised, and what is sent is what the API takes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_never_raises_and_yields_only_what_the_service_takes(values: Any, step: 
         assert 0 <= point["step"] < 2**63
         assert isinstance(point["value"], float) or point["value"] in ("NaN", "Infinity", "-Infinity")
         assert point.get("stderr", 0.0) >= 0
-    lost = sum(count for kind, (count, _) in reading.complaints.items() if kind != "stderr")
+    lost = sum(count for kind, (count, _) in reading.problems.items() if kind != "stderr")
     assert lost + len(reading.observations()) >= len(values)
 
 
@@ -58,7 +58,7 @@ def test_values_that_are_no_mapping_are_left_out(rubbish: Any) -> None:
     """log() given something else than a mapping yields a complaint and no point."""
     reading = read(rubbish, 1, None, NOW)
     assert reading.observations() == []
-    assert set(reading.complaints) == {"values"}
+    assert set(reading.problems) == {"values"}
 
 
 def test_treacherous_values_are_left_out() -> None:
@@ -80,7 +80,7 @@ def test_numpy_scalars_are_numbers() -> None:
         "stderr": 0.25,
         "time": "2026-01-01T00:00:00Z",
     }
-    assert reading.complaints == {}
+    assert reading.problems == {}
 
 
 def test_what_was_said_is_what_is_sent() -> None:
@@ -114,7 +114,7 @@ def test_bad_standard_error_does_not_cost_the_value(error: Any) -> None:
     """A standard error that is none is left out; the value it belongs to is sent."""
     reading = read({"a": 1.0}, 0, {"a": error}, NOW)
     assert reading.observations() == [{"metric": "a", "step": 0, "value": 1.0, "time": "2026-01-01T00:00:00Z"}]
-    assert set(reading.complaints) == {"stderr"}
+    assert set(reading.problems) == {"stderr"}
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "3", None, 2**63])
@@ -122,9 +122,9 @@ def test_bad_step_costs_all_values_of_the_call(step: Any) -> None:
     """Without a step there is no observation; as many are counted as values were given."""
     reading = read({"a": 1.0, "b": 2.0}, step, None, NOW)
     assert reading.observations() == []
-    assert reading.complaints["step"][0] == 2
+    assert reading.problems["step"][0] == 2
 
 
 def test_standard_error_of_nothing_is_noticed() -> None:
     """A misspelt metric among the standard errors is complained about."""
-    assert set(read({"gold": 1.0}, 0, {"god": 0.1}, NOW).complaints) == {"stderr"}
+    assert set(read({"gold": 1.0}, 0, {"god": 0.1}, NOW).problems) == {"stderr"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 from evalstop_client.backoff import LONGEST_ASKED_SECONDS, LONGEST_SECONDS, wait_seconds
-from evalstop_client.service import Accepted, Away, Refused, Service, Unauthorized, understand
+from evalstop_client.service import Accepted, Refused, Service, Unauthorized, Unavailable, understand
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,14 +25,14 @@ def test_an_object_is_an_answer() -> None:
 @pytest.mark.parametrize("text", ["", "<html>hello</html>", "[]", "1", "[" * 100_000])
 def test_success_in_foreign_words_is_absence(text: str) -> None:
     """A login page answering 200 to everything must not swallow the observations."""
-    assert isinstance(understand(response(200, text)), Away)
+    assert isinstance(understand(response(200, text)), Unavailable)
 
 
 @pytest.mark.parametrize("status", [400, 404, 409, 422])
 def test_a_refusal_counts_only_as_a_problem_document(status: int) -> None:
     """The service's own refusal is final; that of a proxy in between is a way of being away."""
     assert isinstance(understand(response(status, '{"title": "no"}', PROBLEM)), Refused)
-    assert isinstance(understand(response(status, "<html>default backend</html>")), Away)
+    assert isinstance(understand(response(status, "<html>default backend</html>")), Unavailable)
 
 
 def test_a_refusal_tells_its_words_and_places() -> None:
@@ -47,7 +47,7 @@ def test_a_refusal_tells_its_words_and_places() -> None:
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 302])
 def test_passing_trouble_is_absence(status: int) -> None:
     """Overload, faults and redirects are waited out."""
-    assert isinstance(understand(response(status, "{}", PROBLEM)), Away)
+    assert isinstance(understand(response(status, "{}", PROBLEM)), Unavailable)
 
 
 def test_too_large_is_a_refusal_whoever_says_it() -> None:
@@ -68,14 +68,14 @@ def test_a_bad_key_is_told_apart(status: int) -> None:
 def test_retry_after_is_read_in_both_forms(header: str, seconds: float | None) -> None:
     """Retry-After as a number or a date is honored; what is neither is passed over."""
     answer = understand(response(429, "{}", {"retry-after": header}))
-    assert isinstance(answer, Away)
-    assert answer.asked_seconds == seconds
+    assert isinstance(answer, Unavailable)
+    assert answer.retry_after_seconds == seconds
 
 
 def test_nobody_there_is_absence() -> None:
     """A refused connection is an answer like any other, not an exception."""
     service = Service("http://127.0.0.1:1", "esk_x")
-    assert isinstance(service.get("/runs"), Away)
+    assert isinstance(service.get("/runs"), Unavailable)
     service.close()
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from evalstop_client.receivers.cli.entry import main
-from evalstop_client.tensorboard.events import Scalar, scalars_in
+from evalstop_client.tensorboard.events import Scalar, parse_scalars
 from evalstop_client.tensorboard.protobuf import MalformedMessage
 from evalstop_client.tensorboard.records import masked_crc32c
-from evalstop_client.tensorboard.tail import Folder, all_scalars
+from evalstop_client.tensorboard.tail import Folder, read_all_scalars
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,7 +62,7 @@ def write(file: Path, *events: bytes) -> None:
 
 
 def read(*files: Path) -> list[tuple[str, int, float]]:
-    return [(one.tag, one.step, one.value) for portion in all_scalars([*files]) for one in portion.scalars]
+    return [(one.tag, one.step, one.value) for portion in read_all_scalars([*files]) for one in portion.scalars]
 
 
 def look(folder: Path, server: FakeServer, memory: Path, *options: str) -> None:
@@ -132,14 +132,14 @@ def test_what_tensorboard_writes_is_what_is_read(points: list[tuple[str, int, fl
     step = points[0][1] if points else 0
     written = event_pb2.Event(wall_time=2.5, step=step, summary=summary_pb2.Summary(value=values))
     expected = [Scalar(tag, step, value, 2.5) for tag, _, value in [*points, *points]]
-    assert list(map(repr, scalars_in(written.SerializeToString()))) == list(map(repr, expected))
+    assert list(map(repr, parse_scalars(written.SerializeToString()))) == list(map(repr, expected))
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_an_event_or_none(record: bytes) -> None:
     """A record that a stranger wrote is read or refused, and nothing else."""
     with contextlib.suppress(MalformedMessage):
-        assert all(isinstance(one.value, float) for one in scalars_in(record))
+        assert all(isinstance(one.value, float) for one in parse_scalars(record))
 
 
 @given(st.lists(st.integers(0, 300), max_size=8))
@@ -282,7 +282,7 @@ def test_a_growing_file_is_followed_through_an_outage(tmp_path: Path, server: Fa
         "--name",
         "r",
     ]
-    command += ["--look-seconds", "0.1", "--state", str(tmp_path / "memory.json")]
+    command += ["--poll-seconds", "0.1", "--state", str(tmp_path / "memory.json")]
     with program(command, EVALSTOP_URL=server.url, EVALSTOP_KEY=KEY) as watcher:
         eventually(lambda: told(service).get("r"))
         service.forced += [Answer(503, {})] * 2

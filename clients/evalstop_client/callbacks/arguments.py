@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from evalstop_client.observations import number_of
+from evalstop_client.observations import parse_number
 from evalstop_client.settings import Limits
 
 
@@ -32,15 +32,15 @@ def filled(given: RunArguments, *, name: str | None = None, total_steps: int | N
     return {"metrics": "auto", "total_steps": total_steps, **given, "name": chosen}
 
 
-def numbers_in(values: Mapping[str, Any] | None) -> dict[str, Any]:
+def keep_numbers(values: Mapping[str, Any] | None) -> dict[str, Any]:
     """What is a number among the things that a framework logs; the rest is left to others without a word."""
     return {
         name: value
         for name, value in (values or {}).items()
-        if not isinstance(value, bool) and number_of(value) is not None
+        if not isinstance(value, bool) and parse_number(value) is not None
     }
 
 
-def uri_of(path: str | os.PathLike[str]) -> str:
+def to_uri(path: str | os.PathLike[str]) -> str:
     """Where a file is, as a person would write it: nothing in it is escaped."""
     return f"file://{Path(path).absolute().as_posix()}"

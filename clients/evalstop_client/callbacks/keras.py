@@ -12,12 +12,12 @@ from typing import Any, Unpack
 
 from keras.callbacks import Callback
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, numbers_in, uri_of
+from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, to_uri
 from evalstop_client.run import Run
 
 
 class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
-    """Reports a `fit` to EvalStop and ends it at a stop, in the middle of an epoch if need be.
+    """ReportClient a `fit` to EvalStop and ends it at a stop, in the middle of an epoch if need be.
 
     Takes the arguments of `evalstop_client.Run`, by name; a name is needed, here or in EVALSTOP_RUN_NAME.
     `checkpoints` is the path that a ModelCheckpoint before it in the list writes to, with its `{epoch}`: Keras tells
@@ -46,11 +46,11 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
         """Report what the epoch came to, and the checkpoint that it left."""
         if self._run is None:
             return
-        self._run.log(numbers_in(logs), step=epoch + 1)
+        self._run.log(keep_numbers(logs), step=epoch + 1)
         if self._checkpoints is not None:
             path = Path(self._checkpoints.format(epoch=epoch + 1, **(logs or {})))
             if path.exists():
-                self._run.checkpoint(uri_of(path), step=epoch + 1)
+                self._run.checkpoint(to_uri(path), step=epoch + 1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Say that the run has ended; a `fit` that fails never comes here, and its run is found lost."""

@@ -15,14 +15,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, numbers_in, uri_of
+from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers, to_uri
 from evalstop_client.run import Run
 
 AGREE_EVERY_STEPS = 10
 
 
 class EvalStopCallback(Callback):
-    """Reports a run of Lightning's Trainer to EvalStop and ends it at a stop.
+    """ReportClient a run of Lightning's Trainer to EvalStop and ends it at a stop.
 
     Takes the arguments of `evalstop_client.Run`, by name; a name is needed, here or in EVALSTOP_RUN_NAME. Steps are
     the trainer's `global_step`. Checkpoints are those that a ModelCheckpoint keeps, `last.ckpt` left aside, which is
@@ -89,7 +89,7 @@ class _RunLogger(Logger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Report what is new, at the trainer's step, by which checkpoints are named too."""
-        self.run.log(numbers_in(metrics), step=self._trainer.global_step)
+        self.run.log(keep_numbers(metrics), step=self._trainer.global_step)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing is made of them."""
@@ -99,4 +99,4 @@ class _RunLogger(Logger):
         kept = {*getattr(checkpoint_callback, "best_k_models", ()), getattr(checkpoint_callback, "best_model_path", "")}
         for path in sorted(kept - self._registered - {""}):
             self._registered.add(path)
-            self.run.checkpoint(uri_of(path), step=self._trainer.global_step)
+            self.run.checkpoint(to_uri(path), step=self._trainer.global_step)

@@ -21,7 +21,7 @@ from typing import Any, Literal, Self, Unpack
 
 import torch.distributed as dist
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, numbers_in
+from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers
 from evalstop_client.run import Run
 
 AGREE_EVERY_STEPS = 10
@@ -56,7 +56,7 @@ class DistributedRun:
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
         """Report the numbers among `values` at `step`; a tensor on a GPU is waited for."""
         if self.run is not None:
-            self.run.log(numbers_in(values), step=step, stderr=stderr)
+            self.run.log(keep_numbers(values), step=step, stderr=stderr)
 
     def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
         """Report that the checkpoint of `step` exists at `uri`: call it when the slowest rank has written its part."""

@@ -13,12 +13,12 @@ from typing import Any, Unpack
 from ray.tune import Callback, Stopper
 from ray.tune.experiment import Trial
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, numbers_in
+from evalstop_client.callbacks.arguments import RunArguments, filled, keep_numbers
 from evalstop_client.run import Run
 
 
 class EvalStop(Callback):
-    """Reports the trials of a Tuner to EvalStop; its `stopper` ends those that are to stop.
+    """ReportClient the trials of a Tuner to EvalStop; its `stopper` ends those that are to stop.
 
     Takes the arguments of `evalstop_client.Run`, by name. The run of a trial is called `<name>-<trial id>`, its step
     is the result's `step_key`. Two threads a trial: meant for hundreds of trials, not for tens of thousands.
@@ -38,7 +38,7 @@ class EvalStop(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
         """Report a result; the first one opens the run."""
-        self._run_of(trial.trial_id).log(numbers_in(result), step=result[self._step_key])
+        self._run_of(trial.trial_id).log(keep_numbers(result), step=result[self._step_key])
 
     def on_checkpoint(self, iteration: int, trials: list[Trial], trial: Trial, checkpoint: Any, **info: Any) -> None:
         """Register a checkpoint, which belongs to the latest result."""

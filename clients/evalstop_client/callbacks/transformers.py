@@ -15,14 +15,14 @@ from typing import Any, Unpack
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from evalstop_client.callbacks.arguments import RunArguments, filled, uri_of
+from evalstop_client.callbacks.arguments import RunArguments, filled, to_uri
 from evalstop_client.callbacks.pytorch import AGREE_EVERY_STEPS, DistributedRun
 
 logger = logging.getLogger("evalstop_client")
 
 
 class EvalStopCallback(TrainerCallback):
-    """Reports a Trainer's run to EvalStop and ends it at a stop.
+    """ReportClient a Trainer's run to EvalStop and ends it at a stop.
 
     Takes the arguments of `evalstop_client.Run`, by name. The run is called as EVALSTOP_RUN_NAME says, else as the
     training arguments' `run_name`, else as the output folder. Its roles are told by the service from the metrics'
@@ -65,7 +65,7 @@ class EvalStopCallback(TrainerCallback):
         """Register the checkpoint."""
         if self._run is not None:
             folder = Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-            self._run.checkpoint(uri_of(folder), step=state.global_step)
+            self._run.checkpoint(to_uri(folder), step=state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """End the training when the service says so."""

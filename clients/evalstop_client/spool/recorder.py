@@ -6,27 +6,27 @@ import logging
 import threading
 from collections import deque
 
-from evalstop_client.observations import Reading
-from evalstop_client.spool.rejections import observations_of
+from evalstop_client.observations import LoggedValues
+from evalstop_client.spool.rejections import merge_observations
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.spool import Spool
-from evalstop_client.spool.warnings import Notices
+from evalstop_client.spool.warnings import WarningLog
 
 logger = logging.getLogger("evalstop_client")
 
-GATHERING_SECONDS = 0.005
+BATCH_SECONDS = 0.005
 """After a write so long nothing is looked at: who logs on and on wakes nobody each time, and shares an fsync."""
 
 
 class Recorder:
     """Moves entries from memory to the spool; `put` costs the caller an append to a list."""
 
-    def __init__(self, spool: Spool, queue_entries: int, notices: Notices) -> None:
+    def __init__(self, spool: Spool, queue_entries: int, warnings: WarningLog) -> None:
         self._spool = spool
         self._queue_entries = queue_entries
-        self._notices = notices
+        self._warnings = warnings
         self._changed = threading.Condition()
-        self._queue: deque[Entry | Reading] = deque()
+        self._queue: deque[Entry | LoggedValues] = deque()
         self._asleep = False
         self._writing = False
         self._closed = False
@@ -36,7 +36,7 @@ class Recorder:
         """Start the thread."""
         self._thread.start()
 
-    def put(self, entry: Entry | Reading) -> None:
+    def put(self, entry: Entry | LoggedValues) -> None:
         """Queue `entry`; observations that find the queue full are dropped and counted."""
         with self._changed:
             full = len(self._queue) >= self._queue_entries and entry.points > 0
@@ -46,7 +46,9 @@ class Recorder:
                     self._asleep = False
                     self._changed.notify_all()
         if full:
-            self._notices.drop("queue-full", entry.points, "the disk cannot keep up: observations are dropped")
+            self._warnings.count_dropped(
+                "queue-full", entry.points, "the disk cannot keep up: observations are dropped"
+            )
 
     def wait_idle(self, timeout_seconds: float) -> bool:
         """Wait until all that was put is in the spool; False when that took too long."""
@@ -64,7 +66,7 @@ class Recorder:
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closed, GATHERING_SECONDS)
+                self._changed.wait_for(lambda: self._closed, BATCH_SECONDS)
                 self._asleep = True
                 self._changed.wait_for(lambda: bool(self._queue) or self._closed)
                 self._asleep = False
@@ -77,8 +79,8 @@ class Recorder:
                 self._spool.append(list(map(_entry, came)))  # one append, one fsync, for all that came meanwhile
             except Exception:
                 logger.exception("evalstop: the recorder met a fault of its own")
-                self._notices.drop("recorder", len(came), "calls could not be recorded")
+                self._warnings.count_dropped("recorder", len(came), "calls could not be recorded")
 
 
-def _entry(came: Entry | Reading) -> Entry:
-    return came if isinstance(came, Entry) else observations_of(came.observations())
+def _entry(came: Entry | LoggedValues) -> Entry:
+    return came if isinstance(came, Entry) else merge_observations(came.observations())

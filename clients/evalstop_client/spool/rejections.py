@@ -11,7 +11,7 @@ from evalstop_client.spool.segment import Entry
 BAD_POINT = re.compile(r"^/observations/(\d+)(/|$)")
 
 
-def blamed(entry: Entry, refused: Refused) -> tuple[Entry | None, list[Entry]]:
+def split_rejected(entry: Entry, refused: Refused) -> tuple[Entry | None, list[Entry]]:
     """What to lay aside of a refused entry, and what to post again.
 
     The service stores nothing of a batch with a bad point. Where it names the bad points only they go; where it does
@@ -24,13 +24,13 @@ def blamed(entry: Entry, refused: Refused) -> tuple[Entry | None, list[Entry]]:
     bad = [point for index, point in enumerate(points) if index in named]
     if bad:
         good = [point for index, point in enumerate(points) if index not in named]
-        return observations_of(bad), [observations_of(good)] if good else []
+        return merge_observations(bad), [merge_observations(good)] if good else []
     if len(points) == 1:
         return entry, []
     half = len(points) // 2
-    return None, [observations_of(points[:half]), observations_of(points[half:])]
+    return None, [merge_observations(points[:half]), merge_observations(points[half:])]
 
 
-def observations_of(points: Sequence[Json]) -> Entry:
+def merge_observations(points: Sequence[Json]) -> Entry:
     """An entry that holds these observations."""
     return Entry("observations", {"observations": list(points)})

@@ -8,15 +8,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from evalstop_client.observations import Reading
-from evalstop_client.run_status import Standing
+from evalstop_client.latest_answer import LatestAnswer
+from evalstop_client.observations import LoggedValues
 from evalstop_client.service import Service
 from evalstop_client.settings import Settings
 from evalstop_client.spool.recorder import Recorder
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.sender import Sender
 from evalstop_client.spool.spool import Spool
-from evalstop_client.spool.warnings import Notices
+from evalstop_client.spool.warnings import WarningLog
 
 logger = logging.getLogger("evalstop_client")
 
@@ -27,16 +27,16 @@ class Reporter:
     Two threads: one makes entries durable at once, the other may wait for the network as long as it must.
     """
 
-    def __init__(self, settings: Settings, notices: Notices) -> None:
+    def __init__(self, settings: Settings, warnings: WarningLog) -> None:
         assert settings.url is not None
         self._settings = settings
-        self._notices = notices
+        self._warnings = warnings
         self._starting = threading.Lock()
         self._started = False
         self._build()
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> LatestAnswer:
         """What the service said last."""
         return self._sender.standing
 
@@ -48,7 +48,7 @@ class Reporter:
                 self._recorder.start()
                 self._sender.start()
 
-    def put(self, entry: Entry | Reading) -> None:
+    def put(self, entry: Entry | LoggedValues) -> None:
         """Take `entry`; never waits for disk or network."""
         self.start()
         self._recorder.put(entry)
@@ -85,10 +85,10 @@ class Reporter:
         self._sender.standing = standing
 
     def _build(self) -> None:
-        settings, limits, notices = self._settings, self._settings.limits, self._notices
+        settings, limits, warnings = self._settings, self._settings.limits, self._warnings
         opening: Mapping[str, Any] = settings.opening
         assert settings.url is not None
         service = Service(settings.url, settings.key, limits.timeout_seconds)
-        self._spool = Spool(settings.spool_folder, opening, limits, notices)
-        self._recorder = Recorder(self._spool, limits.queue_entries, notices)
-        self._sender = Sender(service, self._spool, opening, limits, notices)
+        self._spool = Spool(settings.spool_folder, opening, limits, warnings)
+        self._recorder = Recorder(self._spool, limits.queue_entries, warnings)
+        self._sender = Sender(service, self._spool, opening, limits, warnings)

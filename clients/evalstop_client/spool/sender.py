@@ -11,30 +11,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evalstop_client.backoff import wait_seconds
-from evalstop_client.run_status import Standing
-from evalstop_client.service import Accepted, Answer, Away, Json, Refused, Service, Unauthorized
+from evalstop_client.latest_answer import LatestAnswer
+from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, Unavailable
 from evalstop_client.settings import Limits
-from evalstop_client.spool.rejections import blamed, observations_of
+from evalstop_client.spool.rejections import merge_observations, split_rejected
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.spool import Spool
-from evalstop_client.spool.warnings import Notices
+from evalstop_client.spool.warnings import WarningLog
 
 logger = logging.getLogger("evalstop_client")
 
-HURRIED_WAIT_SECONDS = 0.5
+FLUSH_RETRY_SECONDS = 0.5
 
 
 class Sender:
     """The thread that talks to the service; `standing` is what the service said last."""
 
     def __init__(
-        self, service: Service, spool: Spool, opening: Mapping[str, Any], limits: Limits, notices: Notices
+        self, service: Service, spool: Spool, opening: Mapping[str, Any], limits: Limits, warnings: WarningLog
     ) -> None:
         self._service = service
         self._spool = spool
         self._opening = opening
         self._limits = limits
-        self._notices = notices
+        self._warnings = warnings
         self._opened: Mapping[str, Any] | None = None  # the opening that the service has accepted last
         self._refusal: tuple[Mapping[str, Any], Refused] | None = None
         self._run_id = ""
@@ -46,7 +46,7 @@ class Sender:
         self._hurry = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evalstop-sender", daemon=True)
-        self.standing = Standing()
+        self.standing = LatestAnswer()
 
     def start(self) -> None:
         """Start the thread."""
@@ -91,7 +91,7 @@ class Sender:
             except Exception as error:  # a fault of ours must not end the thread: the spool keeps what is unsent
                 if not self._failures:
                     logger.exception("evalstop: the sender met a fault of its own")
-                answer = Away(f"{type(error).__name__}: {error}")
+                answer = Unavailable(f"{type(error).__name__}: {error}")
             self._pause_after(answer, began)
         self._service.close()
 
@@ -119,14 +119,14 @@ class Sender:
         answer = self._service.post("/runs", dict(opening))
         if isinstance(answer, Accepted):
             if not isinstance(answer.body.get("id"), str):
-                return Away(f"POST /runs answered without a run: {answer.body!r:.200}")
+                return Unavailable(f"POST /runs answered without a run: {answer.body!r:.200}")
             self._run_id = answer.body["id"]
             self._opened, self._beats = opening, True
             self._learn(answer.body)
         elif isinstance(answer, Refused):
             self._refusal = (opening, answer)
             self._spool.wake()
-            self._notices.say(f"open {opening}", "the run is NOT being watched; %s", answer.reason)
+            self._warnings.warn_once(f"open {opening}", "the run is NOT being watched; %s", answer.reason)
         return answer
 
     def _is_refused(self, opening: Mapping[str, Any]) -> bool:
@@ -145,7 +145,7 @@ class Sender:
                 if answer.status == 404 and not self._reopened:  # the service has lost the run: make it anew, once
                     self._opened, self._reopened = None, True
                     return answer
-                bad, rest = blamed(part, answer)
+                bad, rest = split_rejected(part, answer)
                 if bad is not None:
                     self._lay_aside([bad], answer)
                 waiting.extend(reversed(rest))
@@ -155,7 +155,7 @@ class Sender:
 
     def _lay_aside(self, entries: Sequence[Entry], refused: Refused) -> None:
         path = self._spool.reject(entries, refused.reason)
-        self._notices.say("refused", "the service refused something, kept in %s: %s", path, refused.reason)
+        self._warnings.warn_once("refused", "the service refused something, kept in %s: %s", path, refused.reason)
 
     def _wait_or_beat(self) -> Answer | None:
         def something_to_do() -> bool:
@@ -181,7 +181,7 @@ class Sender:
         self.standing = self.standing.after(body)
         conflicts = body.get("conflicts")
         if isinstance(conflicts, list) and conflicts:
-            self._notices.say(
+            self._warnings.warn_once(
                 "conflict", "a step was logged twice with different values; the first stands: %s", conflicts[0]
             )
 
@@ -189,29 +189,29 @@ class Sender:
         # What was asked before somebody began to wait says nothing of the key as it is now.
         self._is_stuck = isinstance(answer, Unauthorized) and began >= self._hurried_at
         if isinstance(answer, Unauthorized):
-            self._notices.say("unauthorized", "the key is not accepted; spooling until it is: %s", answer.reason)
+            self._warnings.warn_once("unauthorized", "the key is not accepted; spooling until it is: %s", answer.reason)
             self._spool.wake()
             self._pause(self._limits.unauthorized_seconds)
-        elif isinstance(answer, Away):
+        elif isinstance(answer, Unavailable):
             self._failures += 1
-            self._notices.say("away", "the service is away; spooling until it is back: %s", answer.reason)
-            self._pause(wait_seconds(self._failures, random.random(), answer.asked_seconds))
+            self._warnings.warn_once("away", "the service is away; spooling until it is back: %s", answer.reason)
+            self._pause(wait_seconds(self._failures, random.random(), answer.retry_after_seconds))
         elif answer is not None:
             if self._failures:
                 logger.info("evalstop: the service is back")
             self._failures = 0
-            self._notices.settle("away")
-            self._notices.settle("unauthorized")
+            self._warnings.reset("away")
+            self._warnings.reset("unauthorized")
 
     def _pause(self, seconds: float) -> None:
         began = time.monotonic()
         if self._hurry.wait(seconds):
             left = seconds - (time.monotonic() - began)
-            self._closed.wait(max(0.0, min(left, HURRIED_WAIT_SECONDS)))
+            self._closed.wait(max(0.0, min(left, FLUSH_RETRY_SECONDS)))
 
 
 def _merged(entries: Sequence[Entry]) -> Entry:
     """One entry with the observations of all of `entries`; an entry of another kind stands alone."""
     if len(entries) == 1:
         return entries[0]
-    return observations_of([point for entry in entries for point in entry.body["observations"]])
+    return merge_observations([point for entry in entries for point in entry.body["observations"]])

@@ -16,17 +16,17 @@ from typing import Any
 
 from evalstop_client.settings import Limits
 from evalstop_client.spool.segment import Batch, Entry, FileSegment, MemorySegment, Segment
-from evalstop_client.spool.warnings import Notices
+from evalstop_client.spool.warnings import WarningLog
 
 
 class Spool:
     """The queue between the thread that records and the thread that sends."""
 
-    def __init__(self, folder: Path, opening: Mapping[str, Any], limits: Limits, notices: Notices) -> None:
+    def __init__(self, folder: Path, opening: Mapping[str, Any], limits: Limits, warnings: WarningLog) -> None:
         self._folder = folder
         self._opening = opening
         self._limits = limits
-        self._notices = notices
+        self._warnings = warnings
         self._changed = threading.Condition()
         self._segments: deque[Segment] = deque()
         self._owned: Segment | None = None  # the segment that this process writes, always the last
@@ -40,7 +40,7 @@ class Spool:
                 try:
                     segment = FileSegment.adopt(path)
                 except (OSError, ValueError) as error:
-                    self._notices.say("adopt", "%s cannot be read and is left where it is: %s", path, error)
+                    self._warnings.warn_once("adopt", "%s cannot be read and is left where it is: %s", path, error)
                     continue
                 if segment is not None:
                     adopted.append(segment)
@@ -54,7 +54,9 @@ class Spool:
             kept = [entry for entry in entries if entry.is_control] if self._is_full() else list(entries)
             lost = sum(entry.points for entry in entries) - sum(entry.points for entry in kept)
             if lost:
-                self._notices.drop("spool-full", lost, "the spool %s is full: observations are dropped", self._folder)
+                self._warnings.count_dropped(
+                    "spool-full", lost, "the spool %s is full: observations are dropped", self._folder
+                )
             if kept and not self._closed:
                 self._write(kept)
             self._changed.notify_all()
@@ -79,7 +81,9 @@ class Spool:
             if not self._closed:
                 batch.segment.advance(batch)
                 if batch.unreadable:
-                    self._notices.drop("unreadable", batch.unreadable, "damaged lines in %s are left out", self._folder)
+                    self._warnings.count_dropped(
+                        "unreadable", batch.unreadable, "damaged lines in %s are left out", self._folder
+                    )
             self._changed.notify_all()
 
     def reject(self, entries: Sequence[Entry], reason: str) -> Path:
@@ -94,7 +98,7 @@ class Spool:
                 for entry in entries:
                     file.write(json.dumps({"reason": reason, "to": entry.to, "body": entry.body}) + "\n")
         except OSError as error:
-            self._notices.drop("reject", count, "rejected entries could not be kept in %s: %s", path, error)
+            self._warnings.count_dropped("reject", count, "rejected entries could not be kept in %s: %s", path, error)
         return path
 
     def wait(self, until: Callable[[], bool], timeout_seconds: float) -> bool:
@@ -120,7 +124,9 @@ class Spool:
             self._closed = True
             for segment in self._segments:
                 if isinstance(segment, MemorySegment) and not segment.is_sent:
-                    self._notices.drop("memory", segment.entry_count, "what the disk refused and nobody took is lost")
+                    self._warnings.count_dropped(
+                        "memory", segment.entry_count, "what the disk refused and nobody took is lost"
+                    )
                 if segment.is_sent:
                     segment.delete()
                 else:
@@ -147,10 +153,10 @@ class Spool:
                 if not isinstance(owned, FileSegment) or owned.byte_count >= self._limits.segment_bytes:
                     owned = self._own(FileSegment.create(self._folder, self._opening))
                 owned.append(entries)
-                self._notices.settle("disk")
+                self._warnings.reset("disk")
                 return
         except OSError as error:
-            self._notices.say("disk", "cannot write the spool %s, kept in memory only: %s", self._folder, error)
+            self._warnings.warn_once("disk", "cannot write the spool %s, kept in memory only: %s", self._folder, error)
             owned = self._own(MemorySegment(self._opening))
         assert owned is not None
         owned.append(entries)

@@ -8,7 +8,7 @@ import threading
 logger = logging.getLogger("evalstop_client")
 
 
-class Notices:
+class WarningLog:
     """One run's memory of what it has already complained about."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Notices:
         """How many points, checkpoints and other calls were given up for good."""
         return self._dropped
 
-    def say(self, kind: str, message: str, *args: object) -> None:
+    def warn_once(self, kind: str, message: str, *args: object) -> None:
         """Warn, unless this kind was said before."""
         with self._lock:
             if kind in self._said:
@@ -29,13 +29,13 @@ class Notices:
             self._said.add(kind)
         logger.warning("evalstop: " + message, *args)
 
-    def drop(self, kind: str, count: int, message: str, *args: object) -> None:
+    def count_dropped(self, kind: str, count: int, message: str, *args: object) -> None:
         """Count `count` things as lost, and warn unless this kind was said before."""
         with self._lock:
             self._dropped += count
-        self.say(kind, message + " (said once; run.dropped counts them)", *args)
+        self.warn_once(kind, message + " (said once; run.dropped counts them)", *args)
 
-    def settle(self, kind: str) -> None:
+    def reset(self, kind: str) -> None:
         """Forget that this kind was said: the trouble has passed, and would be news again."""
         with self._lock:
             self._said.discard(kind)

@@ -38,7 +38,7 @@ class Scalar(NamedTuple):
     wall_time: float
 
 
-def scalars_in(record: bytes) -> list[Scalar]:
+def parse_scalars(record: bytes) -> list[Scalar]:
     """The scalars of an event, in their order. Raises MalformedMessage."""
     wall_time, step = 0.0, 0
     found: list[tuple[str, float]] = []

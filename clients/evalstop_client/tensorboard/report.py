@@ -1,4 +1,4 @@
-"""Reports what grows in a folder of TensorBoard's runs, and remembers on disk how far it has come.
+"""ReportClient what grows in a folder of TensorBoard's runs, and remembers on disk how far it has come.
 
 A portion of a file is forgotten only when the service has it: a watcher that is killed sends some of it again, which
 counts once. It says nothing in the name of a trainer but what stands in its files: no heartbeats, and no end.
@@ -13,19 +13,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.observations import sendable
+from evalstop_client.observations import encode_value
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service
-from evalstop_client.spool.rejections import blamed, observations_of
+from evalstop_client.spool.rejections import merge_observations, split_rejected
 from evalstop_client.tensorboard.events import Scalar
-from evalstop_client.tensorboard.tail import Folder, Portion, event_files
+from evalstop_client.tensorboard.tail import Folder, Portion, find_event_files
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 LONGEST_TAG = 256
 
 
-class ServiceAway(Exception):
+class ServiceUnavailable(Exception):
     """The service does not take anything now; nothing is lost, and all of it can be tried again."""
 
 
@@ -49,11 +49,11 @@ class Watch:
         self._said: set[str] = set()
 
     def look(self) -> None:
-        """Send what is new. Raises ServiceAway."""
-        for path, files in event_files(self._root):
+        """Send what is new. Raises ServiceUnavailable."""
+        for path, files in find_event_files(self._root):
             inside = path.relative_to(self._root).as_posix()
-            if inside not in self._folders and len(self._folders) >= MOST_RUNS:
-                self._say("many", f"there are more than {MOST_RUNS} runs in {self._root}: the rest is left alone")
+            if inside not in self._folders and len(self._folders) >= MAX_RUNS:
+                self._say("many", f"there are more than {MAX_RUNS} runs in {self._root}: the rest is left alone")
                 continue
             folder = self._folders.setdefault(inside, Folder())
             for file in files:
@@ -63,7 +63,7 @@ class Watch:
                     self._remember()
 
     def finish(self) -> None:
-        """Say that all runs of which something was sent have ended well. Raises ServiceAway."""
+        """Say that all runs of which something was sent have ended well. Raises ServiceUnavailable."""
         for run in sorted(self._ids):
             self._post(run, "finish", {"status": "completed"})
 
@@ -76,12 +76,12 @@ class Watch:
             return
         if portion.restarts_at is not None:
             self._post(run, "resume", {"step": max(0, portion.restarts_at - 1)})
-        waiting = [observations_of(points)]
+        waiting = [merge_observations(points)]
         while waiting:
             part = waiting.pop()
             refused = self._post(run, part.to, dict(part.body))
             if refused is not None:
-                bad, rest = blamed(part, refused)
+                bad, rest = split_rejected(part, refused)
                 if bad is not None:
                     self._say("refused", f"the service refuses some of {run}: {refused.reason}")
                 waiting.extend(reversed(rest))
@@ -97,20 +97,20 @@ class Watch:
         answer = self._answered(self._service.post(f"/runs/{self._ids[run]}/{to}", body))
         if isinstance(answer, Refused) and answer.status == 404:
             del self._ids[run]  # the service has lost it: it is opened anew at the next look
-            raise ServiceAway(answer.reason)
+            raise ServiceUnavailable(answer.reason)
         return answer if isinstance(answer, Refused) else None
 
     def _answered(self, answer: Answer) -> Accepted | Refused:
         if isinstance(answer, Accepted | Refused):
             return answer
-        raise ServiceAway(answer.reason)
+        raise ServiceUnavailable(answer.reason)
 
     def _point(self, before: str, scalar: Scalar) -> Json | None:
         metric = before + scalar.tag
         if scalar.step < 0 or len(metric) > LONGEST_TAG:
             self._say("odd", f"{metric!r:.80} at step {scalar.step} is left out: no step, or a tag over {LONGEST_TAG}")
             return None
-        point: Json = {"metric": metric, "step": scalar.step, "value": sendable(scalar.value)}
+        point: Json = {"metric": metric, "step": scalar.step, "value": encode_value(scalar.value)}
         try:
             time = datetime.fromtimestamp(scalar.wall_time, UTC)
         except (OverflowError, ValueError, OSError):

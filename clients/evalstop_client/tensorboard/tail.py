@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.tensorboard.events import Scalar, scalars_in
+from evalstop_client.tensorboard.events import Scalar, parse_scalars
 from evalstop_client.tensorboard.protobuf import MalformedMessage
 from evalstop_client.tensorboard.records import DamagedRecord, Reader
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 
 EVENTS = "events.out.tfevents"
-MOST_SCALARS = 1000
+MAX_SCALARS = 1000
 HEAD_BYTES = 32
 """As many tell a file from another: the first record holds the moment at which it was begun."""
 
@@ -55,7 +55,7 @@ class Folder:
     _complained: set[str] = field(default_factory=set)
 
     def portion(self, file: Path) -> Portion | None:
-        """What is new in `file`, at most `MOST_SCALARS` of it; None when there is nothing. Changes nothing."""
+        """What is new in `file`, at most `MAX_SCALARS` of it; None when there is nothing. Changes nothing."""
         known = self.positions.get(file.name)
         try:
             # A pipe of that name would be waited for, and a link could lead anywhere.
@@ -86,11 +86,11 @@ class Folder:
 
     def _read(self, file: Path, reader: Reader, anew: bool) -> Portion:
         portion = Portion([], Position())
-        while len(portion.scalars) < MOST_SCALARS:
+        while len(portion.scalars) < MAX_SCALARS:
             before = reader.offset
             try:
                 record = reader.next()
-                scalars = scalars_in(record) if record else []
+                scalars = parse_scalars(record) if record else []
             except (DamagedRecord, MalformedMessage) as error:
                 self._complain(file, f"{error}; it is passed over")
                 if reader.offset == before:
@@ -132,7 +132,7 @@ class Folder:
         return cls(positions, lasts)
 
 
-def event_files(root: Path) -> Iterator[tuple[Path, list[Path]]]:
+def find_event_files(root: Path) -> Iterator[tuple[Path, list[Path]]]:
     """Each folder at and below `root` that has event files, with these from the oldest on; links are not followed."""
     for folder, folders, names in os.walk(root):
         folders.sort()
@@ -141,7 +141,7 @@ def event_files(root: Path) -> Iterator[tuple[Path, list[Path]]]:
             yield Path(folder), files
 
 
-def all_scalars(files: list[Path]) -> Iterator[Portion]:
+def read_all_scalars(files: list[Path]) -> Iterator[Portion]:
     """Everything in the event files of one folder, portion by portion."""
     folder = Folder()
     for file in files:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from evalstop_client.tensorboard.events import Scalar
-from evalstop_client.tensorboard.tail import all_scalars, event_files
+from evalstop_client.tensorboard.tail import find_event_files, read_all_scalars
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import add_row, number_of, step_of
@@ -47,10 +47,12 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
 
 @lru_cache(maxsize=1)  # a log is looked at twice: for its metrics, anew, and for their values
 def _loaded(path: Path) -> tuple[Scalar, ...]:
-    files = [path] if path.is_file() else next((files for folder, files in event_files(path) if folder == path), [])
+    files = (
+        [path] if path.is_file() else next((files for folder, files in find_event_files(path) if folder == path), [])
+    )
     scalars: list[Scalar] = []
     whole = False
-    for portion in all_scalars(files):
+    for portion in read_all_scalars(files):
         whole = True
         if portion.restarts_at is not None:
             scalars = [scalar for scalar in scalars if scalar.step < portion.restarts_at]

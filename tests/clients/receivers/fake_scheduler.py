@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from evalstop_client.errors import RequestRefused, SchedulerAway
-from evalstop_client.receivers import Gone, Job, NotMine, Present, StopRequest
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present, StopRequest
 
 
 @dataclass
@@ -30,29 +30,29 @@ class FakeScheduler:
     def __post_init__(self) -> None:
         self.go_on.set()
 
-    def find(self, request: StopRequest) -> Job | NotMine:
+    def find_job(self, request: StopRequest) -> Job | ForeignJob:
         self.asked.append(request)
         self.go_on.wait(20)
         self._answer()
         if self.refusal is not None:
             raise RequestRefused(self.refusal)
-        return Job("7", {"user": "ann"}) if self.is_mine else NotMine()
+        return Job("7", {"user": "ann"}) if self.is_mine else ForeignJob()
 
-    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
-        self._do("ask_to_save")
+    def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
+        self._do("request_checkpoint")
         return self.saves
 
-    def cancel(self, job: Job, request: StopRequest) -> None:
+    def cancel_job(self, job: Job, request: StopRequest) -> None:
         self._do("cancel")
 
-    def force(self, job: Job) -> None:
+    def kill_job(self, job: Job) -> None:
         self._do("force")
 
-    def look(self, job: Job) -> Present | Gone:
+    def check_job(self, job: Job) -> Present | Gone:
         self._answer()
         return Gone("ENDED", {"exit_status": -15}) if self.gone else Present("RUNNING")
 
-    def undo(self, job: Job) -> None:
+    def resume_job(self, job: Job) -> None:
         self._do("undo")
 
     def _do(self, verb: str) -> None:
@@ -66,4 +66,4 @@ class FakeScheduler:
             raise self.trouble
 
 
-AWAY = SchedulerAway("it is being restarted")
+AWAY = SchedulerUnavailable("it is being restarted")

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalstop_client.receivers import Receiver
-from evalstop_client.receivers.stop.execution import Surroundings
+from evalstop_client.receivers.stop.execution import ReceiverContext
 from evalstop_client.receivers.stop.http_server import ReceiverServer
-from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
-from evalstop_client.receivers.stop.report import Reports
-from evalstop_client.receivers.stop.state_machine import Bounds
+from evalstop_client.receivers.stop.report import ReportClient
+from evalstop_client.receivers.stop.state_machine import StopTimeouts
 
 from tests.clients.fake_service import KEY, FakeServer
 from tests.clients.receivers.fake_scheduler import FakeScheduler
 from tests.clients.webhooks import SECRET
 
-QUICK = Bounds(
+QUICK = StopTimeouts(
     checkpoint_seconds=0,
     cancel_seconds=0.2,
     give_up_seconds=0.4,
     abandon_seconds=20,
-    tell_seconds=20,
-    look_seconds=0.05,
+    report_seconds=20,
+    poll_seconds=0.05,
 )
 
 
@@ -37,15 +37,16 @@ class Setup:
     receiver: Receiver
     url: str
     secrets: list[str]
-    memory: Memory
+    memory: Journal
 
 
 @contextmanager
 def receiving(server: FakeServer, folder: Path) -> Iterator[Setup]:
     """A receiver that reports to `server` and remembers in `folder`; it has come to rest with the block."""
-    action, secrets, memory = FakeScheduler(), [SECRET], Memory(folder / "memory")
+    action, secrets, memory = FakeScheduler(), [SECRET], Journal(folder / "memory")
     receiver = Receiver(
-        Surroundings(action, memory, lambda: Reports(server.url, KEY, action.name), QUICK, Metrics()), lambda: secrets
+        ReceiverContext(action, memory, lambda: ReportClient(server.url, KEY, action.name), QUICK, Metrics()),
+        lambda: secrets,
     )
     listening = ReceiverServer("127.0.0.1", 0, read_seconds=0.5)
     listening.serve(receiver)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from evalstop_client.receivers.command.action import CommandAction, Commands
+from evalstop_client.receivers.command.job_control import CommandJobControl, Commands
 from evalstop_client.receivers.command.template import template
-from evalstop_client.receivers.process.action import LABEL, ChildJob, ProcessAction
+from evalstop_client.receivers.process.job_control import LABEL, ChildJob, ProcessJobControl
 from evalstop_client.receivers.stop.subprocesses import environment_without
 
 from tests.clients.programs import eventually
@@ -51,7 +51,7 @@ class ProcessBench:
         return job
 
     def start(self, deaf: bool = False) -> Started:
-        action = ProcessAction(self.child(deaf), "mine", None, signal.SIGUSR1)
+        action = ProcessJobControl(self.child(deaf), "mine", None, signal.SIGUSR1)
         return Started(action, {LABEL: "mine"})
 
     def saves(self) -> int:
@@ -75,7 +75,7 @@ class CommandBench(ProcessBench):
             signal=template(call("USR1")),
             force=template(call("KILL")),
         )
-        return Started(CommandAction(commands, environment_without()), {"job_id": str(job.pid)})
+        return Started(CommandJobControl(commands, environment_without()), {"job_id": str(job.pid)})
 
 
 SCRIPT = """

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.stop.http_server import BODY_LIMIT_BYTES
-from evalstop_client.receivers.stop.options import secrets_from
+from evalstop_client.receivers.stop.options import load_secrets
 
 from tests.clients.programs import eventually
 from tests.clients.receivers.receiving import Setup
@@ -135,7 +135,7 @@ def test_dripping_sender_is_hung_up_on(setup: Setup) -> None:
 def test_secret_file_is_read_again_each_time(tmp_path: Path) -> None:
     """A secret can be put in place and replaced while the job runs; a bad one is as good as none."""
     file = tmp_path / "secret"
-    secrets = secrets_from("UNUSED", file)
+    secrets = load_secrets("UNUSED", file)
     assert secrets() == []
     file.write_text(SECRET + "\n")
     assert secrets() == [SECRET]
@@ -148,9 +148,9 @@ def test_secret_file_is_read_again_each_time(tmp_path: Path) -> None:
 def test_missing_or_bad_secret_in_the_environment_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that could never verify anything does not start."""
     with pytest.raises(ConfigurationError, match="THE_SECRET"):
-        secrets_from("THE_SECRET", None)
+        load_secrets("THE_SECRET", None)
     monkeypatch.setenv("THE_SECRET", "whsec_?!")
     with pytest.raises(ConfigurationError):
-        secrets_from("THE_SECRET", None)
+        load_secrets("THE_SECRET", None)
     monkeypatch.setenv("THE_SECRET", f"{SECRET} {OTHER}")
-    assert secrets_from("THE_SECRET", None)() == [SECRET, OTHER]
+    assert load_secrets("THE_SECRET", None)() == [SECRET, OTHER]

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.action import Job, stop_request_in
 from evalstop_client.receivers.stop.instructions import Report
-from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.job_control import Job, parse_stop_request
+from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.state_machine import Phase, Stop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.clients.webhooks import stop_event
 
-REQUEST = stop_request_in("msg_1", stop_event({"slurm_job_id": "7"}))
-HOSTILE = stop_request_in("msg_2", stop_event({}, "../../etc/passwd"))
+REQUEST = parse_stop_request("msg_1", stop_event({"slurm_job_id": "7"}))
+HOSTILE = parse_stop_request("msg_2", stop_event({}, "../../etc/passwd"))
 
 
 @pytest.fixture
@@ -25,17 +25,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "memory"
 
 
-def reopened(memory: Memory, folder: Path) -> Memory:
+def reopened(memory: Journal, folder: Path) -> Journal:
     memory.close()
-    return Memory(folder)
+    return Journal(folder)
 
 
 def test_stop_is_remembered_as_it_stood(folder: Path) -> None:
     """Request and state come back whole."""
     stop = Stop(
-        begun_at=1.5, phase=Phase.CANCELLING, job=Job("7", {"user": "ann"}), asked_at=2.0, mark="m", cancelled_at=3.0
+        started_at=1.5, phase=Phase.CANCELLING, job=Job("7", {"user": "ann"}), asked_at=2.0, mark="m", cancelled_at=3.0
     )
-    memory = Memory(folder)
+    memory = Journal(folder)
     memory.begin(REQUEST, 1.5)
     memory.keep(REQUEST, stop)
     again = reopened(memory, folder)
@@ -49,12 +49,12 @@ def test_stop_is_remembered_as_it_stood(folder: Path) -> None:
 @given(
     st.builds(
         Stop,
-        begun_at=st.floats(0, 1e10),
+        started_at=st.floats(0, 1e10),
         phase=st.sampled_from(Phase),
         job=st.none() | st.builds(Job, st.text(), st.dictionaries(st.text(), st.text(), max_size=3)),
         asked_at=st.none() | st.floats(0, 1e10),
         mark=st.none() | st.text(),
-        failure_told=st.booleans(),
+        failure_reported=st.booleans(),
         report=st.none()
         | st.builds(
             Report, st.sampled_from(["confirmed", "failed"]), st.text(), st.dictionaries(st.text(), st.integers())
@@ -65,7 +65,7 @@ def test_stop_is_remembered_as_it_stood(folder: Path) -> None:
 def test_any_state_survives_the_disk(tmp_path_factory: pytest.TempPathFactory, stop: Stop) -> None:
     """Whatever a stop can be, the file brings it back."""
     folder = tmp_path_factory.mktemp("memory")
-    memory = Memory(folder)
+    memory = Journal(folder)
     memory.keep(REQUEST, stop)
     again = reopened(memory, folder)
     remembered = again.of(REQUEST.decision_id)
@@ -85,7 +85,7 @@ def test_any_state_survives_the_disk(tmp_path_factory: pytest.TempPathFactory, s
 )
 def test_only_what_failed_or_went_untold_is_begun_anew(folder: Path, stop: Stop, anew: bool) -> None:
     """A stop under way, or confirmed and told, is not begun again; one that failed is, when it is asked for again."""
-    memory = Memory(folder)
+    memory = Journal(folder)
     memory.keep(REQUEST, stop)
     assert (memory.begin(REQUEST, 5.0) is not None) is anew
     memory.close()
@@ -93,7 +93,7 @@ def test_only_what_failed_or_went_untold_is_begun_anew(folder: Path, stop: Stop,
 
 def test_others_jobs_are_not_hoarded(folder: Path) -> None:
     """What turned out to be another receiver's leaves no file."""
-    memory = Memory(folder)
+    memory = Journal(folder)
     memory.begin(REQUEST, 0.0)
     memory.keep(REQUEST, Stop(0, Phase.DONE, mine=False))
     assert list(folder.glob("*.json")) == []
@@ -102,9 +102,9 @@ def test_others_jobs_are_not_hoarded(folder: Path) -> None:
 
 def test_old_stops_are_forgotten_and_open_ones_are_not(folder: Path) -> None:
     """Only what is done with is forgotten, however old."""
-    memory = Memory(folder)
+    memory = Journal(folder)
     memory.keep(REQUEST, Stop(0, Phase.DONE, told=True))
-    memory.keep(HOSTILE, Stop(0, Phase.TELLING, report=Report("failed", "")))
+    memory.keep(HOSTILE, Stop(0, Phase.REPORTING, report=Report("failed", "")))
     memory.forget(before=10.0)
     assert [one.request for one in memory.unfinished()] == [HOSTILE]
     assert memory.of(REQUEST.decision_id) is None
@@ -113,7 +113,7 @@ def test_old_stops_are_forgotten_and_open_ones_are_not(folder: Path) -> None:
 
 def test_decision_ids_cannot_lead_out_of_the_folder(folder: Path) -> None:
     """An id that is no plain name is filed under its digest."""
-    memory = Memory(folder)
+    memory = Journal(folder)
     memory.begin(HOSTILE, 0.0)
     (file,) = folder.glob("*.json")
     assert len(file.stem) == 64
@@ -122,15 +122,15 @@ def test_decision_ids_cannot_lead_out_of_the_folder(folder: Path) -> None:
 
 def test_two_receivers_cannot_share_a_memory(folder: Path) -> None:
     """The second one is told why it does not start."""
-    memory = Memory(folder)
+    memory = Journal(folder)
     with pytest.raises(ConfigurationError, match="another receiver"):
-        Memory(folder)
+        Journal(folder)
     reopened(memory, folder).close()
 
 
 def test_damaged_file_is_passed_over(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One file that cannot be read does not keep the receiver from the others."""
-    memory = Memory(folder)
+    memory = Journal(folder)
     memory.begin(REQUEST, 0.0)
     (folder / "broken.json").write_text("{")
     (folder / "later.json").write_text(json.dumps({"version": 99}))

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.errors import SchedulerAway
-from evalstop_client.receivers import Gone, Job, NotMine, Present, Receiver, StopRequest
-from evalstop_client.receivers.stop.execution import Surroundings
-from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.errors import SchedulerUnavailable
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present, Receiver, StopRequest
+from evalstop_client.receivers.stop.execution import ReceiverContext
+from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
-from evalstop_client.receivers.stop.report import Reports
-from evalstop_client.receivers.stop.state_machine import Bounds, Phase
+from evalstop_client.receivers.stop.report import ReportClient
+from evalstop_client.receivers.stop.state_machine import Phase, StopTimeouts
 from evalstop_client.signature import sign
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
@@ -26,7 +26,7 @@ from tests.clients.webhooks import SECRET, stop_event
 
 STOPS, OTHERS, RESTARTS, SEED = 150, 30, 4, 20260101
 TROUBLE = 0.15
-BOUNDS = Bounds(checkpoint_seconds=0.5, cancel_seconds=0.5, give_up_seconds=60, look_seconds=0.1)
+BOUNDS = StopTimeouts(checkpoint_seconds=0.5, cancel_seconds=0.5, give_up_seconds=60, poll_seconds=0.1)
 
 
 @dataclass
@@ -51,36 +51,36 @@ class FakeCluster:
     changing: threading.Lock = field(default_factory=threading.Lock)
     name: str = "fake cluster"
 
-    def find(self, request: StopRequest) -> Job | NotMine:
+    def find_job(self, request: StopRequest) -> Job | ForeignJob:
         with self.changing:
             self._fail()
             name = request.labels.get("job_id", "")
-            return Job(name) if name in self.jobs else NotMine()
+            return Job(name) if name in self.jobs else ForeignJob()
 
-    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+    def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         with self._doing("ask", job) as one:
             one.asked_at = one.asked_at or time.time()
             if one.quits:
                 self._end(one)
         return True
 
-    def cancel(self, job: Job, request: StopRequest) -> None:
+    def cancel_job(self, job: Job, request: StopRequest) -> None:
         with self._doing("cancel", job) as one:
             one.cancelled_early |= one.asked_at is None or time.time() - one.asked_at < BOUNDS.checkpoint_seconds
             if not one.deaf:
                 self._end(one)
 
-    def force(self, job: Job) -> None:
+    def kill_job(self, job: Job) -> None:
         with self._doing("force", job) as one:
             self._end(one)
 
-    def look(self, job: Job) -> Present | Gone:
+    def check_job(self, job: Job) -> Present | Gone:
         with self.changing:
             self._fail()
             ends_at = self.jobs[job.id].ends_at
             return Gone("ENDED") if ends_at is not None and time.time() >= ends_at else Present("RUNNING")
 
-    def undo(self, job: Job) -> None:
+    def resume_job(self, job: Job) -> None:
         raise NotImplementedError
 
     def _doing(self, verb: str, job: Job) -> _Doing:
@@ -93,7 +93,7 @@ class FakeCluster:
 
     def _fail(self) -> None:
         if self.chance.random() < TROUBLE:
-            raise SchedulerAway("it is busy")
+            raise SchedulerUnavailable("it is busy")
 
 
 @dataclass
@@ -108,7 +108,7 @@ class _Doing:
         self.cluster.changing.acquire()
         try:
             self.cluster._fail()
-        except SchedulerAway:
+        except SchedulerUnavailable:
             self.cluster.changing.release()
             raise
         self.cluster.verbs[self.verb] += 1
@@ -150,8 +150,8 @@ def test_every_job_is_ended_once_and_reported_whatever_fails(
     service.forced = [unwell]
     share = len(deliveries) // RESTARTS
     for life in range(RESTARTS):
-        memory = Memory(tmp_path)
-        around = Surroundings(cluster, memory, lambda: Reports(server.url, KEY, "fake"), BOUNDS, Metrics())
+        memory = Journal(tmp_path)
+        around = ReceiverContext(cluster, memory, lambda: ReportClient(server.url, KEY, "fake"), BOUNDS, Metrics())
         receiver = Receiver(around, lambda: [SECRET])
         receiver.start()
         last = life == RESTARTS - 1

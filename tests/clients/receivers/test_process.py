@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evalstop_client.receivers.process.action import marked_environment
-from evalstop_client.receivers.process.descendants import DEAD_STATES, processes_by_ps
-from evalstop_client.settings import labels_in
+from evalstop_client.receivers.process.descendants import DEAD_STATES, list_processes_by_ps
+from evalstop_client.receivers.process.job_control import label_environment
+from evalstop_client.settings import parse_labels
 
 from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually, is_alive, program
@@ -237,7 +237,7 @@ def test_job_has_our_streams_the_label_and_no_secret(tmp_path: Path, server: Fak
         command, input="hello", capture_output=True, text=True, env=environment, timeout=60, check=True
     )
     seen, standard_input = json.loads(done.stdout)
-    labels = labels_in(seen["EVALSTOP_LABELS"])
+    labels = parse_labels(seen["EVALSTOP_LABELS"])
     assert standard_input == "hello"
     assert done.stderr.splitlines()[-1] == "e"
     assert labels["seed"] == "3"
@@ -281,15 +281,15 @@ def test_help_teaches_by_example() -> None:
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
 def test_ps_tells_what_proc_tells() -> None:
     """Where there is no /proc, `ps` names the same parent and group."""
-    (by_ps,) = [process for process in processes_by_ps() if process.pid == os.getpid()]
+    (by_ps,) = [process for process in list_processes_by_ps() if process.pid == os.getpid()]
     assert (by_ps.parent, by_ps.group) == (os.getppid(), os.getpgid(0))
     assert by_ps.state[:1] not in DEAD_STATES
 
 
 def test_label_replaces_that_of_an_outer_receiver() -> None:
     """A receiver started by a job of another receiver has its own label."""
-    outer = marked_environment({"EVALSTOP_LABELS": "a=b"}, "outer")
-    assert labels_in(marked_environment(outer, "inner")["EVALSTOP_LABELS"]) == {"a": "b", "receiver": "inner"}
+    outer = label_environment({"EVALSTOP_LABELS": "a=b"}, "outer")
+    assert parse_labels(label_environment(outer, "inner")["EVALSTOP_LABELS"]) == {"a": "b", "receiver": "inner"}
 
 
 def test_whole_way_from_the_trainers_post_to_the_confirmed_end(

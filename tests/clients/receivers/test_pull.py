@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from evalstop_client.receivers import Receiver
-from evalstop_client.receivers.stop.execution import Surroundings
-from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.execution import ReceiverContext
+from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.pull import Puller
-from evalstop_client.receivers.stop.report import Reports
+from evalstop_client.receivers.stop.report import ReportClient
 from evalstop_client.signature import sign
 
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
@@ -85,8 +85,8 @@ class Setup:
 
 @pytest.fixture
 def setup(server: FakeServer, mailbox: FakeMailbox, tmp_path: Path) -> Iterator[Setup]:
-    action, memory = FakeScheduler(), Memory(tmp_path / "memory")
-    around = Surroundings(action, memory, lambda: Reports(server.url, KEY, "fake"), QUICK, Metrics())
+    action, memory = FakeScheduler(), Journal(tmp_path / "memory")
+    around = ReceiverContext(action, memory, lambda: ReportClient(server.url, KEY, "fake"), QUICK, Metrics())
     receiver = Receiver(around, lambda: [SECRET])
     puller = Puller(server.url, KEY, "e1", receiver, poll_seconds=1.0)
     yield Setup(action, receiver, puller)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import httpx
 import pytest
 from evalstop_client.receivers import Receiver
-from evalstop_client.receivers.stop.execution import Surroundings
-from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.execution import ReceiverContext
+from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
-from evalstop_client.receivers.stop.report import Reports
+from evalstop_client.receivers.stop.report import ReportClient
 
 from tests.clients.fake_service import KEY, PROBLEM, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually
@@ -41,7 +41,7 @@ def test_stop_that_is_taken_up_is_acknowledged(setup: Setup, service: FakeServic
     ((decision_id, report),) = eventually(lambda: service.acknowledged)
     assert (decision_id, report["actor"]) == ("decision-1", "fake action")
     assert report["details"].items() >= {"job": "7", "user": "ann"}.items()
-    assert report["expected_seconds"] == setup.receiver.surroundings.bounds.checkpoint_seconds
+    assert report["expected_seconds"] == setup.receiver.context.bounds.checkpoint_seconds
 
 
 def test_nothing_waits_for_the_acknowledgement(setup: Setup, service: FakeService) -> None:
@@ -124,7 +124,7 @@ def test_job_of_another_receiver_is_none_of_ours(setup: Setup, service: FakeServ
     assert send(setup.url, stop_event({})).status_code == 202
     eventually(lambda: setup.action.asked)
     assert setup.receiver.wait_idle(20)
-    assert not setup.receiver.wait_obeyed(0)
+    assert not setup.receiver.wait_until_stopped(0)
     assert service.requests == []
 
 
@@ -151,8 +151,8 @@ def test_decision_is_obeyed_once_across_a_restart(setup: Setup, server: FakeServ
     setup.memory.close()
     folder = setup.memory.folder
     assert folder is not None
-    memory = Memory(folder)
-    around = Surroundings(setup.action, memory, lambda: Reports(server.url, KEY, "next"), QUICK, Metrics())
+    memory = Journal(folder)
+    around = ReceiverContext(setup.action, memory, lambda: ReportClient(server.url, KEY, "next"), QUICK, Metrics())
     following = Receiver(around, lambda: [SECRET])
     setup.action.gone = True
     following.start()
@@ -168,7 +168,7 @@ def test_escalation_of_a_stop_under_way_forces_it(setup: Setup, service: FakeSer
     """When the service loses its patience, the job is not given the rest of its time."""
     setup.action.ends_on = "force"
     patient = replace(QUICK, cancel_seconds=1_000, give_up_seconds=2_000)
-    setup.receiver.surroundings = replace(setup.receiver.surroundings, bounds=patient)
+    setup.receiver.context = replace(setup.receiver.context, bounds=patient)
     send(setup.url, stop_event({}))
     eventually(lambda: setup.action.verbs)
     event = {**stop_event({}), "type": "run.stop_escalated"}

@@ -30,7 +30,7 @@ exit 0
 
 
 @dataclass
-class Standing:
+class LatestAnswer:
     """A receiver in front of a scheduler of one job, started again as often as one likes."""
 
     folder: Path
@@ -53,7 +53,7 @@ class Standing:
             f"{script} check {{job_id}}",
         ]
         command += ["--signal", f"{script} save {{job_id}}", "--listen", "127.0.0.1:0", "--ready-file", str(ready)]
-        command += ["--state", str(self.folder / "state"), "--url", self.server.url, "--look-seconds", "0.1"]
+        command += ["--state", str(self.folder / "state"), "--url", self.server.url, "--poll-seconds", "0.1"]
         command += self.options
         environment = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY}
         self.process = process = self.stack.enter_context(program(command, **environment))
@@ -74,13 +74,13 @@ class Standing:
 
 
 @pytest.fixture
-def standing(tmp_path: Path, server: FakeServer) -> Iterator[Standing]:
+def standing(tmp_path: Path, server: FakeServer) -> Iterator[LatestAnswer]:
     (tmp_path / "scheduler").write_text(SCHEDULER.format(folder=tmp_path))
     with ExitStack() as stack:
-        yield Standing(tmp_path, server, stack, options=["--checkpoint-grace-seconds", "0.2"])
+        yield LatestAnswer(tmp_path, server, stack, options=["--checkpoint-grace-seconds", "0.2"])
 
 
-def test_stop_is_obeyed_and_reported(standing: Standing, service: FakeService) -> None:
+def test_stop_is_obeyed_and_reported(standing: LatestAnswer, service: FakeService) -> None:
     """By the commands alone: save, cancel, look, and what the look printed is in the report; the metrics are there."""
     url = standing.start()
     assert send(url, stop_event({"job_id": "7"})).status_code == 202
@@ -95,7 +95,7 @@ def test_stop_is_obeyed_and_reported(standing: Standing, service: FakeService) -
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_receiver_that_ended_in_the_middle_is_followed_by_one_that_goes_on(
-    standing: Standing, service: FakeService, number: signal.Signals
+    standing: LatestAnswer, service: FakeService, number: signal.Signals
 ) -> None:
     """Killed, or asked to go, while it waits for the job: the next one cancels nothing anew, and reports the end."""
     (standing.folder / "deaf").touch()
@@ -114,7 +114,7 @@ def test_receiver_that_ended_in_the_middle_is_followed_by_one_that_goes_on(
     assert send(url, stop_event({"job_id": "7"})).json() == {"repeat": "decision-1"}
 
 
-def test_hostile_label_is_refused_and_told(standing: Standing, service: FakeService) -> None:
+def test_hostile_label_is_refused_and_told(standing: LatestAnswer, service: FakeService) -> None:
     """Nothing is run for it, and the service hears why."""
     url = standing.start()
     send(url, stop_event({"job_id": "7; touch /tmp/x"}))
@@ -124,7 +124,7 @@ def test_hostile_label_is_refused_and_told(standing: Standing, service: FakeServ
     assert not (standing.folder / "log").exists()
 
 
-def test_second_receiver_on_the_same_memory_does_not_start(standing: Standing) -> None:
+def test_second_receiver_on_the_same_memory_does_not_start(standing: LatestAnswer) -> None:
     """Two that share a memory would both obey."""
     standing.start()
     command = [*RECEIVER, "command", "--run", "a {job_id}", "--check", "b {job_id}", "--listen", "127.0.0.1:0"]

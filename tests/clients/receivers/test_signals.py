@@ -9,13 +9,13 @@ from tests.clients.programs import trainer
 
 WAITS = """
 import random, signal
-from evalstop_client.receivers.ending import Ending
+from evalstop_client.receivers.stop.signals import ShutdownSignal
 chance = random.Random(1)
 for _ in range(300):
-    ending = Ending()
+    ending = ShutdownSignal()
     signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
     signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 50e-6))
-    assert ending.wait(20) and ending.wait(0) and ending.has_come
+    assert ending.wait(20) and ending.wait(0) and ending.is_set
 print("through")
 """
 

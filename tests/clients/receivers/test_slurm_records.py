@@ -6,13 +6,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerAway
-from evalstop_client.receivers import Gone, Job, NotMine
-from evalstop_client.receivers.slurm.action import SlurmAction
+from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
+from evalstop_client.receivers import ForeignJob, Gone, Job
 from evalstop_client.receivers.slurm.commands import Programs
-from evalstop_client.receivers.slurm.job_record import Record, details, from_rest, from_squeue, gpus_in, of_job
-from evalstop_client.receivers.slurm.rest import checked_rest_url, token_in, user_in
-from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, wanted_signal
+from evalstop_client.receivers.slurm.job_control import SlurmJobControl
+from evalstop_client.receivers.slurm.job_record import Record, details, from_rest, from_squeue, of_job, parse_gpus
+from evalstop_client.receivers.slurm.rest import parse_token, parse_user, validate_rest_url
+from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, choose_signal
 
 from tests.clients.receivers.conformance import Started, found, request
 
@@ -35,7 +35,7 @@ from tests.clients.receivers.conformance import Started, found, request
 )
 def test_gpus_are_counted(allocated: str, per_job: str, per_node: str, nodes: int, gpus: int) -> None:
     """From what was allocated, if Slurm keeps it; else from what was asked for."""
-    assert gpus_in(allocated, per_job, per_node, nodes) == gpus
+    assert parse_gpus(allocated, per_job, per_node, nodes) == gpus
 
 
 def test_line_of_squeue_is_read() -> None:
@@ -113,33 +113,33 @@ def programs(tmp_path: Path) -> Path:
 LABELS = {"slurm_job_id": "7", "slurm_cluster": "alpha"}
 
 
-def action(programs: Path, **variables: str) -> SlurmAction:
-    return SlurmAction(Programs({"PATH": f"{programs}:/usr/bin:/bin", **variables}), users=frozenset({"ann"}))
+def action(programs: Path, **variables: str) -> SlurmJobControl:
+    return SlurmJobControl(Programs({"PATH": f"{programs}:/usr/bin:/bin", **variables}), users=frozenset({"ann"}))
 
 
 def test_accounting_tells_of_a_job_that_the_controller_has_forgotten(programs: Path) -> None:
     """With sacct the end of a job is known however long ago it was, and whose it was is checked."""
     ours = action(programs, PRIVATE="jobs", PAST="7|CANCELLED by 1000|ann|gpu|0:15|cpu=1,gres/gpu=2")
-    end = ours.look(ours_job := ours_found(ours))
+    end = ours.check_job(ours_job := ours_found(ours))
     assert isinstance(end, Gone)
     assert ours_job.facts["user"] == "ann"
     assert (end.state, end.details["gpus_freed"], end.details["signal"]) == ("CANCELLED", 2, 15)
     others = action(programs, PRIVATE="jobs", PAST="7|COMPLETED|eve|gpu|0:0|cpu=1")
     with pytest.raises(RequestRefused, match="allow-list"):
-        others.find(request(LABELS))
+        others.find_job(request(LABELS))
 
 
-def ours_found(ours: SlurmAction) -> Job:
+def ours_found(ours: SlurmJobControl) -> Job:
     return found(Started(ours, LABELS))
 
 
 def test_unknown_job_is_gone_only_where_nothing_is_hidden(programs: Path) -> None:
     """Where PrivateData hides jobs, one that is not shown may run: that it is gone is not claimed."""
     with pytest.raises(RequestRefused, match="cannot be proved"):
-        action(programs, PRIVATE="accounts,jobs").find(request(LABELS))
+        action(programs, PRIVATE="accounts,jobs").find_job(request(LABELS))
     open_one = action(programs, PRIVATE="none")
-    assert isinstance(open_one.look(ours_found(open_one)), Gone)
-    assert isinstance(open_one.find(request({**LABELS, "slurm_cluster": "beta"})), NotMine)
+    assert isinstance(open_one.check_job(ours_found(open_one)), Gone)
+    assert isinstance(open_one.find_job(request({**LABELS, "slurm_cluster": "beta"})), ForeignJob)
 
 
 @pytest.mark.parametrize("trouble", ["Unable to contact slurm controller (connect failure)", "Socket timed out", ""])
@@ -147,7 +147,7 @@ def test_squeue_that_fails_says_nothing_about_a_job(programs: Path, trouble: str
     """Only the controller's own word that it knows no such job is taken for that."""
     cluster = Programs({"PATH": f"{programs}:/usr/bin:/bin", "TROUBLE": trouble})
     if trouble:
-        with pytest.raises(SchedulerAway):
+        with pytest.raises(SchedulerUnavailable):
             cluster.jobs("7")
     else:
         assert cluster.jobs("7") == []
@@ -156,12 +156,12 @@ def test_squeue_that_fails_says_nothing_about_a_job(programs: Path, trouble: str
 def test_checkpoint_signal_comes_from_the_label_then_from_the_option() -> None:
     """A label asks for another signal, or for none; what would end the job cannot be asked for."""
     default = CheckpointSignal("USR1", "batch")
-    assert wanted_signal({}, default) == default
-    assert wanted_signal({"checkpoint_signal": "SIGUSR2@steps"}, default) == CheckpointSignal("USR2", "steps")
-    assert wanted_signal({"checkpoint_signal": "none"}, default) is None
+    assert choose_signal({}, default) == default
+    assert choose_signal({"checkpoint_signal": "SIGUSR2@steps"}, default) == CheckpointSignal("USR2", "steps")
+    assert choose_signal({"checkpoint_signal": "none"}, default) is None
     for bad in ("KILL", "TERM", "USR1@everywhere", "9", "USR1 USR2"):
         with pytest.raises(RequestRefused, match="checkpoint"):
-            wanted_signal({"checkpoint_signal": bad}, default)
+            choose_signal({"checkpoint_signal": bad}, default)
         with pytest.raises(ConfigurationError):
             checkpoint_signal(bad)
 
@@ -169,17 +169,17 @@ def test_checkpoint_signal_comes_from_the_label_then_from_the_option() -> None:
 def test_token_and_its_owner_are_read() -> None:
     """As a file holds it or as `scontrol token` prints it; the user is in the token itself."""
     token = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjE3OTUyODAxMDMsInN1biI6InJvb3QifQ.K85hh"
-    assert token_in(f"SLURM_JWT={token}\n") == token_in(token) == token
-    assert user_in(token) == "root"
+    assert parse_token(f"SLURM_JWT={token}\n") == parse_token(token) == token
+    assert parse_user(token) == "root"
     for bad in ("", "a.b.c", "a", "a.bnVsbA.c"):
-        assert user_in(bad) is None
+        assert parse_user(bad) is None
 
 
 def test_rest_url_is_checked_at_the_start() -> None:
     """A socket or an address, anything else is told at once."""
-    assert checked_rest_url("http://127.0.0.1:6820/") == "http://127.0.0.1:6820"
-    assert checked_rest_url("unix:/run/slurmrestd.sock") == "unix:/run/slurmrestd.sock"
+    assert validate_rest_url("http://127.0.0.1:6820/") == "http://127.0.0.1:6820"
+    assert validate_rest_url("unix:/run/slurmrestd.sock") == "unix:/run/slurmrestd.sock"
     for bad in ("127.0.0.1:6820", "ftp://x", "http://", "unix:"):
         with pytest.raises(ConfigurationError):
-            checked_rest_url(bad)
-    assert httpx.URL(checked_rest_url("https://slurm.example")).scheme == "https"
+            validate_rest_url(bad)
+    assert httpx.URL(validate_rest_url("https://slurm.example")).scheme == "https"

@@ -6,22 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 from evalstop_client.receivers.stop import events, instructions
-from evalstop_client.receivers.stop.action import Gone, Job, Present
 from evalstop_client.receivers.stop.events import Event
 from evalstop_client.receivers.stop.instructions import Instruction
-from evalstop_client.receivers.stop.state_machine import Bounds, Phase, Stop, step
+from evalstop_client.receivers.stop.job_control import Gone, Job, Present
+from evalstop_client.receivers.stop.state_machine import Phase, Stop, StopTimeouts, step
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 JOB = Job("7", {"user": "ann"})
 RUNNING, GONE = Present("RUNNING"), Gone("CANCELLED", {"exit_code": 0})
-BOUNDS = Bounds(
-    checkpoint_seconds=100, cancel_seconds=30, give_up_seconds=200, abandon_seconds=5_000, tell_seconds=1_000
+BOUNDS = StopTimeouts(
+    checkpoint_seconds=100, cancel_seconds=30, give_up_seconds=200, abandon_seconds=5_000, report_seconds=1_000
 )
 
 
-def told(stop: Stop, *happened: Event, bounds: Bounds = BOUNDS) -> tuple[Stop, list[Instruction | None]]:
+def told(stop: Stop, *happened: Event, bounds: StopTimeouts = BOUNDS) -> tuple[Stop, list[Instruction | None]]:
     """What comes of these events, one after the other."""
     done = []
     for event in happened:
@@ -31,26 +31,26 @@ def told(stop: Stop, *happened: Event, bounds: Bounds = BOUNDS) -> tuple[Stop, l
 
 
 def test_usual_stop_saves_cancels_and_tells() -> None:
-    """Found, asked for a checkpoint, saved, cancelled, seen to be gone, told."""
+    """JobFound, asked for a checkpoint, saved, cancelled, seen to be gone, told."""
     stop, done = told(
-        Stop(begun_at=0),
-        events.Begun(0),
-        events.Found(1, JOB, RUNNING),
-        events.Asked(2, True, "mark"),
-        events.Waited(3),
-        events.Seen(3, RUNNING, False),
-        events.Waited(4),
-        events.Seen(4, RUNNING, True),
-        events.Cancelled(5),
-        events.Waited(6),
-        events.Seen(6, Present("COMPLETING")),
-        events.Waited(7),
-        events.Seen(7, GONE),
-        events.Told(8),
+        Stop(started_at=0),
+        events.Started(0),
+        events.JobFound(1, JOB, RUNNING),
+        events.CheckpointRequested(2, True, "mark"),
+        events.WaitEnded(3),
+        events.JobChecked(3, RUNNING, False),
+        events.WaitEnded(4),
+        events.JobChecked(4, RUNNING, True),
+        events.JobCancelled(5),
+        events.WaitEnded(6),
+        events.JobChecked(6, Present("COMPLETING")),
+        events.WaitEnded(7),
+        events.JobChecked(7, GONE),
+        events.ReportAccepted(8),
     )
     kinds = [type(one).__name__ for one in done]
     assert kinds == [
-        "Find", "AskToSave", "Wait", "Look", "Wait", "Look", "Cancel", "Wait", "Look", "Wait", "Look", "Tell",
+        "FindJob", "RequestCheckpoint", "Wait", "CheckJob", "Wait", "CheckJob", "CancelJob", "Wait", "CheckJob", "Wait", "CheckJob", "SendReport",
         "NoneType",
     ]  # fmt: skip
     assert stop.phase is Phase.DONE
@@ -62,74 +62,82 @@ def test_usual_stop_saves_cancels_and_tells() -> None:
 
 def test_checkpoint_that_is_not_seen_is_waited_for_to_the_end_of_its_time() -> None:
     """The window closes at its end, not before, and the report says that nobody saw a checkpoint."""
-    stop, _ = told(Stop(begun_at=0), events.Found(0, JOB, RUNNING), events.Asked(0, True, None))
-    _, (early,) = told(stop, events.Seen(99.9, RUNNING, None))
+    stop, _ = told(Stop(started_at=0), events.JobFound(0, JOB, RUNNING), events.CheckpointRequested(0, True, None))
+    _, (early,) = told(stop, events.JobChecked(99.9, RUNNING, None))
     assert early == instructions.Wait(1.0)
-    late, (instruction,) = told(stop, events.Seen(100, RUNNING, None))
-    assert (instruction, late.checkpoint) == (instructions.Cancel(JOB), "not seen in time")
+    late, (instruction,) = told(stop, events.JobChecked(100, RUNNING, None))
+    assert (instruction, late.checkpoint) == (instructions.CancelJob(JOB), "not seen in time")
 
 
 def test_job_that_cannot_be_asked_is_cancelled_at_once() -> None:
     """No window is held open for a checkpoint that nobody was asked for."""
-    _, done = told(Stop(begun_at=0), events.Found(0, JOB, RUNNING), events.Asked(0, False))
-    assert done[-1] == instructions.Cancel(JOB)
+    _, done = told(Stop(started_at=0), events.JobFound(0, JOB, RUNNING), events.CheckpointRequested(0, False))
+    assert done[-1] == instructions.CancelJob(JOB)
 
 
 def test_no_window_means_no_signal() -> None:
     """With a window of 0 the job is cancelled right away."""
-    _, done = told(Stop(begun_at=0), events.Found(0, JOB, RUNNING), bounds=replace(BOUNDS, checkpoint_seconds=0))
-    assert done == [instructions.Cancel(JOB)]
+    _, done = told(Stop(started_at=0), events.JobFound(0, JOB, RUNNING), bounds=replace(BOUNDS, checkpoint_seconds=0))
+    assert done == [instructions.CancelJob(JOB)]
 
 
 def test_deaf_job_is_forced_again_and_again_and_told_once() -> None:
     """After its grace a job is forced, forced again, told as failed once, and told as ended when it ends."""
-    stop = Stop(begun_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
+    stop = Stop(started_at=0, phase=Phase.CANCELLING, job=JOB, cancelled_at=0)
     stop, done = told(
-        stop, events.Seen(29, RUNNING), events.Seen(30, RUNNING), events.Forced(30), events.Seen(61, RUNNING)
+        stop,
+        events.JobChecked(29, RUNNING),
+        events.JobChecked(30, RUNNING),
+        events.JobKilled(30),
+        events.JobChecked(61, RUNNING),
     )
-    assert [type(one).__name__ for one in done] == ["Wait", "Force", "Wait", "Force"]
-    stop, done = told(stop, events.Forced(190), events.Seen(200, RUNNING), events.Told(201))
-    assert isinstance(done[1], instructions.Tell)
+    assert [type(one).__name__ for one in done] == ["Wait", "KillJob", "Wait", "KillJob"]
+    stop, done = told(stop, events.JobKilled(190), events.JobChecked(200, RUNNING), events.ReportAccepted(201))
+    assert isinstance(done[1], instructions.SendReport)
     assert done[1].report.state == "failed"
     assert isinstance(done[2], instructions.Wait), "it is watched on"
-    stop, done = told(stop, events.Seen(210, RUNNING), events.Seen(211, GONE), events.Told(212))
-    assert [type(one).__name__ for one in done] == ["Wait", "Tell", "NoneType"]
+    stop, done = told(stop, events.JobChecked(210, RUNNING), events.JobChecked(211, GONE), events.ReportAccepted(212))
+    assert [type(one).__name__ for one in done] == ["Wait", "SendReport", "NoneType"]
     assert stop.report is not None
     assert (stop.report.state, stop.report.details["how"]) == ("confirmed", "forced")
 
 
 def test_job_that_stays_for_ever_is_let_be_one_day() -> None:
     """After its very last day a stop ends without a confirmation, having been told as failed."""
-    stop = Stop(begun_at=0, phase=Phase.FORCING, job=JOB, cancelled_at=0, forced_at=4_999, failure_told=True)
-    stop, done = told(stop, events.Seen(5_000, RUNNING))
+    stop = Stop(started_at=0, phase=Phase.FORCING, job=JOB, cancelled_at=0, forced_at=4_999, failure_reported=True)
+    stop, done = told(stop, events.JobChecked(5_000, RUNNING))
     assert (stop.phase, done) == (Phase.DONE, [None])
 
 
 def test_report_is_told_until_its_time_is_over() -> None:
     """A service that does not answer is tried at growing intervals, at least as long apart as it asks for."""
-    stop, done = told(Stop(begun_at=0), events.Found(0, JOB, GONE), events.Untold(1), events.Waited(2))
-    assert [type(one).__name__ for one in done] == ["Tell", "Wait", "Tell"]
-    _, (wait,) = told(stop, events.Untold(3, asked_seconds=77))
+    stop, done = told(Stop(started_at=0), events.JobFound(0, JOB, GONE), events.ReportFailed(1), events.WaitEnded(2))
+    assert [type(one).__name__ for one in done] == ["SendReport", "Wait", "SendReport"]
+    _, (wait,) = told(stop, events.ReportFailed(3, retry_after_seconds=77))
     assert wait == instructions.Wait(77)
-    late, done = told(stop, events.Untold(1_000))
+    late, done = told(stop, events.ReportFailed(1_000))
     assert (late.phase, late.told, done) == (Phase.DONE, False, [None])
 
 
 def test_refusal_is_told_and_ends_it() -> None:
     """What the action refuses is told as failed, and nothing is done."""
-    stop, done = told(Stop(begun_at=0), events.Begun(0), events.Refused(1, "not allowed"), events.Told(2))
-    assert [type(one).__name__ for one in done] == ["Find", "Tell", "NoneType"]
+    stop, done = told(
+        Stop(started_at=0), events.Started(0), events.JobRefused(1, "not allowed"), events.ReportAccepted(2)
+    )
+    assert [type(one).__name__ for one in done] == ["FindJob", "SendReport", "NoneType"]
     assert stop.report is not None
     assert (stop.report.state, stop.report.reason) == ("failed", "not allowed")
 
 
 def test_escalation_does_not_cut_the_time_for_the_checkpoint() -> None:
     """Harder means to force sooner, not to lose the checkpoint."""
-    stop, _ = told(Stop(begun_at=0), events.Found(0, JOB, RUNNING), events.Asked(0, True, ""))
-    stop, done = told(stop, events.Escalated(1), events.Seen(1, RUNNING, False), events.Seen(2, RUNNING, True))
-    assert [type(one).__name__ for one in done] == ["Look", "Wait", "Cancel"]
-    _, done = told(stop, events.Cancelled(3), events.Seen(4, RUNNING))
-    assert done[-1] == instructions.Force(JOB)
+    stop, _ = told(Stop(started_at=0), events.JobFound(0, JOB, RUNNING), events.CheckpointRequested(0, True, ""))
+    stop, done = told(
+        stop, events.StopEscalated(1), events.JobChecked(1, RUNNING, False), events.JobChecked(2, RUNNING, True)
+    )
+    assert [type(one).__name__ for one in done] == ["CheckJob", "Wait", "CancelJob"]
+    _, done = told(stop, events.JobCancelled(3), events.JobChecked(4, RUNNING))
+    assert done[-1] == instructions.KillJob(JOB)
 
 
 class Receiver(RuleBasedStateMachine):
@@ -146,9 +154,9 @@ class Receiver(RuleBasedStateMachine):
         self.forced = 0
         self.reports: list[instructions.Report] = []
         self.escalated = False
-        self.kept = Stop(begun_at=0.0)
+        self.kept = Stop(started_at=0.0)
         self.instruction: Instruction | None = None
-        self._hand(events.Begun(self.now))
+        self._hand(events.Started(self.now))
 
     def _hand(self, event: Event) -> None:
         self.kept, self.instruction = step(self.kept, event, BOUNDS)
@@ -164,35 +172,36 @@ class Receiver(RuleBasedStateMachine):
     def be_killed_after_doing(self, pause: float) -> None:
         """The instruction was carried out, and the receiver killed before it heard so."""
         self._done(pause)
-        self._hand(events.Begun(self.now))
+        self._hand(events.Started(self.now))
 
     @rule(seconds=st.floats(0, 300))
     def be_killed_and_started_later(self, seconds: float) -> None:
         """Nothing but what was kept survives."""
         self.now += seconds
-        self._hand(events.Begun(self.now))
+        self._hand(events.Started(self.now))
 
     @precondition(
         lambda self: isinstance(
-            self.instruction, instructions.Find | instructions.Look | instructions.Cancel | instructions.Force
+            self.instruction,
+            instructions.FindJob | instructions.CheckJob | instructions.CancelJob | instructions.KillJob,
         )
     )
     @rule(seconds=st.floats(0, 60))
     def find_the_scheduler_away(self, seconds: float) -> None:
         self.now += seconds
-        self._hand(events.Away(self.now, "away"))
+        self._hand(events.SchedulerFailed(self.now, "away"))
 
-    @precondition(lambda self: isinstance(self.instruction, instructions.Tell))
+    @precondition(lambda self: isinstance(self.instruction, instructions.SendReport))
     @rule(seconds=st.floats(0, 30))
     def find_the_service_away(self, seconds: float) -> None:
         self.now += seconds
-        self._hand(events.Untold(self.now))
+        self._hand(events.ReportFailed(self.now))
 
     @precondition(lambda self: isinstance(self.instruction, instructions.Wait))
     @rule()
     def be_hurried(self) -> None:
         self.escalated = True
-        self._hand(events.Escalated(self.now))
+        self._hand(events.StopEscalated(self.now))
 
     @rule()
     def end_by_itself(self) -> None:
@@ -206,34 +215,34 @@ class Receiver(RuleBasedStateMachine):
         self.now += pause
         seen: Any = GONE if self.job_gone else RUNNING
         match self.instruction:
-            case instructions.Find():
-                return events.Found(self.now, JOB, seen)
-            case instructions.AskToSave():
+            case instructions.FindJob():
+                return events.JobFound(self.now, JOB, seen)
+            case instructions.RequestCheckpoint():
                 if not self.can_ask:
-                    return events.Asked(self.now, False)
+                    return events.CheckpointRequested(self.now, False)
                 self.asked_at = self.now
                 self.job_gone |= self.ends_on == "ask"
-                return events.Asked(self.now, True, "mark")
-            case instructions.Cancel():
+                return events.CheckpointRequested(self.now, True, "mark")
+            case instructions.CancelJob():
                 window_over = self.asked_at is not None and self.now - self.asked_at >= BOUNDS.checkpoint_seconds
                 assert window_over or self.saved or not self.can_ask, "cancelled before the checkpoint was safe"
                 self.cancelled_at = self.now
                 self.job_gone |= self.ends_on == "cancel"
-                return events.Cancelled(self.now)
-            case instructions.Force():
+                return events.JobCancelled(self.now)
+            case instructions.KillJob():
                 assert self.cancelled_at is not None, "forced without a cancel"
                 assert self.escalated or self.now - self.cancelled_at >= BOUNDS.cancel_seconds, "forced too soon"
                 self.forced += 1
                 self.job_gone |= self.ends_on == "force" or self.forced > 1
-                return events.Forced(self.now)
-            case instructions.Look():
-                return events.Seen(self.now, seen, self.saved)
+                return events.JobKilled(self.now)
+            case instructions.CheckJob():
+                return events.JobChecked(self.now, seen, self.saved)
             case instructions.Wait():
-                return events.Waited(self.now)
-            case instructions.Tell(report):
+                return events.WaitEnded(self.now)
+            case instructions.SendReport(report):
                 assert report.state == "failed" or self.job_gone, "confirmed what is not gone"
                 self.reports.append(report)
-                return events.Told(self.now)
+                return events.ReportAccepted(self.now)
         raise AssertionError(self.instruction)
 
     @invariant()
@@ -251,7 +260,7 @@ class Receiver(RuleBasedStateMachine):
             pause = self.instruction.seconds if isinstance(self.instruction, instructions.Wait) else 0.1
             self._hand(self._done(pause))
         assert self.kept.phase is Phase.DONE
-        if self.now < BOUNDS.tell_seconds:
+        if self.now < BOUNDS.report_seconds:
             assert self.reports[-1].state == "confirmed"
 
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerAway
-from evalstop_client.receivers import Gone, Job, NotMine, Present
-from evalstop_client.receivers.command.action import CommandAction, Commands
+from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present
+from evalstop_client.receivers.command.job_control import CommandJobControl, Commands
 from evalstop_client.receivers.command.template import template
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,39 +69,41 @@ def test_no_shell_ever_sees_a_value(tmp_path: Path) -> None:
         "import json, os, sys; print(json.dumps({'argv': sys.argv[1:], 'home': os.environ['HOME']}));sys.exit(3)"
     )
     check = f"{sys.executable} {script} $HOME '*' {{job_id}}"
-    action = CommandAction(commands(check), {"HOME": "/nowhere"})
-    job = action.find(request({"job_id": "7"}))
+    action = CommandJobControl(commands(check), {"HOME": "/nowhere"})
+    job = action.find_job(request({"job_id": "7"}))
     assert isinstance(job, Job)
-    assert action.look(job) == Gone("gone", {"argv": ["$HOME", "*", "7"], "home": "/nowhere"})
+    assert action.check_job(job) == Gone("gone", {"argv": ["$HOME", "*", "7"], "home": "/nowhere"})
 
 
 def test_exit_code_of_the_check_is_read_strictly(tmp_path: Path) -> None:
     """0 is there, 3 is gone; any other code, a command that hangs or that is not there means that nobody knows."""
     job = Job("7", {"job_id": "7"})
-    assert isinstance(CommandAction(commands("sh -c 'exit 0'"), {"PATH": "/bin:/usr/bin"}).look(job), Present)
-    assert isinstance(CommandAction(commands("sh -c 'exit 3'"), {"PATH": "/bin:/usr/bin"}).look(job), Gone)
+    assert isinstance(CommandJobControl(commands("sh -c 'exit 0'"), {"PATH": "/bin:/usr/bin"}).check_job(job), Present)
+    assert isinstance(CommandJobControl(commands("sh -c 'exit 3'"), {"PATH": "/bin:/usr/bin"}).check_job(job), Gone)
     for check in ("sh -c 'echo broken >&2; exit 1'", "sh -c 'kill -9 $$'", "/no/such/program"):
-        with pytest.raises(SchedulerAway):
-            CommandAction(commands(check), {"PATH": "/bin:/usr/bin"}).look(job)
-    with pytest.raises(SchedulerAway, match=r"within 0\.1 s"):
-        CommandAction(commands("sleep 5"), {"PATH": "/bin:/usr/bin"}, command_seconds=0.1).look(job)
+        with pytest.raises(SchedulerUnavailable):
+            CommandJobControl(commands(check), {"PATH": "/bin:/usr/bin"}).check_job(job)
+    with pytest.raises(SchedulerUnavailable, match=r"within 0\.1 s"):
+        CommandJobControl(commands("sleep 5"), {"PATH": "/bin:/usr/bin"}, command_seconds=0.1).check_job(job)
 
 
 def test_only_what_is_mine_and_allowed_is_touched() -> None:
     """Another scheduler's run is not ours; ours outside the allow-list, or without the labels, is refused."""
-    action = CommandAction(commands("true"), {}, mine={"scheduler": "lsf"}, allow={"user": frozenset({"ann", "ben"})})
-    assert isinstance(action.find(request({"job_id": "7", "user": "ann"})), NotMine)
+    action = CommandJobControl(
+        commands("true"), {}, mine={"scheduler": "lsf"}, allow={"user": frozenset({"ann", "ben"})}
+    )
+    assert isinstance(action.find_job(request({"job_id": "7", "user": "ann"})), ForeignJob)
     with pytest.raises(RequestRefused, match="allow-list"):
-        action.find(request({"scheduler": "lsf", "job_id": "7", "user": "eve"}))
+        action.find_job(request({"scheduler": "lsf", "job_id": "7", "user": "eve"}))
     with pytest.raises(RequestRefused, match="no label job_id"):
-        action.find(request({"scheduler": "lsf", "user": "ben"}))
-    found = action.find(request({"scheduler": "lsf", "user": "ben", "job_id": "7"}))
+        action.find_job(request({"scheduler": "lsf", "user": "ben"}))
+    found = action.find_job(request({"scheduler": "lsf", "user": "ben", "job_id": "7"}))
     assert found == Job("7", {"job_id": "7"})
 
 
 def test_label_cannot_pass_for_the_run_itself() -> None:
     """{run_id} and {decision_id} are the service's, whatever labels are called so."""
-    action = CommandAction(Commands(cancel=template("c {run_id}"), check=template("c {decision_id}")), {})
-    job = action.find(request({"run_id": "forged", "decision_id": "forged"}))
+    action = CommandJobControl(Commands(cancel=template("c {run_id}"), check=template("c {decision_id}")), {})
+    job = action.find_job(request({"run_id": "forged", "decision_id": "forged"}))
     assert isinstance(job, Job)
     assert json.loads(json.dumps(dict(job.facts))) == {"decision_id": "decision-1", "run_id": "run-1"}

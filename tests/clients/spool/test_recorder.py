@@ -9,7 +9,7 @@ from evalstop_client.settings import Limits
 from evalstop_client.spool.recorder import Recorder
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.spool import Spool
-from evalstop_client.spool.warnings import Notices
+from evalstop_client.spool.warnings import WarningLog
 
 
 def observation(step: int) -> Entry:
@@ -18,14 +18,14 @@ def observation(step: int) -> Entry:
 
 def test_full_queue_drops_new_observations_but_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the disk standing still the queue fills up: later observations are lost and counted, a checkpoint is not."""
-    notices = Notices()
-    spool = Spool(tmp_path / "a-run", {"name": "a run"}, Limits(), notices)
-    recorder = Recorder(spool, queue_entries=3, notices=notices)
+    warnings = WarningLog()
+    spool = Spool(tmp_path / "a-run", {"name": "a run"}, Limits(), warnings)
+    recorder = Recorder(spool, queue_entries=3, warnings=warnings)
     checkpoint = Entry("checkpoints", {"step": 5, "uri": "file:///5"})
     for step in range(5):
         recorder.put(observation(step))
     recorder.put(checkpoint)
-    assert notices.dropped == 2
+    assert warnings.dropped == 2
     assert len(caplog.records) == 1
     recorder.start()  # the disk moves again
     assert recorder.wait_idle(20)
@@ -42,8 +42,8 @@ def test_what_only_memory_held_is_counted_as_lost_at_the_end(tmp_path: Path) -> 
     """With a disk that refuses and a service that is away, the end of the process is a loss, and said to be one."""
     blocker = tmp_path / "a-run"
     blocker.write_text("a file where the folder should be")
-    notices = Notices()
-    spool = Spool(blocker, {"name": "a run"}, Limits(), notices)
+    warnings = WarningLog()
+    spool = Spool(blocker, {"name": "a run"}, Limits(), warnings)
     spool.append([observation(1), observation(2)])
     spool.close()
-    assert notices.dropped == 2
+    assert warnings.dropped == 2

@@ -13,7 +13,7 @@ import pytest
 from evalstop_client.settings import Limits
 from evalstop_client.spool.segment import Entry
 from evalstop_client.spool.spool import Spool
-from evalstop_client.spool.warnings import Notices
+from evalstop_client.spool.warnings import WarningLog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ appends = st.lists(st.lists(entries, max_size=5), max_size=6)
 
 
 def spool_in(folder: Path, limits: Limits = LIMITS, opening: dict[str, Any] = OPENING) -> Spool:
-    return Spool(folder, opening, limits, Notices())
+    return Spool(folder, opening, limits, WarningLog())
 
 
 @contextlib.contextmanager
@@ -124,16 +124,16 @@ def test_torn_tail_costs_only_the_torn_line(chunks: list[list[Entry]], data: st.
 
 def test_damaged_line_is_passed_over_and_counted(tmp_path: Path) -> None:
     """A line damaged in the middle is left out, the others arrive, and the loss is counted."""
-    notices = Notices()
+    warnings = WarningLog()
     first = spool_in(tmp_path / "a-run")
     first.append([Entry("resume", {"step": 1}), Entry("resume", {"step": 2}), Entry("resume", {"step": 3})])
     first.abandon_in_child()
     (path,) = (tmp_path / "a-run").glob("*.jsonl")
     path.write_bytes(path.read_bytes().replace(b'"step":2', b'"st\xff\r":2'))
-    second = Spool(tmp_path / "a-run", OPENING, LIMITS, notices)
+    second = Spool(tmp_path / "a-run", OPENING, LIMITS, warnings)
     second.adopt()
     assert [entry.body["step"] for entry in drained(second)] == [1, 3]
-    assert notices.dropped == 1
+    assert warnings.dropped == 1
 
 
 def test_living_process_keeps_its_segments(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -164,13 +164,13 @@ def test_each_segment_remembers_how_its_run_was_opened(tmp_path: Path) -> None:
 
 def test_full_spool_drops_observations_but_never_the_rest(tmp_path: Path) -> None:
     """At its bound the spool keeps checkpoints and resumes, drops observations, and counts them."""
-    notices = Notices()
-    spool = Spool(tmp_path / "a-run", OPENING, Limits(spool_bytes=1, segment_bytes=10_000), notices)
+    warnings = WarningLog()
+    spool = Spool(tmp_path / "a-run", OPENING, Limits(spool_bytes=1, segment_bytes=10_000), warnings)
     spool.append([Entry("resume", {"step": 1})])
     observation = Entry("observations", {"observations": [{"metric": "eval", "step": 1, "value": 1.0}] * 3})
     spool.append([observation, Entry("checkpoints", {"step": 1, "uri": "file:///a"})])
     assert [entry.to for entry in drained(spool)] == ["resume", "checkpoints"]
-    assert notices.dropped == 3
+    assert warnings.dropped == 3
 
 
 def test_disk_that_refuses_is_replaced_by_memory(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.command.action import GONE_EXIT_CODE, CommandAction, Commands
+from evalstop_client.receivers.command.job_control import GONE_EXIT_CODE, CommandJobControl, Commands
 from evalstop_client.receivers.command.template import Template, template
-from evalstop_client.receivers.stop.options import add_speaking, add_standing, pairs, seconds
+from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options, pairs, seconds
 from evalstop_client.receivers.stop.receiver import stand
 from evalstop_client.receivers.stop.subprocesses import environment_without
 
@@ -46,8 +46,8 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--allow", action="append", default=[], metavar="LABEL=VALUE", help="a value that this label may have")
     add("--gone-exit-code", type=int, default=GONE_EXIT_CODE, metavar="N", help="of --check (default: %(default)s)")
     add("--command-seconds", type=seconds, default=60.0, metavar="S", help="for each command (default: 60)")
-    add_speaking(parser)
-    add_standing(parser)
+    add_service_options(parser)
+    add_receiver_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigurationError("gone-exit-code 0: that says that the job is there.")
     mine = {name: values[-1] for name, values in pairs(options.mine, "--mine").items()}
     allow = {name: frozenset(values) for name, values in pairs(options.allow, "--allow").items()}
-    action = CommandAction(
+    action = CommandJobControl(
         Commands(
             cancel=template(options.cancel),
             check=template(options.check),

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.kubernetes.access import Access, direct, in_cluster
-from evalstop_client.receivers.kubernetes.action import KubernetesAction
+from evalstop_client.receivers.kubernetes.access import Access, direct, load_in_cluster_access
 from evalstop_client.receivers.kubernetes.api import Api
-from evalstop_client.receivers.kubernetes.kubeconfig import by_kubeconfig, kubeconfig_file
-from evalstop_client.receivers.kubernetes.suspension import HOW_STOPPED, INSTEAD
-from evalstop_client.receivers.stop.options import add_speaking, add_standing
+from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
+from evalstop_client.receivers.kubernetes.kubeconfig import find_kubeconfig, load_kubeconfig
+from evalstop_client.receivers.kubernetes.suspension import FALLBACKS, STOP_METHODS
+from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
 from evalstop_client.receivers.stop.receiver import stand
 from evalstop_client.receivers.stop.subprocesses import environment_without
 
@@ -52,10 +52,10 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     add("--allow-any-namespace", action="store_true", help="wherever Kubernetes itself permits it")
     add("--cluster", metavar="NAME", help="only runs whose label kubernetes_cluster says this (default: any run)")
-    add("--stop-by", choices=HOW_STOPPED, default="suspend", help="suspend (can be undone) or delete")
+    add("--stop-by", choices=STOP_METHODS, default="suspend", help="suspend (can be undone) or delete")
     add(
         "--instead-of-suspend",
-        choices=INSTEAD,
+        choices=FALLBACKS,
         default="parallelism",
         help="for a Job on Kubernetes before 1.21, which cannot suspend it: parallelism 0 (can be undone), delete, or "
         "refuse (default: %(default)s)",
@@ -71,16 +71,16 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--api-server", metavar="URL", help="instead of a kubeconfig, such as http://127.0.0.1:8001")
     add("--token-file", type=Path, metavar="FILE", help="with --api-server: file with the token, read at every request")
     add("--ca-file", type=Path, metavar="FILE", help="with --api-server: certificates to trust (default: the system's)")
-    add_speaking(parser)
-    add_standing(parser)
-    parser.set_defaults(run=stand_beside_kubernetes)
+    add_service_options(parser)
+    add_receiver_options(parser)
+    parser.set_defaults(run=run_kubernetes_receiver)
 
 
-def stand_beside_kubernetes(options: argparse.Namespace) -> int:
+def run_kubernetes_receiver(options: argparse.Namespace) -> int:
     """Stand beside a Kubernetes cluster."""
     access = _access(options)
     namespaces = frozenset(options.allow_namespace or [access.namespace])
-    action = KubernetesAction(
+    action = KubernetesJobControl(
         Api(access),
         namespaces=None if options.allow_any_namespace else namespaces,
         cluster=options.cluster,
@@ -98,8 +98,8 @@ def _access(options: argparse.Namespace) -> Access:
         return direct(options.api_server, "default", options.token_file, options.ca_file)
     if options.token_file or options.ca_file:
         raise ConfigurationError("token-file and ca-file: they go with --api-server.")
-    inside = None if options.kubeconfig or options.context else in_cluster(os.environ)
+    inside = None if options.kubeconfig or options.context else load_in_cluster_access(os.environ)
     if inside is not None:
         return inside
-    file = options.kubeconfig or kubeconfig_file(os.environ)
-    return by_kubeconfig(file, options.context, environment_without(options.secret_env, options.key_env))
+    file = options.kubeconfig or find_kubeconfig(os.environ)
+    return load_kubeconfig(file, options.context, environment_without(options.secret_env, options.key_env))

@@ -10,16 +10,28 @@ import signal
 from types import FrameType
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.process.action import ChildJob, ProcessAction, marked_environment, new_receiver_id
 from evalstop_client.receivers.process.descendants import adopt_orphans
+from evalstop_client.receivers.process.job_control import (
+    ChildJob,
+    ProcessJobControl,
+    create_receiver_id,
+    label_environment,
+)
 from evalstop_client.receivers.stop.checkpoint_signal import checkpoint_signal
-from evalstop_client.receivers.stop.execution import Surroundings
-from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.execution import ReceiverContext
+from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
-from evalstop_client.receivers.stop.options import add_speaking, listen, seconds, secrets_from, service_of, write_whole
-from evalstop_client.receivers.stop.report import Reports
-from evalstop_client.receivers.stop.signals import LOOK_SECONDS
-from evalstop_client.receivers.stop.state_machine import Bounds
+from evalstop_client.receivers.stop.options import (
+    add_service_options,
+    listen,
+    load_secrets,
+    parse_service,
+    seconds,
+    write_atomically,
+)
+from evalstop_client.receivers.stop.report import ReportClient
+from evalstop_client.receivers.stop.signals import POLL_SECONDS
+from evalstop_client.receivers.stop.state_machine import StopTimeouts
 from evalstop_client.receivers.stop.webhook_handler import Receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -66,12 +78,12 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     add = parser.add_argument
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where webhooks arrive; port 0 takes a free one")
-    add_speaking(parser)
+    add_service_options(parser)
     add("--checkpoint-signal", metavar="NAME", help="USR1, USR2 or HUP: what makes the job save a checkpoint")
     add(
         "--checkpoint-grace-seconds",
         type=seconds,
-        default=Bounds.checkpoint_seconds,
+        default=StopTimeouts.checkpoint_seconds,
         metavar="S",
         help="for the checkpoint, from that signal to SIGTERM (default: %(default)g)",
     )
@@ -87,11 +99,11 @@ def run(options: argparse.Namespace) -> int:
     command: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise ConfigurationError("command: say what to run after --, as in: -- python train.py")
-    secrets = secrets_from(options.secret_env, options.secret_file)
-    url, key = service_of(options)
+    secrets = load_secrets(options.secret_env, options.secret_file)
+    url, key = parse_service(options)
     number = _signal_number(options.checkpoint_signal)
-    receiver_id = new_receiver_id()
-    environment = marked_environment(_environment_without(options.secret_env, options.key_env), receiver_id)
+    receiver_id = create_receiver_id()
+    environment = label_environment(_environment_without(options.secret_env, options.key_env), receiver_id)
     server = listen(options.listen)  # before the job, which must not start if nobody could stop it
     forwarding = Forwarding()
     ancestor = os.getpid() if adopt_orphans() else None
@@ -101,24 +113,24 @@ def run(options: argparse.Namespace) -> int:
         logger.error("cannot start %s: %s", command[0], error)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
     forwarding.to(job)
-    surroundings = Surroundings(
-        action=ProcessAction(job, receiver_id, ancestor, number),
-        memory=Memory(None),  # it lives and dies with its job
-        reports=lambda: Reports(url, key, ProcessAction.name),
+    context = ReceiverContext(
+        action=ProcessJobControl(job, receiver_id, ancestor, number),
+        memory=Journal(None),  # it lives and dies with its job
+        reports=lambda: ReportClient(url, key, ProcessJobControl.name),
         bounds=_bounds(options, asks=number is not None),
         metrics=Metrics(),
     )
-    receiver = Receiver(surroundings, secrets)
+    receiver = Receiver(context, secrets)
     server.serve(receiver)
     logger.info("listening on %s for stops of job %d", server.url, job.pid)
     if options.ready_file:
         host, port = server.server_address[:2]
         ready = {"url": server.url, "host": host, "port": port, "job_pid": job.pid, "receiver": receiver_id}
-        write_whole(options.ready_file, json.dumps(ready) + "\n")
-    while (status := job.wait(LOOK_SECONDS)) is None:  # Python sees to a signal that was just too early for a wait
+        write_atomically(options.ready_file, json.dumps(ready) + "\n")
+    while (status := job.wait(POLL_SECONDS)) is None:  # Python sees to a signal that was just too early for a wait
         pass
     if url is not None and not forwarding.happened:
-        receiver.wait_obeyed(options.linger_seconds)  # a job that polls may obey before the webhook is here
+        receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook is here
     receiver.wait_idle()
     server.shutdown()
     return status if status >= 0 else 128 - status
@@ -149,16 +161,16 @@ class Forwarding:
             self._job.signal(number)
 
 
-def _bounds(options: argparse.Namespace, asks: bool) -> Bounds:
+def _bounds(options: argparse.Namespace, asks: bool) -> StopTimeouts:
     checkpoint_seconds = options.checkpoint_grace_seconds if asks else 0.0
     give_up_seconds = options.grace_seconds + KILL_SECONDS
-    return Bounds(
+    return StopTimeouts(
         checkpoint_seconds=checkpoint_seconds,
         cancel_seconds=options.grace_seconds,
         give_up_seconds=give_up_seconds,
         abandon_seconds=checkpoint_seconds + give_up_seconds + max(KILL_SECONDS, options.report_seconds),
-        tell_seconds=options.report_seconds,
-        look_seconds=0.1,
+        report_seconds=options.report_seconds,
+        poll_seconds=0.1,
     )
 
 

@@ -9,13 +9,13 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from evalstop_client.errors import ConfigurationError, SchedulerAway
-from evalstop_client.receivers.slurm.action import HOW_STOPPED, SlurmAction
+from evalstop_client.errors import ConfigurationError, SchedulerUnavailable
 from evalstop_client.receivers.slurm.commands import Programs
+from evalstop_client.receivers.slurm.job_control import STOP_METHODS, SlurmJobControl
 from evalstop_client.receivers.slurm.protocol import Cluster
-from evalstop_client.receivers.slurm.rest import Rest, checked_rest_url, token_in
+from evalstop_client.receivers.slurm.rest import Rest, parse_token, validate_rest_url
 from evalstop_client.receivers.stop.checkpoint_signal import checkpoint_signal
-from evalstop_client.receivers.stop.options import add_speaking, add_standing
+from evalstop_client.receivers.stop.options import add_receiver_options, add_service_options
 from evalstop_client.receivers.stop.receiver import stand
 from evalstop_client.receivers.stop.subprocesses import environment_without, run
 
@@ -61,7 +61,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     add(
         "--stop-by",
-        choices=HOW_STOPPED,
+        choices=STOP_METHODS,
         default="cancel",
         help="requeuehold: back into the queue, held (can be undone)",
     )
@@ -70,12 +70,12 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--rest-user", metavar="NAME", help="X-SLURM-USER-NAME (default: as the token says)")
     add("--token-file", type=Path, metavar="FILE", help="file with the JWT, read at every request")
     add("--token-command", metavar="COMMAND", help="prints the JWT, run at every request (default: $SLURM_JWT)")
-    add_speaking(parser)
-    add_standing(parser)
-    parser.set_defaults(run=stand_beside_slurm)
+    add_service_options(parser)
+    add_receiver_options(parser)
+    parser.set_defaults(run=run_slurm_receiver)
 
 
-def stand_beside_slurm(options: argparse.Namespace) -> int:
+def run_slurm_receiver(options: argparse.Namespace) -> int:
     """Stand beside a Slurm cluster."""
     users = frozenset(options.allow_user or [getpass.getuser()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
@@ -84,7 +84,7 @@ def stand_beside_slurm(options: argparse.Namespace) -> int:
         raise ConfigurationError("stop-by: slurmrestd can only cancel.")
     if options.rest and signal is not None and signal.where != "full":
         raise ConfigurationError(f"checkpoint signal {signal}: slurmrestd can only signal all of a job; write @full.")
-    action = SlurmAction(
+    action = SlurmJobControl(
         _cluster(options),
         users=None if options.allow_any_user else users,
         partitions=partitions,
@@ -104,7 +104,7 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     if not options.cluster:
         raise ConfigurationError("cluster: name the cluster with --cluster, as SLURM_CLUSTER_NAME has it in a job.")
     token = _token(options, environment)
-    return Rest(checked_rest_url(options.rest), options.cluster, options.rest_user, token)
+    return Rest(validate_rest_url(options.rest), options.cluster, options.rest_user, token)
 
 
 def _token(options: argparse.Namespace, environment: dict[str, str]) -> Callable[[], str]:
@@ -114,8 +114,8 @@ def _token(options: argparse.Namespace, environment: dict[str, str]) -> Callable
         def by_command() -> str:
             done = run(command, environment, TOKEN_SECONDS)
             if done.exit_code != 0:
-                raise SchedulerAway(f"no token: {done.last_words}")
-            return token_in(done.output)
+                raise SchedulerUnavailable(f"no token: {done.last_line}")
+            return parse_token(done.output)
 
         return by_command
     if options.token_file:
@@ -123,12 +123,12 @@ def _token(options: argparse.Namespace, environment: dict[str, str]) -> Callable
 
         def by_file() -> str:
             try:
-                return token_in(file.read_text())
+                return parse_token(file.read_text())
             except (OSError, UnicodeDecodeError) as error:
-                raise SchedulerAway(f"no token: {error}") from None
+                raise SchedulerUnavailable(f"no token: {error}") from None
 
         return by_file
-    token = token_in(os.environ.get("SLURM_JWT", ""))
+    token = parse_token(os.environ.get("SLURM_JWT", ""))
     if not token:
         raise ConfigurationError("token: --rest needs --token-file, --token-command or SLURM_JWT.")
     return lambda: token

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.options import pairs, seconds, service_of, state_folder
-from evalstop_client.receivers.stop.signals import Ending
+from evalstop_client.receivers.stop.options import choose_state_folder, pairs, parse_service, seconds
+from evalstop_client.receivers.stop.signals import ShutdownSignal
 from evalstop_client.service import Service
-from evalstop_client.settings import AUTO, DIRECTIONS, MODES, SIGNALS
-from evalstop_client.tensorboard.report import ServiceAway, Watch
+from evalstop_client.settings import AUTO, DIRECTIONS, METRIC_ROLES, MODES
+from evalstop_client.tensorboard.report import ServiceUnavailable, Watch
 
 logger = logging.getLogger("evalstop_client.tensorboard")
 
@@ -65,7 +65,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     add("--policy", metavar="NAME[@VERSION]", help="what judges the runs (default: the project's)")
     add("--mode", choices=MODES, help="whether stops are carried out (default: as the project has it)")
     add("--once", action="store_true", help="send what is there, say that the runs have completed, and end")
-    add("--look-seconds", type=seconds, default=5.0, metavar="S", help="between looks (default: %(default)g)")
+    add("--poll-seconds", type=seconds, default=5.0, metavar="S", help="between looks (default: %(default)g)")
     add("--state", type=Path, metavar="FILE", help="where it remembers how far it has come (default: in the user's)")
     add("--url", default=os.environ.get("EVALSTOP_URL"), help="the service (default: $EVALSTOP_URL)")
     add("--key-env", default="EVALSTOP_KEY", metavar="NAME", help="variable with a key of scope ingest")
@@ -83,25 +83,25 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
         **({"policy": options.policy} if options.policy else {}),
         **({"mode": options.mode} if options.mode else {}),
     }
-    url, key = service_of(options)
+    url, key = parse_service(options)
     if url is None:
         raise ConfigurationError("url: say where the service is, with --url or EVALSTOP_URL.")
     name = options.name or root.resolve().name or "tensorboard"
     digest = hashlib.sha256(f"{url}\n{name}\n{root.resolve()}".encode(errors="replace")).hexdigest()[:12]
-    memory = options.state or state_folder(None, "tensorboard") / f"{digest}.json"
+    memory = options.state or choose_state_folder(None, "tensorboard") / f"{digest}.json"
     watch = Watch(root, Service(url, key), name, opening, memory, options.one_run)
-    return _follow(watch, Ending(), options.look_seconds, options.once)
+    return _follow(watch, ShutdownSignal(), options.poll_seconds, options.once)
 
 
-def _follow(watch: Watch, ending: Ending, look_seconds: float, once: bool) -> int:
+def _follow(watch: Watch, ending: ShutdownSignal, poll_seconds: float, once: bool) -> int:
     failures = 0
-    while not ending.has_come:
+    while not ending.is_set:
         try:
             watch.look()
             if once:
                 watch.finish()
                 return 0
-        except ServiceAway as error:
+        except ServiceUnavailable as error:
             failures += 1
             if failures == 1:
                 logger.warning("the service does not take it now, it is tried again: %s", error)
@@ -110,7 +110,7 @@ def _follow(watch: Watch, ending: Ending, look_seconds: float, once: bool) -> in
         if failures:
             logger.info("the service is back")
         failures = 0
-        ending.wait(max(0.1, look_seconds))
+        ending.wait(max(0.1, poll_seconds))
     return 0
 
 
@@ -118,8 +118,10 @@ def _roles(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     roles: dict[str, dict[str, str]] = {}
     for text in texts:
         tag, _, role = text.rpartition("=")  # a tag may hold one, a role does not
-        signal_name, _, direction = role.partition(":")
-        if not tag or signal_name not in SIGNALS or direction not in ("", *DIRECTIONS):
-            raise ConfigurationError(f"metric {text!r}: write TAG=SIGNAL or TAG=SIGNAL:minimize; {', '.join(SIGNALS)}.")
-        roles[tag] = {"signal": signal_name, **({"direction": direction} if direction else {})}
+        metric_role, _, direction = role.partition(":")
+        if not tag or metric_role not in METRIC_ROLES or direction not in ("", *DIRECTIONS):
+            raise ConfigurationError(
+                f"metric {text!r}: write TAG=SIGNAL or TAG=SIGNAL:minimize; {', '.join(METRIC_ROLES)}."
+            )
+        roles[tag] = {"role": metric_role, **({"direction": direction} if direction else {})}
     return roles

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.command.template import Template, allowed
-from evalstop_client.receivers.stop.action import Gone, Job, NotMine, Present, StopRequest
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, StopRequest
 from evalstop_client.receivers.stop.subprocesses import Done, run
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -35,7 +35,7 @@ class Commands:
         return frozenset().union(*(one.names for one in given if one is not None))
 
 
-class CommandAction:
+class CommandJobControl:
     """Ends jobs by commands.
 
     `mine`: the labels that a run must have to be ours. `allow`: the values that a label may have, others are refused.
@@ -60,10 +60,10 @@ class CommandAction:
         self._command_seconds = command_seconds
         self._gone_exit_code = gone_exit_code
 
-    def find(self, request: StopRequest) -> Job | NotMine:
+    def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """The labels that the commands need, checked; nothing is run yet."""
         if any(request.labels.get(name) != value for name, value in self._mine.items()):
-            return NotMine()
+            return ForeignJob()
         for name, values in self._allow.items():
             if request.labels.get(name) not in values:
                 raise RequestRefused(f"label {name} is {request.labels.get(name)!r}, which is not on the allow-list")
@@ -71,31 +71,31 @@ class CommandAction:
         facts = {name: allowed(name, known.get(name, "")) for name in sorted(self._commands.names)}
         return Job(facts.get("job_id") or " ".join(facts.values()), facts)
 
-    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+    def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Run the command that signals, if there is one."""
         if self._commands.signal is None:
             return False
         self._insist(self._commands.signal, job)
         return True
 
-    def cancel(self, job: Job, request: StopRequest) -> None:
+    def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Run the command that cancels."""
         self._insist(self._commands.cancel, job)
 
-    def force(self, job: Job) -> None:
+    def kill_job(self, job: Job) -> None:
         """Run the command that forces, or cancel once more."""
         self._insist(self._commands.force or self._commands.cancel, job)
 
-    def look(self, job: Job) -> Present | Gone:
+    def check_job(self, job: Job) -> Present | Gone:
         """Ask the command that checks: 0, the job is there; `gone_exit_code`, it is gone; any other, nobody knows."""
         done = self._run(self._commands.check, job)
         if done.exit_code == 0:
             return Present(_first_line(done) or "there")
         if done.exit_code == self._gone_exit_code:
             return Gone("gone", _said(done))
-        raise SchedulerAway(f"{self._commands.check.arguments[0]}: exit code {done.exit_code}: {done.last_words}")
+        raise SchedulerUnavailable(f"{self._commands.check.arguments[0]}: exit code {done.exit_code}: {done.last_line}")
 
-    def undo(self, job: Job) -> None:
+    def resume_job(self, job: Job) -> None:
         """Run the command that undoes, if there is one."""
         if self._commands.undo is None:
             raise RequestRefused("this receiver was given no command that undoes a stop (--undo)")
@@ -107,7 +107,7 @@ class CommandAction:
     def _insist(self, command: Template, job: Job) -> None:
         done = self._run(command, job)
         if done.exit_code != 0:
-            raise SchedulerAway(f"{command.arguments[0]}: exit code {done.exit_code}: {done.last_words}")
+            raise SchedulerUnavailable(f"{command.arguments[0]}: exit code {done.exit_code}: {done.last_line}")
 
 
 def _first_line(done: Done) -> str:

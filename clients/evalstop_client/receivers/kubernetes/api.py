@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 import httpx
 from httpx import codes
 
-from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.access import Access
 from evalstop_client.receivers.kubernetes.kinds import Kind, Object, at
 
@@ -61,7 +61,7 @@ class Conflict:
 
 
 class Api:
-    """Every method may raise SchedulerAway, and RequestRefused for what will be refused as often as it is asked."""
+    """Every method may raise SchedulerUnavailable, or RequestRefused for what no retry will change."""
 
     def __init__(self, access: Access, timeout_seconds: float = 30.0) -> None:
         self._access = access
@@ -83,7 +83,7 @@ class Api:
         response = self._ask("list", kind, namespace, params={"labelSelector": selector})
         body = _read(response, "list", kind)
         if isinstance(body, Missing) or not isinstance(response, httpx.Response):
-            raise SchedulerAway(f"list {kind}: there is no such place")
+            raise SchedulerUnavailable(f"list {kind}: there is no such place")
         return Listing(list(body.get("items") or []), str(at(body, "metadata", "resourceVersion")), _date(response))
 
     def watch(
@@ -111,7 +111,7 @@ class Api:
                     self._check(response, "watch", kind, namespace)
         except (httpx.HTTPError, OSError) as error:
             if not began:
-                raise SchedulerAway(f"the API server: {type(error).__name__}: {error}") from None
+                raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
 
     def merge(self, kind: Kind, namespace: str, name: str, change: Object) -> Object | Missing | Conflict:
         """Change the fields that `change` names; its metadata may demand a uid and a version."""
@@ -150,7 +150,7 @@ class Api:
             if at(_body_of(response), "details", "name"):
                 return Missing()
             self._versions.pop(kind, None)  # it is the path that is unknown: the kind is served otherwise by now
-            raise SchedulerAway(f"{verb} {kind}: {_words(response)}")
+            raise SchedulerUnavailable(f"{verb} {kind}: {_words(response)}")
         self._check(response, verb, kind, namespace)
         return response
 
@@ -163,13 +163,13 @@ class Api:
             what = f"{kind.resource}.{kind.group}" if kind.group else kind.resource
             raise RequestRefused(f"the verb {verb!r} on {what} in namespace {namespace} is not granted to it: {words}")
         if status == codes.UNAUTHORIZED:
-            raise SchedulerAway(f"the API server does not know this receiver's token or certificate: {words}")
+            raise SchedulerUnavailable(f"the API server does not know this receiver's token or certificate: {words}")
         if status in REFUSALS:
             raise RequestRefused(f"Kubernetes does not take it ({verb} {kind}): {words}")
         asked = response.headers.get("retry-after", "")
         if asked.isdecimal():
             self._quiet_until = time.monotonic() + min(float(asked), MOST_PATIENCE_SECONDS)
-        raise SchedulerAway(f"{verb} {kind}: {words}")
+        raise SchedulerUnavailable(f"{verb} {kind}: {words}")
 
     def _path(self, kind: Kind, namespace: str) -> str:
         root = "/apis" if kind.group else "/api"
@@ -198,7 +198,7 @@ class Api:
         if response.status_code == codes.NOT_FOUND:
             return {}
         if not response.is_success:
-            raise SchedulerAway(f"GET {path}: {_words(response)}")
+            raise SchedulerUnavailable(f"GET {path}: {_words(response)}")
         return _body_of(response)
 
     def _send(
@@ -214,13 +214,13 @@ class Api:
         try:
             return self._client.request(method, path, params=params, headers=headers, content=content)
         except (httpx.HTTPError, OSError) as error:
-            raise SchedulerAway(f"the API server: {type(error).__name__}: {error}") from None
+            raise SchedulerUnavailable(f"the API server: {type(error).__name__}: {error}") from None
 
     def _headers(self) -> dict[str, str]:
         """Also keeps the peace that the server asked for: nothing is sent before it is over."""
         left = self._quiet_until - time.monotonic()
         if left > 0:
-            raise SchedulerAway(f"the API server asked for patience, {left:.0f} s more of it")
+            raise SchedulerUnavailable(f"the API server asked for patience, {left:.0f} s more of it")
         token = self._access.token()
         return {"accept": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
 
@@ -236,7 +236,7 @@ def _happened(lines: Iterator[str]) -> Iterator[Happened | Expired]:
         elif at(event, "object", "code") == codes.GONE:
             yield Expired()
         else:
-            raise SchedulerAway(f"the watch broke off: {at(event, 'object', 'message')}")
+            raise SchedulerUnavailable(f"the watch broke off: {at(event, 'object', 'message')}")
 
 
 def _read(answer: httpx.Response | Missing | Conflict, verb: str, kind: Kind) -> Object | Missing:
@@ -244,7 +244,7 @@ def _read(answer: httpx.Response | Missing | Conflict, verb: str, kind: Kind) ->
         return answer
     body = None if isinstance(answer, Conflict) else _body_of(answer)
     if not body:
-        raise SchedulerAway(f"{verb} {kind}: the API server's answer is no object")
+        raise SchedulerUnavailable(f"{verb} {kind}: the API server's answer is no object")
     return body
 
 

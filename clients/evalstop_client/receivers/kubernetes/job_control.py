@@ -11,14 +11,14 @@ import threading
 from collections.abc import Mapping
 from datetime import timedelta
 
-from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
-from evalstop_client.receivers.kubernetes.kinds import KINDS, POD, Kind, Object, kind_named, kind_of
-from evalstop_client.receivers.kubernetes.pod_watch import FollowedPods
-from evalstop_client.receivers.kubernetes.pods import details, time_in
-from evalstop_client.receivers.kubernetes.suspension import TRIES, Levers
-from evalstop_client.receivers.stop.action import Gone, Job, NotMine, Present, StopRequest
+from evalstop_client.receivers.kubernetes.kinds import KINDS, POD, Kind, Object, find_kind, find_kind_of
+from evalstop_client.receivers.kubernetes.pod_watch import PodWatch
+from evalstop_client.receivers.kubernetes.pods import details, parse_time
+from evalstop_client.receivers.kubernetes.suspension import TRIES, Suspension
 from evalstop_client.receivers.stop.checkpoint_signal import LABEL as CHECKPOINT_LABEL
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, StopRequest
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -28,7 +28,7 @@ ANNOTATION = "annotation"
 OVERDUE = timedelta(seconds=2)  # past a pod's grace, which Kubernetes counts in whole seconds
 
 
-class KubernetesAction:
+class KubernetesJobControl:
     """`namespaces`: where workloads may be stopped, None for wherever Kubernetes permits it.
 
     `cluster`: what runs of this cluster call it in their label kubernetes_cluster, None where they need not name it.
@@ -51,17 +51,17 @@ class KubernetesAction:
         self._namespaces = namespaces
         self._cluster = cluster
         self._annotates = annotates
-        self._levers = Levers(api, stop_by, instead)
-        self._followed: dict[str, FollowedPods] = {}
+        self._levers = Suspension(api, stop_by, instead)
+        self._followed: dict[str, PodWatch] = {}
         self._changing = threading.Lock()
 
-    def find(self, request: StopRequest) -> Job | NotMine:
+    def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """The topmost workload that what the run's labels name is part of, if it is in a namespace on the list."""
         labels = request.labels
         if not labels.get("kubernetes_name"):
-            return NotMine()
+            return ForeignJob()
         if self._cluster is not None and labels.get("kubernetes_cluster") != self._cluster:
-            return NotMine()
+            return ForeignJob()
         kind, namespace, name, uid = self._named(labels)
         item = self._api.get(kind, namespace, name)
         if isinstance(item, Missing):  # one of a higher workload may have been replaced: that says nothing of the rest
@@ -80,7 +80,7 @@ class KubernetesAction:
         self._pods(job).list()  # what may not be listed and seen to go is refused now, not after the cancel
         return job
 
-    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+    def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Annotate its running pods: the same value whenever the same decision asks."""
         if job.facts.get("checkpoint_signal") != ANNOTATION:
             return False
@@ -100,12 +100,12 @@ class KubernetesAction:
         logger.info("%d pods of %s are asked to save", len(asked), job.id)
         return bool(asked)
 
-    def cancel(self, job: Job, request: StopRequest) -> None:
+    def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Suspend it, or delete it; its pods have their own grace to end."""
         logger.info("stopping %s %s", job.facts["kind"], job.id)
         self._stop(job, request.decision_id)
 
-    def force(self, job: Job) -> None:
+    def kill_job(self, job: Job) -> None:
         """Stop it again, delete the pods that nobody has deleted, and those for good whose grace is over.
 
         To delete a pod for good frees what it holds in the eyes of Kubernetes, and asks no node whether it has ended.
@@ -122,14 +122,14 @@ class KubernetesAction:
             logger.info("deleting pod %s of %s%s", pod.name, job.id, " for good" if len(options) > 1 else "")
             self._api.delete(POD, job.facts["namespace"], pod.name, options)
 
-    def look(self, job: Job) -> Present | Gone:
+    def check_job(self, job: Job) -> Present | Gone:
         """Gone when its controller makes no more pods, and then, listed anew, none of its pods holds anything."""
         try:
             return self._look(job)
         except RequestRefused as error:  # a permission that was taken away can be given back: the job may still run
-            raise SchedulerAway(error.detail) from None
+            raise SchedulerUnavailable(error.detail) from None
 
-    def undo(self, job: Job) -> None:
+    def resume_job(self, job: Job) -> None:
         """Let a workload that was suspended go on."""
         if not self._levers.can_undo:
             raise RequestRefused("a workload that was deleted cannot be brought back; use --stop-by suspend for that")
@@ -143,7 +143,7 @@ class KubernetesAction:
 
     def _named(self, labels: Mapping[str, str]) -> tuple[Kind, str, str, str]:
         """What the labels name, checked: a label must not lead anywhere else."""
-        kind = kind_named(labels.get("kubernetes_kind") or "Job")
+        kind = find_kind(labels.get("kubernetes_kind") or "Job")
         if kind is None:
             known = ", ".join(str(one) for one in (*KINDS, POD))
             raise RequestRefused(f"label kubernetes_kind is {labels['kubernetes_kind'][:80]!r}; it may be {known}")
@@ -160,7 +160,7 @@ class KubernetesAction:
         while True:
             owners = item["metadata"].get("ownerReferences") or []
             owner = next((one for one in owners if one.get("controller")), None)
-            above = kind_of(owner["apiVersion"], owner["kind"]) if owner is not None else None
+            above = find_kind_of(owner["apiVersion"], owner["kind"]) if owner is not None else None
             if owner is None or above is None:
                 break
             found = self._api.get(above, item["metadata"]["namespace"], owner["name"])
@@ -205,21 +205,21 @@ class KubernetesAction:
         if isinstance(found, Missing):
             return None
         if found["metadata"]["uid"] != job.facts["uid"]:
-            self._pods(job).successor_at = time_in(found["metadata"]["creationTimestamp"])
+            self._pods(job).successor_at = parse_time(found["metadata"]["creationTimestamp"])
             return None
         return found
 
-    def _pods(self, job: Job) -> FollowedPods:
+    def _pods(self, job: Job) -> PodWatch:
         with self._changing:
             uid = job.facts["uid"]
             if uid not in self._followed:
                 owner = uid if _kind(job).owns_pods else None
-                self._followed[uid] = FollowedPods(self._api, job.facts["namespace"], job.facts["selector"], owner)
+                self._followed[uid] = PodWatch(self._api, job.facts["namespace"], job.facts["selector"], owner)
             return self._followed[uid]
 
 
 def _kind(job: Job) -> Kind:
-    kind = kind_named(job.facts["kind"])
+    kind = find_kind(job.facts["kind"])
     if kind is None:
         raise RequestRefused(f"this release knows no {job.facts['kind']}, which an earlier one had found")
     return kind

@@ -50,7 +50,7 @@ class Kind:
 
 JOBSET_PODS = "jobset.sigs.k8s.io/jobset-name={name}"
 KUBEFLOW_PODS = "training.kubeflow.org/job-name={name}"
-KUBEFLOW_LEVER = ("spec", "runPolicy", "suspend")
+KUBEFLOW_SUSPEND = ("spec", "runPolicy", "suspend")
 
 POD = Kind("Pod", "", "pods", "", frozenset(), lever=())
 """What a run may name and is climbed from; it is never stopped itself."""
@@ -64,7 +64,7 @@ PYTORCH_JOB = Kind(
     "pytorchjobs",
     KUBEFLOW_PODS,
     frozenset({"Succeeded", "Failed"}),
-    lever=KUBEFLOW_LEVER,
+    lever=KUBEFLOW_SUSPEND,
     owns_pods=True,
 )
 MPI_JOB = Kind(
@@ -73,7 +73,7 @@ MPI_JOB = Kind(
     "mpijobs",
     KUBEFLOW_PODS,
     frozenset({"Succeeded", "Failed"}),
-    lever=KUBEFLOW_LEVER,  # its launcher is a batch/v1 Job in later versions: owns_pods would overlook that one
+    lever=KUBEFLOW_SUSPEND,  # its launcher is a batch/v1 Job in later versions: owns_pods would overlook that one
 )
 RAY_JOB = Kind(
     "RayJob",
@@ -113,13 +113,13 @@ COMMAND = Kind("Command", "bus.volcano.sh", "commands", "", frozenset(), lever=(
 """What is created to have Volcano do something to a job."""
 
 
-def kind_named(text: str) -> Kind | None:
+def find_kind(text: str) -> Kind | None:
     """By its name, with its group behind a dot where Volcano's Job is meant."""
     name, _, group = text.partition(".")
     return next((one for one in (*KINDS, POD) if name == one.name and group in _groups(one)), None)
 
 
-def kind_of(api_version: str, name: str) -> Kind | None:
+def find_kind_of(api_version: str, name: str) -> Kind | None:
     """By what an owner reference says."""
     group = api_version.rpartition("/")[0]
     return next((one for one in (*KINDS, POD) if (one.group, one.name) == (group, name)), None)

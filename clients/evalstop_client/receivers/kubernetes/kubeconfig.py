@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from evalstop_client.errors import ConfigurationError, SchedulerAway
-from evalstop_client.receivers.kubernetes.access import Access, no_token, token_from
+from evalstop_client.errors import ConfigurationError, SchedulerUnavailable
+from evalstop_client.receivers.kubernetes.access import Access, no_token, read_token_from
 from evalstop_client.receivers.stop.subprocesses import run
 
 EXEC_SECONDS = 60.0
@@ -23,7 +23,7 @@ UNDATED_SECONDS = 300.0  # that a token without an end is kept
 SPARE_SECONDS = 60.0
 
 
-def by_kubeconfig(file: Path, context: str | None, environment: Mapping[str, str]) -> Access:
+def load_kubeconfig(file: Path, context: str | None, environment: Mapping[str, str]) -> Access:
     """What a file says of a context, the current one unless named; `environment` is what exec plugins run in.
 
     ConfigurationError when it cannot be used.
@@ -47,7 +47,7 @@ def by_kubeconfig(file: Path, context: str | None, environment: Mapping[str, str
         raise ConfigurationError(f"{file}: it is no kubeconfig that can be used: {error!r}") from None
 
 
-def kubeconfig_file(environment: Mapping[str, str]) -> Path:
+def find_kubeconfig(environment: Mapping[str, str]) -> Path:
     """Where kubectl would look; of several files in KUBECONFIG the first."""
     named = environment.get("KUBECONFIG", "").split(os.pathsep)[0]
     return Path(named) if named else Path("~/.kube/config").expanduser()
@@ -89,13 +89,13 @@ def _token(user: Mapping[str, Any], folder: Path, environment: Mapping[str, str]
     if isinstance(given := user.get("token"), str):
         return lambda: given
     if "tokenFile" in user:
-        return token_from(folder / user["tokenFile"])
+        return read_token_from(folder / user["tokenFile"])
     if helper := user.get("exec"):
         command = [helper["command"], *(helper.get("args") or [])]
         about = {"apiVersion": helper["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
         variables = {one["name"]: one["value"] for one in helper.get("env") or []}
-        surroundings = {**environment, **variables, "KUBERNETES_EXEC_INFO": json.dumps(about)}
-        return PluginToken(command, surroundings)
+        context = {**environment, **variables, "KUBERNETES_EXEC_INFO": json.dumps(about)}
+        return PluginToken(command, context)
     if unknown := set(user) & {"username", "auth-provider"}:
         raise ValueError(f"a login by {', '.join(sorted(unknown))} is not supported")
     return no_token
@@ -127,4 +127,4 @@ class PluginToken:
                 return str(status["token"]), until - SPARE_SECONDS
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
-        raise SchedulerAway(f"no token: {self._command[0]}: {done.last_words}")
+        raise SchedulerUnavailable(f"no token: {self._command[0]}: {done.last_line}")

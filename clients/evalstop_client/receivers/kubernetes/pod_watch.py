@@ -7,12 +7,12 @@ from datetime import datetime
 
 from evalstop_client.receivers.kubernetes.api import Api, Expired
 from evalstop_client.receivers.kubernetes.kinds import POD
-from evalstop_client.receivers.kubernetes.pods import Pod, pod_in
+from evalstop_client.receivers.kubernetes.pods import Pod, parse_pod
 
 WATCH_SECONDS = 1
 
 
-class FollowedPods:
+class PodWatch:
     """What was seen of the pods that a selector selects, the deleted ones too.
 
     The watch has no thread of its own: whoever looks goes on with it from the version where the last look ended, and
@@ -49,7 +49,7 @@ class FollowedPods:
     def list(self) -> datetime:
         """See them all as they are now; the API server's time."""
         listing = self._api.list(POD, self._namespace, self._selector)
-        listed = {pod.uid: pod for pod in map(pod_in, listing.items)}
+        listed = {pod.uid: pod for pod in map(parse_pod, listing.items)}
         missed = {uid: replace(pod, is_there=False) for uid, pod in self._seen.items() if uid not in listed}
         self._seen = missed | listed
         self._version = listing.version
@@ -69,7 +69,7 @@ class FollowedPods:
                 return
             self._version = event.item["metadata"]["resourceVersion"]
             if event.type != "BOOKMARK":
-                pod = pod_in(event.item)
+                pod = parse_pod(event.item)
                 self._seen = {**self._seen, pod.uid: replace(pod, is_there=event.type != "DELETED")}
             if not self.holding:
                 return

@@ -10,7 +10,7 @@ from typing import Any
 from evalstop_client.receivers.kubernetes.kinds import Object, at
 
 ENDED_PHASES = ("Succeeded", "Failed")
-MOST_TOLD = 32
+MAX_REPORTED = 32
 """Pods that a report names one by one."""
 
 
@@ -51,7 +51,7 @@ class Pod:
         return "Terminating" if self.delete_at is not None else self.phase
 
 
-def pod_in(item: Object) -> Pod:
+def parse_pod(item: Object) -> Pod:
     """A pod from its JSON."""
     metadata, status = item["metadata"], item.get("status") or {}
     owners = [one for one in metadata.get("ownerReferences") or [] if one.get("controller")]
@@ -62,8 +62,8 @@ def pod_in(item: Object) -> Pod:
         version=metadata.get("resourceVersion", ""),
         node=at(item, "spec", "nodeName") or "",
         controller_uid=owners[0]["uid"] if owners else "",
-        created_at=time_in(metadata.get("creationTimestamp")),
-        delete_at=time_in(metadata.get("deletionTimestamp")),
+        created_at=parse_time(metadata.get("creationTimestamp")),
+        delete_at=parse_time(metadata.get("deletionTimestamp")),
         gpus=sum(_gpus(one) for one in at(item, "spec", "containers") or []),
         ends=tuple(end for one in status.get("containerStatuses") or [] if (end := _end(one)) is not None),
     )
@@ -80,11 +80,11 @@ def details(pods: Iterable[Pod]) -> dict[str, Any]:
         "exit_code": next((code for code in codes if code), 0) if codes else None,
         "ended_at": _text(max(times)) if times else None,
         "pods_total": len(pods),
-        "pods": [_told(pod) for pod in pods[:MOST_TOLD]],
+        "pods": [_told(pod) for pod in pods[:MAX_REPORTED]],
     }
 
 
-def time_in(text: Any) -> datetime | None:
+def parse_time(text: Any) -> datetime | None:
     """A time as the API writes it."""
     return datetime.fromisoformat(text) if isinstance(text, str) else None
 
@@ -99,7 +99,7 @@ def _end(status: Mapping[str, Any]) -> End | None:
     if not isinstance(ended, Mapping):
         return None
     code = int(ended.get("exitCode", 0))
-    return End(status.get("name", ""), code, ended.get("reason") or "", time_in(ended.get("finishedAt")))
+    return End(status.get("name", ""), code, ended.get("reason") or "", parse_time(ended.get("finishedAt")))
 
 
 def _gpus(container: Mapping[str, Any]) -> int:

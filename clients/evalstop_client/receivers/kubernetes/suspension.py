@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.kubernetes.api import Api, Conflict, Missing
 from evalstop_client.receivers.kubernetes.kinds import (
     COMMAND,
@@ -24,8 +24,8 @@ from evalstop_client.receivers.kubernetes.kinds import (
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-HOW_STOPPED = ("suspend", "delete")
-INSTEAD = ("parallelism", "delete", "refuse")
+STOP_METHODS = ("suspend", "delete")
+FALLBACKS = ("parallelism", "delete", "refuse")
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 STOPPED_BY = "evalstop.io/decision"
@@ -33,7 +33,7 @@ PARALLELISM = "evalstop.io/parallelism"
 TRIES = 5
 
 
-class Levers:
+class Suspension:
     """`instead`: what to do with a batch/v1 Job whose API server knows no spec.suspend (before Kubernetes 1.21)."""
 
     def __init__(self, api: Api, stop_by: str, instead: str) -> None:
@@ -125,7 +125,7 @@ class Levers:
             if not isinstance(answer, Conflict):
                 changed = self._api.get(kind, namespace, name)
                 return None if isinstance(changed, Missing) or changed["metadata"]["uid"] != uid else changed
-        raise SchedulerAway(f"{kind} {name} is changed by somebody else again and again")
+        raise SchedulerUnavailable(f"{kind} {name} is changed by somebody else again and again")
 
     def _delete(self, kind: Kind, workload: Object) -> None:
         """With its pods before it, so that it stays to be seen until they have gone. Another one is left alone."""

@@ -39,9 +39,9 @@ def adopt_orphans() -> bool:
         return False
 
 
-def living_members(group: int, ancestor: int) -> list[Process]:
+def find_living_processes(group: int, ancestor: int) -> list[Process]:
     """The living processes of `group` and the living descendants of `ancestor`."""
-    table = list(process_table())
+    table = list(list_processes())
     family = {ancestor}
     while born := {process.pid for process in table if process.parent in family} - family:
         family |= born
@@ -54,12 +54,12 @@ def living_members(group: int, ancestor: int) -> list[Process]:
     ]
 
 
-def process_table() -> Iterator[Process]:
+def list_processes() -> Iterator[Process]:
     """All processes, from /proc, or from `ps` where there is no /proc."""
-    return _from_proc() if Path("/proc/self/stat").exists() else processes_by_ps()
+    return _from_proc() if Path("/proc/self/stat").exists() else list_processes_by_ps()
 
 
-def processes_by_ps() -> Iterator[Process]:
+def list_processes_by_ps() -> Iterator[Process]:
     """All processes but the `ps` that lists them."""
     command = ["ps", "-A", "-o", "pid=,ppid=,pgid=,stat="]
     listing = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # a constant
@@ -71,7 +71,7 @@ def processes_by_ps() -> Iterator[Process]:
 
 def reap_orphans(child: int) -> None:
     """Bury dead processes that were adopted; `child` is left to its own waiter."""
-    for process in process_table():
+    for process in list_processes():
         if process.parent == os.getpid() and process.pid != child and process.state[:1] in DEAD_STATES:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)

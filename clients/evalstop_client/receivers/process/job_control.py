@@ -15,21 +15,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers.process.descendants import living_members, reap_orphans
-from evalstop_client.receivers.stop.action import Gone, Job, NotMine, Present, StopRequest
-from evalstop_client.settings import labels_in, labels_text
+from evalstop_client.receivers.process.descendants import find_living_processes, reap_orphans
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, StopRequest
+from evalstop_client.settings import format_labels, parse_labels
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 LABEL = "receiver"
 FORCE_SECONDS = 1.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
-def marked_environment(environment: Mapping[str, str], receiver_id: str) -> dict[str, str]:
+def label_environment(environment: Mapping[str, str], receiver_id: str) -> dict[str, str]:
     """`environment` with the label added by which a run started in it is found again."""
-    labels = {**labels_in(environment.get("EVALSTOP_LABELS", "")), LABEL: receiver_id}
-    return {**environment, "EVALSTOP_LABELS": labels_text(labels)}
+    labels = {**parse_labels(environment.get("EVALSTOP_LABELS", "")), LABEL: receiver_id}
+    return {**environment, "EVALSTOP_LABELS": format_labels(labels)}
 
 
 class ChildJob:
@@ -67,7 +67,7 @@ class ChildJob:
         self._exited.set()
 
 
-class ProcessAction:
+class ProcessJobControl:
     """Ends one job, and answers for the runs that were started in it.
 
     `ancestor` is the process whose descendants are all part of the job: the job's child itself, or the receiver once
@@ -85,11 +85,11 @@ class ProcessAction:
         self._ancestor = job.pid if ancestor is None else ancestor
         self._checkpoint_signal = checkpoint_signal
 
-    def find(self, request: StopRequest) -> Job | NotMine:
+    def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """Our job, if the run carries this receiver's label."""
-        return Job(str(self._job.pid)) if request.labels.get(LABEL) == self._receiver_id else NotMine()
+        return Job(str(self._job.pid)) if request.labels.get(LABEL) == self._receiver_id else ForeignJob()
 
-    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+    def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Send the checkpoint signal to the job's own process: its helpers may know nothing of it, and would die."""
         if self._checkpoint_signal is None:
             return False
@@ -98,7 +98,7 @@ class ProcessAction:
                 os.kill(self._job.pid, self._checkpoint_signal)
         return True
 
-    def cancel(self, job: Job, request: StopRequest) -> None:
+    def cancel_job(self, job: Job, request: StopRequest) -> None:
         """SIGTERM to the whole group."""
         logger.info("SIGTERM to process group %d", self._job.pid)
         if any(process.group == self._job.pid for process in self._living()):
@@ -106,15 +106,15 @@ class ProcessAction:
         else:  # the group is gone, and its number may be another's soon: only its descendants are left
             self._signal_each(signal.SIGTERM)
 
-    def force(self, job: Job) -> None:
+    def kill_job(self, job: Job) -> None:
         """SIGKILL to whoever is left, again and again for a while: they may be forking."""
         until = time.monotonic() + FORCE_SECONDS
         while not self._is_gone() and time.monotonic() < until:
             logger.info("SIGKILL to %s", [process.pid for process in self._living()])
             self._signal_each(signal.SIGKILL)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
-    def look(self, job: Job) -> Present | Gone:
+    def check_job(self, job: Job) -> Present | Gone:
         """Whether the job, or anybody it has left, still lives."""
         if not self._is_gone():
             return Present("running" if self._job.exit_status is None else f"survived by {len(self._living())}")
@@ -128,7 +128,7 @@ class ProcessAction:
         }
         return Gone("ended", details)
 
-    def undo(self, job: Job) -> None:
+    def resume_job(self, job: Job) -> None:
         """A process that has ended cannot be brought back."""
         raise RequestRefused("a process that has ended cannot be brought back; start it again from its checkpoint")
 
@@ -143,10 +143,10 @@ class ProcessAction:
         return self._job.exit_status is not None and not self._living()
 
     def _living(self) -> list[Any]:
-        return living_members(self._job.pid, self._ancestor)
+        return find_living_processes(self._job.pid, self._ancestor)
 
 
-def new_receiver_id() -> str:
+def create_receiver_id() -> str:
     """A label value that no other receiver has."""
     return str(uuid.uuid4())
 

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Mapping
 
-from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.job_record import SQUEUE_FORMAT, Record, from_squeue
 from evalstop_client.receivers.stop.subprocesses import Done, run
 
@@ -42,7 +42,7 @@ class Programs:
         if done.exit_code != 0:
             if UNKNOWN in done.errors:
                 return []
-            raise SchedulerAway(f"squeue: {done.last_words}")
+            raise SchedulerUnavailable(f"squeue: {done.last_line}")
         return [from_squeue(line) for line in done.output.splitlines() if line.strip()]
 
     def past(self, job_id: str) -> list[Record]:
@@ -57,7 +57,7 @@ class Programs:
             if "disabled" in done.errors:
                 self._has_accounting = False
                 return []
-            raise SchedulerAway(f"sacct: {done.last_words}")
+            raise SchedulerUnavailable(f"sacct: {done.last_line}")
         return [_from_sacct(line) for line in done.output.splitlines() if line.count("|") >= len(SACCT_FIELDS) - 1]
 
     def signal(self, job: str, user: str, name: str, where: str) -> bool:
@@ -99,18 +99,18 @@ class Programs:
         if done.exit_code == 0 or any(sign in words for sign in ON_ITS_WAY):
             return
         if any(sign in words for sign in FORBIDDEN):
-            raise RequestRefused(f"Slurm does not permit it: {done.last_words}")
-        raise SchedulerAway(done.last_words)
+            raise RequestRefused(f"Slurm does not permit it: {done.last_line}")
+        raise SchedulerUnavailable(done.last_line)
 
     def _configured(self, name: str) -> str:
         if self._config is None:
             done = self._run("scontrol", "show", "config")
             if done.exit_code != 0:
-                raise SchedulerAway(f"scontrol: {done.last_words}")
+                raise SchedulerUnavailable(f"scontrol: {done.last_line}")
             self._config = done.output
         found = re.search(rf"^{name}\s*=\s*(.*?)\s*$", self._config, re.MULTILINE)
         if found is None:
-            raise SchedulerAway(f"scontrol show config does not tell {name}")
+            raise SchedulerUnavailable(f"scontrol show config does not tell {name}")
         return found[1]
 
     def _run(self, *command: str) -> Done:

@@ -9,19 +9,19 @@ import logging
 import re
 from collections.abc import Mapping
 
-from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.job_record import ENDED, Record, details, of_job
 from evalstop_client.receivers.slurm.protocol import Cluster
-from evalstop_client.receivers.stop.action import Gone, Job, NotMine, Present, StopRequest
-from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, wanted_signal
+from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal, checkpoint_signal, choose_signal
+from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, StopRequest
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 JOB_ID = re.compile(r"[1-9]\d{0,17}", re.ASCII)
-HOW_STOPPED = ("cancel", "requeuehold")
+STOP_METHODS = ("cancel", "requeuehold")
 
 
-class SlurmAction:
+class SlurmJobControl:
     """`users`: whose jobs may be stopped, None for anybody's. `partitions`: in which, None for any."""
 
     name = "evalstop-receiver slurm"
@@ -41,16 +41,16 @@ class SlurmAction:
         self._default_signal = default_signal
         self._requeues = stop_by == "requeuehold"
 
-    def find(self, request: StopRequest) -> Job | NotMine:
+    def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """The job that the run's labels name, if it is one of this cluster and on the allow-list."""
         labels = request.labels
         job_id, cluster = labels.get("slurm_job_id", ""), labels.get("slurm_cluster", "")
         if not job_id or cluster != self._cluster.name():
-            return NotMine()
+            return ForeignJob()
         if not JOB_ID.fullmatch(job_id):
             raise RequestRefused(f"label slurm_job_id is {job_id[:40]!r}, which is no job id")
         facts = {"cluster": cluster, "job_id": job_id}
-        signal = wanted_signal(labels, self._default_signal)
+        signal = choose_signal(labels, self._default_signal)
         if signal is not None:
             facts["checkpoint_signal"] = str(signal)
         records = of_job(self._cluster.jobs(job_id), job_id) or self._cluster.past(job_id)
@@ -67,7 +67,7 @@ class SlurmAction:
         facts["restarts"] = labels.get("slurm_restart_count") or str(record.restarts)
         return Job(record.name, facts)
 
-    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+    def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Send the checkpoint signal that the run's label, or else the receiver, names."""
         if "checkpoint_signal" not in job.facts or "user" not in job.facts:
             return False
@@ -75,11 +75,11 @@ class SlurmAction:
         logger.info("SIG%s to %s of job %s", signal.name, signal.where, job.id)
         return self._cluster.signal(job.id, job.facts["user"], signal.name, signal.where)
 
-    def cancel(self, job: Job, request: StopRequest) -> None:
+    def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Leave a comment, for a job that ends well on SIGTERM looks like one that ended by itself; then cancel."""
         try:
             self._cluster.comment(job.id, f"stopped by EvalStop, decision {request.decision_id}")
-        except (RequestRefused, SchedulerAway) as error:
+        except (RequestRefused, SchedulerUnavailable) as error:
             logger.warning("job %s gets no comment: %s", job.id, error)
         logger.info("cancelling job %s", job.id)
         if self._requeues:
@@ -87,12 +87,12 @@ class SlurmAction:
         else:
             self._cluster.cancel(job.id, job.facts["user"])
 
-    def force(self, job: Job) -> None:
+    def kill_job(self, job: Job) -> None:
         """SIGKILL, which Slurm itself should have sent after KillWait."""
         logger.info("killing job %s", job.id)
         self._cluster.kill(job.id, job.facts["user"])
 
-    def look(self, job: Job) -> Present | Gone:
+    def check_job(self, job: Job) -> Present | Gone:
         """What slurmctld says, and the accounting where slurmctld has forgotten the job."""
         records = of_job(self._cluster.jobs(job.facts["job_id"]), job.facts["job_id"])
         if not records:
@@ -107,7 +107,7 @@ class SlurmAction:
             return Gone("REQUEUED", {"scheduler_state": records[0].state, "note": "the job was requeued since"})
         return Present(next(one.state for one in records if one.state not in ENDED))
 
-    def undo(self, job: Job) -> None:
+    def resume_job(self, job: Job) -> None:
         """Release a job that was stopped by being requeued and held."""
         if not self._requeues:
             raise RequestRefused("a job that was cancelled cannot be brought back; use --stop-by requeuehold for that")

@@ -80,7 +80,7 @@ def details(records: Iterable[Record]) -> dict[str, Any]:
     return found
 
 
-def gpus_in(allocated: str, per_job: str = "", per_node: str = "", nodes: int = 1) -> int:
+def parse_gpus(allocated: str, per_job: str = "", per_node: str = "", nodes: int = 1) -> int:
     """GPUs of a job: from what was allocated where Slurm counts them (AccountingStorageTRES), else as was asked for."""
     counted = _count(r"gres/gpu(?::[^=,]+)?=(\d+)", [part for part in allocated.split(",") if "gres/gpu=" in part])
     if counted == 0:  # typed GPUs are listed beside their sum, so they only count where there is no sum
@@ -112,7 +112,7 @@ def from_squeue(line: str) -> Record:
         reason=given["Reason"],
         exit_code=int(given["exit_code"]) if given["exit_code"].isdecimal() else None,
         ended_at=_local_time(given["EndTime"]) if given["State"] in ENDED else None,
-        gpus=gpus_in(given["tres-alloc"], given["tres-per-job"], given["tres-per-node"], _number(given["NumNodes"])),
+        gpus=parse_gpus(given["tres-alloc"], given["tres-per-job"], given["tres-per-node"], _number(given["NumNodes"])),
         restarts=_number(given["RestartCnt"]),
     )
 
@@ -156,7 +156,7 @@ def from_rest(job: Mapping[str, Any]) -> Record:
         reason=str(job.get("state_reason", "")),
         exit_code=_rest_exit_code(job.get("exit_code")),
         ended_at=datetime.fromtimestamp(ended_at, UTC) if ended_at and state in ENDED else None,
-        gpus=gpus_in(
+        gpus=parse_gpus(
             str(job.get("tres_alloc_str") or ""),
             str(job.get("tres_per_job") or ""),
             str(job.get("tres_per_node") or ""),

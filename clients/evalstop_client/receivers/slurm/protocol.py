@@ -8,7 +8,7 @@ from evalstop_client.receivers.slurm.job_record import Record
 
 
 class Cluster(Protocol):
-    """A Slurm cluster. Every method may raise SchedulerAway, or RequestRefused for what Slurm will never permit."""
+    """A Slurm cluster. Every method may raise SchedulerUnavailable, or RequestRefused for what no retry will change."""
 
     def name(self) -> str:
         """What it calls itself, as in SLURM_CLUSTER_NAME."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerAway
+from evalstop_client.errors import ConfigurationError, RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers.slurm.job_record import Record, from_rest
 
 UNKNOWN_JOB = 2017  # ESLURM_INVALID_JOB_ID
@@ -104,7 +104,9 @@ class Rest:
         if body is None or errors or response.status_code >= 300:
             if response.status_code == 404:  # another version may have taken the place of the one that was found
                 self._version = None
-            raise SchedulerAway(f"slurmrestd: {method} {path}: {response.status_code}: {words or response.text[:200]}")
+            raise SchedulerUnavailable(
+                f"slurmrestd: {method} {path}: {response.status_code}: {words or response.text[:200]}"
+            )
         return body
 
     def _discover(self) -> str:
@@ -113,7 +115,7 @@ class Rest:
             found = re.findall(r"/slurm/v0\.0\.(\d+)/job/", " ".join((body or {}).get("paths") or {}))
             if found:
                 return f"v0.0.{max(int(number) for number in found)}"
-        raise SchedulerAway("slurmrestd tells no version of its API; is the token good?")
+        raise SchedulerUnavailable("slurmrestd tells no version of its API; is the token good?")
 
     def _send(
         self,
@@ -124,28 +126,28 @@ class Rest:
     ) -> httpx.Response:
         token = self._token()
         headers = {"X-SLURM-USER-TOKEN": token}
-        user = self._user or user_in(token)
+        user = self._user or parse_user(token)
         if user:
             headers["X-SLURM-USER-NAME"] = user
         try:
             return self._client.request(method, path, params=params, json=change, headers=headers)
         except (httpx.HTTPError, OSError) as error:
-            raise SchedulerAway(f"slurmrestd: {type(error).__name__}: {error}") from None
+            raise SchedulerUnavailable(f"slurmrestd: {type(error).__name__}: {error}") from None
 
 
-def checked_rest_url(url: str) -> str:
+def validate_rest_url(url: str) -> str:
     """The URL without a slash at its end; ConfigurationError when no request could go there."""
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?|unix:/\S+", url):
         raise ConfigurationError(f"rest {url!r}: write it like http://127.0.0.1:6820 or unix:/run/slurmrestd.sock.")
     return url.rstrip("/")
 
 
-def token_in(text: str) -> str:
+def parse_token(text: str) -> str:
     """The token in a file or in what `scontrol token` prints (SLURM_JWT=...)."""
     return text.strip().removeprefix("SLURM_JWT=").strip()
 
 
-def user_in(token: str) -> str | None:
+def parse_user(token: str) -> str | None:
     """Whose token it is, as its own claim `sun` has it: slurmrestd 22.05 refuses a token without the name beside it."""
     payload = token.partition(".")[2].partition(".")[0]
     try:

@@ -36,7 +36,7 @@ def checkpoint_signal(text: str) -> CheckpointSignal:
     return CheckpointSignal(name, where or "batch")
 
 
-def wanted_signal(labels: Mapping[str, str], default: CheckpointSignal | None) -> CheckpointSignal | None:
+def choose_signal(labels: Mapping[str, str], default: CheckpointSignal | None) -> CheckpointSignal | None:
     """What the run's label asks for, else the receiver's default; `none` as a label asks for no signal."""
     text = labels.get(LABEL, "")
     if not text:

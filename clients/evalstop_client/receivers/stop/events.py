@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evalstop_client.receivers.stop.action import Gone, Job, Present
+from evalstop_client.receivers.stop.job_control import Gone, Job, Present
 
 
 @dataclass(frozen=True)
-class Begun:
+class Started:
     """The stop begins, or the receiver was started again in the middle of it."""
 
     at: float
 
 
 @dataclass(frozen=True)
-class Waited:
+class WaitEnded:
     """The pause is over."""
 
     at: float
 
 
 @dataclass(frozen=True)
-class Escalated:
+class StopEscalated:
     """The service has lost its patience."""
 
     at: float
 
 
 @dataclass(frozen=True)
-class Found:
+class JobFound:
     """The job was found, and looked at."""
 
     at: float
@@ -38,14 +38,14 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Foreign:
+class JobForeign:
     """The job is another receiver's."""
 
     at: float
 
 
 @dataclass(frozen=True)
-class Refused:
+class JobRefused:
     """The action will not do it."""
 
     at: float
@@ -53,7 +53,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Away:
+class SchedulerFailed:
     """The scheduler could not be asked."""
 
     at: float
@@ -61,7 +61,7 @@ class Away:
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckpointRequested:
     """The job was asked for a checkpoint, or, if not `possible`, there is no way to ask it."""
 
     at: float
@@ -70,21 +70,21 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Cancelled:
+class JobCancelled:
     """The scheduler has taken the cancel."""
 
     at: float
 
 
 @dataclass(frozen=True)
-class Forced:
+class JobKilled:
     """The scheduler has taken the order to force it."""
 
     at: float
 
 
 @dataclass(frozen=True)
-class Seen:
+class JobChecked:
     """What the scheduler says; `saved`: a checkpoint came after the call for one, None when nobody can say."""
 
     at: float
@@ -93,7 +93,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Told:
+class ReportAccepted:
     """The service has taken the report, or, with a `refusal`, will never take it."""
 
     at: float
@@ -101,13 +101,25 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Untold:
+class ReportFailed:
     """The service could not take the report now, and may have asked for some seconds' patience."""
 
     at: float
-    asked_seconds: float | None = None
+    retry_after_seconds: float | None = None
 
 
 Event = (
-    Begun | Waited | Escalated | Found | Foreign | Refused | Away | Asked | Cancelled | Forced | Seen | Told | Untold
+    Started
+    | WaitEnded
+    | StopEscalated
+    | JobFound
+    | JobForeign
+    | JobRefused
+    | SchedulerFailed
+    | CheckpointRequested
+    | JobCancelled
+    | JobKilled
+    | JobChecked
+    | ReportAccepted
+    | ReportFailed
 )

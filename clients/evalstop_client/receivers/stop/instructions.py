@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evalstop_client.receivers.stop.action import Job
+from evalstop_client.receivers.stop.job_control import Job
 
 
 @dataclass(frozen=True)
@@ -19,34 +19,34 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Find:
-    """Find the job, and look at it."""
+class FindJob:
+    """FindJob the job, and look at it."""
 
 
 @dataclass(frozen=True)
-class AskToSave:
+class RequestCheckpoint:
     """Call for a checkpoint."""
 
     job: Job
 
 
 @dataclass(frozen=True)
-class Cancel:
+class CancelJob:
     """Have it cancelled."""
 
     job: Job
 
 
 @dataclass(frozen=True)
-class Force:
+class KillJob:
     """Have it forced."""
 
     job: Job
 
 
 @dataclass(frozen=True)
-class Look:
-    """Look at the job; with a `mark`, also whether a newer checkpoint than that exists."""
+class CheckJob:
+    """CheckJob at the job; with a `mark`, also whether a newer checkpoint than that exists."""
 
     job: Job
     mark: str | None = None
@@ -60,10 +60,10 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Tell:
+class SendReport:
     """Report."""
 
     report: Report
 
 
-Instruction = Find | AskToSave | Cancel | Force | Look | Wait | Tell
+Instruction = FindJob | RequestCheckpoint | CancelJob | KillJob | CheckJob | Wait | SendReport

@@ -1,4 +1,4 @@
-"""What a receiver for some scheduler must be able to do: find, ask to save, cancel, force, look, undo."""
+"""What a receiver can do to jobs of its scheduler: find, request a checkpoint, cancel, kill, check, resume."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class Gone:
 
 
 @dataclass(frozen=True)
-class NotMine:
+class ForeignJob:
     """The job belongs to another receiver: nothing is done, nothing is reported."""
 
 
-class Action(Protocol):
-    """What is done to jobs of one scheduler.
+class JobControl(Protocol):
+    """Controls jobs of one scheduler.
 
-    Every method may raise SchedulerAway, after which it is called again, and RequestRefused, which ends the stop as
-    failed. Each may be called again after a restart without knowing that it was called before: cancelling or forcing a
-    job that is on its way out, or gone, must be harmless.
+    Every method may raise SchedulerUnavailable, after which it is called again, and RequestRefused, which ends the stop
+    as failed. After a restart each may be called again without knowing of the first call: cancelling or killing a job
+    that is ending or gone must be harmless.
     """
 
     @property
@@ -69,32 +69,32 @@ class Action(Protocol):
         """How it calls itself in reports, such as `evalstop-receiver process`."""
         ...
 
-    def find(self, request: StopRequest) -> Job | NotMine:
+    def find_job(self, request: StopRequest) -> Job | ForeignJob:
         """The job of the run, by its labels; RequestRefused when it may not be touched."""
         ...
 
-    def ask_to_save(self, job: Job, request: StopRequest) -> bool:
+    def request_checkpoint(self, job: Job, request: StopRequest) -> bool:
         """Have the job save a checkpoint, and run on; False when there is no way to ask this job."""
         ...
 
-    def cancel(self, job: Job, request: StopRequest) -> None:
+    def cancel_job(self, job: Job, request: StopRequest) -> None:
         """Have the scheduler end the job, with the time to clean up that the scheduler gives."""
         ...
 
-    def force(self, job: Job) -> None:
+    def kill_job(self, job: Job) -> None:
         """End what a cancel did not end."""
         ...
 
-    def look(self, job: Job) -> Present | Gone:
+    def check_job(self, job: Job) -> Present | Gone:
         """What the scheduler itself says of the job now."""
         ...
 
-    def undo(self, job: Job) -> None:
+    def resume_job(self, job: Job) -> None:
         """Let the job go on after all, where the scheduler can; RequestRefused where it cannot."""
         ...
 
 
-def event_in(body: bytes) -> dict[str, Any]:
+def parse_event(body: bytes) -> dict[str, Any]:
     """The event that a verified webhook carries; EventMalformed when it carries none."""
     try:
         event = json.loads(body)
@@ -105,7 +105,7 @@ def event_in(body: bytes) -> dict[str, Any]:
     return event
 
 
-def stop_request_in(webhook_id: str, event: Mapping[str, Any]) -> StopRequest:
+def parse_stop_request(webhook_id: str, event: Mapping[str, Any]) -> StopRequest:
     """The request that an event about a decision makes; EventMalformed when something is missing."""
     run, decision, verdict = (_object(event, "data", name) for name in ("run", "decision", "verdict"))
     labels = run.get("labels")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from evalstop_client.errors import ConfigurationError, EventMalformed
-from evalstop_client.receivers.stop.action import Job, StopRequest, stop_request_in
 from evalstop_client.receivers.stop.instructions import Report
+from evalstop_client.receivers.stop.job_control import Job, StopRequest, parse_stop_request
 from evalstop_client.receivers.stop.state_machine import Phase, Stop
 
 try:
@@ -30,25 +30,25 @@ except ImportError:  # pragma: no cover  # not on Windows, where nothing keeps t
 logger = logging.getLogger("evalstop_client.receivers")
 
 VERSION = 1
-REMEMBERED_SECONDS = 90 * 86_400.0
-MOST_IN_MEMORY = 10_000  # of what is done, where there is no folder
+RETENTION_SECONDS = 90 * 86_400.0
+MAX_IN_MEMORY = 10_000  # of what is done, where there is no folder
 
 
 @dataclass(frozen=True)
-class Remembered:
+class JournalEntry:
     """A stop with the request for it."""
 
     request: StopRequest
     stop: Stop
 
 
-class Memory:
+class Journal:
     """All stops, by decision; `folder` None keeps them for the life of the process only."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._changing = threading.Lock()
-        self._stops: dict[str, Remembered] = {}
+        self._stops: dict[str, JournalEntry] = {}
         self._lock_file: IO[str] | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -61,7 +61,7 @@ class Memory:
             self._lock_file.close()
             self._lock_file = None
 
-    def begin(self, request: StopRequest, at: float) -> Remembered | None:
+    def begin(self, request: StopRequest, at: float) -> JournalEntry | None:
         """Remember a stop that begins now; None when the decision is known and needs no new beginning.
 
         One that ended as failed, or whose end could not be told, is begun anew: the sender has reason to ask again.
@@ -70,41 +70,41 @@ class Memory:
             known = self._stops.get(request.decision_id)
             if known is not None and not _may_begin_anew(known.stop):
                 return None
-            begun = Remembered(request, Stop(begun_at=at))
+            begun = JournalEntry(request, Stop(started_at=at))
             self._store(begun)
             return begun
 
     def keep(self, request: StopRequest, stop: Stop) -> None:
         """Remember how far a stop has come."""
         with self._changing:
-            self._store(Remembered(request, stop))
+            self._store(JournalEntry(request, stop))
 
-    def of(self, decision_id: str) -> Remembered | None:
+    def of(self, decision_id: str) -> JournalEntry | None:
         """What is known of a decision."""
         with self._changing:
             return self._stops.get(decision_id)
 
-    def unfinished(self) -> list[Remembered]:
+    def unfinished(self) -> list[JournalEntry]:
         """The stops to go on with, oldest first."""
         with self._changing:
             under_way = [one for one in self._stops.values() if one.stop.phase is not Phase.DONE]
-        return sorted(under_way, key=lambda one: one.stop.begun_at)
+        return sorted(under_way, key=lambda one: one.stop.started_at)
 
     def forget(self, before: float) -> None:
         """Forget what was done with and begun before `before`."""
         with self._changing:
-            old = [one for one in self._stops.values() if one.stop.phase is Phase.DONE and one.stop.begun_at < before]
+            old = [one for one in self._stops.values() if one.stop.phase is Phase.DONE and one.stop.started_at < before]
             for one in old:
                 self._drop(one.request.decision_id)
 
-    def _store(self, remembered: Remembered) -> None:
+    def _store(self, remembered: JournalEntry) -> None:
         decision_id = remembered.request.decision_id
         if not remembered.stop.mine:  # to be found again, should it come again; other receivers' are not hoarded
             self._drop(decision_id)
             return
         if self.folder is not None:
             _write(_file_of(self.folder, decision_id), _document(remembered))
-        elif len(self._stops) >= MOST_IN_MEMORY:
+        elif len(self._stops) >= MAX_IN_MEMORY:
             done = next((name for name, one in self._stops.items() if one.stop.phase is Phase.DONE), None)
             if done is not None:
                 del self._stops[done]
@@ -162,7 +162,7 @@ def _write(file: Path, document: Mapping[str, Any]) -> None:
         os.close(folder)
 
 
-def _document(remembered: Remembered) -> dict[str, Any]:
+def _document(remembered: JournalEntry) -> dict[str, Any]:
     request = remembered.request
     return {
         "version": VERSION,
@@ -172,11 +172,11 @@ def _document(remembered: Remembered) -> dict[str, Any]:
     }
 
 
-def _remembered(document: Mapping[str, Any]) -> Remembered:
+def _remembered(document: Mapping[str, Any]) -> JournalEntry:
     if document["version"] != VERSION:
         raise ValueError(f"it has version {document['version']!r}, this receiver reads {VERSION}")
     fields = dict(document["stop"])
     job, report = fields.pop("job"), fields.pop("report")
     stop = Stop(**{**fields, "phase": Phase(fields["phase"])})
     stop = replace(stop, job=Job(**job) if job else None, report=Report(**report) if report else None)
-    return Remembered(stop_request_in(document["webhook_id"], document["event"]), stop)
+    return JournalEntry(parse_stop_request(document["webhook_id"], document["event"]), stop)

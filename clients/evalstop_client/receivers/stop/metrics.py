@@ -14,7 +14,7 @@ HELP = {
     "stops_total": ("counter", "stops that came to their end, by result"),
     "stop_seconds_total": ("counter", "seconds from the request to the confirmed end, summed"),
     "stops_under_way": ("gauge", "stops that are being carried out or reported"),
-    "scheduler_away_total": ("counter", "times that the scheduler did not answer"),
+    "scheduler_unavailable_total": ("counter", "times that the scheduler did not answer"),
     "reports_total": ("counter", "tries to report, by what the service said"),
 }
 

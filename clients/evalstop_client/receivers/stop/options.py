@@ -11,14 +11,14 @@ from pathlib import Path
 
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.receivers.stop.http_server import ReceiverServer
-from evalstop_client.receivers.stop.state_machine import Bounds
-from evalstop_client.settings import checked_key, checked_url
+from evalstop_client.receivers.stop.state_machine import StopTimeouts
+from evalstop_client.settings import validate_key, validate_url
 from evalstop_client.signature import secret_bytes
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 
-def add_speaking(parser: argparse.ArgumentParser) -> None:
+def add_service_options(parser: argparse.ArgumentParser) -> None:
     """Options about the service: secrets, where it is, the key."""
     add = parser.add_argument
     add("--secret-env", default="EVALSTOP_WEBHOOK_SECRET", metavar="NAME", help="variable with the secret(s) whsec_...")
@@ -33,7 +33,7 @@ def add_speaking(parser: argparse.ArgumentParser) -> None:
     add("--ready-file", type=Path, metavar="FILE", help="write the address as JSON to FILE once listening")
 
 
-def add_standing(parser: argparse.ArgumentParser) -> None:
+def add_receiver_options(parser: argparse.ArgumentParser) -> None:
     """Options of receivers that stand beside a scheduler for good."""
     add = parser.add_argument
     add("--listen", metavar="HOST:PORT", help="where webhooks arrive (default: 127.0.0.1:9000, or nowhere with --pull)")
@@ -51,44 +51,50 @@ def add_standing(parser: argparse.ArgumentParser) -> None:
     add(
         "--checkpoint-grace-seconds",
         type=seconds,
-        default=Bounds.checkpoint_seconds,
+        default=StopTimeouts.checkpoint_seconds,
         metavar="S",
         help="for a checkpoint, from the signal to the cancel; 0 cancels at once (default: %(default)g)",
     )
     add(
         "--grace-seconds",
         type=seconds,
-        default=Bounds.cancel_seconds,
+        default=StopTimeouts.cancel_seconds,
         metavar="S",
         help="from the cancel to force; longer than the scheduler's own (default: %(default)g)",
     )
     add(
         "--give-up-seconds",
         type=seconds,
-        default=Bounds.give_up_seconds,
+        default=StopTimeouts.give_up_seconds,
         metavar="S",
         help="from the cancel until it is reported as failed; the job is watched on (default: %(default)g)",
     )
-    add("--look-seconds", type=seconds, default=Bounds.look_seconds, metavar="S", help="between looks (default: 1)")
-
-
-def bounds_of(options: argparse.Namespace) -> Bounds:
-    """How long each part of a stop may take."""
-    return Bounds(
-        checkpoint_seconds=options.checkpoint_grace_seconds,
-        cancel_seconds=options.grace_seconds,
-        give_up_seconds=options.give_up_seconds,
-        look_seconds=max(0.05, options.look_seconds),
+    add(
+        "--poll-seconds",
+        type=seconds,
+        default=StopTimeouts.poll_seconds,
+        metavar="S",
+        help="between looks (default: 1)",
     )
 
 
-def service_of(options: argparse.Namespace) -> tuple[str | None, str | None]:
+def parse_timeouts(options: argparse.Namespace) -> StopTimeouts:
+    """How long each part of a stop may take."""
+    return StopTimeouts(
+        checkpoint_seconds=options.checkpoint_grace_seconds,
+        cancel_seconds=options.grace_seconds,
+        give_up_seconds=options.give_up_seconds,
+        poll_seconds=max(0.05, options.poll_seconds),
+    )
+
+
+def parse_service(options: argparse.Namespace) -> tuple[str | None, str | None]:
     """The service's url and the key to it."""
-    url = checked_url(options.url) if options.url else None
-    return url, checked_key(os.environ.get(options.key_env))
+    url = validate_url(options.url) if options.url else None
+    return url, validate_key(os.environ.get(options.key_env))
 
 
-def secrets_from(variable: str, file: Path | None) -> Callable[[], list[str]]:
+def load_secrets(variable: str, file: Path | None) -> Callable[[], list[str]]:
     """A source of the secrets now valid, one or several with white space between: `file`, else `variable`."""
     if file is None:
         secrets = os.environ.get(variable, "").split()
@@ -119,7 +125,7 @@ def listen(address: str) -> ReceiverServer:
         raise ConfigurationError(f"listen {address!r}: {error}.") from None
 
 
-def state_folder(given: Path | None, scheduler: str) -> Path:
+def choose_state_folder(given: Path | None, scheduler: str) -> Path:
     """Where a receiver keeps its memory."""
     if given is not None:
         return given
@@ -139,7 +145,7 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, list[str]]:
     return found
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a file that is there whole or not at all."""
     draft = path.with_name(path.name + ".draft")
     draft.write_text(text)

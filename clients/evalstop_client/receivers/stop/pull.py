@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from evalstop_client.backoff import wait_seconds
 from evalstop_client.receivers.stop.webhook_handler import Receiver
-from evalstop_client.service import Accepted, Away, Json, Refused, Service
+from evalstop_client.service import Accepted, Json, Refused, Service, Unavailable
 
 logger = logging.getLogger("evalstop_client.receivers")
 
@@ -64,8 +64,8 @@ class Puller:
             failures += 1
             if failures == 1:
                 logger.warning("no events can be fetched, trying on: %s", answer.reason)
-            asked_seconds = answer.asked_seconds if isinstance(answer, Away) else REFUSED_SECONDS
-            self._ended.wait(wait_seconds(failures, random.random(), asked_seconds))
+            retry_after_seconds = answer.retry_after_seconds if isinstance(answer, Unavailable) else REFUSED_SECONDS
+            self._ended.wait(wait_seconds(failures, random.random(), retry_after_seconds))
 
     def _take(self, event: Json) -> None:
         if self._ended.is_set():

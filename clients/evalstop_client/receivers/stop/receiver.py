@@ -8,22 +8,22 @@ import logging
 import os
 
 from evalstop_client.errors import ConfigurationError
-from evalstop_client.receivers.stop.action import Action
-from evalstop_client.receivers.stop.execution import Surroundings
+from evalstop_client.receivers.stop.execution import ReceiverContext
 from evalstop_client.receivers.stop.http_server import ReceiverServer
-from evalstop_client.receivers.stop.journal import Memory
+from evalstop_client.receivers.stop.job_control import JobControl
+from evalstop_client.receivers.stop.journal import Journal
 from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.options import (
-    bounds_of,
+    choose_state_folder,
     listen,
-    secrets_from,
-    service_of,
-    state_folder,
-    write_whole,
+    load_secrets,
+    parse_service,
+    parse_timeouts,
+    write_atomically,
 )
 from evalstop_client.receivers.stop.pull import Puller
-from evalstop_client.receivers.stop.report import Reports
-from evalstop_client.receivers.stop.signals import Ending
+from evalstop_client.receivers.stop.report import ReportClient
+from evalstop_client.receivers.stop.signals import ShutdownSignal
 from evalstop_client.receivers.stop.webhook_handler import Receiver
 
 logger = logging.getLogger("evalstop_client.receivers")
@@ -32,24 +32,24 @@ LEAVE_SECONDS = 20.0
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 
 
-def stand(action: Action, options: argparse.Namespace, scheduler: str) -> int:
+def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> int:
     """Receive, or pull, until SIGTERM or SIGINT; what is under way then is gone on with at the next start."""
-    url, key = service_of(options)
-    secrets = secrets_from(options.secret_env, options.secret_file)
+    url, key = parse_service(options)
+    secrets = load_secrets(options.secret_env, options.secret_file)
     if options.pull and url is None:
         raise ConfigurationError("pull: say where the service is, with --url or EVALSTOP_URL.")
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
-    ending = Ending()
+    ending = ShutdownSignal()
     memory = _memory(options, scheduler)
     server = listen(address) if address else None
-    surroundings = Surroundings(
+    context = ReceiverContext(
         action=action,
         memory=memory,
-        reports=lambda: Reports(url, key, action.name),
-        bounds=bounds_of(options),
+        reports=lambda: ReportClient(url, key, action.name),
+        bounds=parse_timeouts(options),
         metrics=Metrics(),
     )
-    receiver = Receiver(surroundings, secrets)
+    receiver = Receiver(context, secrets)
     receiver.start()
     if server is not None:
         server.serve(receiver)
@@ -59,7 +59,7 @@ def stand(action: Action, options: argparse.Namespace, scheduler: str) -> int:
         puller.start()
         logger.info("fetching events from %s", url)
     if options.ready_file:
-        write_whole(options.ready_file, json.dumps(_ready(server)) + "\n")
+        write_atomically(options.ready_file, json.dumps(_ready(server)) + "\n")
     ending.wait()
     logger.info("going down; what is under way is gone on with at the next start")
     if puller is not None:
@@ -71,10 +71,10 @@ def stand(action: Action, options: argparse.Namespace, scheduler: str) -> int:
     return 0
 
 
-def _memory(options: argparse.Namespace, scheduler: str) -> Memory:
-    folder = state_folder(options.state, scheduler)
+def _memory(options: argparse.Namespace, scheduler: str) -> Journal:
+    folder = choose_state_folder(options.state, scheduler)
     try:
-        return Memory(folder)
+        return Journal(folder)
     except OSError as error:
         raise ConfigurationError(f"state {folder}: {error}; name another folder with --state.") from None
 

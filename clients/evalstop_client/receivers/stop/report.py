@@ -6,14 +6,14 @@ import logging
 from typing import Any
 from urllib.parse import quote
 
-from evalstop_client.receivers.stop.action import StopRequest
 from evalstop_client.receivers.stop.instructions import Report
-from evalstop_client.service import Accepted, Away, Refused, Service
+from evalstop_client.receivers.stop.job_control import StopRequest
+from evalstop_client.service import Accepted, Refused, Service, Unavailable
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 
-class Reports:
+class ReportClient:
     """Brings reports to `POST /decisions/{id}/report`; each call is one try. For one thread."""
 
     def __init__(self, url: str | None, key: str | None, actor: str) -> None:
@@ -26,8 +26,8 @@ class Reports:
         if self._service is not None:
             self._service.close()
 
-    def send(self, request: StopRequest, report: Report) -> Accepted | Away | Refused:
-        """Try to report; Away means to try again."""
+    def send(self, request: StopRequest, report: Report) -> Accepted | Unavailable | Refused:
+        """Try to report; Unavailable means to try again."""
         logger.info("decision %s: %s: %s", request.decision_id, report.state, report.reason)
         if self._service is None:
             logger.warning("no url was given (--url, EVALSTOP_URL): the service is not told")
@@ -41,7 +41,9 @@ class Reports:
         if not self._complained:
             self._complained = True
             logger.warning("the report is not accepted yet, trying on: %s", answer.reason)
-        return answer if isinstance(answer, Away) else Away(answer.reason)  # a key can be mended by a person
+        return (
+            answer if isinstance(answer, Unavailable) else Unavailable(answer.reason)
+        )  # a key can be mended by a person
 
     def acknowledge(self, request: StopRequest, report: Report, expected_seconds: float) -> None:
         """Try once to say that the stop is taken up, and how long its job may have to save; nothing depends on it."""

@@ -8,11 +8,11 @@ import time
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 """A signal that arrives just before a wait begins does not interrupt it: Python sees to it between two waits."""
 
 
-class Ending:
+class ShutdownSignal:
     """SIGTERM and SIGINT, waited for instead of died of; to be made on the main thread.
 
     A signal's handler runs in between two steps of whatever the main thread is at. Were that the beginning of a wait
@@ -25,19 +25,19 @@ class Ending:
             signal.signal(number, self._tell)
 
     @property
-    def has_come(self) -> bool:
+    def is_set(self) -> bool:
         """Whether the process has been told to end."""
         return not self._told.empty()
 
     def wait(self, timeout_seconds: float = math.inf) -> bool:
         """Wait to be told; False when that did not happen in time."""
         deadline = time.monotonic() + timeout_seconds
-        while not self.has_come and (left := deadline - time.monotonic()) > 0:
+        while not self.is_set and (left := deadline - time.monotonic()) > 0:
             try:
-                self._told.put(self._told.get(timeout=min(left, LOOK_SECONDS)))  # for whoever asks again
+                self._told.put(self._told.get(timeout=min(left, POLL_SECONDS)))  # for whoever asks again
             except Empty:
                 continue
-        return self.has_come
+        return self.is_set
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
         self._told.put(number)

@@ -15,34 +15,34 @@ from enum import StrEnum
 from typing import Any
 
 from evalstop_client.backoff import wait_seconds
-from evalstop_client.receivers.stop.action import Gone, Job, Present
 from evalstop_client.receivers.stop.events import (
-    Asked,
-    Away,
-    Begun,
-    Cancelled,
-    Escalated,
+    CheckpointRequested,
     Event,
-    Forced,
-    Foreign,
-    Found,
-    Refused,
-    Seen,
-    Told,
-    Untold,
-    Waited,
+    JobCancelled,
+    JobChecked,
+    JobForeign,
+    JobFound,
+    JobKilled,
+    JobRefused,
+    ReportAccepted,
+    ReportFailed,
+    SchedulerFailed,
+    Started,
+    StopEscalated,
+    WaitEnded,
 )
 from evalstop_client.receivers.stop.instructions import (
-    AskToSave,
-    Cancel,
-    Find,
-    Force,
+    CancelJob,
+    CheckJob,
+    FindJob,
     Instruction,
-    Look,
+    KillJob,
     Report,
-    Tell,
+    RequestCheckpoint,
+    SendReport,
     Wait,
 )
+from evalstop_client.receivers.stop.job_control import Gone, Job, Present
 
 
 class Phase(StrEnum):
@@ -52,27 +52,27 @@ class Phase(StrEnum):
     SAVING = "saving"
     CANCELLING = "cancelling"
     FORCING = "forcing"
-    TELLING = "telling"
+    REPORTING = "telling"
     DONE = "done"
 
 
 @dataclass(frozen=True)
-class Bounds:
+class StopTimeouts:
     """How long each part of a stop may take, in seconds."""
 
     checkpoint_seconds: float = 120.0  # from the call for a checkpoint to the cancel; 0: no such call
     cancel_seconds: float = 90.0  # from the cancel to force, and from force to more of it
     give_up_seconds: float = 600.0  # from the cancel to the report that the stop failed; looking goes on
     abandon_seconds: float = 7 * 86_400.0  # from the request until a job that stays, or a service, is let be
-    tell_seconds: float = 7 * 86_400.0  # tries to report
-    look_seconds: float = 1.0  # between two looks at the job
+    report_seconds: float = 7 * 86_400.0  # tries to report
+    poll_seconds: float = 1.0  # between two looks at the job
 
 
 @dataclass(frozen=True)
 class Stop:
     """Where a stop stands; times are seconds since 1970, None: not yet."""
 
-    begun_at: float
+    started_at: float
     phase: Phase = Phase.FINDING
     job: Job | None = None
     asked_at: float | None = None  # for a checkpoint
@@ -81,47 +81,47 @@ class Stop:
     cancelled_at: float | None = None
     forced_at: float | None = None
     escalated: bool = False  # the service asks a second time, harder
-    failure_told: bool = False
+    failure_reported: bool = False
     report: Report | None = None
-    telling_at: float | None = None
+    reporting_at: float | None = None
     told: bool = False  # the service has answered the report
     away: int = 0  # failures in a row to reach the scheduler or the service
     mine: bool = True
-    undone_at: float | None = None
+    resumed_at: float | None = None
 
 
-def step(stop: Stop, event: Event, bounds: Bounds) -> tuple[Stop, Instruction | None]:
+def step(stop: Stop, event: Event, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
     """What an event makes of a stop, and what is to be done next; None once it is done."""
     match event:
-        case Begun() | Waited():
+        case Started() | WaitEnded():
             return stop, _owed(stop)
-        case Escalated():
+        case StopEscalated():
             stop = replace(stop, escalated=True)
             return stop, _owed(stop)
-        case Foreign():
+        case JobForeign():
             return replace(stop, phase=Phase.DONE, mine=False), None
-        case Refused(at, reason):
+        case JobRefused(at, reason):
             return _tell(stop, Report("failed", reason, _details(stop)), at)
-        case Away(at, reason):
+        case SchedulerFailed(at, reason):
             return _after_away(stop, reason, at, bounds)
-        case Told():
+        case ReportAccepted():
             return _after_told(stop, bounds)
-        case Untold(at, asked_seconds):
-            return _after_untold(stop, at, asked_seconds, bounds)
-        case Found(at, job, seen):
+        case ReportFailed(at, retry_after_seconds):
+            return _after_untold(stop, at, retry_after_seconds, bounds)
+        case JobFound(at, job, seen):
             stop = replace(stop, job=job, away=0)
             if isinstance(seen, Gone):
                 return _tell(stop, _confirmed(stop, seen, at), at)
             return _go(stop, Phase.SAVING if bounds.checkpoint_seconds > 0 else Phase.CANCELLING)
-        case Asked(at, possible, mark):
+        case CheckpointRequested(at, possible, mark):
             if possible:
-                return replace(stop, asked_at=at, mark=mark, away=0), Wait(bounds.look_seconds)
+                return replace(stop, asked_at=at, mark=mark, away=0), Wait(bounds.poll_seconds)
             return _go(replace(stop, checkpoint="could not be asked for", away=0), Phase.CANCELLING)
-        case Cancelled(at):
-            return replace(stop, cancelled_at=at, away=0), Wait(bounds.look_seconds / 10)
-        case Forced(at):
-            return replace(stop, forced_at=at, away=0), Wait(bounds.look_seconds / 10)
-        case Seen(at, seen, saved):
+        case JobCancelled(at):
+            return replace(stop, cancelled_at=at, away=0), Wait(bounds.poll_seconds / 10)
+        case JobKilled(at):
+            return replace(stop, forced_at=at, away=0), Wait(bounds.poll_seconds / 10)
+        case JobChecked(at, seen, saved):
             return _after_look(replace(stop, away=0), seen, saved, at, bounds)
 
 
@@ -129,16 +129,16 @@ def _owed(stop: Stop) -> Instruction | None:
     """What the phase asks for that is not known to have been done."""
     if stop.phase is Phase.DONE:
         return None
-    if stop.phase is Phase.TELLING:
+    if stop.phase is Phase.REPORTING:
         assert stop.report is not None
-        return Tell(stop.report)
+        return SendReport(stop.report)
     if stop.job is None:
-        return Find()
+        return FindJob()
     if stop.phase is Phase.SAVING:
-        return AskToSave(stop.job) if stop.asked_at is None else Look(stop.job, stop.mark)
+        return RequestCheckpoint(stop.job) if stop.asked_at is None else CheckJob(stop.job, stop.mark)
     if stop.phase is Phase.CANCELLING:
-        return Cancel(stop.job) if stop.cancelled_at is None else Look(stop.job)
-    return Force(stop.job) if stop.forced_at is None else Look(stop.job)
+        return CancelJob(stop.job) if stop.cancelled_at is None else CheckJob(stop.job)
+    return KillJob(stop.job) if stop.forced_at is None else CheckJob(stop.job)
 
 
 def _go(stop: Stop, phase: Phase) -> tuple[Stop, Instruction | None]:
@@ -147,11 +147,11 @@ def _go(stop: Stop, phase: Phase) -> tuple[Stop, Instruction | None]:
 
 
 def _tell(stop: Stop, report: Report, at: float) -> tuple[Stop, Instruction]:
-    return replace(stop, phase=Phase.TELLING, report=report, telling_at=at, away=0), Tell(report)
+    return replace(stop, phase=Phase.REPORTING, report=report, reporting_at=at, away=0), SendReport(report)
 
 
 def _after_look(
-    stop: Stop, seen: Present | Gone, saved: bool | None, at: float, bounds: Bounds
+    stop: Stop, seen: Present | Gone, saved: bool | None, at: float, bounds: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
     if isinstance(seen, Gone):
         return _tell(stop, _confirmed(stop, seen, at), at)
@@ -160,7 +160,7 @@ def _after_look(
             return _go(replace(stop, checkpoint="saved"), Phase.CANCELLING)
         if at - stop.asked_at >= bounds.checkpoint_seconds:
             return _go(replace(stop, checkpoint="not seen in time"), Phase.CANCELLING)
-        return stop, Wait(bounds.look_seconds)
+        return stop, Wait(bounds.poll_seconds)
     if stop.phase is Phase.CANCELLING and stop.cancelled_at is not None:
         if stop.escalated or at - stop.cancelled_at >= bounds.cancel_seconds:
             return _go(stop, Phase.FORCING)
@@ -169,43 +169,43 @@ def _after_look(
     return _patience(stop, f"the job is still {seen.state}", at, bounds)
 
 
-def _after_away(stop: Stop, reason: str, at: float, bounds: Bounds) -> tuple[Stop, Instruction | None]:
+def _after_away(stop: Stop, reason: str, at: float, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
     stop = replace(stop, away=stop.away + 1)
     return _patience(stop, reason, at, bounds)
 
 
-def _patience(stop: Stop, trouble: str, at: float, bounds: Bounds) -> tuple[Stop, Instruction | None]:
+def _patience(stop: Stop, trouble: str, at: float, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
     """Go on after a pause; say once that it fails when it has taken too long, and end when it has for days."""
-    if at - stop.begun_at >= bounds.abandon_seconds:
+    if at - stop.started_at >= bounds.abandon_seconds:
         return _go(stop, Phase.DONE)
-    since = stop.begun_at + bounds.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
-    if at - since >= bounds.give_up_seconds and not stop.failure_told:
-        return stop, Tell(Report("failed", f"after {at - stop.begun_at:.0f} s: {trouble}", _details(stop)))
+    since = stop.started_at + bounds.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
+    if at - since >= bounds.give_up_seconds and not stop.failure_reported:
+        return stop, SendReport(Report("failed", f"after {at - stop.started_at:.0f} s: {trouble}", _details(stop)))
     return stop, Wait(_pause(stop, bounds))
 
 
-def _pause(stop: Stop, bounds: Bounds) -> float:
+def _pause(stop: Stop, bounds: StopTimeouts) -> float:
     """Until the next look: longer while the scheduler is away, and once the stop was told as failed."""
-    if stop.failure_told:
-        return 30 * bounds.look_seconds
-    return bounds.look_seconds if stop.away == 0 else min(wait_seconds(stop.away, 0.5), 10 * bounds.look_seconds)
+    if stop.failure_reported:
+        return 30 * bounds.poll_seconds
+    return bounds.poll_seconds if stop.away == 0 else min(wait_seconds(stop.away, 0.5), 10 * bounds.poll_seconds)
 
 
-def _after_told(stop: Stop, bounds: Bounds) -> tuple[Stop, Instruction | None]:
-    if stop.phase is Phase.TELLING:
+def _after_told(stop: Stop, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
+    if stop.phase is Phase.REPORTING:
         return _go(replace(stop, told=True), Phase.DONE)
-    stop = replace(stop, failure_told=True)
+    stop = replace(stop, failure_reported=True)
     return stop, Wait(_pause(stop, bounds))
 
 
 def _after_untold(
-    stop: Stop, at: float, asked_seconds: float | None, bounds: Bounds
+    stop: Stop, at: float, retry_after_seconds: float | None, bounds: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
-    if stop.phase is not Phase.TELLING or stop.telling_at is None:
+    if stop.phase is not Phase.REPORTING or stop.reporting_at is None:
         return stop, Wait(_pause(stop, bounds))  # the job comes first; the failure is told after another look
-    until = stop.telling_at + bounds.tell_seconds
+    until = stop.reporting_at + bounds.report_seconds
     stop = replace(stop, away=stop.away + 1)
-    pause_seconds = wait_seconds(stop.away, 0.5, asked_seconds)
+    pause_seconds = wait_seconds(stop.away, 0.5, retry_after_seconds)
     if at + pause_seconds > until:
         return _go(stop, Phase.DONE)
     return stop, Wait(pause_seconds)
@@ -220,7 +220,7 @@ def _confirmed(stop: Stop, gone: Gone, at: float) -> Report:
         how, reason = "asked", "the job ended after it was asked to save its checkpoint"
     else:
         how, reason = "by_itself", "the job had already ended by itself"
-    own = {"state": gone.state, "how": how, "gone_at": _text(at), "seconds": round(at - stop.begun_at, 3)}
+    own = {"state": gone.state, "how": how, "gone_at": _text(at), "seconds": round(at - stop.started_at, 3)}
     return Report("confirmed", reason, {**_details(stop), **own, **gone.details})
 
 

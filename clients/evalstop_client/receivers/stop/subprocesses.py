@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evalstop_client.errors import SchedulerAway
+from evalstop_client.errors import SchedulerUnavailable
 
 logger = logging.getLogger("evalstop_client.receivers")
 
-MOST_OUTPUT = 4 * 2**20
+MAX_OUTPUT_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Done:
     errors: str
 
     @property
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """What it said last, for a report."""
         lines = (self.errors.strip() or self.output.strip()).splitlines()
         return lines[-1][:300] if lines else f"exit code {self.exit_code}"
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds: float) -> Done:
-    """Run a program to its end; SchedulerAway when it cannot be started or does not end in time."""
+    """Run a program to its end; SchedulerUnavailable when it cannot be started or does not end in time."""
     logger.debug("running %s", command)
     try:
         done = subprocess.run(  # noqa: S603  # a vector that was checked, and no shell
@@ -44,10 +44,10 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout_seconds:
             start_new_session=True,  # a signal to the receiver's group is not meant for it
         )
     except subprocess.TimeoutExpired:
-        raise SchedulerAway(f"{command[0]} did not end within {timeout_seconds:g} s") from None
+        raise SchedulerUnavailable(f"{command[0]} did not end within {timeout_seconds:g} s") from None
     except OSError as error:
-        raise SchedulerAway(f"{command[0]} cannot be run: {error}") from None
-    output, errors = (text[:MOST_OUTPUT].decode(errors="replace") for text in (done.stdout, done.stderr))
+        raise SchedulerUnavailable(f"{command[0]} cannot be run: {error}") from None
+    output, errors = (text[:MAX_OUTPUT_BYTES].decode(errors="replace") for text in (done.stdout, done.stderr))
     return Done(done.returncode, output, errors)
 
 

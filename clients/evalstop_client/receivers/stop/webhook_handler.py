@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerAway, SignatureError
-from evalstop_client.receivers.stop.action import (
+from evalstop_client.errors import EventMalformed, RequestRefused, SchedulerUnavailable, SignatureError
+from evalstop_client.receivers.stop.execution import ReceiverContext, StopExecution, describe_result
+from evalstop_client.receivers.stop.job_control import (
     RESUME_REQUESTED,
     STOP_ESCALATED,
     STOP_REQUESTED,
     StopRequest,
-    event_in,
-    stop_request_in,
+    parse_event,
+    parse_stop_request,
 )
-from evalstop_client.receivers.stop.execution import Pursuit, Surroundings, result_of
-from evalstop_client.receivers.stop.journal import REMEMBERED_SECONDS, Remembered
+from evalstop_client.receivers.stop.journal import RETENTION_SECONDS, JournalEntry
 from evalstop_client.receivers.stop.metrics import Metrics
 from evalstop_client.receivers.stop.state_machine import Phase, Stop
 from evalstop_client.signature import verify
@@ -40,23 +40,23 @@ class Receiver:
     `secrets` is asked at every event, so that a secret can be replaced while a job of many days is running.
     """
 
-    def __init__(self, surroundings: Surroundings, secrets: Callable[[], Sequence[str]]) -> None:
-        self.surroundings = surroundings
+    def __init__(self, context: ReceiverContext, secrets: Callable[[], Sequence[str]]) -> None:
+        self.context = context
         self._secrets = secrets
         self._changed = threading.Condition()
-        self._under_way: dict[str, Pursuit] = {}
+        self._under_way: dict[str, StopExecution] = {}
         self._obeyed = False
         self._leaving = False
 
     @property
     def metrics(self) -> Metrics:
         """What was counted."""
-        return self.surroundings.metrics
+        return self.context.metrics
 
     def start(self) -> None:
         """Go on with the stops that an earlier receiver was in the middle of."""
-        self.surroundings.memory.forget(self.surroundings.clock() - REMEMBERED_SECONDS)
-        for remembered in self.surroundings.memory.unfinished():
+        self.context.memory.forget(self.context.clock() - RETENTION_SECONDS)
+        for remembered in self.context.memory.unfinished():
             logger.info(
                 "going on with the stop of run %s, which is %s", remembered.request.run_name, remembered.stop.phase
             )
@@ -74,10 +74,10 @@ class Receiver:
             return Reply(503, {"error": "The receiver has no secret yet."})
         try:
             webhook_id = verify(secrets, headers, body, now)
-            event = event_in(body)
+            event = parse_event(body)
             if event["type"] not in (STOP_REQUESTED, STOP_ESCALATED, RESUME_REQUESTED):
                 return Reply(200, {"ignored": event["type"]})
-            request = stop_request_in(webhook_id, event)
+            request = parse_stop_request(webhook_id, event)
         except SignatureError as error:
             logger.warning("an event was turned away: %s", error)
             return Reply(401, {"error": str(error)})
@@ -87,7 +87,7 @@ class Receiver:
             return self._undo(request)
         return self._stop(request, escalated=event["type"] == STOP_ESCALATED)
 
-    def wait_obeyed(self, timeout_seconds: float) -> bool:
+    def wait_until_stopped(self, timeout_seconds: float) -> bool:
         """Wait until a stop of a job of ours was carried out; False when none was."""
         with self._changed:
             return self._changed.wait_for(lambda: self._obeyed, timeout_seconds)
@@ -110,12 +110,12 @@ class Receiver:
         if self._leaving:
             return Reply(503, {"error": "The receiver is going down; the next one will see to it."})
         try:
-            begun = self.surroundings.memory.begin(request, self.surroundings.clock())
+            begun = self.context.memory.begin(request, self.context.clock())
         except OSError as error:
             logger.error("cannot remember a stop, so it is not begun: %s", error)
             return Reply(503, {"error": f"The receiver cannot write to its memory: {error}"})
         if begun is not None:
-            self.surroundings.memory.forget(self.surroundings.clock() - REMEMBERED_SECONDS)
+            self.context.memory.forget(self.context.clock() - RETENTION_SECONDS)
             logger.info("asked to stop run %s (decision %s)", request.run_name, request.decision_id)
             self._pursue(begun)  # if it is going down just now, the next one goes on with what was remembered
             return Reply(202, {"accepted": request.decision_id})
@@ -126,25 +126,25 @@ class Receiver:
             return Reply(202, {"escalated": request.decision_id})
         return Reply(200, {"repeat": request.decision_id})
 
-    def _pursue(self, remembered: Remembered) -> None:
+    def _pursue(self, remembered: JournalEntry) -> None:
         decision_id = remembered.request.decision_id
         with self._changed:
             if self._leaving:
                 return
-            pursuit = Pursuit(remembered, self.surroundings, self._note)
+            pursuit = StopExecution(remembered, self.context, self._note)
             self._under_way[decision_id] = pursuit
             self.metrics.add("stops_under_way")
         threading.Thread(target=self._run, args=(decision_id, pursuit), name=f"stop {decision_id}", daemon=True).start()
 
-    def _run(self, decision_id: str, pursuit: Pursuit) -> None:
+    def _run(self, decision_id: str, pursuit: StopExecution) -> None:
         try:
             stop = pursuit.run()
             if stop.phase is Phase.DONE:
-                result = result_of(stop)
+                result = describe_result(stop)
                 logger.info("decision %s is done with: %s", decision_id, result)
                 self.metrics.add("stops_total", f'result="{result}"')
-                if result == "confirmed" and stop.telling_at is not None:
-                    self.metrics.add("stop_seconds_total", amount=stop.telling_at - stop.begun_at)
+                if result == "confirmed" and stop.reporting_at is not None:
+                    self.metrics.add("stop_seconds_total", amount=stop.reporting_at - stop.started_at)
         finally:
             with self._changed:
                 del self._under_way[decision_id]
@@ -152,26 +152,26 @@ class Receiver:
                 self._changed.notify_all()
 
     def _note(self, stop: Stop) -> None:
-        if stop.mine and stop.phase in (Phase.TELLING, Phase.DONE):
+        if stop.mine and stop.phase in (Phase.REPORTING, Phase.DONE):
             with self._changed:
                 self._obeyed = True
                 self._changed.notify_all()
 
     def _undo(self, request: StopRequest) -> Reply:
         """Let a job that was stopped go on; tried while the sender waits, who sends again what did not work."""
-        known = self.surroundings.memory.of(request.decision_id)
+        known = self.context.memory.of(request.decision_id)
         if known is None or not known.stop.mine or known.stop.job is None:
             return Reply(200, {"unknown": request.decision_id})
-        if known.stop.undone_at is not None:
+        if known.stop.resumed_at is not None:
             return Reply(200, {"repeat": request.decision_id})
         if known.stop.phase is not Phase.DONE:
             return Reply(409, {"error": "The stop is still under way; ask again when it is done."})
         try:
-            self.surroundings.action.undo(known.stop.job)
-            self.surroundings.memory.keep(known.request, replace(known.stop, undone_at=self.surroundings.clock()))
+            self.context.action.resume_job(known.stop.job)
+            self.context.memory.keep(known.request, replace(known.stop, resumed_at=self.context.clock()))
         except RequestRefused as error:
             return Reply(422, {"error": error.detail or str(error)})
-        except (SchedulerAway, OSError) as error:
+        except (SchedulerUnavailable, OSError) as error:
             return Reply(503, {"error": str(error)})
         logger.info("run %s goes on after all (decision %s)", request.run_name, request.decision_id)
         return Reply(202, {"undone": request.decision_id})

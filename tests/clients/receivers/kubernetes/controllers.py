@@ -27,7 +27,7 @@ from evalstop_client.receivers.kubernetes.kinds import (
     Kind,
     at,
     change_at,
-    kind_of,
+    find_kind_of,
 )
 
 from tests.clients.receivers.kubernetes.admin import Admin, Json, api_version
@@ -118,7 +118,7 @@ class Controllers:
     def _rule(self, workload: Json) -> None:
         """As Kueue does: it is Kueue that suspends and resumes a job in its queue, whatever anybody else wants."""
         owner = workload["metadata"]["ownerReferences"][0]
-        kind = kind_of(owner["apiVersion"], owner["kind"])
+        kind = find_kind_of(owner["apiVersion"], owner["kind"])
         assert kind is not None
         job = self._admin.get(kind, workload["metadata"]["namespace"], owner["name"])
         suspended = workload["spec"].get("active", True) is False
@@ -179,6 +179,6 @@ def _child(owner_kind: Kind, owner: Json, kind: Kind, name: str, labels: Json, s
 
 
 def _kind(item: Json) -> Kind:
-    kind = kind_of(item["apiVersion"], item["kind"])
+    kind = find_kind_of(item["apiVersion"], item["kind"])
     assert kind is not None
     return kind

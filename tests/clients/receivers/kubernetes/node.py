@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 from evalstop_client.receivers.kubernetes.kinds import POD, at
-from evalstop_client.receivers.kubernetes.pods import pod_in
+from evalstop_client.receivers.kubernetes.pods import parse_pod
 
 from tests.clients.receivers.kubernetes.admin import Admin, Json
 
@@ -75,10 +75,10 @@ class Node:
 
     def _round(self) -> None:
         pods = {pod["metadata"]["uid"]: pod for pod in self._admin.list(POD)}
-        free = self.gpus - sum(one.gpus for one in map(pod_in, pods.values()) if one.node and one.holds)
+        free = self.gpus - sum(one.gpus for one in map(parse_pod, pods.values()) if one.node and one.holds)
         for pod in pods.values():
             if not pod["spec"].get("nodeName"):
-                wanted = pod_in(pod).gpus
+                wanted = parse_pod(pod).gpus
                 if wanted <= free and not pod["metadata"].get("deletionTimestamp"):
                     self._admin.bind(pod, self.name)
                     free -= wanted

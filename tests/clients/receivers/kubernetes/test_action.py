@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 from evalstop_client.errors import RequestRefused
-from evalstop_client.receivers import Gone, Job, NotMine, Present
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.kubernetes.kinds import (
     JOB,
     JOBSET,
@@ -47,17 +47,17 @@ def test_every_kind_is_found_from_below_ended_and_let_go_on(kubernetes: World, k
     job = found(Started(action, labels))
     assert (job.facts["kind"], job.facts["uid"]) == (str(kind), item["metadata"]["uid"])
     before = kubernetes.pods(item["metadata"]["name"])
-    assert isinstance(action.look(job), Present)
-    action.cancel(job, request(labels))
+    assert isinstance(action.check_job(job), Present)
+    action.cancel_job(job, request(labels))
     end = gone(action, job)
     assert end.state == "Suspended"
     assert end.details["gpus_freed"] == len(before)
     assert kubernetes.node.running() == 0
-    action.undo(job)
+    action.resume_job(job)
     eventually(
         lambda: any(at(pod, "status", "phase") == "Running" for pod in kubernetes.pods(item["metadata"]["name"]))
     )
-    assert isinstance(action.look(job), Present)
+    assert isinstance(action.check_job(job), Present)
 
 
 @pytest.mark.parametrize("kind", [JOB, JOBSET, PYTORCH_JOB, RAY_JOB], ids=str)
@@ -67,12 +67,12 @@ def test_kueue_is_asked_where_it_rules(kubernetes: World, kind: Kind) -> None:
     workload = kubernetes.queue(kind, item)
     action, labels = kubernetes.action(), kubernetes.labels(item)
     job = found(Started(action, labels))
-    action.cancel(job, request(labels, "decision-9"))
+    action.cancel_job(job, request(labels, "decision-9"))
     assert gone(action, job).state == "Suspended"
     now = kubernetes.now(WORKLOAD, workload)
     assert now["spec"]["active"] is False
     assert now["metadata"]["annotations"] == {"evalstop.io/decision": "decision-9"}
-    action.undo(job)
+    action.resume_job(job)
     eventually(lambda: at(kubernetes.now(kind, item), *kind.lever) is False)
     assert kubernetes.now(WORKLOAD, workload)["spec"]["active"] is True
 
@@ -87,7 +87,7 @@ def test_job_that_waits_in_the_queue_is_not_gone(kubernetes: World) -> None:
     kubernetes.admin.patch(WORKLOAD, workload, {"spec": {"active": False}})
     assert gone(action, job)
     kubernetes.admin.patch(WORKLOAD, workload, {"spec": {"active": True}})
-    assert isinstance(action.look(job), Present)
+    assert isinstance(action.check_job(job), Present)
 
 
 def test_report_tells_what_kubernetes_tells(kubernetes: World) -> None:
@@ -95,8 +95,8 @@ def test_report_tells_what_kubernetes_tells(kubernetes: World) -> None:
     item = kubernetes.start()
     action, labels = kubernetes.action(), kubernetes.labels(item)
     job = found(Started(action, labels))
-    action.cancel(job, request(labels, "decision-9"))
-    while isinstance(end := action.look(job), Present):
+    action.cancel_job(job, request(labels, "decision-9"))
+    while isinstance(end := action.check_job(job), Present):
         pass
     assert end.details.items() >= {"scheduler_state": "Suspended", "gpus_freed": 1, "exit_code": 7}.items()
     assert end.details["ended_at"].endswith("Z")
@@ -113,10 +113,10 @@ def test_job_that_ended_by_itself_is_gone_in_its_own_words(kubernetes: World) ->
     job = found(Started(action, labels))
     end = gone(action, job)
     assert (end.state, end.details["exit_code"]) == ("Complete", 0)
-    action.cancel(job, request(labels))
+    action.cancel_job(job, request(labels))
     assert kubernetes.now(JOB, item)["spec"].get("suspend") is not True
     with pytest.raises(RequestRefused, match="ended"):
-        action.undo(job)
+        action.resume_job(job)
 
 
 @pytest.mark.parametrize(
@@ -137,16 +137,16 @@ def test_labels_that_lead_elsewhere_are_refused(kubernetes: World, change: dict[
     """Nothing but the very workload of the run is touched, and the person who reads the report learns why."""
     item = kubernetes.start()
     with pytest.raises(RequestRefused, match=words):
-        kubernetes.action().find(request({**kubernetes.labels(item), **change}))
+        kubernetes.action().find_job(request({**kubernetes.labels(item), **change}))
 
 
 def test_runs_of_other_clusters_are_not_ours(kubernetes: World) -> None:
     """A receiver that has a name for its cluster leaves the runs that say another, or none."""
     labels = kubernetes.labels(kubernetes.start())
     action = kubernetes.action(cluster="lab-1")
-    assert isinstance(action.find(request(labels)), NotMine)
-    assert isinstance(action.find(request({**labels, "kubernetes_cluster": "lab-2"})), NotMine)
-    assert isinstance(action.find(request({**labels, "kubernetes_cluster": "lab-1"})), Job)
+    assert isinstance(action.find_job(request(labels)), ForeignJob)
+    assert isinstance(action.find_job(request({**labels, "kubernetes_cluster": "lab-2"})), ForeignJob)
+    assert isinstance(action.find_job(request({**labels, "kubernetes_cluster": "lab-1"})), Job)
 
 
 def test_pod_that_belongs_to_nothing_is_refused(kubernetes: World) -> None:
@@ -155,7 +155,7 @@ def test_pod_that_belongs_to_nothing_is_refused(kubernetes: World) -> None:
     pod = kubernetes.admin.create(POD, NAMESPACE, {"metadata": {"name": "alone"}, "spec": spec})
     labels = {"kubernetes_namespace": NAMESPACE, "kubernetes_kind": "Pod", "kubernetes_name": "alone"}
     with pytest.raises(RequestRefused, match="belongs to no workload"):
-        kubernetes.action().find(request({**labels, "kubernetes_uid": pod["metadata"]["uid"]}))
+        kubernetes.action().find_job(request({**labels, "kubernetes_uid": pod["metadata"]["uid"]}))
 
 
 @pytest.mark.parametrize("kind", [JOB, TRAIN_JOB], ids=str)
@@ -164,7 +164,7 @@ def test_another_of_the_same_name_is_left_alone(kubernetes: World, kind: Kind) -
     item = kubernetes.start(kind)
     action, labels = kubernetes.action(), kubernetes.labels(item)
     job = found(Started(action, labels))
-    assert isinstance(action.look(job), Present)
+    assert isinstance(action.check_job(job), Present)
     kubernetes.admin.delete(kind, item, propagationPolicy="Background")
     eventually(lambda: kubernetes.pods(item["metadata"]["name"]) == [])
     spec = {name: value for name, value in item["spec"].items() if name != "selector"}
@@ -173,11 +173,11 @@ def test_another_of_the_same_name_is_left_alone(kubernetes: World, kind: Kind) -
     eventually(
         lambda: any(at(pod, "status", "phase") == "Running" for pod in kubernetes.pods(item["metadata"]["name"]))
     )
-    action.cancel(job, request(labels))
-    action.force(job)
+    action.cancel_job(job, request(labels))
+    action.kill_job(job)
     assert gone(action, job).state == "Deleted"
     with pytest.raises(RequestRefused, match="no longer there"):
-        action.undo(job)
+        action.resume_job(job)
     assert at(kubernetes.now(kind, anew), *kind.lever) is not True
     assert kubernetes.node.running() == 1
 
@@ -190,17 +190,17 @@ def test_field_that_the_server_drops_is_no_success(kubernetes: World) -> None:
     action = kubernetes.action(instead="refuse")
     job = found(Started(action, labels))
     with pytest.raises(RequestRefused, match=r"took spec\.suspend of Job train-1 and dropped it"):
-        action.cancel(job, request(labels))
+        action.cancel_job(job, request(labels))
     action = kubernetes.action()
     for _ in range(2):
-        action.cancel(job, request(labels))
+        action.cancel_job(job, request(labels))
     assert gone(action, job).state == "Suspended"
-    action.undo(job)
+    action.resume_job(job)
     now = kubernetes.now(JOB, item)
     assert (now["spec"]["parallelism"], now["metadata"]["annotations"]) == (2, {})
     kubernetes.grant("batch", "jobs", "delete")
     action = kubernetes.action(instead="delete")
-    action.cancel(job, request(labels))
+    action.cancel_job(job, request(labels))
     assert gone(action, job).state == "Deleted"
 
 
@@ -212,7 +212,7 @@ def test_kind_whose_definition_lacks_the_field_is_refused(kubernetes: World, clu
     action, labels = kubernetes.action(), kubernetes.labels(item)
     job = found(Started(action, labels))
     with pytest.raises(RequestRefused, match="cannot suspend it"):
-        action.cancel(job, request(labels))
+        action.cancel_job(job, request(labels))
 
 
 def test_pods_of_a_lost_node_are_deleted_for_good_once_their_grace_is_over(kubernetes: World) -> None:
@@ -221,14 +221,14 @@ def test_pods_of_a_lost_node_are_deleted_for_good_once_their_grace_is_over(kuber
     action, labels = kubernetes.action(), kubernetes.labels(item)
     job = found(Started(action, labels))
     kubernetes.node.lost = True
-    action.cancel(job, request(labels))
+    action.cancel_job(job, request(labels))
     (pod,) = eventually(lambda: [one for one in kubernetes.pods("train-1") if one["metadata"].get("deletionTimestamp")])
-    action.force(job)
+    action.kill_job(job)
     assert [one["metadata"]["uid"] for one in kubernetes.pods("train-1")] == [pod["metadata"]["uid"]]
-    assert isinstance(action.look(job), Present)
+    assert isinstance(action.check_job(job), Present)
 
     def forced() -> bool:
-        action.force(job)
+        action.kill_job(job)
         return kubernetes.pods("train-1") == []
 
     eventually(forced)
@@ -242,7 +242,7 @@ def test_force_deletes_what_nobody_has_deleted(kubernetes: World) -> None:
     action, labels = kubernetes.action(), kubernetes.labels(item)
     job = found(Started(action, labels))
     kubernetes.admin.status(VOLCANO_JOB, item, {"state": {"phase": "Completed"}})  # its controller looks no more at it
-    action.force(job)
+    action.kill_job(job)
     assert gone(action, job).details["exit_code"] == 7
 
 
@@ -252,8 +252,8 @@ def test_pods_are_annotated_where_somebody_wants_it(kubernetes: World, label: st
     item = kubernetes.start()
     labels = {**kubernetes.labels(item), "checkpoint_signal": label}
     action = kubernetes.action(annotates=False)
-    assert action.ask_to_save(found(Started(action, labels)), request(labels)) is asked
-    assert kubernetes.action().ask_to_save(found(Started(kubernetes.action(), labels)), request(labels)) is (
+    assert action.request_checkpoint(found(Started(action, labels)), request(labels)) is asked
+    assert kubernetes.action().request_checkpoint(found(Started(kubernetes.action(), labels)), request(labels)) is (
         label != "none"
     )
 
@@ -263,7 +263,7 @@ def test_undo_of_a_deletion_is_refused(kubernetes: World) -> None:
     action = kubernetes.action(stop_by="delete")
     job = found(Started(action, kubernetes.labels(kubernetes.start())))
     with pytest.raises(RequestRefused, match="--stop-by suspend"):
-        action.undo(job)
+        action.resume_job(job)
 
 
 def test_workload_that_is_resumed_by_somebody_else_is_there_again(kubernetes: World) -> None:
@@ -271,10 +271,10 @@ def test_workload_that_is_resumed_by_somebody_else_is_there_again(kubernetes: Wo
     item = kubernetes.start(PYTORCH_JOB)
     action, labels = kubernetes.action(), kubernetes.labels(item)
     job = found(Started(action, labels))
-    action.cancel(job, request(labels))
+    action.cancel_job(job, request(labels))
     assert isinstance(gone(action, job), Gone)
     kubernetes.admin.patch(PYTORCH_JOB, item, change_at(PYTORCH_JOB.lever, False))
-    assert isinstance(action.look(job), Present)
+    assert isinstance(action.check_job(job), Present)
 
 
 def test_the_page_shows_what_the_pods_here_have() -> None:

@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
-from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import Job, Present
-from evalstop_client.receivers.kubernetes.action import KubernetesAction
+from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET, POD
 
 from tests.clients.programs import eventually
@@ -30,13 +30,13 @@ class Scene:
     """A job that runs, and was found."""
 
     world: World
-    action: KubernetesAction
+    action: KubernetesJobControl
     labels: dict[str, str]
     job: Job
     item: Json
 
     def cancel(self) -> None:
-        self.action.cancel(self.job, request(self.labels))
+        self.action.cancel_job(self.job, request(self.labels))
 
 
 @pytest.fixture
@@ -64,14 +64,14 @@ def test_server_that_cannot_answer_now_is_away(scene: Scene, cluster: FakeCluste
     """It is asked again, whatever was asked, and nothing is taken for gone; when it is well again all goes on."""
     cluster.faults.append(answering(code))
     for ask in (
-        lambda: scene.action.find(request(scene.labels)),
+        lambda: scene.action.find_job(request(scene.labels)),
         scene.cancel,
-        lambda: scene.action.force(scene.job),
-        lambda: scene.action.ask_to_save(scene.job, request(scene.labels)),
-        lambda: scene.action.look(scene.job),
-        lambda: scene.action.undo(scene.job),
+        lambda: scene.action.kill_job(scene.job),
+        lambda: scene.action.request_checkpoint(scene.job, request(scene.labels)),
+        lambda: scene.action.check_job(scene.job),
+        lambda: scene.action.resume_job(scene.job),
     ):
-        with pytest.raises(SchedulerAway, match=str(code)):
+        with pytest.raises(SchedulerUnavailable, match=str(code)):
             ask()
     cluster.faults.clear()
     scene.cancel()
@@ -82,10 +82,10 @@ def test_server_that_cannot_answer_now_is_away(scene: Scene, cluster: FakeCluste
 def test_patience_that_is_asked_for_is_kept(scene: Scene, cluster: FakeCluster, code: int) -> None:
     """With Retry-After nothing at all is sent until it is over."""
     cluster.faults.append(answering(code, times=1, retry_after="1"))
-    with pytest.raises(SchedulerAway):
+    with pytest.raises(SchedulerUnavailable):
         scene.cancel()
     cluster.requests.clear()
-    with pytest.raises(SchedulerAway, match="patience"):
+    with pytest.raises(SchedulerUnavailable, match="patience"):
         scene.cancel()
     assert [one for one in cluster.requests if one[2] == RECEIVER] == []
     eventually(lambda: _works(scene.cancel))
@@ -112,7 +112,7 @@ def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: FakeCluste
                 scene.world.admin.patch(JOB, scene.item, touched)
 
     cluster.faults.append(meddle)
-    with pytest.raises(SchedulerAway, match="again and again"):
+    with pytest.raises(SchedulerUnavailable, match="again and again"):
         scene.cancel()
     most = count + 2
     scene.cancel()
@@ -121,7 +121,7 @@ def test_conflict_is_read_anew_and_tried_again(scene: Scene, cluster: FakeCluste
 
 def test_pod_that_comes_before_the_word_of_its_controller_is_seen(scene: Scene, cluster: FakeCluster) -> None:
     """All pods have gone, one more is made, and then the controller says that it makes no more."""
-    scene.action.look(scene.job)
+    scene.action.check_job(scene.job)
     (pod,) = scene.world.pods("train-1")
     metadata = {name: pod["metadata"][name] for name in ("labels", "ownerReferences")}
     late = {"metadata": {**metadata, "name": "train-1-late"}, "spec": {**pod["spec"], "nodeName": "another-node"}}
@@ -136,17 +136,17 @@ def test_pod_that_comes_before_the_word_of_its_controller_is_seen(scene: Scene, 
     eventually(lambda: scene.world.pods("train-1") == [])
     eventually(lambda: JOB.words(scene.world.now(JOB, scene.item)) == {"Suspended"})
     cluster.faults.append(make)
-    assert all(isinstance(scene.action.look(scene.job), Present) for _ in range(3))
+    assert all(isinstance(scene.action.check_job(scene.job), Present) for _ in range(3))
 
 
 @pytest.mark.parametrize(
     ("verb", "plural", "do"),
     [
-        ("get", "jobs", lambda scene: scene.action.find(request(scene.labels))),
-        ("list", "pods", lambda scene: scene.action.find(request(scene.labels))),
+        ("get", "jobs", lambda scene: scene.action.find_job(request(scene.labels))),
+        ("list", "pods", lambda scene: scene.action.find_job(request(scene.labels))),
         ("patch", "jobs", lambda scene: scene.cancel()),
-        ("patch", "pods", lambda scene: scene.action.ask_to_save(scene.job, request(scene.labels))),
-        ("delete", "pods", lambda scene: scene.action.force(scene.job)),
+        ("patch", "pods", lambda scene: scene.action.request_checkpoint(scene.job, request(scene.labels))),
+        ("delete", "pods", lambda scene: scene.action.kill_job(scene.job)),
     ],
 )
 def test_missing_permission_is_named(
@@ -163,10 +163,10 @@ def test_missing_permission_is_named(
 
 def test_permission_that_is_lost_while_it_looks_can_come_back(scene: Scene, cluster: FakeCluster) -> None:
     """The stop goes on then: a job that may not be looked at is not gone, and not given up."""
-    scene.action.look(scene.job)
+    scene.action.check_job(scene.job)
     _revoke(cluster, "watch", "pods")
-    with pytest.raises(SchedulerAway, match="verb 'watch' on pods"):
-        scene.action.look(scene.job)
+    with pytest.raises(SchedulerUnavailable, match="verb 'watch' on pods"):
+        scene.action.check_job(scene.job)
     scene.cancel()
     _revoke(cluster, "watch", "pods", grant=True)
     gone(scene.action, scene.job)
@@ -174,7 +174,7 @@ def test_permission_that_is_lost_while_it_looks_can_come_back(scene: Scene, clus
 
 def test_watch_that_is_cut_in_the_middle_is_gone_on_with(scene: Scene, cluster: FakeCluster) -> None:
     """Half a line is no event; the next watch tells it whole, and how the pod ended is known."""
-    scene.action.look(scene.job)
+    scene.action.check_job(scene.job)
     cluster.watch_cuts_after = 1
     scene.cancel()
     end = gone(scene.action, scene.job)
@@ -184,7 +184,7 @@ def test_watch_that_is_cut_in_the_middle_is_gone_on_with(scene: Scene, cluster: 
 
 def test_watch_that_begins_too_late_begins_with_a_list(scene: Scene, cluster: FakeCluster) -> None:
     """What happened meanwhile is forgotten by the server: 410, and all is listed anew."""
-    scene.action.look(scene.job)
+    scene.action.check_job(scene.job)
     scene.cancel()
     eventually(lambda: scene.world.pods("train-1") == [])
     cluster.storage.forget_the_past()
@@ -193,11 +193,11 @@ def test_watch_that_begins_too_late_begins_with_a_list(scene: Scene, cluster: Fa
 
 def test_server_that_is_restarted_in_the_middle(scene: Scene, api_server: FakeApiServer, cluster: FakeCluster) -> None:
     """While it is down it is away; when it is back the stop goes on from where it was."""
-    scene.action.look(scene.job)
+    scene.action.check_job(scene.job)
     port = api_server.server_address[1]
     api_server.__exit__()
-    for ask in (scene.cancel, lambda: scene.action.look(scene.job)):
-        with pytest.raises(SchedulerAway):
+    for ask in (scene.cancel, lambda: scene.action.check_job(scene.job)):
+        with pytest.raises(SchedulerUnavailable):
             ask()
     with ExitStack() as stack:
         stack.enter_context(FakeApiServer(cluster, port))
@@ -215,8 +215,8 @@ def test_answer_that_is_no_object_is_no_answer(scene: Scene, cluster: FakeCluste
             raise answered
 
     cluster.faults.append(page)
-    for ask in (lambda: scene.action.find(request(scene.labels)), lambda: scene.action.look(scene.job)):
-        with pytest.raises(SchedulerAway, match="no object"):
+    for ask in (lambda: scene.action.find_job(request(scene.labels)), lambda: scene.action.check_job(scene.job)):
+        with pytest.raises(SchedulerUnavailable, match="no object"):
             ask()
     cluster.faults.clear()
 
@@ -225,7 +225,7 @@ def test_kind_that_the_cluster_does_not_know_is_refused(scene: Scene, cluster: F
     """Without the definition there is nothing to stop, and it is said which one is missing."""
     cluster.resources = [one for one in cluster.resources if one.kind != "JobSet"]
     with pytest.raises(RequestRefused, match=r"knows no jobsets\.jobset\.x-k8s\.io"):
-        scene.action.find(request({**scene.labels, "kubernetes_kind": "JobSet"}))
+        scene.action.find_job(request({**scene.labels, "kubernetes_kind": "JobSet"}))
 
 
 def test_definition_that_is_served_otherwise_is_found_again(kubernetes: World, cluster: FakeCluster) -> None:
@@ -235,9 +235,9 @@ def test_definition_that_is_served_otherwise_is_found_again(kubernetes: World, c
     job = found(Started(action, labels))
     (resource,) = [one for one in cluster.resources if one.kind == "JobSet"]
     resource.version = "v1"
-    with pytest.raises(SchedulerAway, match="404"):
-        action.cancel(job, request(labels))
-    action.cancel(job, request(labels))
+    with pytest.raises(SchedulerUnavailable, match="404"):
+        action.cancel_job(job, request(labels))
+    action.cancel_job(job, request(labels))
     resource.version = "v1alpha2"
     eventually(lambda: kubernetes.pods("train-1") == [])
 
@@ -264,6 +264,6 @@ def _revoke(cluster: FakeCluster, verb: str, plural: str, grant: bool = False) -
 def _works(do: Callable[[], object]) -> bool:
     try:
         do()
-    except SchedulerAway:
+    except SchedulerUnavailable:
         return False
     return True

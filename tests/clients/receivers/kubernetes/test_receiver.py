@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import yaml
-from evalstop_client.errors import ConfigurationError, SchedulerAway
-from evalstop_client.receivers.kubernetes.access import in_cluster
+from evalstop_client.errors import ConfigurationError, SchedulerUnavailable
+from evalstop_client.receivers.kubernetes.access import load_in_cluster_access
 from evalstop_client.receivers.kubernetes.api import Api
 from evalstop_client.receivers.kubernetes.kinds import JOB
-from evalstop_client.receivers.kubernetes.kubeconfig import PluginToken, by_kubeconfig
+from evalstop_client.receivers.kubernetes.kubeconfig import PluginToken, load_kubeconfig
 
 from tests.clients.fake_service import KEY, FakeServer, FakeService
 from tests.clients.programs import eventually, program
@@ -44,7 +44,7 @@ def reports(service: FakeService) -> Iterator[FakeServer]:
 
 
 @dataclass
-class Standing:
+class LatestAnswer:
     """A receiver beside a cluster, started again as often as one likes."""
 
     folder: Path
@@ -61,7 +61,7 @@ class Standing:
         token.write_text(TOKEN)
         command = [*RECEIVER, "--api-server", self.world.server.url, "--token-file", str(token)]
         command += ["--allow-namespace", NAMESPACE, "--state", str(self.folder / "state"), "--ready-file", str(ready)]
-        command += ["--url", self.reports.url, "--look-seconds", "0.1", *options]
+        command += ["--url", self.reports.url, "--poll-seconds", "0.1", *options]
         if "--pull" not in options:
             command += ["--listen", "127.0.0.1:0"]
         environment = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": KEY}
@@ -76,12 +76,12 @@ class Standing:
 
 
 @pytest.fixture
-def standing(kubernetes: World, reports: FakeServer, tmp_path: Path) -> Iterator[Standing]:
+def standing(kubernetes: World, reports: FakeServer, tmp_path: Path) -> Iterator[LatestAnswer]:
     with ExitStack() as stack:
-        yield Standing(tmp_path, kubernetes, reports, stack)
+        yield LatestAnswer(tmp_path, kubernetes, reports, stack)
 
 
-def test_stop_is_obeyed_and_proved(standing: Standing, service: FakeService) -> None:
+def test_stop_is_obeyed_and_proved(standing: LatestAnswer, service: FakeService) -> None:
     """From the webhook to the report: asked to save, suspended, gone, with what the cluster told of the end."""
     url = standing.start("--checkpoint-annotation", "--checkpoint-grace-seconds", "0.5")
     item = standing.world.start()
@@ -97,7 +97,7 @@ def test_stop_is_obeyed_and_proved(standing: Standing, service: FakeService) -> 
 
 
 def test_receiver_that_is_killed_in_the_middle_is_followed_by_one_that_goes_on(
-    standing: Standing, service: FakeService
+    standing: LatestAnswer, service: FakeService
 ) -> None:
     """Suspended, and the pod still ending: the next receiver finds the end, and suspends nothing anew."""
     url = standing.start("--checkpoint-grace-seconds", "0")
@@ -119,7 +119,7 @@ def test_receiver_that_is_killed_in_the_middle_is_followed_by_one_that_goes_on(
     assert send(url, event).json() == {"repeat": "decision-1"}
 
 
-def test_receiver_that_fetches_its_events(standing: Standing, service: FakeService) -> None:
+def test_receiver_that_fetches_its_events(standing: LatestAnswer, service: FakeService) -> None:
     """The same for a cluster that no connection can come in to; the event is settled once it was remembered."""
     mailbox = FakeMailbox(folder=standing.folder / "state")
 
@@ -138,7 +138,7 @@ def test_receiver_that_fetches_its_events(standing: Standing, service: FakeServi
     eventually(lambda: mailbox.settled)
 
 
-def test_undo_lets_the_workload_go_on(standing: Standing, service: FakeService) -> None:
+def test_undo_lets_the_workload_go_on(standing: LatestAnswer, service: FakeService) -> None:
     """run.resume_requested after the stop: the job is resumed, and has a pod again."""
     url = standing.start("--checkpoint-grace-seconds", "0")
     item = standing.world.start()
@@ -153,19 +153,19 @@ def test_undo_lets_the_workload_go_on(standing: Standing, service: FakeService) 
 
 def test_in_a_pod_the_service_account_is_enough(tmp_path: Path) -> None:
     """Its token is read at every request, for it is replaced; outside of a pod there is none."""
-    assert in_cluster({}, tmp_path) is None
+    assert load_in_cluster_access({}, tmp_path) is None
     variables = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-    assert in_cluster(variables, tmp_path) is None
+    assert load_in_cluster_access(variables, tmp_path) is None
     _, certificate = _certificate(tmp_path)
     for name, text in (("token", "one\n"), ("namespace", "evalstop"), ("ca.crt", certificate.read_text())):
         (tmp_path / name).write_text(text)
-    access = in_cluster(variables, tmp_path)
+    access = load_in_cluster_access(variables, tmp_path)
     assert access is not None
     assert (access.url, access.namespace, access.token()) == ("https://[fd00::1]:6443", "evalstop", "one")
     (tmp_path / "token").write_text("two\n")
     assert access.token() == "two"
     (tmp_path / "token").unlink()
-    with pytest.raises(SchedulerAway, match="no token"):
+    with pytest.raises(SchedulerUnavailable, match="no token"):
         access.token()
 
 
@@ -197,7 +197,7 @@ def kubeconfig(folder: Path, url: str, **cluster: Any) -> Path:
 def test_kubeconfig_says_who_one_is(kubernetes: World, tmp_path: Path, user: str | None) -> None:
     """By a token, by a file with one, or by a program that prints one."""
     item = kubernetes.start()
-    api = Api(by_kubeconfig(kubeconfig(tmp_path, kubernetes.server.url), user, {"PATH": "/usr/bin:/bin"}))
+    api = Api(load_kubeconfig(kubeconfig(tmp_path, kubernetes.server.url), user, {"PATH": "/usr/bin:/bin"}))
     assert api.get(JOB, NAMESPACE, item["metadata"]["name"])
     api.close()
 
@@ -213,8 +213,8 @@ def test_program_that_logs_in_is_asked_again_when_its_token_ends(tmp_path: Path,
 
 def test_program_that_gives_no_token_is_away(tmp_path: Path) -> None:
     """A login that is over can be renewed; what the program said is told."""
-    access = by_kubeconfig(kubeconfig(tmp_path, "http://127.0.0.1:1"), "failing", {"PATH": "/usr/bin:/bin"})
-    with pytest.raises(SchedulerAway, match="no login"):
+    access = load_kubeconfig(kubeconfig(tmp_path, "http://127.0.0.1:1"), "failing", {"PATH": "/usr/bin:/bin"})
+    with pytest.raises(SchedulerUnavailable, match="no login"):
         access.token()
 
 
@@ -232,7 +232,7 @@ def test_kubeconfig_that_cannot_be_used_is_explained(
 ) -> None:
     """When the receiver starts, by file and by what is wrong in it."""
     with pytest.raises(ConfigurationError, match=words):
-        by_kubeconfig(kubeconfig(tmp_path, "https://127.0.0.1:1", **cluster), context, {})
+        load_kubeconfig(kubeconfig(tmp_path, "https://127.0.0.1:1", **cluster), context, {})
 
 
 def test_certificates_of_a_kubeconfig_are_taken(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_certificates_of_a_kubeconfig_are_taken(tmp_path: Path) -> None:
         config = yaml.safe_load(file.read_text())
         config["users"][0]["user"] = user
         file.write_text(yaml.safe_dump(config))
-        access = by_kubeconfig(file, None, {})
+        access = load_kubeconfig(file, None, {})
         assert access.tls is not None
         assert len(access.tls.get_ca_certs()) == 1
         assert access.token() is None

@@ -33,7 +33,7 @@ def receiver(world: World, service: Service, api: httpx.Client, folder: Path) ->
     command += ["--api-server", world.server.url, "--token-file", str(token), "--allow-namespace", NAMESPACE]
     command += ["--ca-file", str(world.server.ca_file)] if world.server.ca_file else []
     command += ["--secret-file", str(secret), "--ready-file", str(ready), "--state", str(folder / "state")]
-    command += ["--url", service.url, "--look-seconds", "0.2"]
+    command += ["--url", service.url, "--poll-seconds", "0.2"]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stderr=errors, env={**os.environ, "EVALSTOP_KEY": service.key})
     try:

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 from evalstop_client.receivers.kubernetes.access import Access
-from evalstop_client.receivers.kubernetes.action import KubernetesAction
 from evalstop_client.receivers.kubernetes.api import Api
+from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB, KINDS, POD, RAY_JOB, WORKLOAD, Kind, at
 from evalstop_client.scheduler_labels import scheduler_labels
 
@@ -87,9 +87,9 @@ class World:
         self.apis.append(api)
         return api
 
-    def action(self, **options: Any) -> KubernetesAction:
+    def action(self, **options: Any) -> KubernetesJobControl:
         """A receiver's action."""
-        return KubernetesAction(self.api(), **{"namespaces": frozenset({NAMESPACE}), "annotates": True, **options})
+        return KubernetesJobControl(self.api(), **{"namespaces": frozenset({NAMESPACE}), "annotates": True, **options})
 
     def grant(self, group: str, resource: str, *verbs: str) -> None:
         """Let the receiver do more than the manifest of deploy/ lets it."""

@@ -87,7 +87,7 @@ class Stage:
             str(folder / "state"),
         ]
         command += ["--secret-file", str(folder / "secret"), "--ready-file", str(folder / "ready.json")]
-        command += ["--look-seconds", "0.2", *options]
+        command += ["--poll-seconds", "0.2", *options]
         environment = {**self.cluster.environment, "EVALSTOP_URL": self.service.url, "EVALSTOP_KEY": self.service.key}
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(command, stderr=log, env=environment)

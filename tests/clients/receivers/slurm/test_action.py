@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from evalstop_client.errors import RequestRefused, SchedulerAway
-from evalstop_client.receivers import Gone, Job, NotMine, Present
-from evalstop_client.receivers.slurm.action import SlurmAction
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
+from evalstop_client.receivers import ForeignJob, Gone, Job, Present
 from evalstop_client.receivers.slurm.commands import Programs
+from evalstop_client.receivers.slurm.job_control import SlurmJobControl
 from evalstop_client.receivers.slurm.protocol import Cluster
 from evalstop_client.receivers.slurm.rest import Rest
 from evalstop_client.receivers.stop.checkpoint_signal import CheckpointSignal
@@ -52,8 +52,8 @@ class SlurmBench:
     def file(self) -> Path:
         return self.folder / f"saves-{len(self.jobs)}"
 
-    def action(self) -> SlurmAction:
-        return SlurmAction(
+    def action(self) -> SlurmJobControl:
+        return SlurmJobControl(
             self.door(), users=self.users, partitions=self.partitions, default_signal=BOTH, stop_by=self.stop_by
         )
 
@@ -132,7 +132,7 @@ def test_one_task_of_an_array_is_stopped_and_no_other(
     labels = bench.labels(array, SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID=namesake.array_task_id)
     job = found(Started(started.action, labels))
     assert job.id == f"{array}_{namesake.array_task_id}"
-    started.action.cancel(job, request(labels))
+    started.action.cancel_job(job, request(labels))
     assert gone(started.action, job).details["gpus_freed"] == 1
     states = {one.array_task_id: one.state for one in bench.door().jobs(array)}
     assert states.pop(namesake.array_task_id) == "CANCELLED"
@@ -144,7 +144,7 @@ def test_report_tells_what_slurm_tells(bench: SlurmBench) -> None:
     started = bench.run("trap 'exit 7' TERM", "--gres=gpu:2")
     job = found(started)
     assert dict(job.facts).items() >= {"user": ME, "partition": "gpu", "cluster": bench.cluster.name}.items()
-    started.action.cancel(job, request(started.labels, "decision-9"))
+    started.action.cancel_job(job, request(started.labels, "decision-9"))
     end = gone(started.action, job)
     assert end.details["gpus_freed"] == 2
     assert end.details["ended_at"].endswith("Z")
@@ -159,8 +159,8 @@ def test_gone_means_that_a_waiting_job_can_start(bench: SlurmBench) -> None:
     waiting = bench.cluster.submit("sleep 0.1", "--gres=gpu:2", "--output=/dev/null")
     bench.jobs.append(waiting)
     job = found(started)
-    started.action.cancel(job, request(started.labels))
-    seen = eventually(lambda: started.action.look(job))
+    started.action.cancel_job(job, request(started.labels))
+    seen = eventually(lambda: started.action.check_job(job))
     assert seen == Present("COMPLETING")
     assert bench.cluster.state(waiting) == "PENDING"
     gone(started.action, job)
@@ -182,7 +182,7 @@ def test_job_outside_the_allow_list_is_refused(
     for name, value in change.items():
         setattr(bench, name, value)
     with pytest.raises(RequestRefused, match=words):
-        bench.action().find(request({**started.labels, "slurm_user": "somebody", "slurm_partition": "other"}))
+        bench.action().find_job(request({**started.labels, "slurm_user": "somebody", "slurm_partition": "other"}))
 
 
 @pytest.mark.parametrize(
@@ -200,19 +200,19 @@ def test_labels_that_contradict_slurm_are_refused_or_find_nothing(bench: SlurmBe
     """A label that is not so is a mistake or worse; a job that Slurm does not know, and would show, is gone."""
     started = bench.start()
     try:
-        job = started.action.find(request({**started.labels, **labels}))
+        job = started.action.find_job(request({**started.labels, **labels}))
     except RequestRefused:
         return
     assert labels.get("slurm_job_id") == "999999"
     assert isinstance(job, Job)
-    assert isinstance(started.action.look(job), Gone)
+    assert isinstance(started.action.check_job(job), Gone)
 
 
 def test_job_of_another_cluster_is_not_ours(bench: SlurmBench) -> None:
     """Job ids are only unique within a cluster."""
     started = bench.start()
     for labels in ({**started.labels, "slurm_cluster": "alpha"}, {**started.labels, "slurm_cluster": ""}, {}):
-        assert isinstance(started.action.find(request(labels)), NotMine)
+        assert isinstance(started.action.find_job(request(labels)), ForeignJob)
 
 
 def test_life_after_a_requeue_is_not_stopped_for_the_one_before(bench: SlurmBench) -> None:
@@ -221,12 +221,12 @@ def test_life_after_a_requeue_is_not_stopped_for_the_one_before(bench: SlurmBenc
     job = found(started)
     bench.cluster.run("scontrol", "requeue", job.id)
     eventually(lambda: bench.cluster.state(job.id) == "PENDING")
-    seen = started.action.look(job)
+    seen = started.action.check_job(job)
     assert isinstance(seen, Gone)
     assert seen.state == "REQUEUED"
-    again = started.action.find(request(started.labels))  # its labels say restart 0
+    again = started.action.find_job(request(started.labels))  # its labels say restart 0
     assert isinstance(again, Job)
-    assert isinstance(started.action.look(again), Gone)
+    assert isinstance(started.action.check_job(again), Gone)
 
 
 def test_stop_by_requeue_can_be_undone(bench: SlurmBench) -> None:
@@ -234,17 +234,17 @@ def test_stop_by_requeue_can_be_undone(bench: SlurmBench) -> None:
     bench.stop_by = "requeuehold"
     started = bench.start()
     job = found(started)
-    started.action.cancel(job, request(started.labels))
+    started.action.cancel_job(job, request(started.labels))
     assert gone(started.action, job).state == "REQUEUE_HOLD"
-    started.action.undo(job)
-    assert isinstance(started.action.look(job), Present)
+    started.action.resume_job(job)
+    assert isinstance(started.action.check_job(job), Present)
 
 
 def test_cancelled_job_cannot_be_undone(bench: SlurmBench) -> None:
     """It says so, instead of doing nothing."""
     started = bench.start()
     with pytest.raises(RequestRefused, match="requeuehold"):
-        started.action.undo(found(started))
+        started.action.resume_job(found(started))
 
 
 def test_heterogeneous_job_goes_as_a_whole(bench: SlurmBench) -> None:
@@ -255,7 +255,7 @@ def test_heterogeneous_job_goes_as_a_whole(bench: SlurmBench) -> None:
     job = found(Started(bench.action(), bench.labels(job_id)))
     component = str(int(job_id) + 1)
     assert found(Started(bench.action(), bench.labels(component))).id == job.id == job_id
-    bench.action().cancel(job, request({}))
+    bench.action().cancel_job(job, request({}))
     end = gone(bench.action(), job)
     assert (end.state, end.details["gpus_freed"]) == ("CANCELLED", 2)
 
@@ -286,7 +286,7 @@ def test_slurmrestd_that_cannot_answer_is_away(bench: SlurmBench) -> None:
         Rest("http://127.0.0.1:1", bench.cluster.name, ME, lambda: "bad"),
     ):
         opened.append(door)
-        with pytest.raises(SchedulerAway):
+        with pytest.raises(SchedulerUnavailable):
             door.jobs("1")
 
 
@@ -294,16 +294,16 @@ def test_controller_that_is_down_is_away(bench: SlurmBench) -> None:
     """While slurmctld is down nothing is known, and nothing is taken for gone; afterwards the job is as it was."""
     started = bench.start()
     job = found(started)
-    by_http = SlurmAction(by_rest(bench.cluster), users=None)
-    assert isinstance(by_http.look(job), Present)
+    by_http = SlurmJobControl(by_rest(bench.cluster), users=None)
+    assert isinstance(by_http.check_job(job), Present)
     bench.cluster.stop_controller()
     try:
         for action in (started.action, by_http):
-            with pytest.raises(SchedulerAway):
-                action.look(job)
+            with pytest.raises(SchedulerUnavailable):
+                action.check_job(job)
     finally:
         bench.cluster.start_controller()
-    assert isinstance(started.action.look(job), Present)
+    assert isinstance(started.action.check_job(job), Present)
 
 
 @pytest.fixture
@@ -327,16 +327,16 @@ def test_slurm_decides_whose_jobs_may_be_cancelled(bench: SlurmBench, stranger: 
     opened.append(Rest(bench.cluster.rest_url, bench.cluster.name, None, lambda: token))
     doors: list[Cluster] = [Programs(stranger), opened[-1]]
     for door in doors:
-        action = SlurmAction(door, users=None, default_signal=BOTH)
-        job = action.find(request(started.labels))
+        action = SlurmJobControl(door, users=None, default_signal=BOTH)
+        job = action.find_job(request(started.labels))
         assert isinstance(job, Job)
         with pytest.raises(RequestRefused, match="denied"):
-            action.ask_to_save(job, request(started.labels))
+            action.request_checkpoint(job, request(started.labels))
         with pytest.raises(RequestRefused, match="denied"):
-            action.cancel(job, request(started.labels))
+            action.cancel_job(job, request(started.labels))
         with pytest.raises(RequestRefused, match="denied"):
-            action.force(job)
-        assert isinstance(action.look(job), Present)
+            action.kill_job(job)
+        assert isinstance(action.check_job(job), Present)
     assert bench.saves() == 0
 
 
@@ -350,7 +350,7 @@ def test_job_that_may_not_be_seen_is_not_taken_for_gone(bench: SlurmBench, stran
         bench.cluster.run("scontrol", "reconfigure")
         eventually(lambda: Programs(stranger).jobs(bench.jobs[0]) == [])
         with pytest.raises(RequestRefused, match="cannot be proved"):
-            SlurmAction(Programs(stranger), users=None).find(request(started.labels))
+            SlurmJobControl(Programs(stranger), users=None).find_job(request(started.labels))
     finally:
         file.write_text(before)
         bench.cluster.run("scontrol", "reconfigure")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_client.errors import RequestRefused, SchedulerAway
+from evalstop_client.errors import RequestRefused, SchedulerUnavailable
 from evalstop_client.receivers import Present
-from evalstop_client.receivers.kubernetes.action import KubernetesAction
+from evalstop_client.receivers.kubernetes.job_control import KubernetesJobControl
 from evalstop_client.receivers.kubernetes.kinds import JOB
 
 from tests.clients.receivers.conformance import Started, found, gone, request
@@ -48,16 +48,16 @@ def test_job_that_the_real_server_cannot_suspend(kubernetes: World) -> None:
     action = kubernetes.action(instead="refuse")
     job = found(Started(action, labels))
     with pytest.raises(RequestRefused, match="dropped it"):
-        action.cancel(job, request(labels))
-    assert isinstance(action.look(job), Present)
+        action.cancel_job(job, request(labels))
+    assert isinstance(action.check_job(job), Present)
     action = kubernetes.action()
-    action.cancel(job, request(labels))
+    action.cancel_job(job, request(labels))
     assert gone(action, job).state == "Suspended"
-    action.undo(job)
+    action.resume_job(job)
     assert kubernetes.now(JOB, item)["spec"]["parallelism"] == 2
     kubernetes.grant("batch", "jobs", "delete")
     action = kubernetes.action(instead="delete")
-    action.cancel(job, request(labels))
+    action.cancel_job(job, request(labels))
     assert gone(action, job).state == "Deleted"
 
 
@@ -67,7 +67,7 @@ def test_strangers_are_turned_away_by_the_real_server(kubernetes: World) -> None
     action = kubernetes.action(stop_by="delete")
     job = found(Started(action, labels))
     with pytest.raises(RequestRefused, match=r"verb 'delete' on jobs\.batch in namespace research"):
-        action.cancel(job, request(labels))
-    stranger = KubernetesAction(kubernetes.api("no-such-token"), namespaces=None)
-    with pytest.raises(SchedulerAway, match="401"):
-        stranger.find(request(labels))
+        action.cancel_job(job, request(labels))
+    stranger = KubernetesJobControl(kubernetes.api("no-such-token"), namespaces=None)
+    with pytest.raises(SchedulerUnavailable, match="401"):
+        stranger.find_job(request(labels))
