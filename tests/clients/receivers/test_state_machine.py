@@ -50,8 +50,8 @@ def test_usual_stop_saves_cancels_and_tells() -> None:
     )
     kinds = [type(one).__name__ for one in done]
     assert kinds == [
-        "FindJob", "RequestCheckpoint", "Wait", "CheckJob", "Wait", "CheckJob", "CancelJob", "Wait", "CheckJob", "Wait", "CheckJob", "SendReport",
-        "NoneType",
+        "FindJob", "RequestCheckpoint", "Wait", "CheckJob", "Wait", "CheckJob",
+        "CancelJob", "Wait", "CheckJob", "Wait", "CheckJob", "SendReport", "NoneType",
     ]  # fmt: skip
     assert stop.phase is Phase.DONE
     assert stop.report is not None
