@@ -24,7 +24,7 @@ from evalstop_service.ingest import Committer, Limits, LiveRuns
 from evalstop_service.observability import tracing
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.projects.key_cache import Keyring
+from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.runs import downsampling, retention
 from evalstop_service.security import address_policy, encryption, openid, scopes
 from evalstop_service.security.encryption import Encryption
@@ -117,9 +117,9 @@ def create_app(
     tracer = tracer or tracing.from_environment(os.environ)
     live = LiveRuns(settings.live_runs)
     committer = Committer(database, live, clock, service_metrics, _limits(settings, database), tracer)
-    keyring = Keyring(database, settings.key_cache_seconds)
+    key_cache = KeyCache(database, settings.key_cache_seconds)
     may_reach = address_policy.parse_address_policy(settings.webhook_networks)
-    context = Context(database, clock, committer, keyring, may_reach, create_encryption(settings))
+    context = Context(database, clock, committer, key_cache, may_reach, create_encryption(settings))
     tee = _create_tee(settings, database, clock, service_metrics)
     app = _App(
         lifespan=_living(settings, database, committer, service_metrics, tracer, tee, deliver=deliver),
@@ -148,7 +148,7 @@ def create_app(
     lane = ExpressLane(
         ProxyHeadersMiddleware(Heads(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
-        keyring,
+        key_cache,
         clock,
         settings.max_body_bytes,
     )
@@ -163,11 +163,8 @@ def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
 
 def _doors(settings: Settings, context: Context) -> dashboard.Doors:
     return dashboard.Doors(
-        change_project=projects.change,
-        change_role_patterns=roles.change_patterns,
         take=context.committer.take,
-        settable=projects.SETTABLE,
-        forget_keys=context.keyring.forget,
+        key_cache=context.key_cache,
         send=_send_once(settings),
         targets=context.targets,
         encryption=context.encryption,

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Points, Saved
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 
@@ -84,7 +84,7 @@ def apart(tmp_path: Path, clone_postgres: ClonePostgres) -> Iterator[Installatio
     """`evalstop serve` and `evalstop deliver` on one PostgreSQL."""
     url = clone_postgres()
     database = Database(url)
-    key = installation.first_key(database, utc_now())
+    key = api_keys.create_first_key(database, utc_now())
     unbound(database)
     database.close()
     assert key is not None

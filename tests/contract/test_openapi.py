@@ -13,7 +13,7 @@ import pytest
 import schemathesis
 from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from hypothesis import HealthCheck, settings
@@ -60,9 +60,9 @@ def document(server: tuple[str, Database]) -> Document:
 @pytest.fixture(scope="module")
 def keys(server: tuple[str, Database]) -> tuple[str, str]:
     """A key to the first project that may do everything, and a key to the installation."""
-    tenant = installation.first_key(server[1], utc_now())
+    tenant = api_keys.create_first_key(server[1], utc_now())
     assert tenant is not None
-    return tenant, installation.add_key(server[1], None, "landlord", ("admin",), utc_now())[1]
+    return tenant, api_keys.create_named_key(server[1], None, "landlord", ("admin",), utc_now())[1]
 
 
 @pytest.fixture(scope="module")

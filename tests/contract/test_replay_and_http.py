@@ -12,7 +12,7 @@ import httpx
 import pytest
 from evalstop_detectors import POLICIES, MetricRole, MonitorState, Observation, replay, start, step, verdict_to_document
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 
 from tests.fixtures.serving import serving
@@ -25,7 +25,7 @@ CHOSEN = 8
 @pytest.fixture
 def client(embedded_database: Database) -> Iterator[httpx.Client]:
     """A client of a real server that may ingest and read."""
-    key = installation.first_key(embedded_database, utc_now())
+    key = api_keys.create_first_key(embedded_database, utc_now())
     with (
         serving(embedded_database) as url,
         httpx.Client(

@@ -10,7 +10,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import News, Points
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.store import projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -25,7 +25,7 @@ def installed(database: Database) -> tuple[Scene, str]:
     unbound(database)
     with database.reading() as tx:
         name = projects.get(tx, scene.project_id).name
-    return scene, installation.add_key(database, name, "all", ("ingest", "read", "operate", "admin"), utc_now())[1]
+    return scene, api_keys.create_named_key(database, name, "all", ("ingest", "read", "operate", "admin"), utc_now())[1]
 
 
 def run_of(scene: Scene, run_id: str) -> Run:

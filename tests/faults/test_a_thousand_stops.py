@@ -20,7 +20,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_lab.benchmarks.servers import free_port
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import projects, tables
 from evalstop_service.store.database import Database
@@ -31,6 +31,7 @@ from tests.conftest import ClonePostgres
 from tests.faults.callers import Caller, wait_until
 from tests.faults.fake_cluster import FakeCluster, FakeJob
 from tests.faults.roads import TROUBLE, Road
+from tests.fixtures.projects import create_project
 
 SEED = 20261121
 COUNTS = STOPPED, VETOED, BOUNDED = 800, 100, 100
@@ -90,12 +91,12 @@ class Tenant:
 
 def tenant(database: Database, folder: Path, name: str, grace_seconds: float, stops_per_hour: int | None) -> Tenant:
     """A new project."""
-    project = installation.add_project(database, name, "enforce", grace_seconds, utc_now(), "paper")
+    project = create_project(database, name, "enforce", grace_seconds, utc_now(), "paper")
     with database.transaction() as tx:
         bounded = replace(project, stops_per_hour=stops_per_hour, stops_share=None, confirm_seconds=CONFIRM_SECONDS)
         projects.change(tx, bounded)
     (folder / name).mkdir()
-    return Tenant(name, installation.add_key(database, name, "all", SCOPES, utc_now())[1], folder / name)
+    return Tenant(name, api_keys.create_named_key(database, name, "all", SCOPES, utc_now())[1], folder / name)
 
 
 def train(caller: Caller, one: Tenant, name: str) -> None:

@@ -17,12 +17,13 @@ from evalstop_service import ingest
 from evalstop_service.errors import ServiceError
 from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects import installation
 from evalstop_service.store import decisions, policies, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
+
+from tests.fixtures.projects import create_project
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -113,7 +114,7 @@ def take(
 
 def set_up(database: Database, mode: str = "enforce", grace_seconds: float = 0.0) -> Scene:
     """A new project that also has the policy `watchful`."""
-    project = installation.add_project(database, uuid.uuid4().hex, mode, grace_seconds, NOW, "paper")
+    project = create_project(database, uuid.uuid4().hex, mode, grace_seconds, NOW, "paper")
     with database.transaction() as tx:
         policies.add(tx, projects.get(tx, project.id), "watchful", WATCHFUL, NOW)
     return Scene(database, project.id)

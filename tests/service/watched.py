@@ -12,11 +12,12 @@ from evalstop_service.app import create_app, create_service_metrics
 from evalstop_service.clock import utc_now
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
+from tests.fixtures.projects import create_project
 from tests.fixtures.serving import served
 
 
@@ -56,8 +57,8 @@ def watched(
         service_metrics=service_metrics,
         tracer=tracer,
     )
-    project = installation.add_project(database, uuid.uuid4().hex, "enforce", 0.0, utc_now(), "paper")
-    key = installation.add_key(database, project.name, "test", SCOPES, utc_now())[1]
+    project = create_project(database, uuid.uuid4().hex, "enforce", 0.0, utc_now(), "paper")
+    key = api_keys.create_named_key(database, project.name, "test", SCOPES, utc_now())[1]
     with (
         served(app) as url,
         httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False) as client,

@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import open_run
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects import installation
+from evalstop_service.projects import project_settings
+from evalstop_service.projects.project_settings import NewProject
 from evalstop_service.security import address_policy
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
@@ -84,7 +85,12 @@ class Outbox:
 def an_outbox(database: Database, url: str) -> Outbox:
     """Make a project and a run, and subscribe the URL to all events."""
     now = utc_now()
-    project = installation.add_project(database, new_id().hex, "enforce", 0.0, now, "paper")
+    project = project_settings.create_project(
+        database,
+        NewProject(name=new_id().hex, default_mode="enforce", default_policy="paper", held_out_share=0.0),
+        "benchmark",
+        now,
+    )
     run, _ = open_run.open_run(database, project.id, open_run.Request("ppo"), now)
     with database.transaction() as tx:
         endpoint = endpoints.add(tx, project.id, url=url, event_types=("*",), now=now)

@@ -13,7 +13,9 @@ from evalstop_service.cli import demo_data as demonstration
 from evalstop_service.cli.command import OK, Add, Subcommands, open_database, tell
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import pause as pausing
-from evalstop_service.projects import installation, policies
+from evalstop_service.projects import api_keys, policies, project_settings
+from evalstop_service.projects.api_keys import COMMAND_LINE
+from evalstop_service.projects.project_settings import NewProject, parse_form
 from evalstop_service.runs import retention
 from evalstop_service.settings import Settings
 from evalstop_service.store import endpoints, schema
@@ -35,7 +37,7 @@ def add_to(commands: Subcommands, add: Add) -> None:
     filling = add(commands, "demo-data", demo_data)
     filling.add_argument(
         "--project",
-        default=installation.FIRST_PROJECT,
+        default=api_keys.FIRST_PROJECT,
         metavar="NAME",
         help="one without runs, or a new one (default: %(default)s)",
     )
@@ -82,9 +84,7 @@ def _add_key(commands: Subcommands, add: Add) -> None:
         "--scopes", nargs="+", choices=SCOPES, default=["ingest"], help="what it may do (default ingest)"
     )
     bound = create.add_mutually_exclusive_group()
-    bound.add_argument(
-        "--project", default=installation.FIRST_PROJECT, help="the project it is bound to (default default)"
-    )
+    bound.add_argument("--project", default=api_keys.FIRST_PROJECT, help="the project it is bound to (default default)")
     bound.add_argument("--installation", action="store_true", help="bound to no project: it makes projects")
 
 
@@ -129,7 +129,7 @@ def _bar(done: int, of: int) -> None:
 def pause(settings: Settings, options: argparse.Namespace) -> int:
     """Stop nothing more in a project until it is resumed; returns when no pending stop is left to be sent."""
     database = open_database(settings)
-    project = installation.project_named(database, options.project)
+    project = project_settings.find_project(database, options.project)
     pausing.pause(database, project.id, options.actor, options.reason, utc_now())
     tell(options, {"project": project.name, "paused": True}, f"project {project.name} is paused: nothing is stopped")
     return OK
@@ -138,7 +138,7 @@ def pause(settings: Settings, options: argparse.Namespace) -> int:
 def resume(settings: Settings, options: argparse.Namespace) -> int:
     """Let stops go on in a project that was paused."""
     database = open_database(settings)
-    project = installation.project_named(database, options.project)
+    project = project_settings.find_project(database, options.project)
     pausing.resume(database, project.id, options.actor, utc_now())
     tell(options, {"project": project.name, "paused": False}, f"project {project.name} is resumed")
     return OK
@@ -176,16 +176,22 @@ def secrets_rotate(settings: Settings, options: argparse.Namespace) -> int:
 def project_create(settings: Settings, options: argparse.Namespace) -> int:
     """Make a project."""
     database = open_database(settings)
-    project = installation.add_project(
+    project = project_settings.create_project(
         database,
-        options.name,
-        options.mode,
-        options.grace_seconds,
+        parse_form(
+            NewProject,
+            {
+                "name": options.name,
+                "default_mode": options.mode,
+                "grace_seconds": options.grace_seconds,
+                "default_policy": options.policy,
+                "held_out_share": settings.held_out_share,
+                "price_per_gpu_hour": options.price_per_gpu_hour,
+                "currency": options.currency,
+            },
+        ),
+        COMMAND_LINE,
         utc_now(),
-        options.policy,
-        held_out_share=settings.held_out_share,
-        price_per_gpu_hour=options.price_per_gpu_hour,
-        currency=options.currency,
     )
     tell(options, {"id": str(project.id), "name": project.name}, f"project {project.name} is made")
     return OK
@@ -195,6 +201,6 @@ def key_create(settings: Settings, options: argparse.Namespace) -> int:
     """Make a key and show it, once."""
     database = open_database(settings)
     project = None if options.installation else options.project
-    key, secret = installation.add_key(database, project, options.name, tuple(options.scopes), utc_now())
+    key, secret = api_keys.create_named_key(database, project, options.name, tuple(options.scopes), utc_now())
     tell(options, {"id": str(key.id), "key": secret, "scopes": list(key.scopes)}, secret)
     return OK

@@ -21,7 +21,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from importlib import resources
 from itertools import count
-from typing import Any
 from uuid import UUID
 
 from evalstop_detectors import MetricRole, Observation, Policy, advance, policy_from_document, start
@@ -31,7 +30,8 @@ from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.errors import Conflict, ServiceError
 from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Saved, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects import administration, installation
+from evalstop_service.projects import policies, project_settings
+from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.rules.decision_lifecycle import SERVICE, State
 from evalstop_service.store import audit, decisions, projects, runs
 from evalstop_service.store.database import Database
@@ -61,13 +61,13 @@ METRICS = {
     "policy/kl": {"role": "kl", "direction": "minimize"},
 }
 
-SETTINGS: dict[str, Any] = {
-    "default_mode": "enforce",
-    "grace_seconds": GRACE_SECONDS,
-    "held_out_share": 0.1,
-    "price_per_gpu_hour": 2.5,
-    "stale_seconds": 4 * 3600.0,
-}
+SETTINGS = ProjectChange(
+    default_mode="enforce",
+    grace_seconds=GRACE_SECONDS,
+    held_out_share=0.1,
+    price_per_gpu_hour=2.5,
+    stale_seconds=4 * 3600.0,
+)
 
 PEOPLE = ("dana", "kim", "lee")
 RECEIVER = "evalstop-receiver slurm"
@@ -312,8 +312,8 @@ def fill(
         if project is not None and runs.listing(tx, project.id, limit=1):
             raise Conflict(f"the project {name!r} has runs of its own; give the name of another, or of a new one")
     if project is None:
-        project = installation.add_project(database, name, "enforce", GRACE_SECONDS, begins_at)
-    project = administration.change_project(database, project.id, SERVICE, SETTINGS, begins_at)
+        project = project_settings.create_project(database, NewProject(name=name), SERVICE, begins_at)
+    project = project_settings.change_project_settings(database, project.id, SERVICE, SETTINGS, begins_at)
     script = Script(database, project, now, chance)
     for days, k in ((0, 5), (30, 7)):
         script.schedule(begins_at + timedelta(days=days), partial(_add_patient, database, project.id, k))
@@ -330,7 +330,7 @@ def fill(
 
 
 def _add_patient(database: Database, project_id: UUID, k: int, at: datetime) -> None:
-    administration.add_policy(database, project_id, PEOPLE[0], _patient(k), at)
+    policies.add_policy(database, project_id, PEOPLE[0], _patient(k), at)
 
 
 def _patient(k: int) -> Policy:

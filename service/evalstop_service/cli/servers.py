@@ -23,7 +23,7 @@ from evalstop_service.cli.command import FAILED, OK, Add, Subcommands, open_data
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import ServiceError
 from evalstop_service.observability import tracing
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
@@ -49,11 +49,11 @@ def up(settings: Settings, options: argparse.Namespace) -> int:
     database = app.create_database(settings)
     schema.upgrade(database)
     _tell_of_secrets(settings)
-    first = installation.first_key(database, utc_now(), settings.held_out_share)
+    first = api_keys.create_first_key(database, utc_now(), settings.held_out_share)
     secret = _session_secret(settings)
 
     def ready(address: str) -> None:
-        key = installation.any_key(database)
+        key = api_keys.find_reading_key(database)
         link = f"{address}/login?token={dashboard.sign_in_token(secret, key.id)}" if key else None
         if options.json:
             print(json.dumps({"url": address, "key": first, "sign_in": link}), flush=True)

@@ -11,8 +11,8 @@ from uuid import UUID
 from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
 
 from evalstop_service.errors import Invalid
-from evalstop_service.store import policies
-from evalstop_service.store.database import Transaction
+from evalstop_service.store import audit, policies, projects
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.projects import Project
 
@@ -78,6 +78,18 @@ def add(tx: Transaction, project: Project, policy: Policy, now: datetime) -> Sto
     if latest is not None:
         _stored(tx, project, latest, now)
     return policies.add(tx, project, policy.name, policy_to_document(policy), now)
+
+
+def add_policy(database: Database, project_id: UUID, actor: str, policy: Policy, now: datetime) -> StoredPolicy:
+    """Store a policy as the next version of its name, in the audit log; gives the latest version if it is the same."""
+    with database.transaction() as tx:
+        project = projects.get(tx, project_id)
+        before = find(tx, project.id, policy.name)
+        stored = add(tx, project, policy, now)
+        if before is None or stored.version != before.version:
+            details = {"id": str(stored.id)}
+            audit.record(tx, project_id, actor, "policy.added", f"policy {stored.reference}", details, now)
+        return stored
 
 
 def read(tx: Transaction, policy_id: UUID) -> Policy | None:

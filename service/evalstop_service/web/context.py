@@ -15,7 +15,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from evalstop_service.clock import Clock
 from evalstop_service.ingest import Committer
 from evalstop_service.observability import logs
-from evalstop_service.projects.key_cache import Keyring
+from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.address_policy import AddressPolicy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store.database import Database
@@ -30,7 +30,7 @@ class Context:
     database: Database
     clock: Clock
     committer: Committer
-    keyring: Keyring
+    key_cache: KeyCache
     targets: AddressPolicy = field(default_factory=AddressPolicy)
     encryption: Encryption = field(default_factory=Encryption)
 
@@ -69,8 +69,8 @@ def _committer(context: Annotated[Context, Depends(_context)]) -> Committer:
     return context.committer
 
 
-def _keyring(context: Annotated[Context, Depends(_context)]) -> Keyring:
-    return context.keyring
+def _key_cache(context: Annotated[Context, Depends(_context)]) -> KeyCache:
+    return context.key_cache
 
 
 def _targets(context: Annotated[Context, Depends(_context)]) -> AddressPolicy:
@@ -86,7 +86,7 @@ Now = Annotated[datetime, Depends(_now)]
 Tell = Annotated[Clock, Depends(_clock)]
 """For what is answered after a wait: the time then."""
 Commit = Annotated[Committer, Depends(_committer)]
-Keys = Annotated[Keyring, Depends(_keyring)]
+Keys = Annotated[KeyCache, Depends(_key_cache)]
 Secrets = Annotated[Encryption, Depends(_encryption)]
 MayReach = Annotated[AddressPolicy, Depends(_targets)]
 
@@ -101,8 +101,8 @@ _UNAUTHORIZED = Problem(
 )
 
 
-def _key(bearer: Bearer, keyring: Keys) -> Key:
-    key = keyring.authenticate(bearer.credentials) if bearer is not None else None
+def _key(bearer: Bearer, key_cache: Keys) -> Key:
+    key = key_cache.authenticate(bearer.credentials) if bearer is not None else None
     if key is None:
         raise _UNAUTHORIZED
     return key
@@ -110,10 +110,10 @@ def _key(bearer: Bearer, keyring: Keys) -> Key:
 
 async def insist_on_key(request: Request) -> None:
     """Raise Problem unless a valid key speaks: before a body is read and unfolded for nobody."""
-    keyring = _context(request).keyring
+    key_cache = _context(request).key_cache
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not (
-        keyring.known(secret) or await run_in_threadpool(keyring.authenticate, secret)
+        key_cache.get(secret) or await run_in_threadpool(key_cache.authenticate, secret)
     ):
         raise _UNAUTHORIZED
 

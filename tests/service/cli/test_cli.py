@@ -18,11 +18,11 @@ import httpx
 import pytest
 from evalstop_service import cli
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import installation
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, schema
 from evalstop_service.store.database import Database
 
+from tests.fixtures.projects import create_project
 from tests.service.commands import run
 
 TIMEOUT_SECONDS = 60
@@ -211,7 +211,7 @@ def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
     assert refused.returncode == cli.FAILED
     assert "EVALSTOP_SECRET_KEYS" in refused.stderr
     database = Database(f"sqlite:///{environment['EVALSTOP_DATA_FOLDER']}/evalstop.db")
-    project = installation.add_project(database, "sealed", "shadow", 0.0, utc_now(), "paper")
+    project = create_project(database, "sealed", "shadow", 0.0, utc_now(), "paper")
     with database.transaction() as tx:
         plain = endpoints.add(tx, project.id, url="http://x.example", event_types=["*"], now=utc_now())
     key = base64.b64encode(bytes(range(32))).decode()

@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.cli import demo_data
 from evalstop_service.errors import Conflict
-from evalstop_service.projects import installation
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 
+from tests.fixtures.projects import create_project
 from tests.service.scenes import NOW, Scene
 
 
@@ -57,7 +57,7 @@ def test_what_broke_off_is_not_taken_for_whole(embedded_database: Database) -> N
 
 def test_runs_of_ones_own_are_left_alone(embedded_database: Database) -> None:
     """Examples are not mixed into a project that has other runs."""
-    project = installation.add_project(embedded_database, "mine", "shadow", 0.0, NOW)
+    project = create_project(embedded_database, "mine", "shadow", 0.0, NOW)
     Scene(embedded_database, project.id).open("ppo")
     with pytest.raises(Conflict, match="runs of its own"):
         demo_data.fill(embedded_database, "mine", NOW)

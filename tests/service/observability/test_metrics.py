@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, pause, stale_runs
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import State
 from evalstop_service.store import endpoints, policies, projects, tables
 from evalstop_service.store.database import Database, Transaction
@@ -186,7 +186,7 @@ def test_a_scrape_tells_no_names(service: Watched) -> None:
 
 def test_closed_it_is_for_keys_to_the_whole_installation(embedded_database: Database) -> None:
     """Not public, it answers keys to the installation and nobody else: a project's key learns nothing of the others."""
-    prometheus = installation.add_key(embedded_database, None, "prometheus", ("read",), utc_now())[1]
+    prometheus = api_keys.create_named_key(embedded_database, None, "prometheus", ("read",), utc_now())[1]
     with watched(embedded_database, public=False) as service:
         asked = {
             key: httpx.get(f"{service.url}/metrics", headers={"Authorization": f"Bearer {key}"}, trust_env=False)

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.fields import check_text
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
@@ -23,7 +24,7 @@ from evalstop_service.web.api.run_views import (
     next_cursor,
     outcomes_out,
 )
-from evalstop_service.web.api.schemas import Body, Line, Name, OutcomeIn, WordIn, plain
+from evalstop_service.web.api.schemas import Body, Line, Name, OutcomeIn, WordIn
 from evalstop_service.web.context import Db, Now, Operate, Read
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
@@ -174,6 +175,6 @@ def _check(value: Any, depth: int) -> None:
             for item in value:
                 _check(item, depth - 1)
         case str():
-            plain(value)
+            check_text(value)
         case float() if value != value or value in (float("inf"), float("-inf")):
             raise ValueError("NaN and the infinities go as strings")

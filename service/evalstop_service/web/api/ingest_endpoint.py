@@ -20,12 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from evalstop_service.clock import Clock
 from evalstop_service.ingest import Arrival, Committer, Points
 from evalstop_service.observability import logs
-from evalstop_service.projects.key_cache import Keyring
+from evalstop_service.projects.key_cache import KeyCache
+from evalstop_service.rules.fields import check_text
 from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import Point
 from evalstop_service.web import problems
 from evalstop_service.web.api.observation_results import receipt_json
-from evalstop_service.web.api.schemas import MAX_POINTS, plain
+from evalstop_service.web.api.schemas import MAX_POINTS
 from evalstop_service.web.middleware.body_limit import MOST_HELD_BYTES
 
 _PATH = re.compile(
@@ -46,9 +47,9 @@ class ExpressLane:
 
     path = "/api/v1/runs/{run_id}/observations"
 
-    def __init__(self, app: ASGIApp, committer: Committer, keyring: Keyring, clock: Clock, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, committer: Committer, key_cache: KeyCache, clock: Clock, max_bytes: int) -> None:
         self._app = app
-        self._committer, self._keyring, self._clock = committer, keyring, clock
+        self._committer, self._key_cache, self._clock = committer, key_cache, clock
         self._max_bytes = max_bytes
         self._held_bytes = 0  # of bodies that are arriving in pieces
 
@@ -115,7 +116,7 @@ class ExpressLane:
         ):
             return None
         scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
-        key = self._keyring.known(secret.decode("latin-1")) if scheme.lower() == b"bearer" else None
+        key = self._key_cache.get(secret.decode("latin-1")) if scheme.lower() == b"bearer" else None
         return key if key is not None and ("ingest" in key.scopes or "admin" in key.scopes) else None
 
 
@@ -143,7 +144,7 @@ def read(body: bytes) -> tuple[Point, ...] | None:
 @lru_cache(maxsize=10_000)
 def _is_plain(name: str) -> bool:
     try:
-        return plain(name) == name
+        return check_text(name) == name
     except ValueError:
         return False
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service.projects import administration
+from evalstop_service.projects import api_keys
 from evalstop_service.store import keys
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Name, Scope, Time
@@ -56,12 +56,11 @@ def list_keys(caller: Admin, database: Db) -> KeyList:
 @router.post("", status_code=201)
 def add_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
     """Make a key."""
-    key, secret = administration.make_key(database, caller.project_id, caller.actor, body.name, body.scopes, now)
+    key, secret = api_keys.create_key(database, caller.project_id, caller.actor, body.name, body.scopes, now)
     return NewKeyOut.model_validate(vars(key) | {"key": secret})
 
 
 @router.delete("/{key_id}", status_code=204)
-def revoke_key(key_id: UUID, caller: Admin, database: Db, keyring: Keys, now: Now) -> None:
+def revoke_key(key_id: UUID, caller: Admin, database: Db, key_cache: Keys, now: Now) -> None:
     """Take a key out of use for good."""
-    administration.revoke_key(database, caller.project_id, caller.actor, key_id, now)
-    keyring.forget()
+    api_keys.revoke_key(database, key_cache, caller.project_id, caller.actor, key_id, now)

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Body
 from pydantic import Field
 
 from evalstop_service.errors import NotFound
-from evalstop_service.projects import administration, policies
+from evalstop_service.projects import policies
 from evalstop_service.web.api.examples.policies import POLICY_DOCUMENT
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Time
@@ -60,5 +60,5 @@ def add_policy(
 ) -> PolicyOut:
     """Store a policy as the next version of its name. Runs keep the version that they were opened with."""
     policy = policy_from_document(document)
-    stored = administration.add_policy(database, caller.project_id, caller.actor, policy, now)
+    stored = policies.add_policy(database, caller.project_id, caller.actor, policy, now)
     return PolicyOut.model_validate(stored)

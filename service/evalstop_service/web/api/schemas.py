@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-import unicodedata
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from evalstop_detectors import Kind
@@ -19,12 +17,17 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
-    ValidationError,
     WithJsonSchema,
 )
 
 from evalstop_service.clock import in_utc, rfc3339
-from evalstop_service.errors import Invalid
+from evalstop_service.rules.fields import Body as Body
+from evalstop_service.rules.fields import Line as Line
+from evalstop_service.rules.fields import Mode as Mode
+from evalstop_service.rules.fields import Name as Name
+from evalstop_service.rules.fields import Plain as Plain
+from evalstop_service.rules.fields import Role as Role
+from evalstop_service.rules.fields import Whole as Whole
 
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
@@ -35,24 +38,12 @@ _MOST = sys.float_info.max
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d", re.ASCII)
 
 
-def plain(text: str) -> str:
-    """The text; raises ValueError when it holds what cannot be shown or stored."""
-    if any(unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t" for character in text):
-        raise ValueError("it may hold no control characters and no half surrogate pairs")
-    return text
-
-
 def _measured(value: Any) -> Any:
     if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_MOST <= value <= _MOST:
         raise ValueError('a number that a double can hold, or one of the strings "NaN", "Infinity", "-Infinity"')
     return value
-
-
-def _whole(value: Any) -> Any:
-    # To JSON 120.0 is as whole as 120.
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _said(moment: Any) -> Any:
@@ -70,10 +61,6 @@ def written(value: float) -> float | str:
     return value
 
 
-Plain = AfterValidator(plain)
-Name = Annotated[str, Field(min_length=1, max_length=256), Plain]
-Line = Annotated[str, Field(max_length=2000), Plain]
-Whole = Annotated[int, BeforeValidator(_whole)]
 Step = Annotated[Whole, Field(ge=0, le=MAX_STEP)]
 Time = Annotated[
     datetime,
@@ -88,41 +75,12 @@ Measured = Annotated[float, BeforeValidator(_measured), WithJsonSchema(_NUMBER)]
 Stored = Annotated[float, PlainSerializer(written), WithJsonSchema(_NUMBER)]
 """A number as it is answered; JSON has no NaN and no infinities."""
 Scope = Literal["ingest", "read", "operate", "admin"]
-Mode = Literal["shadow", "enforce"]
-
-
-class Body(BaseModel):
-    """A request body: nothing that is not understood is passed over in silence."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-Texts = TypeVar("Texts", bound=Body)
-
-
-def from_texts(model: type[Texts], said: Mapping[str, Any]) -> Texts:
-    """A body whose values are given as texts, as in a form of a page; raises Invalid, which says where."""
-    try:
-        return model.model_validate(dict(said), strict=False)
-    except ValidationError as error:
-        found = error.errors()[0]
-        where = " ".join(str(part) for part in found["loc"])
-        raise Invalid(f"{where}: {found['msg'].removeprefix('Value error, ')}") from None
 
 
 class Answer(BaseModel):
     """An answer, read from the attributes of what it is about."""
 
     model_config = ConfigDict(from_attributes=True)
-
-
-class Role(Body):
-    """The role a metric plays for a run."""
-
-    role: Literal["eval", "proxy", "kl", "loss"]
-    direction: Literal["maximize", "minimize"] | None = Field(
-        None, description="what is better; by default eval and proxy are maximized, kl and loss minimized"
-    )
 
 
 class FindingOut(Answer):

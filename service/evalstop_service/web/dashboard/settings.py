@@ -13,7 +13,13 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.decisions import pause as pausing
 from evalstop_service.errors import Invalid
-from evalstop_service.projects import administration
+from evalstop_service.projects import api_keys, project_settings
+from evalstop_service.projects.project_settings import (
+    ProjectChange,
+    RolePatterns,
+    change_project_settings,
+    parse_form,
+)
 from evalstop_service.security.scopes import EVERY
 from evalstop_service.store import audit, keys
 from evalstop_service.store.keys import SCOPES
@@ -91,6 +97,9 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
 )
 
 
+SETTINGS = [setting for _, settings in GROUPS for setting in settings]
+
+
 @router.get("")
 def show_settings(site: SiteOf, visitor: SignedIn) -> Response:
     """The project with all that may be set of it."""
@@ -106,12 +115,13 @@ async def read_settings(request: Request, site: SiteOf, visitor: Administering) 
 
 def _change(site: Site, visitor: Visitor, written: dict[str, str]) -> Response:
     said: dict[str, str | None] = {}
-    for setting in _settings(site):
+    for setting in SETTINGS:
         if setting.name in written:
             text = written[setting.name].strip()
             said[setting.name] = None if not text and setting.empty is not None else text
     try:
-        site.doors.change_project(site.database, visitor.project.id, visitor.actor, said, site.clock())
+        change = parse_form(ProjectChange, said)
+        change_project_settings(site.database, visitor.project.id, visitor.actor, change, site.clock())
     except Invalid as error:
         return _show(site, visitor, problem=str(error), written=written, status=422)
     return RedirectResponse(_HOME, 303)
@@ -121,8 +131,9 @@ def _change(site: Site, visitor: Visitor, written: dict[str, str]) -> Response:
 def change_role_patterns(site: SiteOf, visitor: Administering, patterns: Annotated[str, Form()] = "") -> Response:
     """Say by pattern which metrics play which role, a line each."""
     try:
-        said = {"role_patterns": [_pattern(line) for line in patterns.splitlines() if line.strip()]}
-        site.doors.change_role_patterns(site.database, visitor.project.id, visitor.actor, said, site.clock())
+        lines = [_pattern(line) for line in patterns.splitlines() if line.strip()]
+        change = parse_form(RolePatterns, {"role_patterns": lines})
+        project_settings.change_role_patterns(site.database, visitor.project.id, visitor.actor, change, site.clock())
     except Invalid as error:
         return _show(site, visitor, problem=str(error), written={"patterns": patterns}, status=422)
     return RedirectResponse(f"{_HOME}#roles", 303)
@@ -155,15 +166,14 @@ def make_key(
     if not 1 <= len(name) <= 256 or not wanted:
         problem = "A key has a name of at most 256 characters, and at least one scope."
         return _show(site, visitor, problem=problem, status=422)
-    key, secret = administration.make_key(site.database, visitor.project.id, visitor.actor, name, wanted, site.clock())
+    key, secret = api_keys.create_key(site.database, visitor.project.id, visitor.actor, name, wanted, site.clock())
     return _show(site, visitor, secret=(key.name, secret))
 
 
 @router.post("/keys/{key_id}/revoke")
 def revoke_key(key_id: UUID, site: SiteOf, visitor: Administering) -> Response:
     """Take a key out of use for good."""
-    administration.revoke_key(site.database, visitor.project.id, visitor.actor, key_id, site.clock())
-    site.doors.forget_keys()
+    api_keys.revoke_key(site.database, site.doors.key_cache, visitor.project.id, visitor.actor, key_id, site.clock())
     return RedirectResponse(f"{_HOME}#keys", 303)
 
 
@@ -204,8 +214,7 @@ def _show(site: Site, visitor: Visitor, *, status: int = 200, **told: Any) -> Re
         project=project,
         groups=[
             (title, [(setting, _text(project, setting, values["written"])) for setting in settings])
-            for title, all_of_them in GROUPS
-            if (settings := [setting for setting in all_of_them if setting.name in site.doors.settable])
+            for title, settings in GROUPS
         ],
         patterns=values["written"].get("patterns") or "\n".join(map(_line, project.role_patterns)),
         keys=sorted(found, key=lambda key: (key.revoked_at is not None, key.created_at)),
@@ -215,10 +224,6 @@ def _show(site: Site, visitor: Visitor, *, status: int = 200, **told: Any) -> Re
         else [],
         **values,
     )
-
-
-def _settings(site: Site) -> list[Setting]:
-    return [setting for _, settings in GROUPS for setting in settings if setting.name in site.doors.settable]
 
 
 def _text(project: Project, setting: Setting, written: dict[str, str]) -> str:

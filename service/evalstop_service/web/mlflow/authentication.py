@@ -30,7 +30,7 @@ async def key_of(request: Request) -> Key:
     secret = secret_in(request.headers.get("authorization", ""))
     key = None
     if secret is not None:
-        key = context.keyring.known(secret) or await run_in_threadpool(context.keyring.authenticate, secret)
+        key = context.key_cache.get(secret) or await run_in_threadpool(context.key_cache.authenticate, secret)
     if key is None:
         raise _UNAUTHENTICATED
     return key

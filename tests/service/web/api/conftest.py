@@ -11,12 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 from evalstop_service.clock import utc_now
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.store import projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
 from tests.conftest import BACKENDS, ClonePostgres
+from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.event_check import check_events
 
@@ -31,14 +32,14 @@ class Service:
 
     def project(self, mode: str = "enforce", grace_seconds: float = 0.0) -> str:
         """The name of a new project, which may have all its runs stopped."""
-        project = installation.add_project(self.database, uuid.uuid4().hex, mode, grace_seconds, utc_now(), "paper")
+        project = create_project(self.database, uuid.uuid4().hex, mode, grace_seconds, utc_now(), "paper")
         with self.database.transaction() as tx:
             projects.change(tx, replace(project, stops_per_hour=None, stops_share=None))
         return project.name
 
     def key(self, project: str | None, *scopes: str) -> str:
         """A key to a project, or (None) to the installation."""
-        return installation.add_key(self.database, project, "test", scopes or SCOPES, utc_now())[1]
+        return api_keys.create_named_key(self.database, project, "test", scopes or SCOPES, utc_now())[1]
 
     def client(self, key: str | None) -> httpx.Client:
         """A client that sends this key to paths below /api/v1."""

@@ -15,7 +15,7 @@ import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Committer, LiveRuns
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects.key_cache import Keyring
+from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.web import problems
 from evalstop_service.web.api import stream as bulk
 from evalstop_service.web.api.reading.stream import StreamLimits
@@ -218,7 +218,7 @@ def limited(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[ht
     """A client with the same key of the route alone, with other limits."""
     committer = Committer(service.database, LiveRuns(), utc_now, ServiceMetrics())
     app = FastAPI()
-    app.state.context = Context(service.database, utc_now, committer, Keyring(service.database, 5.0))
+    app.state.context = Context(service.database, utc_now, committer, KeyCache(service.database, 5.0))
     problems.install(app)
     app.include_router(bulk.routes(StreamLimits(**limits)), prefix="/api/v1")
     with (

@@ -8,7 +8,7 @@ from datetime import datetime
 from html import unescape
 
 import httpx
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.store import outcomes, projects
 from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard import sign_in_token
@@ -97,7 +97,7 @@ def test_one_click_judges(visitor: httpx.Client, database: Database, tenant: Ten
     assert said is not None
     assert (said.outcome, said.derived) == ("wrong", False)
     assert "treatment=stopped&outcome=wrong" in seen(visitor, "/precision")
-    reader, _ = installation.add_key(database, tenant.project.name, "reader", ("read",), now)
+    reader, _ = api_keys.create_named_key(database, tenant.project.name, "reader", ("read",), now)
     visitor.get("/login", params={"token": sign_in_token(SECRET, reader.id)})
     assert 'name="outcome"' not in seen(visitor, "/")
     assert visitor.post(path, data={"outcome": "right", "csrf": token_of(visitor)}).status_code == 403

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_service.ingest import Points
-from evalstop_service.projects import administration
+from evalstop_service.projects import api_keys
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.settings import Settings
@@ -253,7 +253,7 @@ def test_a_key_is_made_shown_once_and_revoked(desk: Desk, now: datetime) -> None
 def test_the_audit_log_is_read_page_by_page(desk: Desk, now: datetime) -> None:
     """The newest stand first, fifty a page, and the filter goes with one from page to page."""
     for number in range(60):
-        administration.make_key(desk.database, desk.tenant.project.id, "key test", f"k{number:02}", ["read"], now)
+        api_keys.create_key(desk.database, desk.tenant.project.id, "key test", f"k{number:02}", ["read"], now)
     desk.post("/settings/pause")
     first = desk.get("/settings/audit?action=key&actor=TEST")
     assert "key k59" in first

@@ -13,7 +13,7 @@ import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import open_run
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.projects import installation
+from evalstop_service.projects import api_keys
 from evalstop_service.settings import Settings
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database
@@ -22,6 +22,7 @@ from evalstop_service.web.mlflow.forwarding import Said, Tee
 from evalstop_service.web.mlflow.labels import TWIN
 from pydantic import SecretStr, ValidationError
 
+from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.web.mlflow.fake_mlflow import FakeMlflow, fake_mlflow
 
@@ -43,7 +44,7 @@ def until(true: Callable[[], bool]) -> None:
 
 def opened(database: Database, project: str = "p", **labels: str) -> Run:
     """A run in a project of its own."""
-    found = installation.add_project(database, project, "shadow", 0.0, utc_now(), "paper")
+    found = create_project(database, project, "shadow", 0.0, utc_now(), "paper")
     return open_run.open_run(database, found.id, open_run.Request("r", labels=labels), utc_now())[0]
 
 
@@ -57,8 +58,8 @@ def counted(service_metrics: ServiceMetrics, result: str) -> float:
 
 def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) -> None:
     """A run gets a twin in the experiment of the same name, and what is said of it is said of the twin, in order."""
-    project = installation.add_project(embedded_database, "p", "shadow", 0.0, utc_now(), "paper")
-    _, key = installation.add_key(embedded_database, project.name, "k", ("ingest", "read"), utc_now())
+    project = create_project(embedded_database, "p", "shadow", 0.0, utc_now(), "paper")
+    _, key = api_keys.create_named_key(embedded_database, project.name, "k", ("ingest", "read"), utc_now())
     settings = Settings(mlflow_tee_url=fake.url, mlflow_tee_token=SecretStr("t"))
     headers = {"Authorization": f"Bearer {key}"}
     with serving(embedded_database, settings) as url:

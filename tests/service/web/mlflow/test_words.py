@@ -7,7 +7,8 @@ import struct
 from typing import Any
 
 import pytest
-from evalstop_service.web.api.schemas import MAX_STEP, plain, written
+from evalstop_service.rules.fields import check_text
+from evalstop_service.web.api.schemas import MAX_STEP, written
 from evalstop_service.web.mlflow import labels, search
 from evalstop_service.web.mlflow.errors import Failure
 from evalstop_service.web.mlflow.labels import Item, labelled
@@ -83,7 +84,7 @@ def test_labels_can_be_stored(params: list[Item], tags: list[Item]) -> None:
     """Labels keep to their limits whatever comes; the same items, sent again, change nothing."""
     found, left_out = labelled({}, params, tags)
     assert left_out == 0
-    assert all(plain(name) == name and plain(value) == value for name, value in found.items())
+    assert all(check_text(name) == name and check_text(value) == value for name, value in found.items())
     assert all(len(value) <= labels.LONGEST_VALUE for value in found.values())
     assert labelled(found, params, tags).labels == found
 

@@ -38,13 +38,13 @@ PROJECT = {
 KEY = {"id": KEY_ID, "name": "trainers", "scopes": ["ingest"], "created_at": BEGAN, "revoked_at": None}
 
 EXAMPLES: dict[str, Any] = {
-    "ProjectIn": {"name": "alignment", "default_mode": "enforce", "grace_seconds": 300},
+    "NewProject": {"name": "alignment", "default_mode": "enforce", "grace_seconds": 300},
     "ProjectOut": PROJECT,
     "ProjectList": {"items": [PROJECT]},
     "ProjectChange": {"default_mode": "enforce", "grace_seconds": 300, "stops_per_hour": 10},
     "ProjectPauseIn": {"actor": "dana", "reason": "the eval set is being repaired"},
     "ProjectResumeIn": {"actor": "dana"},
-    "PatternsIn": {"role_patterns": [PATTERN]},
+    "RolePatterns": {"role_patterns": [PATTERN]},
     "KeyIn": {"name": "trainers", "scopes": ["ingest"]},
     "KeyList": {"items": [KEY]},
     "NewKeyOut": KEY | {"key": "esk_kZ3Yw0m9V1x2Qf4n6b8C0d1E2f3G4h5J6k7L8m9N0pQ"},

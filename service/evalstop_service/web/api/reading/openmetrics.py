@@ -18,8 +18,9 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.samples import Sample
 
 from evalstop_service.errors import Invalid
+from evalstop_service.rules.fields import check_text
 from evalstop_service.store.observations import Point
-from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP, plain
+from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP
 
 _TAKEN = ("gauge", "counter", "unknown", "untyped")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -109,7 +110,7 @@ def _name(name: str, labels: Mapping[str, str]) -> str:
         told = ",".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in sorted(labels.items()))
         name = f"{name}{{{told}}}"
     try:
-        plain(name)
+        check_text(name)
     except ValueError as error:
         raise Invalid(f"metric {name!r:.100}: {error}") from error
     if len(name) > _LONGEST_NAME:

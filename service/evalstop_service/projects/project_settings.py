@@ -1,0 +1,166 @@
+"""Settings of a project: their bounds, and the functions that create a project and change its settings.
+
+The API, the dashboard and the command line all call these. Every change is in the audit log.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+from uuid import UUID
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from evalstop_service.errors import Conflict, Invalid, NotFound
+from evalstop_service.projects import policies
+from evalstop_service.rules.fields import Body, Line, Mode, Name, Role, Whole
+from evalstop_service.rules.random_assignment import HELD_OUT_SHARE
+from evalstop_service.store import audit, projects
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.projects import Project
+
+Retention = Annotated[int, Field(ge=1, le=36_500)]
+Grace = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
+Wait = Annotated[float, Field(ge=1, le=30 * 86400, allow_inf_nan=False)]
+PerHour = Annotated[Whole, Field(ge=1, le=1_000_000)]
+Share = Annotated[float, Field(gt=0, le=1)]
+ShareOrNone = Annotated[float, Field(ge=0, le=1)]
+Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Currency = Annotated[str, Field(pattern="^[A-Z]{3}$", examples=["USD"])]
+
+
+class NewProject(Body):
+    """A new project. Its stops are only recorded until `default_mode` is `enforce`."""
+
+    name: Name = Field(examples=["alignment"])
+    default_policy: Line = policies.DEFAULT_POLICY
+    default_mode: Mode = "shadow"
+    grace_seconds: Grace = Field(0.0, description="how long a stop can be vetoed before it is sent")
+    retention_days: Retention | None = Field(
+        None, description="how long a run keeps its details after its end; null: forever"
+    )
+    stops_per_hour: PerHour | None = Field(30, description="the most stops within an hour; null: no limit")
+    stops_share: Share | None = Field(
+        0.5, description="the largest share of its runs stopped within an hour, but always one; null: no limit"
+    )
+    confirm_seconds: Wait = Field(900.0, description="how long a stop may wait for its confirmation")
+    stale_seconds: Wait = Field(300.0, description="a run is not stale before it has been silent for this long")
+    held_out_share: ShareOrNone = Field(
+        HELD_OUT_SHARE, description="the share of its stops that is held out, to learn whether they are right"
+    )
+    price_per_gpu_hour: Price | None = Field(None, description="null: not set")
+    currency: Currency = "USD"
+
+
+class ProjectChange(Body):
+    """New settings. A field that is left out keeps its value, and so does null in fields that cannot be null."""
+
+    default_policy: Line | None = None
+    default_mode: Mode | None = None
+    grace_seconds: Grace | None = None
+    retention_days: Retention | None = Field(None, description="null: its runs are kept forever")
+    stops_per_hour: PerHour | None = Field(None, description="null: no limit")
+    stops_share: Share | None = Field(None, description="null: no limit")
+    confirm_seconds: Wait | None = None
+    stale_seconds: Wait | None = None
+    held_out_share: ShareOrNone | None = None
+    price_per_gpu_hour: Price | None = Field(None, description="null: not set")
+    currency: Currency | None = None
+
+
+NULLABLE = ("retention_days", "stops_per_hour", "stops_share", "price_per_gpu_hour")
+"""Settings in which null is a value of its own."""
+
+
+def _check_brackets(pattern: str) -> str:
+    if pattern.count("[") > pattern.count("]"):
+        raise ValueError("a [ that is not closed; write [[] for the character itself")
+    return pattern
+
+
+class RolePattern(Role):
+    """The role of all metrics whose name matches."""
+
+    pattern: Annotated[Name, AfterValidator(_check_brackets)] = Field(
+        description="* is any text, ? any character, [ab] one of these; upper and lower case differ",
+        examples=["val-core/*/mean@*"],
+    )
+
+
+class RolePatterns(Body):
+    """The patterns of a project: the first that matches a name counts, and for each role the metric that matches
+    first."""
+
+    role_patterns: Annotated[list[RolePattern], Field(max_length=100)]
+
+
+_Body = TypeVar("_Body", bound=Body)
+
+
+def parse_form(model: type[_Body], values: Mapping[str, Any]) -> _Body:
+    """A body whose values are given as text, as in an HTML form; raises Invalid, which names the field."""
+    try:
+        return model.model_validate(dict(values), strict=False)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = " ".join(str(part) for part in first["loc"])
+        raise Invalid(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def create_project(database: Database, settings: NewProject, actor: str, now: datetime) -> Project:
+    """Create a project; raises Conflict if its name is taken, Invalid if its default policy does not exist."""
+    with database.transaction() as tx:
+        return insert_project(tx, settings, actor, now)
+
+
+def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datetime) -> Project:
+    """The same within a transaction."""
+    project = Project(id=new_id(), created_at=now, seed=secrets.token_hex(16), **settings.model_dump())
+    if not projects.add(tx, project):
+        raise Conflict(f"there is a project called {project.name!r} already")
+    policies.resolve(tx, project, project.default_policy, now)
+    audit.record(tx, project.id, actor, "project.made", f"project {project.name}", None, now)
+    return project
+
+
+def find_project(database: Database, name: str) -> Project:
+    """The project with this name; raises NotFound."""
+    with database.reading() as tx:
+        project = projects.find_by_name(tx, name)
+    if project is None:
+        raise NotFound(f"there is no project {name!r}; `evalstop project create` makes one")
+    return project
+
+
+def change_project_settings(
+    database: Database, project_id: UUID, actor: str, change: ProjectChange, now: datetime
+) -> Project:
+    """Change settings of a project; raises Invalid if its default policy does not exist."""
+    values = change.model_dump(exclude_none=True)
+    values |= {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
+    with database.transaction() as tx:
+        before = projects.lock(tx, project_id)
+        project = replace(before, **values)
+        policies.resolve(tx, project, project.default_policy, now)
+        changed = {name: value for name, value in values.items() if getattr(before, name) != value}
+        if changed:
+            projects.change(tx, project)
+            audit.record(tx, project.id, actor, "project.changed", f"project {project.name}", changed, now)
+    return project
+
+
+def change_role_patterns(
+    database: Database, project_id: UUID, actor: str, change: RolePatterns, now: datetime
+) -> Project:
+    """Replace the role patterns of a project. Open runs apply them when a metric is reported for the first time."""
+    patterns = [pattern.model_dump(exclude_none=True) for pattern in change.role_patterns]
+    with database.transaction() as tx:
+        project = replace(projects.lock(tx, project_id), role_patterns=patterns)
+        projects.change(tx, project)
+        details = {"role_patterns": patterns}
+        audit.record(tx, project.id, actor, "project.changed", f"project {project.name}", details, now)
+    return project
