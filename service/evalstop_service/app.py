@@ -68,7 +68,7 @@ from evalstop_service.web.middleware.request_log import Watch
 from evalstop_service.web.mlflow import Tee
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks import signature
-from evalstop_service.webhooks.delivery.retry import Answer, Backoff
+from evalstop_service.webhooks.retry import Answer, Backoff
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
 

@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver
 
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
-from evalstop_service.webhooks.delivery.retry import Answer
+from evalstop_service.webhooks.retry import Answer
 
 BODY_LIMIT_BYTES = 1024
 """As much of an answer's body is read, to be shown to the operator."""

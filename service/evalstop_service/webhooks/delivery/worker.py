@@ -34,13 +34,13 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.queue.breakers import Breaker
 from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Ended, GivenBack, Retry, Settled
 from evalstop_service.webhooks import signature, slack
-from evalstop_service.webhooks.delivery.backlog import Backlog
-from evalstop_service.webhooks.delivery.clock import Timekeeper
+from evalstop_service.webhooks.delivery.endpoint_queues import Backlog
+from evalstop_service.webhooks.delivery.database_clock import Timekeeper
 from evalstop_service.webhooks.delivery.clock_skew import Setback
-from evalstop_service.webhooks.delivery.notifications import Listener
-from evalstop_service.webhooks.delivery.retry import Answer, Backoff, judge
+from evalstop_service.webhooks.delivery.notification_listener import Listener
+from evalstop_service.webhooks.retry import Answer, Backoff, judge
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.settlement import Exchanged, Rules, Wanted, exchange, settle
+from evalstop_service.webhooks.delivery.claim import Exchanged, Rules, Wanted, exchange, settle
 from evalstop_service.webhooks.delivery.wakeup import Bell
 
 log = logging.getLogger(__name__)

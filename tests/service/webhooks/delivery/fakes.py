@@ -32,7 +32,7 @@ from evalstop_service.store.queue.breakers import Breaker
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.leases import Claimed, Ended, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
-from evalstop_service.webhooks.delivery.retry import Backoff
+from evalstop_service.webhooks.retry import Backoff
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
 

@@ -13,7 +13,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.breakers import Breaker
 from evalstop_service.store.tables import endpoints as rows
-from evalstop_service.webhooks.delivery.retry import Backoff
+from evalstop_service.webhooks.retry import Backoff
 from standardwebhooks import Webhook
 
 from tests.service.webhooks.delivery.fakes import (

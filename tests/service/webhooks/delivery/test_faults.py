@@ -19,7 +19,7 @@ import psycopg
 import pytest
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
-from evalstop_service.webhooks.delivery.retry import Backoff
+from evalstop_service.webhooks.retry import Backoff
 from evalstop_service.webhooks.delivery.worker import Pace
 
 from tests.fixtures.postgres_server import connected, conninfo, postgres

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
-from evalstop_service.webhooks.delivery.retry import Answer
+from evalstop_service.webhooks.retry import Answer
 from evalstop_service.webhooks.delivery.send import Sender
 
 from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, utc_now

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.store.database import Database
 from evalstop_service.store.wakeup import CHANNEL
-from evalstop_service.webhooks.delivery.notifications import Listener
+from evalstop_service.webhooks.delivery.notification_listener import Listener
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.wakeup import Bell
 from evalstop_service.webhooks.delivery.worker import Pace, Worker

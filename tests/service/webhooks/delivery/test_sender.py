@@ -8,7 +8,7 @@ import threading
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-from evalstop_service.webhooks.delivery.retry import Answer
+from evalstop_service.webhooks.retry import Answer
 from evalstop_service.webhooks.delivery.send import Sender
 
 from tests.service.webhooks.delivery.fakes import LOOPBACK, Behavior, FakeEndpoint, Reply, closed_port

@@ -13,7 +13,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import endpoints as endpoint_rows
-from evalstop_service.webhooks.delivery.retry import Backoff
+from evalstop_service.webhooks.retry import Backoff
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
 

@@ -12,9 +12,9 @@ from evalstop_service.clock import Clock
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.leases import Delivered
-from evalstop_service.webhooks.delivery.clock import Timekeeper
+from evalstop_service.webhooks.delivery.database_clock import Timekeeper
 from evalstop_service.webhooks.delivery.clock_skew import Setback
-from evalstop_service.webhooks.delivery.retry import Backoff
+from evalstop_service.webhooks.retry import Backoff
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
 

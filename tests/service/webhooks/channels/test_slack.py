@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from evalstop_service.webhooks import event_schemas
-from evalstop_service.webhooks.slack import render
+from evalstop_service.webhooks.channels.slack import render_message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 @pytest.mark.parametrize("event_type", event_schemas.EVENTS)
 def test_every_event_is_a_message(event_type: str) -> None:
     """A message has a text and blocks that Slack takes, and names its run, or what else it is about."""
-    message = json.loads(render(json.dumps(event_schemas.example(event_type))))
+    message = json.loads(render_message(json.dumps(event_schemas.example(event_type))))
     assert set(message) == {"text", "blocks"}
     about_no_run = (event_schemas.TEST, "policy.rollout_stage_changed")
     assert event_type in about_no_run or message["text"].startswith("*ppo-7b-seed3* ")
@@ -30,7 +30,7 @@ def test_other_people_s_words_are_only_words(name: str, reason: str) -> None:
     event: dict[str, Any] = event_schemas.example("run.stop_requested")
     data = event["data"] | {"run": event["data"]["run"] | {"name": name}}
     data["verdict"] = data["verdict"] | {"reason": reason}
-    message = json.loads(render(json.dumps(event | {"data": data})))
+    message = json.loads(render_message(json.dumps(event | {"data": data})))
     for block in message["blocks"]:
         text = block["text"]["text"] if block["type"] == "section" else block["elements"][0]["text"]
         assert "<" not in text

@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 from evalstop_service.store.queue.leases import Dead, Delivered, Retry
-from evalstop_service.webhooks.delivery.retry import Answer, Backoff, judge
+from evalstop_service.webhooks.retry import Answer, Backoff, judge
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -31,10 +31,10 @@ LONGEST = 600
 
 def rendered(form: str, body: str) -> str:
     """The body of an event as an endpoint of this format gets it."""
-    return render(body) if form == "slack" else body
+    return render_message(body) if form == "slack" else body
 
 
-def render(body: str) -> str:
+def render_message(body: str) -> str:
     """The message for an event, given as it is sent to everybody else; JSON both."""
     event = json.loads(body)
     data = event["data"]

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue.leases import Claimed
-from evalstop_service.webhooks.delivery.backlog import Backlog
+from evalstop_service.webhooks.delivery.endpoint_queues import Backlog
 from hypothesis import given
 from hypothesis import strategies as st
 
