@@ -7,9 +7,8 @@ import logging
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -26,7 +25,8 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.runs import downsampling, retention
-from evalstop_service.security import address_policy, encryption, openid, scopes
+from evalstop_service.security import encryption, openid, scopes
+from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
@@ -66,18 +66,15 @@ from evalstop_service.web.middleware.body_limit import BodyLimit
 from evalstop_service.web.middleware.head_requests import Heads
 from evalstop_service.web.middleware.request_log import Watch
 from evalstop_service.web.mlflow import Tee
-from evalstop_service.webhooks import endpoints as webhooks
-from evalstop_service.webhooks import signature
-from evalstop_service.webhooks.retry import Answer, Backoff
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.retry import Backoff
 
 _log = logging.getLogger(__name__)
 
 RESOURCES = (
     *(projects, keys, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow, series),
-    *(checkpoints, decisions, endpoints, deliveries, events, audit, figures, rollout_stages),
-    pull.signed_by(signature.headers),
+    *(checkpoints, decisions, endpoints, deliveries, replays, pull, events, audit, figures, rollout_stages),
 )
 
 STREAMED = frozenset([f"/api/v1{stream.PATH}"])
@@ -118,8 +115,15 @@ def create_app(
     live = LiveRuns(settings.live_runs)
     committer = Committer(database, live, clock, service_metrics, _limits(settings, database), tracer)
     key_cache = KeyCache(database, settings.key_cache_seconds)
-    may_reach = address_policy.parse_address_policy(settings.webhook_networks)
-    context = Context(database, clock, committer, key_cache, may_reach, create_encryption(settings))
+    context = Context(
+        database,
+        clock,
+        committer,
+        key_cache,
+        parse_address_policy(settings.webhook_networks),
+        create_encryption(settings),
+        settings.delivery_timeout_seconds,
+    )
     tee = _create_tee(settings, database, clock, service_metrics)
     app = _App(
         lifespan=_living(settings, database, committer, service_metrics, tracer, tee, deliver=deliver),
@@ -139,7 +143,6 @@ def create_app(
     for resource in RESOURCES:
         api.include_router(resource.router)
     api.include_router(stream.routes(StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)))
-    api.include_router(replays.routes(_send_once(settings)))
     app.include_router(api)
     app.include_router(health.router)
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
@@ -165,8 +168,8 @@ def _doors(settings: Settings, context: Context) -> dashboard.Doors:
     return dashboard.Doors(
         take=context.committer.take,
         key_cache=context.key_cache,
-        send=_send_once(settings),
-        targets=context.targets,
+        delivery_timeout_seconds=context.delivery_timeout_seconds,
+        address_policy=context.address_policy,
         encryption=context.encryption,
     )
 
@@ -192,22 +195,6 @@ def _create_tee(settings: Settings, database: Database, clock: Clock, service_me
     return Tee(
         settings.mlflow_tee_url, None if token is None else token.get_secret_value(), database, clock, service_metrics
     )
-
-
-def _send_once(settings: Settings) -> webhooks.Send:
-    """What sends one webhook from a thread of its own, as a worker would."""
-
-    def send(url: str, secrets: Sequence[str], webhook_id: str, now: datetime, body: bytes) -> webhooks.Came:
-        async def attempt() -> Answer:
-            may_reach = address_policy.parse_address_policy(settings.webhook_networks)
-            async with Sender(settings.delivery_timeout_seconds, targets=may_reach) as sender:
-                headers = signature.headers(secrets, webhook_id, int(now.timestamp()), body)
-                return await sender.send(url, headers, body)
-
-        answer = asyncio.run(attempt())
-        return webhooks.Came(answer.status_code, answer.error, answer.excerpt, answer.duration_ms)
-
-    return send
 
 
 def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:
@@ -253,7 +240,7 @@ async def _deliver(
     settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
 ) -> None:
     async with Sender(
-        settings.delivery_timeout_seconds, targets=address_policy.parse_address_policy(settings.webhook_networks)
+        settings.delivery_timeout_seconds, address_policy=parse_address_policy(settings.webhook_networks)
     ) as sender:
         worker = Worker(
             database,

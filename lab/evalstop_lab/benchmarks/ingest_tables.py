@@ -39,7 +39,7 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
         console.print(_asking(asking))
     _print_growth(console, report)
     if report["targets"]:
-        console.print(_targets(report["targets"]))
+        console.print(_address_policy(report["targets"]))
 
 
 def _grid(rows: list[dict[str, Any]], clients: int) -> Table:
@@ -124,7 +124,7 @@ def _print_growth(console: Console, report: dict[str, Any]) -> None:
         console.print(table)
 
 
-def _targets(rows: list[dict[str, Any]]) -> Table:
+def _address_policy(rows: list[dict[str, Any]]) -> Table:
     table = Table(title="targets")
     for heading in ("", "measured", "round by round", "target", "", "of"):
         table.add_column(heading, justify="right" if heading in ("measured", "round by round", "target") else "left")

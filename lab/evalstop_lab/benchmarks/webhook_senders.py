@@ -129,7 +129,7 @@ def fill(box: Outbox, count: int) -> None:
 
 async def by_the_worker(box: Outbox, count: int) -> float:
     """Deliveries a second, from the start of a worker to the last one settled."""
-    async with Sender(targets=LOOPBACK) as sender:
+    async with Sender(address_policy=LOOPBACK) as sender:
         service_metrics = ServiceMetrics()
         stop = asyncio.Event()
         begun = time.perf_counter()
@@ -153,7 +153,7 @@ async def by_a_bare_client(box: Outbox, count: int) -> float:
     body = BODY.encode()
     at = int(datetime.now(UTC).timestamp())
     kind = {"Content-Type": "application/json"}
-    signed = [signature.headers((box.endpoint.secret,), str(new_id()), at, body) | kind for _ in range(count)]
+    signed = [signature.sign_headers((box.endpoint.secret,), str(new_id()), at, body) | kind for _ in range(count)]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def post() -> None:
@@ -178,7 +178,7 @@ async def latencies(box: Outbox, count: int, arrived: asyncio.Queue[float]) -> l
             outbox.announce(tx, project_id=box.project_id, run_id=box.run_id, **terms)
         return time.perf_counter()
 
-    async with Sender(targets=LOOPBACK) as sender:
+    async with Sender(address_policy=LOOPBACK) as sender:
         stop = asyncio.Event()
         running = asyncio.create_task(_worker(box.database, sender).run(stop))
         await asyncio.sleep(1.0)  # until the worker listens

@@ -74,7 +74,7 @@ class AddressPolicy:
 
     allowed: tuple[Network, ...] = ()
 
-    def objection(self, address: str) -> str | None:
+    def find_objection(self, address: str) -> str | None:
         """Why nothing may be sent to this address, and what would allow it; None: it may."""
         found = ipaddress.ip_address(address)
         for one in _within(found):
@@ -87,16 +87,16 @@ class AddressPolicy:
                 )
         return None
 
-    def objection_to_url(self, url: str, look_up: Callable[[str], Sequence[str]] | None = None) -> str | None:
+    def find_url_objection(self, url: str, look_up: Callable[[str], Sequence[str]] | None = None) -> str | None:
         """Why an endpoint at this URL would never be sent anything, as far as can be told now; None: it may."""
         host = urlsplit(url).hostname or ""
         try:
-            return self.objection(host)
+            return self.find_objection(host)
         except ValueError:  # a name, or an address in a form of old
             pass
         objection = None
         for address in (look_up or look_up_addresses)(host):
-            objection = self.objection(address)
+            objection = self.find_objection(address)
             if objection is None:
                 return None
         return objection and f"{host} is {objection}"

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -24,6 +25,17 @@ from evalstop_service.web.problems import Problem
 
 
 @dataclass(frozen=True)
+class PullWaiters:
+    """Receivers that wait for an event to fetch: `requests` bounds how many, `threads` those that ask the database.
+
+    The other routes have threads of their own, so that waiting receivers never hold them up.
+    """
+
+    requests: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(200))
+    threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(4))
+
+
+@dataclass(frozen=True)
 class Context:
     """What create_app hands to the routes."""
 
@@ -31,8 +43,10 @@ class Context:
     clock: Clock
     committer: Committer
     key_cache: KeyCache
-    targets: AddressPolicy = field(default_factory=AddressPolicy)
+    address_policy: AddressPolicy = field(default_factory=AddressPolicy)
     encryption: Encryption = field(default_factory=Encryption)
+    delivery_timeout_seconds: float = 10.0
+    pull_waiters: PullWaiters = field(default_factory=PullWaiters)
 
 
 @dataclass(frozen=True)
@@ -73,14 +87,15 @@ def _key_cache(context: Annotated[Context, Depends(_context)]) -> KeyCache:
     return context.key_cache
 
 
-def _targets(context: Annotated[Context, Depends(_context)]) -> AddressPolicy:
-    return context.targets
+def _address_policy(context: Annotated[Context, Depends(_context)]) -> AddressPolicy:
+    return context.address_policy
 
 
 def _encryption(context: Annotated[Context, Depends(_context)]) -> Encryption:
     return context.encryption
 
 
+Ctx = Annotated[Context, Depends(_context)]
 Db = Annotated[Database, Depends(_database)]
 Now = Annotated[datetime, Depends(_now)]
 Tell = Annotated[Clock, Depends(_clock)]
@@ -88,7 +103,7 @@ Tell = Annotated[Clock, Depends(_clock)]
 Commit = Annotated[Committer, Depends(_committer)]
 Keys = Annotated[KeyCache, Depends(_key_cache)]
 Secrets = Annotated[Encryption, Depends(_encryption)]
-MayReach = Annotated[AddressPolicy, Depends(_targets)]
+Allowed = Annotated[AddressPolicy, Depends(_address_policy)]
 
 _bearer = HTTPBearer(auto_error=False, description="A key made by `evalstop key create` or POST /api/v1/keys.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]

@@ -1,4 +1,4 @@
-"""What an answer means for a delivery, and how long to wait before the next attempt. Pure."""
+"""Which deliveries are retried, and when: the only place that decides. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from email.utils import parsedate_to_datetime
 from evalstop_service.store.queue.leases import Dead, Delivered, Result, Retry
 
 GONE = 410
-HOPELESS = frozenset({400, 413, 415, 422})
-"""The endpoint has read the event and will never like it; other errors may be a deployment or a firewall's mood."""
+"""The endpoint wants no event any more and is disabled."""
+
+REJECTIONS = frozenset({400, 413, 415, 422})
+"""The endpoint has read the event and will always reject it. Other errors may pass: a deployment, a firewall."""
+
+MAX_PULL_RETRY_SECONDS = 60.0
+"""The longest pause before an event that a receiver fetched and could not handle is offered again."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Backoff:
         return min(full, self.cap_seconds) * (0.5 + 0.5 * chance)
 
 
-def judge(answer: Answer, attempts: int, now: datetime, chance: float, backoff: Backoff) -> Result:
+def judge_answer(answer: Answer, attempts: int, now: datetime, chance: float, backoff: Backoff) -> Result:
     """What the answer to attempt number `attempts` means. `Retry-After` lengthens the wait, up to the cap."""
     code = answer.status_code
     if code is not None and 200 <= code < 300:
@@ -66,7 +71,7 @@ def judge(answer: Answer, attempts: int, now: datetime, chance: float, backoff: 
         return Dead(f"{error}: the endpoint is gone for good and was disabled", gone=True)
     if code is not None and 300 <= code < 400:
         return Dead(f"{error}: redirects are not followed; change the endpoint's URL")
-    if code in HOPELESS:
+    if code in REJECTIONS:
         return Dead(error)
     if attempts >= backoff.max_attempts:
         return Dead(f"{error}; given up after {attempts} attempts")
@@ -75,6 +80,16 @@ def judge(answer: Answer, attempts: int, now: datetime, chance: float, backoff: 
     if asked is not None:
         wait = max(wait, min(asked, backoff.cap_seconds))
     return Retry(now + timedelta(seconds=wait), error)
+
+
+def judge_pull_status(status: int, error: str, attempt: int, now: datetime) -> Result:
+    """What the status that a receiver reports for an event it fetched means; pauses double up to a minute."""
+    text = f"HTTP {status}: {error}" if error else f"HTTP {status}"
+    if status < 300:
+        return Delivered()
+    if status == GONE or status in REJECTIONS:
+        return Dead(text, gone=status == GONE)
+    return Retry(now + timedelta(seconds=min(2.0 ** min(attempt, 10), MAX_PULL_RETRY_SECONDS)), text)
 
 
 def _retry_after_seconds(value: str | None, now: datetime) -> float | None:

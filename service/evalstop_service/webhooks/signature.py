@@ -16,18 +16,18 @@ from functools import lru_cache
 PREFIX = "whsec_"
 
 
-def sign(secret: str, webhook_id: str, timestamp: int, body: bytes) -> str:
+def sign_body(secret: str, webhook_id: str, timestamp: int, body: bytes) -> str:
     """The signature `v1,<base64>` under one secret; `timestamp` in Unix seconds. ValueError: not a secret."""
     content = f"{webhook_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(_key(secret), content, "sha256")).decode()
 
 
-def headers(secrets: Sequence[str], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
+def sign_headers(secrets: Sequence[str], webhook_id: str, timestamp: int, body: bytes) -> dict[str, str]:
     """The three headers of a webhook, signed under every secret that is valid now."""
     return {
         "webhook-id": webhook_id,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": " ".join(sign(secret, webhook_id, timestamp, body) for secret in secrets),
+        "webhook-signature": " ".join(sign_body(secret, webhook_id, timestamp, body) for secret in secrets),
     }
 
 

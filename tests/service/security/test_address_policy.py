@@ -31,13 +31,13 @@ INNER_NETWORKS = [
 @pytest.mark.parametrize("address", PUBLIC)
 def test_public_addresses_are_allowed(address: str) -> None:
     """Nothing has to be set for what is on the internet."""
-    assert AddressPolicy().objection(address) is None
+    assert AddressPolicy().find_objection(address) is None
 
 
 @pytest.mark.parametrize("address", INNER)
 def test_inner_addresses_are_refused(address: str) -> None:
     """Everything else is refused, in whatever notation, with the setting that would allow it."""
-    objection = AddressPolicy().objection(address)
+    objection = AddressPolicy().find_objection(address)
     assert objection is not None
     assert "EVALSTOP_WEBHOOK_NETWORKS=" in objection
 
@@ -57,21 +57,21 @@ def test_no_notation_leads_inside(network: str, data: st.DataObject) -> None:
         ipaddress.IPv6Address((0x20010000 << 96) | (0x08080808 << 64) | (low ^ 0xFFFFFFFF)),
     ]
     for carrier in carriers:
-        assert AddressPolicy().objection(str(carrier)) is not None, carrier
+        assert AddressPolicy().find_objection(str(carrier)) is not None, carrier
 
 
 @given(st.ip_addresses(v=6))
 def test_ipv6_is_global_unicast_or_refused(address: ipaddress.IPv6Address) -> None:
     """Of IPv6 only 2000::/3 is ever allowed by default, and public IPv4 in another notation."""
     carries = address.ipv4_mapped is not None or address in ipaddress.ip_network("64:ff9b::/96")
-    if AddressPolicy().objection(str(address)) is None:
+    if AddressPolicy().find_objection(str(address)) is None:
         assert address in ipaddress.ip_network("2000::/3") or carries
 
 
 @given(st.ip_addresses(v=4))
 def test_ipv4_agrees_with_the_registry(address: ipaddress.IPv4Address) -> None:
     """Nothing that the registry of special addresses does not call global is allowed."""
-    if AddressPolicy().objection(str(address)) is None:
+    if AddressPolicy().find_objection(str(address)) is None:
         assert address.is_global
         assert not address.is_multicast
 
@@ -93,22 +93,22 @@ def test_ipv4_agrees_with_the_registry(address: ipaddress.IPv4Address) -> None:
 )
 def test_what_an_operator_allows(networks: str, address: str) -> None:
     """Networks that are named are allowed, besides public addresses."""
-    assert parse_address_policy(networks).objection(address) is None
+    assert parse_address_policy(networks).find_objection(address) is None
 
 
 @pytest.mark.parametrize("networks", ["any", "0.0.0.0/0,::/0", "100.64.0.0/10,fc00::/7,168.0.0.0/5,160.0.0.0/3"])
 def test_credentials_are_not_reached_by_accident(networks: str) -> None:
     """Where clouds keep credentials is reached by its own name alone, however wide a network is allowed."""
     for network in METADATA:
-        assert parse_address_policy(networks).objection(str(network[0])) is not None
-    assert parse_address_policy(networks).objection("::ffff:169.254.169.254") is not None
-    assert parse_address_policy(networks).objection("64:ff9b::a9fe:a9fe") is not None
+        assert parse_address_policy(networks).find_objection(str(network[0])) is not None
+    assert parse_address_policy(networks).find_objection("::ffff:169.254.169.254") is not None
+    assert parse_address_policy(networks).find_objection("64:ff9b::a9fe:a9fe") is not None
 
 
 def test_what_is_carried_must_be_allowed_too() -> None:
     """An address that carries another one is allowed when both are."""
-    assert parse_address_policy("2002::/16").objection("2002:a00:1::1") is not None
-    assert parse_address_policy("2002::/16, 10.0.0.0/8").objection("2002:a00:1::1") is None
+    assert parse_address_policy("2002::/16").find_objection("2002:a00:1::1") is not None
+    assert parse_address_policy("2002::/16, 10.0.0.0/8").find_objection("2002:a00:1::1") is None
 
 
 @pytest.mark.parametrize("networks", ["10.0.0.1/8", "localhost", "10.0.0.0/8;::1", "everything"])
@@ -123,7 +123,7 @@ def test_what_is_no_network_is_refused(networks: str) -> None:
 )
 def test_a_url_that_leads_inside_is_refused(host: str) -> None:
     """Whichever way an address is written, or a name for it, the URL is refused when the endpoint is made."""
-    objection = AddressPolicy().objection_to_url(f"https://{host}:8788/hook")
+    objection = AddressPolicy().find_url_objection(f"https://{host}:8788/hook")
     assert objection is not None
     assert "not a public address" in objection
 
@@ -131,8 +131,8 @@ def test_a_url_that_leads_inside_is_refused(host: str) -> None:
 def test_a_url_is_taken_when_one_address_will_do() -> None:
     """A name is refused when none of its addresses is allowed; one without any may get some yet."""
     url = "https://receiver.example/"
-    assert AddressPolicy().objection_to_url(url, lambda _: ["10.0.0.1", "8.8.8.8"]) is None
-    assert AddressPolicy().objection_to_url(url, lambda _: []) is None
-    objection = AddressPolicy().objection_to_url(url, lambda _: ["10.0.0.1", "fd12::1"])
+    assert AddressPolicy().find_url_objection(url, lambda _: ["10.0.0.1", "8.8.8.8"]) is None
+    assert AddressPolicy().find_url_objection(url, lambda _: []) is None
+    objection = AddressPolicy().find_url_objection(url, lambda _: ["10.0.0.1", "fd12::1"])
     assert objection is not None
     assert objection.startswith("receiver.example is ")

@@ -7,7 +7,7 @@ from email.utils import format_datetime
 
 import pytest
 from evalstop_service.store.queue.leases import Dead, Delivered, Retry
-from evalstop_service.webhooks.retry import Answer, Backoff, judge
+from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,20 +54,20 @@ def test_doubles() -> None:
 @given(code=st.integers(200, 299), attempts=st.integers(1, 1000))
 def test_any_2xx_delivers(code: int, attempts: int) -> None:
     """Every 2xx means delivered, even on the last attempt."""
-    assert judge(answer(code), attempts, NOW, 0, Backoff()) == Delivered()
+    assert judge_answer(answer(code), attempts, NOW, 0, Backoff()) == Delivered()
 
 
 @pytest.mark.parametrize("code", [300, 301, 302, 303, 307, 308, 400, 413, 415, 422])
 def test_hopeless_answers_kill(code: int) -> None:
     """Redirects, and refusals of the event itself, end the delivery and leave the endpoint on."""
-    result = judge(answer(code), 1, NOW, 0, Backoff())
+    result = judge_answer(answer(code), 1, NOW, 0, Backoff())
     assert isinstance(result, Dead)
     assert not result.gone
 
 
 def test_gone_disables() -> None:
     """410 ends the delivery and takes the endpoint out of service."""
-    result = judge(answer(410), 1, NOW, 0, Backoff())
+    result = judge_answer(answer(410), 1, NOW, 0, Backoff())
     assert isinstance(result, Dead)
     assert result.gone
 
@@ -77,11 +77,11 @@ def test_everything_else_is_tried_again(code: int | None, chance: float, backoff
     """Whatever is neither a success nor hopeless is tried again later, unless it was the last attempt."""
     if code is not None and (200 <= code < 400 or code in (400, 410, 413, 415, 422)):
         return
-    last = judge(answer(code), backoff.max_attempts, NOW, chance, backoff)
+    last = judge_answer(answer(code), backoff.max_attempts, NOW, chance, backoff)
     assert isinstance(last, Dead)
     assert not last.gone
     if backoff.max_attempts > 1:
-        result = judge(answer(code), backoff.max_attempts - 1, NOW, chance, backoff)
+        result = judge_answer(answer(code), backoff.max_attempts - 1, NOW, chance, backoff)
         assert isinstance(result, Retry)
         assert NOW < result.due_at <= NOW + timedelta(seconds=backoff.cap_seconds)
 
@@ -103,7 +103,7 @@ def test_everything_else_is_tried_again(code: int | None, chance: float, backoff
 )
 def test_retry_after(value: str, seconds: float) -> None:
     """`Retry-After`, a number or a date, lengthens the wait up to the cap; nonsense and the past change nothing."""
-    result = judge(answer(503, value), 1, NOW, 0.9999999, Backoff(first_seconds=1, cap_seconds=900))
+    result = judge_answer(answer(503, value), 1, NOW, 0.9999999, Backoff(first_seconds=1, cap_seconds=900))
     assert isinstance(result, Retry)
     assert (result.due_at - NOW).total_seconds() == pytest.approx(seconds)
 
@@ -111,7 +111,7 @@ def test_retry_after(value: str, seconds: float) -> None:
 @given(value=st.text(), code=st.sampled_from([429, 503]))
 def test_survives_any_retry_after(value: str, code: int) -> None:
     """No `Retry-After` that anyone can send breaks the judgment or its bounds."""
-    result = judge(answer(code, value), 1, NOW, 0, Backoff())
+    result = judge_answer(answer(code, value), 1, NOW, 0, Backoff())
     assert isinstance(result, Retry)
     assert NOW < result.due_at <= NOW + timedelta(seconds=Backoff().cap_seconds)
 

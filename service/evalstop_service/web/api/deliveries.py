@@ -16,7 +16,8 @@ from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import next_cursor
 from evalstop_service.web.api.schemas import Answer, Page, Time
 from evalstop_service.web.context import Db, Now, Operate, Read
-from evalstop_service.webhooks import endpoints, slack
+from evalstop_service.webhooks import resend
+from evalstop_service.webhooks.channels import render_body
 
 router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRoute)
 
@@ -112,7 +113,7 @@ def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetai
     request = RequestOut(
         url=delivery.url,
         headers={"content-type": "application/json", "webhook-id": str(delivery.event_id)},
-        body=slack.rendered(content.format, content.body),
+        body=render_body(content.format, content.body),
     )
     return DeliveryDetail.model_validate(vars(shown) | {"request": request})
 
@@ -120,7 +121,7 @@ def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetai
 @router.post("/{delivery_id}/retry")
 def retry(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
     """Send a dead delivery once more, now."""
-    delivery = endpoints.retry(database, caller.project_id, caller.actor, delivery_id, now)
+    delivery = resend.retry_delivery(database, caller.project_id, caller.actor, delivery_id, now)
     with database.reading() as tx:
         return delivery_out(tx, delivery)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -13,21 +13,22 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Plain, Time
-from evalstop_service.web.context import Admin, Db, MayReach, Now, Secrets
+from evalstop_service.web.context import Admin, Allowed, Db, Now, Secrets
 from evalstop_service.webhooks import endpoints as webhooks
-from evalstop_service.webhooks.endpoints import LONGEST_URL, EndpointChanges, checked_event_type, checked_url
+from evalstop_service.webhooks.channels import Format
+from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChanges, check_event_type, check_url
 
 router = APIRouter(prefix="/endpoints", tags=["webhooks"], route_class=JsonRoute)
 
 
-Address = Annotated[str, Field(min_length=1, max_length=LONGEST_URL), Plain, AfterValidator(checked_url)]
+Address = Annotated[str, Field(min_length=1, max_length=MAX_URL_CHARACTERS), Plain, AfterValidator(check_url)]
 EventTypes = Annotated[
-    list[Annotated[str, AfterValidator(checked_event_type)]],
+    list[Annotated[str, AfterValidator(check_event_type)]],
     Field(min_length=1, max_length=20, fail_fast=True),
 ]
 
 
-Format = Literal["standard", "slack"]
+FormatIn = Annotated[Format, Field(strict=False)]
 
 
 class EndpointIn(Body):
@@ -35,7 +36,9 @@ class EndpointIn(Body):
 
     url: Address = Field(examples=["https://receiver.example:8788/"])
     event_types: EventTypes = Field(["run.stop_requested"], examples=[["run.stop_requested"], ["*"]])
-    format: Format = Field("standard", description="slack: a short text with blocks, as Slack's incoming webhooks take")
+    format: FormatIn = Field(
+        Format.STANDARD, description="slack: a short text with blocks, as Slack's incoming webhooks take"
+    )
 
 
 class EndpointChange(Body):
@@ -43,7 +46,7 @@ class EndpointChange(Body):
 
     url: Address | None = None
     event_types: EventTypes | None = None
-    format: Format | None = None
+    format: FormatIn | None = None
     enabled: bool | None = None
 
 
@@ -82,30 +85,38 @@ def list_endpoints(caller: Admin, database: Db) -> EndpointList:
 
 @router.post("", status_code=201)
 def add_endpoint(
-    body: EndpointIn, caller: Admin, database: Db, now: Now, targets: MayReach, encryption: Secrets
+    body: EndpointIn, caller: Admin, database: Db, now: Now, address_policy: Allowed, encryption: Secrets
 ) -> EndpointWithSecret:
     """Subscribe a URL to events."""
-    endpoint = webhooks.subscribe(
-        database, caller.project_id, caller.actor, **body.model_dump(), targets=targets, encryption=encryption, now=now
+    endpoint = webhooks.create_endpoint(
+        database,
+        caller.project_id,
+        caller.actor,
+        **body.model_dump(),
+        address_policy=address_policy,
+        encryption=encryption,
+        now=now,
     )
     return with_secret(endpoint, encryption)
 
 
 @router.patch("/{endpoint_id}")
 def change_endpoint(
-    endpoint_id: UUID, body: EndpointChange, caller: Admin, database: Db, now: Now, targets: MayReach
+    endpoint_id: UUID, body: EndpointChange, caller: Admin, database: Db, now: Now, address_policy: Allowed
 ) -> EndpointOut:
     """Change where, what and whether events are sent; deliveries that wait go to the new URL."""
     changes = EndpointChanges(**body.model_dump())
     return EndpointOut.model_validate(
-        webhooks.change(database, caller.project_id, caller.actor, endpoint_id, changes, targets=targets, now=now)
+        webhooks.change_endpoint(
+            database, caller.project_id, caller.actor, endpoint_id, changes, address_policy=address_policy, now=now
+        )
     )
 
 
 @router.post("/{endpoint_id}/rotate-secret")
 def rotate_secret(endpoint_id: UUID, caller: Admin, database: Db, now: Now, encryption: Secrets) -> EndpointWithSecret:
     """Give the endpoint a new secret; the one before it signs along for a day."""
-    endpoint = webhooks.rotate_secret(
+    endpoint = webhooks.rotate_endpoint_secret(
         database, caller.project_id, caller.actor, endpoint_id, encryption=encryption, now=now
     )
     return with_secret(endpoint, encryption)
@@ -114,7 +125,7 @@ def rotate_secret(endpoint_id: UUID, caller: Admin, database: Db, now: Now, encr
 @router.delete("/{endpoint_id}", status_code=204)
 def delete_endpoint(endpoint_id: UUID, caller: Admin, database: Db, now: Now) -> None:
     """Delete the endpoint and cancel what waits for it."""
-    webhooks.delete(database, caller.project_id, caller.actor, endpoint_id, now)
+    webhooks.delete_endpoint(database, caller.project_id, caller.actor, endpoint_id, now)
 
 
 def with_secret(endpoint: Endpoint, encryption: Encryption) -> EndpointWithSecret:

@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
 import anyio
 import anyio.to_thread
-from anyio import CapacityLimiter
 from fastapi import APIRouter, Request
 from pydantic import Field
 
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import RESUME_REQUESTED
 from evalstop_service.store import decisions
-from evalstop_service.store.database import Database
 from evalstop_service.store.queue import pull, queues
-from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Result, Retry
+from evalstop_service.store.queue.leases import Claimed
 from evalstop_service.store.queue.outbox import STOPS
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Line, Plain, Time
-from evalstop_service.web.context import Admin, Context, Db, Now, Operate, Secrets
+from evalstop_service.web.context import Admin, Context, Ctx, Db, Now, Operate, Secrets
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
+from evalstop_service.webhooks.retry import judge_pull_status
+from evalstop_service.webhooks.signature import sign_headers
 
-Sign = Callable[[Sequence[str], str, int, bytes], dict[str, str]]
-"""Gives the headers of a webhook: secrets, id, time in Unix seconds, body."""
+router = APIRouter(prefix="/pull/endpoints", tags=["webhooks"], route_class=JsonRoute)
 
 POLL_SECONDS = 0.2
-MOST_WAITING = 200
-LONGEST_RETRY_SECONDS = 60.0
-GONE = 410
-HOPELESS = frozenset({400, 413, 415, 422})
 
-_POLLS = 4  # threads that the other routes do without
+_TOO_MANY = Problem(503, "Too many receivers are waiting", "try again in 10 seconds", headers={"Retry-After": "10"})
 
 
 class PullEndpointIn(Body):
@@ -91,89 +84,76 @@ class Settlement(Answer):
     settled: bool
 
 
-@dataclass(frozen=True)
-class Pulling:
-    """The resource, for the app to include."""
-
-    router: APIRouter
-
-
-def signed_by(sign: Sign) -> Pulling:
-    """The routes, with the signature of those who send."""
-    router = APIRouter(prefix="/pull/endpoints", tags=["webhooks"], route_class=JsonRoute)
-    polls = CapacityLimiter(_POLLS)
-    waiting: set[object] = set()
-
-    @router.post("", status_code=201)
-    def add_pull_endpoint(
-        body: PullEndpointIn, caller: Admin, database: Db, now: Now, encryption: Secrets
-    ) -> EndpointWithSecret:
-        """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
-        endpoint = endpoints.subscribe_puller(
-            database, caller.project_id, caller.actor, **body.model_dump(), encryption=encryption, now=now
-        )
-        return with_secret(endpoint, encryption)
-
-    @router.post("/{endpoint_id}/claim")
-    async def claim_events(
-        endpoint_id: UUID, body: ClaimIn, caller: Operate, database: Db, request: Request
-    ) -> PulledEvents:
-        """Take what is due, or wait for it."""
-        context: Context = request.app.state.context
-        token = object()
-        if len(waiting) >= MOST_WAITING:
-            raise Problem(503, "Too many receivers are waiting", "come again", headers={"Retry-After": "10"})
-        waiting.add(token)
-        until = time.monotonic() + body.wait_seconds
-        try:
-            while True:
-                claimed = await anyio.to_thread.run_sync(
-                    _claim, database, caller.project_id, endpoint_id, body, context, limiter=polls
-                )
-                left_seconds = until - time.monotonic()
-                if claimed or left_seconds <= 0:
-                    break
-                await anyio.sleep(min(POLL_SECONDS, left_seconds))
-                if await request.is_disconnected():
-                    break  # else events would be leased to nobody
-        finally:
-            waiting.discard(token)
-        return PulledEvents(events=[_event(one, sign, context.clock()) for one in claimed])
-
-    @router.post("/{endpoint_id}/settle")
-    def settle_event(endpoint_id: UUID, body: SettleIn, caller: Operate, database: Db, now: Now) -> Settlement:
-        """Say what became of an event."""
-        with database.transaction() as tx:
-            endpoint = pull.find(tx, caller.project_id, endpoint_id)
-            if endpoint is None:
-                raise _no_endpoint(endpoint_id)
-            at, _ = queues.moment(tx, now)
-            result = _result(body, at)
-            settled = pull.settle(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
-        if settled is None:
-            raise NotFound(f"there is no delivery {body.delivery_id} to this endpoint")
-        return Settlement(settled=settled)
-
-    return Pulling(router)
+@router.post("", status_code=201)
+def add_pull_endpoint(
+    body: PullEndpointIn, caller: Admin, database: Db, now: Now, encryption: Secrets
+) -> EndpointWithSecret:
+    """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
+    endpoint = endpoints.create_pull_endpoint(
+        database, caller.project_id, caller.actor, **body.model_dump(), encryption=encryption, now=now
+    )
+    return with_secret(endpoint, encryption)
 
 
-def _claim(database: Database, project_id: UUID, endpoint_id: UUID, wanted: ClaimIn, context: Context) -> list[Claimed]:
-    with database.reading() as tx:
+@router.post("/{endpoint_id}/claim")
+async def claim_events(
+    endpoint_id: UUID, body: ClaimIn, caller: Operate, context: Ctx, request: Request
+) -> PulledEvents:
+    """Take what is due, or wait for it."""
+    waiters, waiter = context.pull_waiters, object()
+    try:
+        waiters.requests.acquire_on_behalf_of_nowait(waiter)
+    except anyio.WouldBlock:
+        raise _TOO_MANY from None
+    deadline = time.monotonic() + body.wait_seconds
+    try:
+        while True:
+            claimed = await anyio.to_thread.run_sync(
+                _claim, context, caller.project_id, endpoint_id, body, limiter=waiters.threads
+            )
+            left_seconds = deadline - time.monotonic()
+            if claimed or left_seconds <= 0:
+                break
+            await anyio.sleep(min(POLL_SECONDS, left_seconds))
+            if await request.is_disconnected():
+                break  # else events would be leased to nobody
+    finally:
+        waiters.requests.release_on_behalf_of(waiter)
+    return PulledEvents(events=[_sign_event(delivery, context.clock()) for delivery in claimed])
+
+
+@router.post("/{endpoint_id}/settle")
+def settle_event(endpoint_id: UUID, body: SettleIn, caller: Operate, database: Db, now: Now) -> Settlement:
+    """Say what became of an event."""
+    with database.transaction() as tx:
+        endpoint = pull.find(tx, caller.project_id, endpoint_id)
+        if endpoint is None:
+            raise _no_endpoint(endpoint_id)
+        at, _ = queues.moment(tx, now)
+        result = judge_pull_status(body.status, body.error, body.attempt, at)
+        settled = pull.settle(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
+    if settled is None:
+        raise NotFound(f"there is no delivery {body.delivery_id} to this endpoint")
+    return Settlement(settled=settled)
+
+
+def _claim(context: Context, project_id: UUID, endpoint_id: UUID, wanted: ClaimIn) -> list[Claimed]:
+    with context.database.reading() as tx:
         endpoint = pull.find(tx, project_id, endpoint_id)
         if endpoint is None:
             raise _no_endpoint(endpoint_id)
         now, over = queues.moment(tx, context.clock())
         if not endpoint.enabled or not (over or pull.any_due(tx, endpoint_id, now)):
             return []
-    with database.transaction() as tx:
+    with context.database.transaction() as tx:
         now, over = queues.moment(tx, context.clock())
         if over:
             decisions.request_due(tx, now)  # what is handed out is requested, whether or not a worker runs
         return pull.claim(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.encryption)
 
 
-def _event(claimed: Claimed, sign: Sign, now: datetime) -> PulledEvent:
-    headers = sign(claimed.secrets, str(claimed.event_id), int(now.timestamp()), claimed.body.encode())
+def _sign_event(claimed: Claimed, now: datetime) -> PulledEvent:
+    headers = sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), claimed.body.encode())
     return PulledEvent(
         delivery_id=claimed.id,
         attempt=claimed.attempts,
@@ -181,15 +161,6 @@ def _event(claimed: Claimed, sign: Sign, now: datetime) -> PulledEvent:
         headers=headers,
         body=claimed.body,
     )
-
-
-def _result(said: SettleIn, at: datetime) -> Result:
-    error = f"HTTP {said.status}: {said.error}" if said.error else f"HTTP {said.status}"
-    if said.status < 300:
-        return Delivered()
-    if said.status == GONE or said.status in HOPELESS:
-        return Dead(error, gone=said.status == GONE)
-    return Retry(at + timedelta(seconds=min(2.0 ** min(said.attempt, 10), LONGEST_RETRY_SECONDS)), error)
 
 
 def _no_endpoint(endpoint_id: UUID) -> NotFound:

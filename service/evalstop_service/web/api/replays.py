@@ -12,9 +12,11 @@ from evalstop_service.web.api.deliveries import DeliveryOut, delivery_out
 from evalstop_service.web.api.endpoints import EventTypes
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Time
-from evalstop_service.web.context import Db, Now, Operate, Secrets
-from evalstop_service.webhooks import endpoints
-from evalstop_service.webhooks.endpoints import Send
+from evalstop_service.web.context import Ctx, Db, Now, Operate
+from evalstop_service.webhooks import resend
+from evalstop_service.webhooks.endpoint_test import send_test_event
+
+router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
 
 
 class ReplayIn(Body):
@@ -36,7 +38,7 @@ class ReplayOut(Answer):
     next_after: UUID | None
 
 
-class TrialOut(Answer):
+class TestOut(Answer):
     """What an endpoint answered to a test; `delivered`: with 2xx."""
 
     event_id: UUID
@@ -48,39 +50,49 @@ class TrialOut(Answer):
     duration_ms: float
 
 
-def routes(send: Send) -> APIRouter:
-    """The routes, with what sends a test."""
-    router = APIRouter(tags=["webhooks"], route_class=JsonRoute)
+@router.post("/endpoints/{endpoint_id}/replay")
+def replay_events(endpoint_id: UUID, body: ReplayIn, caller: Operate, database: Db, now: Now) -> ReplayOut:
+    """Send events again, under their ids, whatever became of them; at most 1,000, oldest first."""
+    replayed = resend.replay_events(
+        database,
+        caller.project_id,
+        caller.actor,
+        endpoint_id,
+        since=body.since,
+        until=body.until or now,
+        types=body.types,
+        after=body.after,
+        now=now,
+    )
+    return ReplayOut(replayed=len(replayed.deliveries), passed_over=replayed.passed_over, next_after=replayed.last)
 
-    @router.post("/endpoints/{endpoint_id}/replay")
-    def replay_events(endpoint_id: UUID, body: ReplayIn, caller: Operate, database: Db, now: Now) -> ReplayOut:
-        """Send events once more, under their ids, whatever became of them; at most 1,000, oldest first."""
-        done = endpoints.replay(
-            database,
-            caller.project_id,
-            caller.actor,
-            endpoint_id,
-            since=body.since,
-            until=body.until or now,
-            types=body.types,
-            after=body.after,
-            now=now,
-        )
-        return ReplayOut(replayed=len(done.deliveries), passed_over=done.passed_over, next_after=done.last)
 
-    @router.post("/deliveries/{delivery_id}/replay", status_code=201)
-    def replay_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
-        """Send the event of a delivery to its endpoint once more, as a new delivery."""
-        delivery = endpoints.replay_delivery(database, caller.project_id, caller.actor, delivery_id, now)
-        with database.reading() as tx:
-            return delivery_out(tx, delivery)
+@router.post("/deliveries/{delivery_id}/replay", status_code=201)
+def replay_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
+    """Send the event of a delivery to its endpoint again, as a new delivery."""
+    delivery = resend.replay_delivery(database, caller.project_id, caller.actor, delivery_id, now)
+    with database.reading() as tx:
+        return delivery_out(tx, delivery)
 
-    @router.post("/endpoints/{endpoint_id}/test")
-    def try_endpoint(endpoint_id: UUID, caller: Operate, database: Db, now: Now, encryption: Secrets) -> TrialOut:
-        """Send a signed `endpoint.test` now, and say what came back; it is no delivery, and is not repeated."""
-        trial = endpoints.try_endpoint(
-            database, caller.project_id, endpoint_id, send=send, encryption=encryption, now=now
-        )
-        return TrialOut.model_validate(vars(trial.came) | vars(trial))
 
-    return router
+@router.post("/endpoints/{endpoint_id}/test")
+def test_endpoint(endpoint_id: UUID, caller: Operate, context: Ctx, now: Now) -> TestOut:
+    """Send a signed `endpoint.test` now and return the endpoint's answer; it is not a delivery and is not retried."""
+    tested = send_test_event(
+        context.database,
+        caller.project_id,
+        endpoint_id,
+        address_policy=context.address_policy,
+        encryption=context.encryption,
+        timeout_seconds=context.delivery_timeout_seconds,
+        now=now,
+    )
+    return TestOut(
+        event_id=tested.event_id,
+        url=tested.url,
+        delivered=tested.delivered,
+        status_code=tested.answer.status_code,
+        error=tested.answer.error,
+        answer=tested.answer.excerpt,
+        duration_ms=tested.answer.duration_ms,
+    )

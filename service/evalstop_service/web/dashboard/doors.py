@@ -9,7 +9,6 @@ from evalstop_service.ingest import Arrival, Receipt
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.address_policy import AddressPolicy
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.webhooks.endpoints import Send
 
 Take = Callable[[Arrival], Receipt]
 """Takes news of a run in, and returns once they are durable. Raises NotFound, Conflict, Overloaded."""
@@ -21,6 +20,6 @@ class Doors:
 
     take: Take
     key_cache: KeyCache
-    send: Send
-    targets: AddressPolicy
+    delivery_timeout_seconds: float
+    address_policy: AddressPolicy
     encryption: Encryption

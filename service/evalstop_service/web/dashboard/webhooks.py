@@ -20,9 +20,10 @@ from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.outbox import EVENT_TYPES
 from evalstop_service.web.dashboard.responses import PageRoute, page
 from evalstop_service.web.dashboard.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
+from evalstop_service.webhooks import endpoint_test, resend
 from evalstop_service.webhooks import endpoints as webhooks
-from evalstop_service.webhooks import slack
-from evalstop_service.webhooks.endpoints import FORMATS, LONGEST_URL, EndpointChanges
+from evalstop_service.webhooks.channels import Format, render_body
+from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChanges
 
 router = APIRouter(prefix="/webhooks", route_class=PageRoute)
 
@@ -61,7 +62,7 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         delivery=delivery,
         host=_host(delivery),
         log=log,
-        body=slack.rendered(content.format, content.body),
+        body=render_body(content.format, content.body),
     )
 
 
@@ -76,12 +77,12 @@ def add_endpoint(
     """Make an endpoint, and show its secret, once."""
     url = url.strip()
     try:
-        made = webhooks.subscribe(
+        made = webhooks.create_endpoint(
             site.database,
             visitor.project.id,
             visitor.actor,
             **_checked(url, event_types or [], form),
-            targets=site.doors.targets,
+            address_policy=site.doors.address_policy,
             encryption=site.doors.encryption,
             now=site.clock(),
         )
@@ -96,13 +97,13 @@ def enable_endpoint(
 ) -> Response:
     """Have events sent there, or no more."""
     changes = EndpointChanges(enabled=enabled)
-    webhooks.change(
+    webhooks.change_endpoint(
         site.database,
         visitor.project.id,
         visitor.actor,
         endpoint_id,
         changes,
-        targets=site.doors.targets,
+        address_policy=site.doors.address_policy,
         now=site.clock(),
     )
     return RedirectResponse(_HOME, 303)
@@ -111,14 +112,14 @@ def enable_endpoint(
 @router.post("/endpoints/{endpoint_id}/delete")
 def delete_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Administering) -> Response:
     """Delete an endpoint and cancel what waits for it."""
-    webhooks.delete(site.database, visitor.project.id, visitor.actor, endpoint_id, site.clock())
+    webhooks.delete_endpoint(site.database, visitor.project.id, visitor.actor, endpoint_id, site.clock())
     return RedirectResponse(_HOME, 303)
 
 
 @router.post("/endpoints/{endpoint_id}/rotate-secret")
 def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: Administering) -> Response:
     """Give an endpoint a new secret, and show it, once."""
-    rotated = webhooks.rotate_secret(
+    rotated = webhooks.rotate_endpoint_secret(
         site.database,
         visitor.project.id,
         visitor.actor,
@@ -132,11 +133,12 @@ def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: Administering) -> Re
 @router.post("/endpoints/{endpoint_id}/test")
 def try_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Operating) -> Response:
     """Send a test now, and show what came back."""
-    trial = webhooks.try_endpoint(
+    trial = endpoint_test.send_test_event(
         site.database,
         visitor.project.id,
         endpoint_id,
-        send=site.doors.send,
+        address_policy=site.doors.address_policy,
+        timeout_seconds=site.doors.delivery_timeout_seconds,
         encryption=site.doors.encryption,
         now=site.clock(),
     )
@@ -156,7 +158,7 @@ def replay_events(
     """Send the events of a time once more, a thousand at a time; the page that is answered goes on by itself."""
     now = site.clock()
     begin, end = _moment(since, "the first day"), _moment(until, "the last moment") if until else now
-    done = webhooks.replay(
+    done = resend.replay_events(
         site.database,
         visitor.project.id,
         visitor.actor,
@@ -186,14 +188,14 @@ def replay_events(
 @router.post("/deliveries/{delivery_id}/retry")
 def retry(delivery_id: UUID, site: SiteOf, visitor: Operating) -> Response:
     """Send a dead delivery once more."""
-    webhooks.retry(site.database, visitor.project.id, visitor.actor, delivery_id, site.clock())
+    resend.retry_delivery(site.database, visitor.project.id, visitor.actor, delivery_id, site.clock())
     return RedirectResponse(f"/webhooks/deliveries/{delivery_id}", 303)
 
 
 @router.post("/deliveries/{delivery_id}/replay")
 def replay_delivery(delivery_id: UUID, site: SiteOf, visitor: Operating) -> Response:
     """Send the event of a delivery once more, as a new delivery."""
-    made = webhooks.replay_delivery(site.database, visitor.project.id, visitor.actor, delivery_id, site.clock())
+    made = resend.replay_delivery(site.database, visitor.project.id, visitor.actor, delivery_id, site.clock())
     return RedirectResponse(f"/webhooks/deliveries/{made.id}", 303)
 
 
@@ -228,7 +230,7 @@ def _show(
         next_page=_link(state, endpoint, more) if more else None,
         first_page=_link(state, endpoint, "") if cursor else None,
         event_types=EVENT_TYPES,
-        longest_url=LONGEST_URL,
+        longest_url=MAX_URL_CHARACTERS,
         **values,
     )
 
@@ -240,14 +242,14 @@ def _link(state: str, endpoint: UUID | None, cursor: str) -> str:
 
 def _checked(url: str, event_types: list[str], form: str) -> dict[str, Any]:
     try:
-        if len(url) > LONGEST_URL:
-            raise ValueError(f"an address has at most {LONGEST_URL} characters")
+        if len(url) > MAX_URL_CHARACTERS:
+            raise ValueError(f"an address has at most {MAX_URL_CHARACTERS} characters")
         if not event_types:
             raise ValueError("choose at least one kind of event")
-        if form not in FORMATS:
-            raise ValueError(f"a format is one of {', '.join(FORMATS)}")
-        types = [webhooks.checked_event_type(name) for name in dict.fromkeys(event_types)]
-        return {"url": webhooks.checked_url(url), "event_types": types, "format": form}
+        if form not in list(Format):
+            raise ValueError(f"a format is one of {', '.join(Format)}")
+        types = [webhooks.check_event_type(name) for name in dict.fromkeys(event_types)]
+        return {"url": webhooks.check_url(url), "event_types": types, "format": form}
     except ValueError as error:
         raise Invalid(str(error)) from None
 

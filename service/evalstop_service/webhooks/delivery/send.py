@@ -32,8 +32,8 @@ class Sender:
     """One HTTP session: `async with Sender(...) as sender`.
 
     `timeout_seconds`: for the whole of an attempt, from connecting to the last byte read, however slowly it drips.
-    `connect_seconds`: for the connection alone, TLS included. `targets`: where events may go; public addresses alone
-    unless told otherwise. `resolver`: finds the addresses of a name; None asks the system.
+    `connect_seconds`: for the connection alone, TLS included. `address_policy`: where events may go; None allows
+    public addresses alone. `resolver`: finds the addresses of a name; None asks the system.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Sender:
         timeout_seconds: float = 15.0,
         connect_seconds: float = 5.0,
         *,
-        targets: AddressPolicy | None = None,
+        address_policy: AddressPolicy | None = None,
         resolver: AbstractResolver | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.connect_seconds = connect_seconds
-        self._targets = targets or AddressPolicy()
+        self._address_policy = address_policy or AddressPolicy()
         self._resolver = resolver
         self._session: aiohttp.ClientSession | None = None
 
@@ -105,7 +105,7 @@ class Sender:
     def _socket(self, target: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
         """A socket for one address, or Refused; of several addresses of a name the next is tried then."""
         family, kind, protocol, _, address = target
-        objection = self._targets.objection(str(address[0]))
+        objection = self._address_policy.find_objection(str(address[0]))
         if objection is not None:
             raise AddressRefused(objection)
         return socket.socket(family, kind, protocol)

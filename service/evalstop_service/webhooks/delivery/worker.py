@@ -33,15 +33,16 @@ from evalstop_service.store import wakeup
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.breakers import Breaker
 from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Ended, GivenBack, Retry, Settled
-from evalstop_service.webhooks import signature, slack
-from evalstop_service.webhooks.delivery.endpoint_queues import Backlog
-from evalstop_service.webhooks.delivery.database_clock import Timekeeper
-from evalstop_service.webhooks.delivery.clock_skew import Setback
-from evalstop_service.webhooks.delivery.notification_listener import Listener
-from evalstop_service.webhooks.retry import Answer, Backoff, judge
-from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks import signature
+from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.delivery.claim import Exchanged, Rules, Wanted, exchange, settle
+from evalstop_service.webhooks.delivery.clock_skew import Setback
+from evalstop_service.webhooks.delivery.database_clock import Timekeeper
+from evalstop_service.webhooks.delivery.endpoint_queues import Backlog
+from evalstop_service.webhooks.delivery.notification_listener import Listener
+from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.wakeup import Bell
+from evalstop_service.webhooks.retry import Answer, Backoff, judge_answer
 
 log = logging.getLogger(__name__)
 
@@ -268,16 +269,16 @@ class Worker:
             return Ended(claimed, GivenBack(), begun)  # it was at hand for so long that its lease may end on the way
         answer = await self._send(claimed, begun)
         at = begun + timedelta(milliseconds=answer.duration_ms)
-        result = judge(answer, claimed.attempts, at, self._chance.random(), self._backoff)
+        result = judge_answer(answer, claimed.attempts, at, self._chance.random(), self._backoff)
         if answer.duration_ms:
             self._service_metrics.delivery_seconds.observe(answer.duration_ms / 1000)
             self._service_metrics.delivery_lag_seconds.observe(max(0.0, (begun - claimed.due_at).total_seconds()))
         return Ended(claimed, result, at, answer.duration_ms, answer.status_code, answer.excerpt)
 
     async def _send(self, claimed: Claimed, now: datetime) -> Answer:
-        body = slack.rendered(claimed.format, claimed.body).encode()
+        body = render_body(claimed.format, claimed.body).encode()
         try:
-            headers = signature.headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
+            headers = signature.sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
         except ValueError as error:
             return Answer(None, f"not sent: {error}", None, 0.0)
         run_id, delivery_id = str(claimed.run_id), str(claimed.id)

@@ -27,7 +27,7 @@ def deliver(service: Service, until: Callable[[], bool]) -> None:
 
     async def run() -> None:
         stop = asyncio.Event()
-        async with Sender(5.0, targets=LOOPBACK) as sender:
+        async with Sender(5.0, address_policy=LOOPBACK) as sender:
             pace = Pace(poll_seconds=0.02)
             worker = Worker(service.database, sender, clock=utc_now, chance=random.Random(1), pace=pace)
             running = asyncio.create_task(worker.run(stop))

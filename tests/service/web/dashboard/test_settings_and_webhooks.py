@@ -26,6 +26,7 @@ from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import events
 from evalstop_service.web import dashboard
 from evalstop_service.webhooks import endpoints as webhooks
+from evalstop_service.webhooks import resend
 
 from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run
@@ -72,14 +73,14 @@ def desk(embedded_database: Database, now: datetime) -> Iterator[Desk]:
 
 
 def endpoint_of(desk: Desk, url: str, now: datetime) -> str:
-    made = webhooks.subscribe(
+    made = webhooks.create_endpoint(
         desk.database,
         desk.tenant.project.id,
         "key test",
         url=url,
         event_types=["*"],
         format="standard",
-        targets=parse_address_policy("any"),
+        address_policy=parse_address_policy("any"),
         encryption=Encryption(),
         now=now,
     )
@@ -279,7 +280,7 @@ def test_a_long_replay_goes_on_where_it_was(desk: Desk, now: datetime) -> None:
             "body": "{}",
             "created_at": now,
         }
-        for _ in range(webhooks.MOST_REPLAYED + 1)
+        for _ in range(resend.MAX_REPLAYED_EVENTS + 1)
     ]
     with desk.database.transaction() as tx:
         tx.execute(events.insert(), announced)

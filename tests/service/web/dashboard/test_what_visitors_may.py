@@ -125,12 +125,12 @@ class House:
 
     def _ids(self, tenant: Tenant, now: datetime) -> dict[str, str]:
         by = (self.database, tenant.project.id, "key test")
-        endpoint = endpoints.subscribe(
+        endpoint = endpoints.create_endpoint(
             *by,
             url="http://127.0.0.1:9/",
             event_types=["*"],
             format="standard",
-            targets=parse_address_policy("any"),
+            address_policy=parse_address_policy("any"),
             encryption=Encryption(),
             now=now,
         )

@@ -32,9 +32,9 @@ from evalstop_service.store.queue.breakers import Breaker
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.leases import Claimed, Ended, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
-from evalstop_service.webhooks.retry import Backoff
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.retry import Backoff
 
 DEADLINE_SECONDS = 60.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -290,7 +290,7 @@ async def deliver_until(
 ) -> None:
     """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
     stop = asyncio.Event()
-    async with Sender(timeout_seconds=timeout_seconds, targets=LOOPBACK) as sender:
+    async with Sender(timeout_seconds=timeout_seconds, address_policy=LOOPBACK) as sender:
         worker = Worker(
             database,
             sender,

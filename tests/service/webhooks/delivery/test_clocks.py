@@ -12,11 +12,11 @@ from evalstop_service.clock import Clock
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.leases import Delivered
-from evalstop_service.webhooks.delivery.database_clock import Timekeeper
 from evalstop_service.webhooks.delivery.clock_skew import Setback
-from evalstop_service.webhooks.retry import Backoff
+from evalstop_service.webhooks.delivery.database_clock import Timekeeper
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.retry import Backoff
 
 from tests.service.webhooks.delivery.fakes import (
     DEADLINE_SECONDS,
@@ -109,7 +109,7 @@ def test_a_clock_set_back_stalls_and_repeats_nothing(database: Database, scene: 
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender(timeout_seconds=2.5, targets=LOOPBACK) as sender:
+            async with Sender(timeout_seconds=2.5, address_policy=LOOPBACK) as sender:
                 worker = Worker(
                     database,
                     sender,
@@ -160,7 +160,7 @@ def told_off_by(off: timedelta) -> datetime:
 async def deliver_one(database: Database, clock: Clock, fake: FakeEndpoint) -> None:
     stop = asyncio.Event()
     before = len(fake.received)
-    async with Sender(timeout_seconds=5, targets=LOOPBACK) as sender:
+    async with Sender(timeout_seconds=5, address_policy=LOOPBACK) as sender:
         worker = Worker(database, sender, clock=clock, chance=random.Random(1), pace=Pace(poll_seconds=0.02))
         running = asyncio.create_task(worker.run(stop))
         await reach(lambda: len(fake.received) == before + 1, running)

@@ -19,8 +19,8 @@ import psycopg
 import pytest
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
-from evalstop_service.webhooks.retry import Backoff
 from evalstop_service.webhooks.delivery.worker import Pace
+from evalstop_service.webhooks.retry import Backoff
 
 from tests.fixtures.postgres_server import connected, conninfo, postgres
 from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply, Scene, a_scene, announce, deliver_until

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
-from evalstop_service.webhooks.retry import Answer
 from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.retry import Answer
 
 from tests.service.webhooks.delivery.fakes import LOOPBACK, FakeEndpoint, Reply, utc_now
 
@@ -42,11 +42,11 @@ class FakeResolver(AbstractResolver):
         """Nothing is held."""
 
 
-def send(*urls: str, targets: AddressPolicy | None = None, resolver: FakeResolver | None = None) -> list[Answer]:
+def send(*urls: str, address_policy: AddressPolicy | None = None, resolver: FakeResolver | None = None) -> list[Answer]:
     """Send to each URL over one session."""
 
     async def run() -> list[Answer]:
-        async with Sender(20.0, 20.0, targets=targets, resolver=resolver) as sender:
+        async with Sender(20.0, 20.0, address_policy=address_policy, resolver=resolver) as sender:
             return [await sender.send(url, {}, b"{}") for url in urls]
 
     return asyncio.run(run())
@@ -76,7 +76,7 @@ def test_a_name_that_changes_its_mind_gains_nothing() -> None:
     """A name that is public when its endpoint is made, and inner when it is called, is refused at the call."""
     with FakeEndpoint(Reply()) as endpoint:
         url = endpoint.url.replace("127.0.0.1", "rebinding.example")
-        assert AddressPolicy().objection_to_url(url, lambda _: ["93.184.216.34"]) is None
+        assert AddressPolicy().find_url_objection(url, lambda _: ["93.184.216.34"]) is None
         (answer,) = send(url, resolver=FakeResolver(["127.0.0.1"]))
     assert answer.error is not None
     assert answer.error.startswith("not sent: 127.0.0.1 is not a public address")
@@ -88,7 +88,7 @@ def test_the_address_that_is_allowed_is_called() -> None:
     with FakeEndpoint(Reply()) as endpoint:
         url = endpoint.url.replace("127.0.0.1", "both.example")
         resolver = FakeResolver(["10.0.0.1", "fd12::1", "127.0.0.1"])
-        (answer,) = send(url, targets=parse_address_policy("127.0.0.1/32"), resolver=resolver)
+        (answer,) = send(url, address_policy=parse_address_policy("127.0.0.1/32"), resolver=resolver)
     assert (answer.status_code, answer.error) == (200, None)
     assert endpoint.received[0].headers["host"].startswith("both.example:")
 
@@ -107,7 +107,7 @@ def test_a_redirect_leads_nowhere(status: int) -> None:
     with FakeEndpoint(Reply()) as inner:
         to = {"Location": inner.url.replace("127.0.0.1", "127.0.0.2")}
         with FakeEndpoint(Reply(status, to)) as endpoint:
-            (answer,) = send(endpoint.url, targets=parse_address_policy("127.0.0.1/32"))
+            (answer,) = send(endpoint.url, address_policy=parse_address_policy("127.0.0.1/32"))
     assert answer.status_code == status
     assert inner.received == []
 
@@ -118,7 +118,7 @@ def test_a_stranger_s_certificate_is_refused(tmp_path: Path) -> None:
     context.load_cert_chain(_certificate(tmp_path, utc_now()))
     with FakeEndpoint(Reply()) as endpoint:
         endpoint.speak_tls(context)
-        (answer,) = send(endpoint.url.replace("http:", "https:"), targets=LOOPBACK)
+        (answer,) = send(endpoint.url.replace("http:", "https:"), address_policy=LOOPBACK)
     assert answer.status_code is None
     assert answer.error is not None
     assert "certificate" in answer.error.lower()

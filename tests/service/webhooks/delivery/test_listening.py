@@ -39,7 +39,7 @@ NEVER = 3600.0
 async def working(database: Database, pace: Pace, act: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
     """A worker at that pace, while `act` does what is to be seen."""
     stop = asyncio.Event()
-    async with Sender(targets=LOOPBACK) as sender:
+    async with Sender(address_policy=LOOPBACK) as sender:
         worker = Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace)
         running = asyncio.create_task(worker.run(stop))
         try:

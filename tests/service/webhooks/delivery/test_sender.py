@@ -8,8 +8,8 @@ import threading
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-from evalstop_service.webhooks.retry import Answer
 from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.retry import Answer
 
 from tests.service.webhooks.delivery.fakes import LOOPBACK, Behavior, FakeEndpoint, Reply, closed_port
 
@@ -18,7 +18,7 @@ def send(url: str, times: int = 1, timeout_seconds: float = 20.0, body: bytes = 
     """Send the same thing `times` over one session; the last answer."""
 
     async def run() -> Answer:
-        async with Sender(timeout_seconds, timeout_seconds, targets=LOOPBACK) as sender:
+        async with Sender(timeout_seconds, timeout_seconds, address_policy=LOOPBACK) as sender:
             for _ in range(times - 1):
                 await sender.send(url, {"webhook-id": "msg_1"}, body)
             return await sender.send(url, {"webhook-id": "msg_1"}, body)

@@ -103,7 +103,7 @@ def test_gives_back_what_it_has_not_begun(database: Database, scene: Scene) -> N
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender(timeout_seconds=60, targets=LOOPBACK) as sender:
+            async with Sender(timeout_seconds=60, address_policy=LOOPBACK) as sender:
                 worker = Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace)
                 running = asyncio.create_task(worker.run(stop))
                 await reach(lambda: attempts_begun(database, scene) >= 10, running)

@@ -13,9 +13,9 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import endpoints as endpoint_rows
-from evalstop_service.webhooks.retry import Backoff
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.retry import Backoff
 
 from tests.fixtures.postgres_server import connected
 from tests.service.webhooks.delivery.fakes import (
@@ -146,7 +146,7 @@ def test_stops_gracefully(database: Database, scene: Scene) -> None:
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender(targets=LOOPBACK) as sender:
+            async with Sender(address_policy=LOOPBACK) as sender:
                 worker = Worker(database, sender, clock=utc_now, chance=random.Random(1))
                 running = asyncio.create_task(worker.run(stop))
                 await reach(lambda: len(fake.received) == 1, running)
@@ -197,7 +197,7 @@ def test_outlives_an_outage(postgres_database: Database, postgres_url: str) -> N
 
         async def run() -> None:
             stop = asyncio.Event()
-            async with Sender(targets=LOOPBACK) as sender:
+            async with Sender(address_policy=LOOPBACK) as sender:
                 worker = Worker(database, sender, clock=utc_now, chance=random.Random(1))
                 running = asyncio.create_task(worker.run(stop))
                 await reach(lambda: len(fake.received) == 1, running)

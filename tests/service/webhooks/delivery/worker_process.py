@@ -15,7 +15,9 @@ from evalstop_service.webhooks.delivery.worker import Pace, Worker
 
 async def main(url: str, lease_seconds: float) -> None:
     """Deliver until killed."""
-    async with Sender(timeout_seconds=lease_seconds * 0.9, targets=parse_address_policy("127.0.0.0/8")) as sender:
+    async with Sender(
+        timeout_seconds=lease_seconds * 0.9, address_policy=parse_address_policy("127.0.0.0/8")
+    ) as sender:
         worker = Worker(
             Database(url),
             sender,

@@ -51,7 +51,7 @@ EXAMPLES: dict[str, Any] = {
     "EndpointList": {"items": [ENDPOINT]},
     "EndpointChange": {"enabled": False},
     "EndpointWithSecret": ENDPOINT | {"secret": SECRET},
-    "TrialOut": {
+    "TestOut": {
         "event_id": DELIVERY["event_id"],
         "url": ENDPOINT["url"],
         "delivered": True,

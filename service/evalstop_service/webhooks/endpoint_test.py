@@ -1,0 +1,75 @@
+"""Sends a signed `endpoint.test` event at once, to see whether an endpoint answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from evalstop_service.clock import rfc3339
+from evalstop_service.errors import Conflict
+from evalstop_service.security.address_policy import AddressPolicy
+from evalstop_service.security.encryption import Encryption
+from evalstop_service.store import endpoints, projects
+from evalstop_service.store.database import Database
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.queue import pull
+from evalstop_service.webhooks.channels import render_body
+from evalstop_service.webhooks.delivery.send import Sender
+from evalstop_service.webhooks.endpoints import require_enabled
+from evalstop_service.webhooks.event_schemas import TEST
+from evalstop_service.webhooks.retry import Answer
+from evalstop_service.webhooks.signature import sign_headers
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """What an endpoint answered to a test; `delivered` means with 2xx."""
+
+    __test__ = False  # pytest collects nothing here
+
+    event_id: UUID
+    url: str
+    delivered: bool
+    answer: Answer
+
+
+def send_test_event(
+    database: Database,
+    project_id: UUID,
+    endpoint_id: UUID,
+    *,
+    address_policy: AddressPolicy,
+    encryption: Encryption,
+    timeout_seconds: float,
+    now: datetime,
+) -> TestResult:
+    """Send the event from this thread, which must not run an event loop; it is not a delivery and is not retried.
+
+    Raises NotFound, and Conflict when the endpoint is disabled or its receiver fetches its events.
+    """
+    with database.reading() as tx:
+        endpoint = require_enabled(tx, project_id, endpoint_id)
+        project = projects.get(tx, project_id)
+    if endpoint.url.startswith(pull.PREFIX):
+        raise Conflict("the receiver of this endpoint fetches its events; nothing can be sent to it")
+    data = {
+        "project": {"id": str(project.id), "name": project.name},
+        "endpoint": {"id": str(endpoint.id), "url": endpoint.url},
+    }
+    event = json.dumps({"type": TEST, "timestamp": rfc3339(now), "data": data}, separators=(",", ":"))
+    body = render_body(endpoint.format, event).encode()
+    event_id = new_id()
+    stored = endpoints.valid_secrets(endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now)
+    secrets = [encryption.decrypt(secret, endpoint.id) for secret in stored]
+    headers = sign_headers(secrets, str(event_id), int(now.timestamp()), body)
+
+    async def send() -> Answer:
+        async with Sender(timeout_seconds, address_policy=address_policy) as sender:
+            return await sender.send(endpoint.url, headers, body)
+
+    answer = asyncio.run(send())
+    delivered = answer.status_code is not None and 200 <= answer.status_code < 300
+    return TestResult(event_id, endpoint.url, delivered, answer)

@@ -1,0 +1,99 @@
+"""Sends events again at an operator's request, and records it in the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from evalstop_service.clock import rfc3339
+from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.store import audit
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.queue import deliveries, replays
+from evalstop_service.store.queue.deliveries import Delivery
+from evalstop_service.store.queue.replays import Replayed
+from evalstop_service.webhooks.endpoints import record_endpoint_change, require_enabled
+
+MAX_REPLAYED_EVENTS = 1000
+
+
+def retry_delivery(database: Database, project_id: UUID, actor: str, delivery_id: UUID, now: datetime) -> Delivery:
+    """Make a dead delivery due now; raises NotFound, and Conflict when it is not dead or its event no longer holds."""
+    with database.transaction() as tx:
+        dead = _find_delivery(tx, project_id, delivery_id)
+        if not replays.holds(tx, project_id, dead.event_id):
+            raise _outdated(dead)
+        revived = deliveries.retry(tx, project_id, delivery_id, now)
+        delivery = _find_delivery(tx, project_id, delivery_id)
+        if not revived:
+            raise Conflict(
+                f"the delivery is {delivery.state}; only a dead delivery to an endpoint that exists can be retried"
+            )
+        _record_delivery(tx, actor, "delivery.retried", project_id, delivery, now)
+        return delivery
+
+
+def replay_delivery(database: Database, project_id: UUID, actor: str, delivery_id: UUID, now: datetime) -> Delivery:
+    """Send the event of a delivery to its endpoint again, as a new delivery; raises NotFound and Conflict."""
+    with database.transaction() as tx:
+        earlier = _find_delivery(tx, project_id, delivery_id)
+        require_enabled(tx, project_id, earlier.endpoint_id)
+        new_delivery_id = replays.of_event(tx, project_id, earlier.endpoint_id, earlier.event_id, now)
+        if new_delivery_id is None:
+            raise _outdated(earlier)
+        _record_delivery(tx, actor, "delivery.replayed", project_id, earlier, now)
+        return _find_delivery(tx, project_id, new_delivery_id)
+
+
+def replay_events(
+    database: Database,
+    project_id: UUID,
+    actor: str,
+    endpoint_id: UUID,
+    *,
+    since: datetime,
+    until: datetime,
+    types: Sequence[str] | None,
+    after: UUID | None,
+    now: datetime,
+) -> Replayed:
+    """Send the events of a period again, at most `MAX_REPLAYED_EVENTS`; raises NotFound, and Conflict when disabled."""
+    with database.transaction() as tx:
+        endpoint = require_enabled(tx, project_id, endpoint_id)
+        replayed = replays.of_range(
+            tx,
+            project_id,
+            endpoint_id,
+            since=since,
+            until=until,
+            types=None if types is None or "*" in types else types,
+            after=after,
+            limit=MAX_REPLAYED_EVENTS,
+            now=now,
+        )
+        period: dict[str, str | int] = {
+            "since": rfc3339(since),
+            "until": rfc3339(until),
+            "deliveries": len(replayed.deliveries),
+        }
+        record_endpoint_change(tx, actor, "endpoint.replayed", endpoint, now, period)
+        return replayed
+
+
+def _find_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery:
+    delivery = deliveries.find(tx, project_id, delivery_id)
+    if delivery is None:
+        raise NotFound(f"there is no delivery {delivery_id} in this project")
+    return delivery
+
+
+def _outdated(delivery: Delivery) -> Conflict:
+    return Conflict(f"the {delivery.event_type} no longer holds: its decision or its run has changed since")
+
+
+def _record_delivery(
+    tx: Transaction, actor: str, action: str, project_id: UUID, delivery: Delivery, now: datetime
+) -> None:
+    details = {"event_type": delivery.event_type, "endpoint_id": str(delivery.endpoint_id)}
+    audit.record(tx, project_id, actor, action, f"delivery {delivery.id}", details, now)
