@@ -1,4 +1,4 @@
-"""What all tests share: a migrated database of their own, embedded and PostgreSQL."""
+"""What all tests share: where they write, and a migrated database each, embedded and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
+import psycopg
 import pytest
 import sqlalchemy as sa
-from evalstop_service.store import schema
+from evalstop_service.store import schema, tables
 from evalstop_service.store.database import Database
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
@@ -29,6 +30,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BACKENDS = ("sqlite", "postgresql")
+
+# Most of what the tests do is commit. In memory a flush to disk costs nothing; a process that is killed loses nothing.
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 << 30
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > MEMORY_BYTES and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+UNFLUSHED = ("fsync=off", "full_page_writes=off", "max_wal_size=128MB", "autovacuum=off")
+"""Of the PostgreSQL that the tests share: it may lose its data to a loss of power alone."""
+
+IN_USE = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+SHAPE = """
+SELECT md5(string_agg(part, ',' ORDER BY part)) FROM (
+    SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace
+    UNION ALL SELECT format('%s %s', tgname, tgenabled) FROM pg_trigger WHERE NOT tgisinternal
+    UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+    UNION ALL SELECT conname FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+    UNION ALL SELECT setconfig::text FROM pg_db_role_setting
+) AS parts (part)
+"""
 
 
 class ClonePostgres(Protocol):
@@ -63,7 +84,7 @@ def postgres_url() -> Iterator[str]:
     """The URL of a real PostgreSQL, one a test process; skips where there is none, and fails in CI."""
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(postgres())
+            url = stack.enter_context(postgres(UNFLUSHED))
         except NoPostgres as error:
             if os.environ.get("CI") == "true":
                 raise
@@ -98,15 +119,58 @@ def clone_postgres(postgres_url: str) -> Iterator[ClonePostgres]:
             connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
+class EmptyDatabases:
+    """PostgreSQL databases at head and without rows: used again where a test left no trace but rows."""
+
+    def __init__(self, clone: ClonePostgres) -> None:
+        self._clone = clone
+        self._free: list[str] = []
+        self._shape: str | None = None
+
+    @contextmanager
+    def borrow(self) -> Iterator[str]:
+        """The URL of one that nobody else has."""
+        url = self._free.pop() if self._free else self._clone()
+        self._shape = self._shape or self._shape_of(url)
+        yield url
+        if self._empty(url):
+            self._free.append(url)
+
+    def _shape_of(self, url: str) -> str:
+        with connected(url) as connection:
+            return str(connection.execute(SHAPE).fetchone())
+
+    def _empty(self, url: str) -> bool:
+        """Delete all rows; whether the database is now as it was."""
+        try:
+            with connected(url) as connection:
+                if connection.execute(IN_USE).fetchone() != (0,) or self._shape_of(url) != self._shape:
+                    return False
+                connection.execute("SET session_replication_role = replica")  # in any order
+                for table in tables.metadata.tables:
+                    connection.execute(f"DELETE FROM {table}".encode())
+                return True
+        except psycopg.OperationalError:  # the test lets nobody in anymore
+            return False
+
+
+@pytest.fixture(scope="session")
+def empty_databases(clone_postgres: ClonePostgres) -> EmptyDatabases:
+    """PostgreSQL databases at head, which tests use one after another."""
+    return EmptyDatabases(clone_postgres)
+
+
 @pytest.fixture(params=BACKENDS)
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a migrated database of the test's own: the embedded one, then PostgreSQL."""
     if request.param == "sqlite":
         file = tmp_path / "evalstop.db"
         shutil.copyfile(request.getfixturevalue("migrated_file"), file)
-        return f"sqlite:///{file}"
-    clone: ClonePostgres = request.getfixturevalue("clone_postgres")
-    return clone()
+        yield f"sqlite:///{file}"
+        return
+    databases: EmptyDatabases = request.getfixturevalue("empty_databases")
+    with databases.borrow() as url:
+        yield url
 
 
 @pytest.fixture
@@ -118,11 +182,12 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
-def postgres_database(clone_postgres: ClonePostgres) -> Iterator[Database]:
+def postgres_database(empty_databases: EmptyDatabases) -> Iterator[Database]:
     """A migrated PostgreSQL of the test's own, for what only it can do."""
-    database = Database(clone_postgres())
-    yield database
-    database.close()
+    with empty_databases.borrow() as url:
+        database = Database(url)
+        yield database
+        database.close()
 
 
 @pytest.fixture
