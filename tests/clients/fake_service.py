@@ -69,8 +69,7 @@ class FakeService:
         self.acknowledged: list[tuple[str, Json]] = []
         self.hear = threading.Event()  # cleared, acknowledgements are not heard until it is set
         self.hear.set()
-        self.polls = 0  # heartbeats, or where there are none looks at the run
-        self.takes_heartbeats = True
+        self.polls = 0  # heartbeats
         self.stop_at_step: int | None = None
         self.refuse_metric: str | None = None
         self.names_bad_points = True
@@ -100,8 +99,6 @@ class FakeService:
                 if not path.startswith("/api/v1/"):
                     return Answer(404, "<html>no such page</html>", {"content-type": "text/html"})
                 path = path.removeprefix("/api/v1")
-                if path.endswith("/heartbeat") and not self.takes_heartbeats:
-                    raise Problem(404, "there is nothing here")
                 if method == "GET" or path.endswith("/heartbeat"):
                     self.polls += 1
                     return Answer(200, self._run_json(self._run(path.split("/")[2])))

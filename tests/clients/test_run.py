@@ -107,21 +107,15 @@ def test_should_stop_comes_with_the_answer_to_a_post(server: FakeServer, service
         assert run.id == service.run_named("a run").id
 
 
-@pytest.mark.parametrize("takes_heartbeats", [True, False])
-def test_idle_run_learns_of_the_stop_by_asking(
-    server: FakeServer, service: FakeService, takes_heartbeats: bool
-) -> None:
-    """Between two evals a run says that it is there and asks whether it should stop; an older service is only asked."""
-    service.takes_heartbeats = takes_heartbeats
+def test_idle_run_learns_of_the_stop_by_asking(server: FakeServer, service: FakeService) -> None:
+    """Between two evals a run sends heartbeats, whose answers say whether it should stop."""
     with start(server) as run:
         run.log({"gold": 1.0}, step=5)
         assert run.flush()
         service.stop_at_step = 5
         eventually(lambda: run.should_stop)
-        asked, beat = ("GET", f"/api/v1/runs/{run.id}"), ("POST", f"/api/v1/runs/{run.id}/heartbeat")
         eventually(lambda: service.polls > 3)
-    assert (asked in service.requests) != takes_heartbeats
-    assert service.requests.count(beat) == (service.polls if takes_heartbeats else 1)
+    assert service.requests.count(("POST", f"/api/v1/runs/{run.id}/heartbeat")) == service.polls
 
 
 def test_exception_marks_the_run_failed_and_passes(server: FakeServer, service: FakeService) -> None:

@@ -1,12 +1,14 @@
 """The release before this one goes on working while and after the schema moves to head, beside the new one.
 
-Its wheels are in tests/data/previous_release; they are installed beside this code and run in processes of their own.
+The release before is the newest tag `v*` of this repository. As long as there is none, this code plays its part: the
+test then proves that the way of testing works.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,9 +27,10 @@ from evalstop_service.store.database import Database
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
 
-WHEELS = sorted((Path(__file__).parent.parent / "data" / "previous_release").glob("*.whl"))
+ROOT = Path(__file__).parents[2]
+PARTS = ("detectors", "service", "migrations")
 
-GOLD = [0.1, 0.2, 0.3, 0.35, 0.4, 0.38, 0.41, 0.45, 0.5, 0.49, 0.52, 0.5, 0.48, 0.45, 0.4]
+EVALS = [0.1, 0.2, 0.3, 0.35, 0.4, 0.38, 0.41, 0.45, 0.5, 0.49, 0.52, 0.5, 0.48, 0.45, 0.4]
 
 PACE = {
     "EVALSTOP_DELIVERY_FIRST_PAUSE_SECONDS": "0.1",
@@ -90,22 +93,25 @@ class Writer:
 def previous_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the code of the previous release and nothing else."""
     folder = tmp_path_factory.mktemp("previous")
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"),
-            *("--disable-pip-version-check", "--root-user-action=ignore", "--target", str(folder)),
-            *map(str, WHEELS),
-        ],
-        check=True,
-    )
+    git = ["git", "-C", str(ROOT)]
+    tags = subprocess.run([*git, "tag", "--list", "v*", "--sort=-v:refname"], capture_output=True, text=True)
+    if newest := tags.stdout.split()[:1]:
+        archive = subprocess.run([*git, "archive", *newest, *PARTS], check=True, capture_output=True).stdout
+        subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+    else:
+        for part in PARTS:
+            shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
 @pytest.fixture
 def old(empty_url: str, previous_release: Path, tmp_path: Path) -> Iterator[Release]:
     """The previous release in one process, on a database at its own head."""
-    environment = PACE | {"EVALSTOP_DATABASE_URL": empty_url, "PYTHONPATH": str(previous_release)}
-    told = subprocess.run(
+    environment = PACE | {
+        "EVALSTOP_DATABASE_URL": empty_url,
+        "PYTHONPATH": f"{previous_release}/detectors:{previous_release}/service",
+    }
+    files = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -116,7 +122,7 @@ def old(empty_url: str, previous_release: Path, tmp_path: Path) -> Iterator[Rele
         capture_output=True,
         text=True,
     )
-    assert all(path.startswith(str(previous_release)) for path in told.stdout.split())
+    assert all(path.startswith(str(previous_release)) for path in files.stdout.split())
     program = Program(tmp_path / "old.log", "up", "--json", "--port", "0", **environment)
     with ExitStack() as stack:
         stack.callback(program.kill)
@@ -130,11 +136,11 @@ def client(url: str, key: str) -> httpx.Client:
 
 
 def evals(first: int, last: int) -> list[dict[str, Any]]:
-    return [{"metric": "eval", "step": step, "value": GOLD[step]} for step in range(first, last)]
+    return [{"metric": "eval", "step": step, "value": EVALS[step]} for step in range(first, last)]
 
 
 def replayed(last: int) -> dict[str, Any]:
-    points = [Observation(MetricRole.EVAL, step, GOLD[step]) for step in range(last)]
+    points = [Observation(MetricRole.EVAL, step, EVALS[step]) for step in range(last)]
     return verdict_to_document(replay(POLICIES["paper"], points).verdict)
 
 
@@ -180,15 +186,15 @@ def test_old_and_new_side_by_side(empty_url: str, old: Release, tmp_path: Path) 
         assert old.post(resumed, evals(7, 10))["verdict"] == replayed(10)
         answer = new.post(shared, evals(0, 11))
         assert (answer["accepted"], answer["duplicates"], answer["verdict"]) == (2, 9, replayed(11))
-        for step in range(11, len(GOLD)):
+        for step in range(11, len(EVALS)):
             release = (old, new)[step % 2]
             assert release.post(shared, evals(step, step + 1))["verdict"] == replayed(step + 1)
             assert release.post(resumed, evals(10, step + 1))["verdict"] == replayed(step + 1)
-        assert replayed(len(GOLD))["verdict"] == "stop"
+        assert replayed(len(EVALS))["verdict"] == "stop"
         for release in (old, new):
             for run_id in (shared, resumed):
                 run = release.run(run_id)
-                assert (run["should_stop"], run["verdict"]) == (True, replayed(len(GOLD)))
+                assert (run["should_stop"], run["verdict"]) == (True, replayed(len(EVALS)))
         # The old release delivers what either of the two decided.
         assert receiver.wait_for(lambda: len(receiver.bodies) >= 2, 60)
         assert {event["run"]["id"] for event in receiver.events("run.stop_requested")} == {shared, resumed}

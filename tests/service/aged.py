@@ -71,7 +71,7 @@ def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
     tx.execute(
         tables.decisions.insert().values(
             **key, id=decision, project_id=scene.project_id, attempt=1, state="confirmed", step=1, verdict={},
-            policy_id=run.policy_id, due_at=NOW, created_at=NOW,
+            policy_id=run.policy_id, due_at=NOW, created_at=NOW, observed_probability=0.0,
         )
     )  # fmt: skip
     change = {**key, "decision_id": decision, "sequence": 1, "actor": "a", "at": NOW}

@@ -39,7 +39,6 @@ class Sender:
         self._refusal: tuple[Mapping[str, Any], Refused] | None = None
         self._run_id = ""
         self._reopened = False  # because the service did not know the run any more
-        self._beats = True  # until the service turns out to know no heartbeats, as release 0.1.0
         self._failures = 0
         self._is_stuck = False
         self._hurried_at = -math.inf
@@ -121,7 +120,7 @@ class Sender:
             if not isinstance(answer.body.get("id"), str):
                 return Unavailable(f"POST /runs answered without a run: {answer.body!r:.200}")
             self._run_id = answer.body["id"]
-            self._opened, self._beats = opening, True
+            self._opened = opening
             self._learn(answer.body)
         elif isinstance(answer, Refused):
             self._refusal = (opening, answer)
@@ -164,17 +163,10 @@ class Sender:
         self._spool.wake()  # who flushes learns here that all is done
         if self._spool.wait(something_to_do, self._limits.poll_seconds) or self._opened is None:
             return None
-        answer = self._beat() if self._beats else self._service.get(f"/runs/{self._run_id}")
+        # Says that the run is alive though it has nothing to post, which also asks whether it should stop.
+        answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})
         if isinstance(answer, Accepted):
             self._learn(answer.body)
-        return answer
-
-    def _beat(self) -> Answer:
-        """Say that the run is there though it has nothing to tell, which also asks whether it should stop."""
-        answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})
-        if isinstance(answer, Refused) and answer.status in (404, 405):
-            self._beats = False
-            return self._service.get(f"/runs/{self._run_id}")
         return answer
 
     def _learn(self, body: Json) -> None:

@@ -44,7 +44,7 @@ CREATE FUNCTION pg_temp.moved(id uuid, copy integer) RETURNS uuid LANGUAGE sql I
 $$
 """
 
-_COPIED = ("attempts", "cases", "run_outcomes")
+_COPIED = ("attempts", "cases", "outcomes")
 _OF_DECISIONS = ("decisions", "decision_changes")
 _IDS = ("run_id", "decision_id")
 _NEVER_FLAGGED = (

@@ -43,9 +43,6 @@ LOOK_SECONDS = 5.0
 HELD_SECONDS = 60.0
 """As long a run is left to the process that found something about it."""
 
-ADOPT_SECONDS = 3600.0
-"""Between two searches for runs that nobody looks after, which release 0.1.0 opens while it is being replaced."""
-
 Policies = dict[UUID, Policy | None]
 """Policies by their ids; None is one that cannot be read."""
 
@@ -53,14 +50,8 @@ Policies = dict[UUID, Policy | None]
 def chore(database: Database, clock: Clock) -> Chore:
     """Looking after all runs that have not ended."""
     known: Policies = {}
-    adopted_at: datetime | None = None
 
     def do(pause: Pause) -> float:
-        nonlocal adopted_at
-        now = clock()
-        if adopted_at is None or (now - adopted_at).total_seconds() >= ADOPT_SECONDS:
-            adopt(database, now, pause)
-            adopted_at = now
         while look(database, clock(), known):
             if pause(0.0):
                 return 0.0
@@ -70,17 +61,6 @@ def chore(database: Database, clock: Clock) -> Chore:
         return min(max(left_seconds, 0.0), LOOK_SECONDS)
 
     return Chore("vigil", do)
-
-
-def adopt(database: Database, now: datetime, pause: Pause = lambda _: False) -> None:
-    """Have all running runs looked after that nobody looks after, a thousand at a time."""
-    with database.reading() as tx:
-        found = projects.listing(tx)
-    for project in found:
-        after: UUID | None = UUID(int=0)
-        while after is not None and not pause(0.0):
-            with database.transaction() as tx:
-                after = run_health.adopt(tx, project.id, after, 1000, now)
 
 
 def look(database: Database, now: datetime, known: Policies | None = None) -> int:

@@ -198,7 +198,7 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
         changes["rewritten_version"] = version
     if before.status == Pulse.LOST:
         changes |= FOUND_AGAIN
-    live.run = run = replace(before, version=version, monitor_state=None, updated_at=work.now, **changes)
+    live.run = run = replace(before, version=version, updated_at=work.now, **changes)
     work.changed(live)
     if before.ended_at is not None and run.ended_at is None:  # it goes on after its end, and may fall silent again
         run_health.watch(work.tx, run.id, run.project_id, work.now, work.now)

@@ -77,14 +77,12 @@ def _brought_back(
 
 def _left_off(run: Run, policy: Policy, held: LiveRun | None, kept: KeptMonitor | None) -> tuple[LiveRun, str]:
     """The run with its monitor as it was left, and how it is brought back from there."""
-    # A state beside the row was written by a release that keeps no account of what it rewrote.
-    trusted = run.monitor_state is None
-    if trusted and held is not None and _goes_on(held.run, run):
+    if held is not None and _goes_on(held.run, run):
         held.run, held.told, held.shared = run, None, SHARED_FOR
         return held, "moved_on"
     state = None
     # Nothing was observed yet: there is nothing to go on from.
-    if trusted and run.last_step is not None and kept is not None and kept.version >= run.rewritten_version:
+    if run.last_step is not None and kept is not None and kept.version >= run.rewritten_version:
         state = _restored(policy, kept)
     how = "rebuilt" if state is None else "restored"
     return LiveRun(run, policy, Watch(run, policy), state or start(policy), {}, decided=False), how

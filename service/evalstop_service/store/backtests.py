@@ -115,8 +115,7 @@ def count_past(tx: Transaction, project_id: UUID, before: UUID, most: int) -> in
 
 def past(tx: Transaction, project_id: UUID, before: UUID, limit: int) -> list[Past]:
     """Runs that have ended and were not pruned, made before the id `before`, newest first."""
-    own = [column for column in runs.c if column.name != "monitor_state"]
-    page = _ended(sa.select(*own), project_id, before).order_by(runs.c.id.desc()).limit(limit).subquery()
+    page = _ended(sa.select(*runs.c), project_id, before).order_by(runs.c.id.desc()).limit(limit).subquery()
     query = (
         sa.select(
             page,
@@ -136,7 +135,7 @@ def past(tx: Transaction, project_id: UUID, before: UUID, limit: int) -> list[Pa
         .outerjoin(cases, (cases.c.run_id == page.c.id) & (cases.c.attempt == page.c.attempt))
         .order_by(page.c.id.desc())
     )
-    names = [*(column.name for column in own), "policy_name", "policy_version"]
+    names = [*(column.name for column in runs.c), "policy_name", "policy_version"]
     found = []
     for row in tx.execute(query):
         values = tuple(row)

@@ -127,7 +127,7 @@ def counts(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Group
 def flagged(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Split] = ()) -> list[Count]:
     """The cases with a decision to stop, by group, by what was done and by what turned out."""
     keys = [_key(tx, one) for one in by]
-    kinds = [cases.c.treatment, _PROBABILITY, cases.c.outcome]
+    kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
     columns: list[Any] = [
         *keys,
         *kinds,
@@ -156,7 +156,7 @@ def passed(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Group
 
 def delays(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Split] = ()) -> list[Delay]:
     """The delays of all stops that were let run and right, of which the turn is known."""
-    kinds = [*(_key(tx, one) for one in by), cases.c.delay_steps, _PROBABILITY]
+    kinds = [*(_key(tx, one) for one in by), cases.c.delay_steps, cases.c.observed_probability]
     query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, by).where(
         _FLAGGED, cases.c.treatment == "let_run", cases.c.outcome == "right", cases.c.delay_steps.is_not(None)
     )
@@ -203,12 +203,6 @@ def job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
 _NEWEST = 50
 
 _FLAGGED = cases.c.decision_id.is_not(None)
-
-# What release 0.1.0 let run it did in shadow mode, and so in any case.
-_PROBABILITY = sa.case(
-    (cases.c.treatment == "let_run", sa.func.coalesce(cases.c.observed_probability, sa.literal_column("1.0"))),
-    else_=cases.c.observed_probability,
-)
 
 
 def _from(

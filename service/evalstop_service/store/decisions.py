@@ -42,8 +42,8 @@ class Overdue:
 class Decision:
     """A stop verdict on record.
 
-    `deadline_at`: when the service looks after it by itself; None: it does not. `observed_probability`: with which the
-    run was let go on, so that the truth is seen; None: not known, from before there was such a thing.
+    `deadline_at`: when the service looks after it by itself; None: it does not. `observed_probability`: the
+    probability with which the run was let go on, so that its outcome is seen.
     """
 
     id: UUID
@@ -60,9 +60,9 @@ class Decision:
     run_name: str
     policy_name: str
     policy_version: int
+    observed_probability: float
     deadline_at: datetime | None = None
     escalations: int = 0
-    observed_probability: float | None = None
 
     def stops(self, now: datetime) -> bool:
         """Whether the job is meant to end: requested, or the grace period is over."""

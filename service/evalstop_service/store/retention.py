@@ -98,7 +98,7 @@ def begin(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now:
     taken = list(tx.execute(query.with_for_update(skip_locked=True, of=runs)).scalars())
     if taken:
         # Another version, so that no cache takes the run for what it was.
-        values = {"pruned_at": now, "monitor_state": None, "version": runs.c.version + 1}
+        values = {"pruned_at": now, "version": runs.c.version + 1}
         tx.execute(runs.update().where(runs.c.id.in_(taken)).values(values))
         tx.execute(prunings.insert(), [{"run_id": run_id, "begun_at": now} for run_id in taken])
     return len(taken)

@@ -20,7 +20,7 @@ from evalstop_service.rules.liveness import Pulse
 from evalstop_service.store.database import Transaction, driver, insert_if_new
 from evalstop_service.store.observations import LIVE
 from evalstop_service.store.runs import Run
-from evalstop_service.store.tables import observations, pulses, runs
+from evalstop_service.store.tables import observations, pulses
 
 POSTS_LOOKED_AT = 2000
 """Of each metric so many of the newest values tell when there were posts."""
@@ -98,19 +98,6 @@ def look_again(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> None:
     if looks:
         later = pulses.update().where(pulses.c.run_id == sa.bindparam("run")).values(look_at=sa.bindparam("at"))
         tx.execute(later, [{"run": run_id, "at": at} for run_id, at in looks.items()])
-
-
-def adopt(tx: Transaction, project_id: UUID, after: UUID, limit: int, now: datetime) -> UUID | None:
-    """Of the next `limit` running runs of a project past an id, have those looked after that nobody looks after, such
-    as runs that release 0.1.0 opened; gives the id to go on from, None at the end."""
-    page = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == "running", runs.c.id > after)
-    found = list(tx.execute(page.order_by(runs.c.id).limit(limit)).scalars())
-    query = sa.select(pulses.c.run_id).where(pulses.c.run_id.in_(found), pulses.c.look_at.is_not(None))
-    known = set(tx.execute(query).scalars())
-    for run_id in found:  # in one order, so that two processes cannot wait for each other
-        if run_id not in known:
-            watch(tx, run_id, project_id, now, now)
-    return found[-1] if len(found) == limit else None
 
 
 def posts(tx: Transaction, run: Run) -> list[list[datetime]]:

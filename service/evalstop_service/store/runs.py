@@ -21,8 +21,7 @@ class Run(msgspec.Struct, frozen=True):
 
     `verdict`, `best_checkpoint`, `raw_maximum` and `turn` are JSON values as they are answered; `turn` is None while
     the run goes on. `recognition`: how the roles in `metrics` were found; None when the trainer said them, see
-    `runs.metric_roles`. `monitor_state` is opaque, and None when it was not asked for or has to be rebuilt.
-    `pruned_at`: since then its details are gone, or on their way, and nothing can be added to it.
+    `runs.metric_roles`. `pruned_at`: since then its details are gone, or on their way, and nothing can be added to it.
     """
 
     id: UUID
@@ -45,7 +44,6 @@ class Run(msgspec.Struct, frozen=True):
     created_at: datetime
     updated_at: datetime
     ended_at: datetime | None
-    monitor_state: str | None = None
     turn: dict[str, Any] | None = None
     rewritten_version: int = 0
     recognition: dict[str, Any] | None = None
@@ -121,12 +119,12 @@ def find_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
 
 
 def lock(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
-    """The run with its monitor's state, locked until the transaction ends."""
+    """The run, locked until the transaction ends."""
     # Locked alone and read afterwards: in a join PostgreSQL finds no row when it had to wait for the lock and the run
     # came out of the wait with another policy.
     wanted = (runs.c.project_id == project_id, runs.c.id == run_id)
     tx.execute(sa.select(runs.c.id).where(*wanted).with_for_update())
-    return _one(tx, _SELECT.add_columns(runs.c.monitor_state).where(*wanted))
+    return _one(tx, _SELECT.where(*wanted))
 
 
 def lock_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Stamp]:
@@ -142,12 +140,12 @@ def lock_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Stamp]:
 
 
 def load_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
-    """Those of these runs that exist, with what release 0.1.0 left of their monitors."""
+    """Those of these runs that exist."""
     if tx.dialect.name == "postgresql":
         rows = driver(tx).cursor(binary=True).execute(_LOAD_MANY, (list(run_ids),), prepare=True)
         found = (Run(**dict(zip(_LOADED, row, strict=True))) for row in rows)
         return {run.id: run for run in found}
-    query = _SELECT.add_columns(runs.c.monitor_state).where(runs.c.id.in_(run_ids))
+    query = _SELECT.where(runs.c.id.in_(run_ids))
     return {row["id"]: Run(**row) for row in tx.execute(query).mappings()}
 
 
@@ -205,7 +203,7 @@ def listing(
     What no index finds is looked for in the newest 20,000 runs: see `Wanted.bounded`.
     """
     # The page first, from an index that is in its order: joined before, a planner without statistics sorts all runs.
-    page = _page(sa.select(*_OWN), project_id, wanted, limit).subquery()
+    page = _page(sa.select(*runs.c), project_id, wanted, limit).subquery()
     query = sa.select(page, *_OF_POLICY).join(policies, policies.c.id == page.c.policy_id)
     return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, wanted.order))).mappings()]
 
@@ -231,10 +229,9 @@ def listing_revision(
     return _digest(tx, _page(_REVISION, project_id, wanted, limit))
 
 
-_OWN = [column for column in runs.c if column.name != "monitor_state"]
 _OF_POLICY = (policies.c.name.label("policy_name"), policies.c.version.label("policy_version"))
 
-_SELECT = sa.select(*_OWN, *_OF_POLICY).join(policies, policies.c.id == runs.c.policy_id)
+_SELECT = sa.select(*runs.c, *_OF_POLICY).join(policies, policies.c.id == runs.c.policy_id)
 
 _TRIGRAM = 3
 _SEARCHED = 20_000
@@ -244,7 +241,7 @@ _MOVING = (
     *("verdict", "best_checkpoint", "raw_maximum", "turn", "updated_at", "ended_at"),
 )
 
-_SAVE = f"UPDATE runs SET monitor_state = NULL, {', '.join(f'{name} = ?' for name in _MOVING)} WHERE id = ?"  # noqa: S608
+_SAVE = f"UPDATE runs SET {', '.join(f'{name} = ?' for name in _MOVING)} WHERE id = ?"  # noqa: S608
 
 _LOCK_MANY = "SELECT id, version, updated_at FROM runs WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 
@@ -260,7 +257,7 @@ MOVING_TYPES = """
     best_checkpoint json, raw_maximum json, turn json, updated_at timestamptz, ended_at timestamptz
 """
 
-MOVE = f"UPDATE runs SET monitor_state = NULL, {', '.join(f'{name} = new.{name}' for name in _MOVING)}"  # noqa: S608
+MOVE = f"UPDATE runs SET {', '.join(f'{name} = new.{name}' for name in _MOVING)}"  # noqa: S608
 """On PostgreSQL, `FROM` something called `new`: rows of `MOVING_TYPES`."""
 
 # JSON is what the driver hands over fastest, and most of a row is JSON anyway.

@@ -37,14 +37,14 @@ class Phase(StrEnum):
     ALL = "all"
 
 
-def upgrade(database: Database, phase: Phase = Phase.ALL) -> None:
+def upgrade(database: Database, phase: Phase = Phase.ALL, folder: Path = MIGRATIONS) -> None:
     """Apply every migration of this phase that is missing; harmless when there is none.
 
     On SQLite in one transaction, on PostgreSQL in one a migration, or in many where it says so.
     """
-    target = needed() if phase is Phase.BEFORE else head()
+    target = needed(folder) if phase is Phase.BEFORE else head(folder)
     with _alone(database) as connection:
-        config = _config()
+        config = _config(folder)
         config.attributes.update(connection=connection, metadata=metadata)
         for tries_left in reversed(range(_TRIES)):
             try:
@@ -64,20 +64,20 @@ def current(database: Database) -> str | None:
         return MigrationContext.configure(tx).get_current_revision()
 
 
-def head() -> str:
+def head(folder: Path = MIGRATIONS) -> str:
     """The newest revision."""
-    return _revisions()[-1].revision
+    return _revisions(folder)[-1].revision
 
 
-def needed() -> str:
+def needed(folder: Path = MIGRATIONS) -> str:
     """The oldest revision that this code runs on: what comes after it may as well be done once the code is deployed."""
-    return [script for script in _revisions() if script.module.deploy == Phase.BEFORE][-1].revision
+    return [script for script in _revisions(folder) if script.module.deploy == Phase.BEFORE][-1].revision
 
 
-def serves(revision: str | None) -> bool:
+def serves(revision: str | None, folder: Path = MIGRATIONS) -> bool:
     """Whether this code runs on a schema at this revision; one that a newer EvalStop made is compatible by promise."""
-    known = [script.revision for script in _revisions()]
-    return revision is not None and (revision not in known or known.index(revision) >= known.index(needed()))
+    known = [script.revision for script in _revisions(folder)]
+    return revision is not None and (revision not in known or known.index(revision) >= known.index(needed(folder)))
 
 
 def require(database: Database) -> None:
@@ -112,15 +112,15 @@ def _alone(database: Database) -> Iterator[sa.Connection]:
 
 
 @cache
-def _revisions() -> list[Script]:
+def _revisions(folder: Path) -> list[Script]:
     """All of them, the oldest first."""
-    found = list(ScriptDirectory.from_config(_config()).walk_revisions())[::-1]
+    found = list(ScriptDirectory.from_config(_config(folder)).walk_revisions())[::-1]
     if not found:
-        raise LookupError(f"there are no migrations in {MIGRATIONS}")
+        raise LookupError(f"there are no migrations in {folder}")
     return found
 
 
-def _config() -> Config:
+def _config(folder: Path) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("script_location", str(folder))
     return config

@@ -149,15 +149,6 @@ def test_one_that_cannot_be_looked_after_keeps_no_other_waiting(scene: Scene) ->
     assert [len(told(scene, run)) for run in runs] == [2, 1, 2]
 
 
-def test_a_deadline_that_is_no_more_is_forgotten(scene: Scene) -> None:
-    """Release 0.1.0 moves decisions on and leaves their deadlines: such a one is not looked at for ever."""
-    run = stopped(scene)
-    with scene.database.transaction() as tx:
-        tx.execute(sa.update(tables.decisions).values(state="confirmed"))
-    deadlines.look_after(scene.database, NOW + CONFIRM)
-    assert (decided(scene, run).deadline_at, told(scene, run)) == (None, ["run.stop_requested"])
-
-
 def test_as_a_chore_it_sees_to_the_end(scene: Scene) -> None:
     """Beside a worker it wakes up for each deadline until nothing is owed any more."""
     with scene.database.transaction() as tx:

@@ -59,6 +59,7 @@ def decide(scene: Scene, run: Run, state: str, due_at: datetime = NOW) -> None:
 def _decide(tx: Transaction, run: Run, state: str, due_at: datetime) -> None:
     row = {"run_id": run.id, "id": new_id(), "project_id": run.project_id, "attempt": run.attempt, "state": state}
     row |= {"step": 4, "verdict": run.verdict, "policy_id": run.policy_id, "due_at": due_at, "created_at": due_at}
+    row |= {"observed_probability": 0.1}
     tx.execute(tables.decisions.insert().values(row))
 
 

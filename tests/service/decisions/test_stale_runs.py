@@ -202,22 +202,6 @@ def test_a_policy_that_cannot_be_read_does_not_end_the_vigil(scene: Scene) -> No
     assert told(scene, broken) == told(scene, other) == ["run.stale"]
 
 
-def test_runs_that_nobody_looks_after_are_adopted(scene: Scene) -> None:
-    """Such as those that release 0.1.0 has opened; those that have ended are left alone."""
-    orphan, ended, known, forgotten = scene.open(), scene.open(), scene.open(), scene.open()
-    commands.finish(scene.database, scene.project_id, ended.id, "completed", NOW)
-    with scene.database.transaction() as tx:
-        tx.execute(tables.pulses.delete().where(tables.pulses.c.run_id.in_([orphan.id, ended.id])))
-        run_health.look_again(tx, {forgotten.id: None})
-    before = pulse(scene, known)
-    stale_runs.adopt(scene.database, at(10))
-    with scene.database.reading() as tx:
-        assert set(run_health.of_runs(tx, [orphan.id, ended.id, known.id])) == {orphan.id, known.id}
-    assert pulse(scene, known) == before
-    look(scene, at(300))
-    assert told(scene, orphan) == told(scene, forgotten) == ["run.stale"]
-
-
 def test_many_processes_tell_each_thing_once(postgres_database: Database) -> None:
     """Four look at some hundred silent runs at one time."""
     scene = set_up(postgres_database)

@@ -34,7 +34,7 @@ def told(scene: Scene) -> Scene:
     write(database, second, 9, LATER, treatment="stopped", observed_probability=0.1, gpu_hours_saved=7.0)
     write(database, second, 1, LATER, treatment="stopped", outcome="wrong", gpu_hours_lost=5.0, gpu_hours_saved=7.0)
     write(database, second, 2, LATER, treatment="prevented", outcome="wrong")
-    write(database, third, 1, LATER, observed_probability=None)
+    write(database, third, 1, LATER)
     return scene
 
 
@@ -62,7 +62,7 @@ def test_figures_of_a_policy(told: Scene) -> None:
     assert watchful.hours.lost == pytest.approx(4 * 0.9 / 0.1)
     assert (watchful.hours.saved, watchful.hours.lost_as_told) == (63, 5)
     assert watchful.counts["stopped"] == {"right": 9, "wrong": 1, "unknown": 0}
-    assert newest.precision.decided == 1  # in shadow mode, by release 0.1.0
+    assert newest.precision.decided == 1
 
 
 BY: list[tuple[Grouping, ...]] = [

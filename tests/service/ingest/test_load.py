@@ -12,7 +12,7 @@ from evalstop_service.ingest import Arrival, LiveRuns, Points, Resumed, Saved, r
 from evalstop_service.ingest.load import REPLAY_WEIGHT
 from evalstop_service.ingest.run_cache import Trail
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.store import monitor_states, tables
+from evalstop_service.store import monitor_states
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
@@ -156,20 +156,6 @@ def test_what_processes_share_is_kept(scene: Scene) -> None:
     for at in range(0, 2 * run_cache.KEEP_EVERY, 256):
         (other if at % 512 else scene).post(run, evals(*(step % 7 / 7 for step in range(256)), start=at))
     assert how(replace(scene, live=LiveRuns()), run, evals(0.5, start=2 * run_cache.KEEP_EVERY)) == "restored"
-
-
-def test_what_the_previous_release_left_is_not_trusted(scene: Scene) -> None:
-    """A state beside the row was written by a release that does not say what it rewrote: the run is rebuilt."""
-    run = scene.open()
-    how(scene, run, evals(0.1))
-    with scene.database.transaction() as tx:
-        tx.execute(
-            tables.runs.update()
-            .where(tables.runs.c.id == run.id)
-            .values(version=tables.runs.c.version + 1, monitor_state="{}")
-        )
-    assert how(scene, run, evals(0.2, start=1)) == "rebuilt"
-    assert how(scene, run, evals(0.3, start=2)) == "hit"
 
 
 def test_forgets_what_was_not_committed(scene: Scene) -> None:

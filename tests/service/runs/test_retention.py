@@ -41,7 +41,6 @@ KEPT = (
     tables.decisions,
     tables.decision_changes,
     tables.outcomes,
-    tables.former_outcomes,
     tables.cases,
 )
 """What pruning leaves of a run."""

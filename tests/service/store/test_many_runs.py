@@ -122,16 +122,6 @@ def test_saves_what_ingestion_changes(scene: Scene) -> None:
         assert runs.load_many(tx, [second.id, first.id]) == {run.id: run for run in changed}
 
 
-def test_saving_drops_what_the_previous_release_kept(scene: Scene) -> None:
-    """A monitor's state in the row of its run is the previous release's: seen when loaded, gone when saved."""
-    run = scene.open()
-    with scene.database.transaction() as tx:
-        runs.save(tx, replace(run, monitor_state="old"))
-        assert runs.load_many(tx, [run.id])[run.id].monitor_state == "old"
-        runs.save_many(tx, [replace(run, monitor_state="old")])
-        assert runs.load_many(tx, [run.id])[run.id].monitor_state is None
-
-
 def test_keeps_monitors(scene: Scene) -> None:
     """A kept monitor takes the place of the one before."""
     one, two, none = (new_id() for _ in range(3))

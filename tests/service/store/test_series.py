@@ -12,7 +12,6 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.observations import New, Point
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import OBSERVATIONS_AT_A_TIME
-from msgspec.structs import replace
 
 from tests.service.scenes import NOW, Scene, set_up
 
@@ -124,30 +123,6 @@ def test_what_is_superseded_is_gone(scene: Scene, run: Run) -> None:
         assert observations.supersede(tx, run.id, 10_000, 2) > 0
     check(scene, run, *WHOLE, 50)
     store(scene, run, [Point("loss", step, 3e9) for step in range(10_001, 10_011)])
-    summarize(scene, run)
-    check(scene, run, *WHOLE, 50)
-
-
-def test_the_previous_release_may_write(scene: Scene, run: Run) -> None:
-    """What release 0.1.0 stores is seen, though it knows nothing of summaries."""
-    with scene.database.transaction() as tx:
-        # What it does: rows by plain inserts, and the monitor's state in the row of the run.
-        tx.execute(
-            tables.observations.insert(),
-            [
-                {
-                    "run_id": run.id,
-                    "metric": "loss",
-                    "step": 1,
-                    "superseded_by": 0,
-                    "value": 8e9,
-                    "attempt": 1,
-                    "received_at": NOW,
-                }
-            ],
-        )
-        runs.save(tx, replace(run, version=1, monitor_state="{}"))
-    check(scene, run, *WHOLE, 50)
     summarize(scene, run)
     check(scene, run, *WHOLE, 50)
 

@@ -110,8 +110,6 @@ def remembered(history: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[frozen
 def _passed(life: Life, event: Passed, terms: Terms) -> Outcome:
     if life.deadline_at is None or life.deadline_at > event.at or life.state is State.ON_HOLD:
         return life, []
-    if life.state not in AWAITING:  # moved on by release 0.1.0, which knows of no deadlines
-        return replace(life, deadline_at=None), []
     if event.gone_on:  # to ask again might end the job that goes on
         return _given_up(life, "no receiver has said what became of the job, and the run went on in a new attempt")
     if life.escalations >= 2:

@@ -6,7 +6,6 @@ from evalstop_service.store.tables.decisions import (
     cases,
     decision_changes,
     decisions,
-    former_outcomes,
     outcomes,
 )
 from evalstop_service.store.tables.projects import audit_log, keys, policies, projects, rollout_stages, sessions
@@ -38,7 +37,6 @@ __all__ = [
     "endpoints",
     "events",
     "experiments",
-    "former_outcomes",
     "keys",
     "metadata",
     "moment_text",

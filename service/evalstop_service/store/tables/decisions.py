@@ -23,7 +23,9 @@ decisions = sa.Table(
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("deadline_at", UtcTime),  # when the service has to look after it by itself; NULL: never
     sa.Column("escalations", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("observed_probability", sa.Double),  # of being let run, so that the truth is seen; NULL: release 0.1.0
+    sa.Column(
+        "observed_probability", sa.Double, nullable=False
+    ),  # of letting the run go on, so that its outcome is seen
     sa.UniqueConstraint("run_id", "attempt"),  # one decision an attempt: whoever comes second changes nothing
     sa.Index("ix_decisions_id", "id"),
     sa.Index("ix_decisions_project_id_id", "project_id", "id"),
@@ -56,7 +58,7 @@ decision_changes = sa.Table(
 
 # What turned out to be true of an attempt, whether or not it was flagged: the last row counts.
 outcomes = sa.Table(
-    "run_outcomes",
+    "outcomes",
     metadata,
     of_run(),
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
@@ -67,19 +69,6 @@ outcomes = sa.Table(
     sa.Column("actor", sa.Text, nullable=False),
     sa.Column("note", sa.Text, nullable=False),
     sa.Column("details", sa.JSON, nullable=False),  # the numbers behind it
-    sa.Column("at", UtcTime, nullable=False),
-)
-
-# Release 0.1.0 keeps outcomes here; nothing else does, and the next release may drop it.
-former_outcomes = sa.Table(
-    "outcomes",
-    metadata,
-    *part_of("decisions", "decision_id", primary_key=True),
-    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("outcome", sa.Text, nullable=False),
-    sa.Column("turn_step", sa.BigInteger),
-    sa.Column("actor", sa.Text, nullable=False),
-    sa.Column("note", sa.Text, nullable=False),
     sa.Column("at", UtcTime, nullable=False),
 )
 

@@ -23,7 +23,6 @@ runs = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),  # counts the changes of the row
     # The version at which the past last changed: a monitor kept at an earlier one has to be rebuilt.
     sa.Column("rewritten_version", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("monitor_state", sa.Text),  # not NULL: written by release 0.1.0, which knows no other place for it
     sa.Column("verdict", sa.JSON, nullable=False),
     sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
     sa.Column("raw_maximum", sa.JSON(none_as_null=True)),
