@@ -1,4 +1,4 @@
-"""What the service said last about a run."""
+"""The service's latest answer about a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class LatestAnswer:
-    """A run as the service sees it; before the first answer it is told to go on."""
+    """A run as the service sees it; before the first answer `should_stop` is False."""
 
     run_id: str | None = None
     should_stop: bool = False
@@ -43,7 +43,7 @@ class LatestAnswer:
     best_checkpoint: Mapping[str, Any] | None = None
 
     def after(self, answer: Mapping[str, Any]) -> LatestAnswer:
-        """The standing once `answer` is known; what the answer does not speak of stays as it was."""
+        """This with the fields of `answer`; what the answer leaves out stays as it was."""
         changes: dict[str, Any] = {}
         if isinstance(answer.get("id"), str):
             changes["run_id"] = answer["id"]

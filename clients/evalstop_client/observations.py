@@ -1,4 +1,4 @@
-"""From what a trainer hands over to the observations that the service understands: pure."""
+"""Converts what a trainer logs into observations of the API. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TEXT = (str, bytes, bytearray)
 
 @dataclass(slots=True)
 class LoggedValues:
-    """The numbers read from one call of `log`, and their standard errors, by metric; `time` in seconds since 1970.
+    """The values of one call of `log` and their standard errors, by metric; `time` in seconds since 1970.
 
-    A trainer waits for these alone; what is made of them is left to whoever records them. `problems`: what had to be
-    left out, kind -> (how often, an example).
+    Reading them is all that a trainer waits for; the recorder's thread does the rest. `problems`: what was left out,
+    kind -> (how often, an example).
     """
 
     time: float
@@ -34,18 +34,18 @@ class LoggedValues:
         return len(self.values)
 
     def observations(self) -> list[dict[str, Any]]:
-        """The observations as the service understands them."""
+        """The observations as the API takes them."""
         time = datetime.fromtimestamp(self.time, UTC).isoformat().replace("+00:00", "Z")
-        found: list[dict[str, Any]] = []
+        items: list[dict[str, Any]] = []
         for metric, value in self.values.items():
             point = {"metric": metric, "step": self.step, "value": encode_value(value), "time": time}
             if metric in self.stderrs:
                 point["stderr"] = self.stderrs[metric]
-            found.append(point)
-        return found
+            items.append(point)
+        return items
 
-    def parts(self, points: int) -> Iterator[LoggedValues]:
-        """The reading in parts of so many observations at most, of which each can be sent alone."""
+    def split(self, points: int) -> Iterator[LoggedValues]:
+        """The logged in parts of so many observations at most, of which each can be sent alone."""
         if self.points <= points:
             if self.values:
                 yield self
@@ -54,37 +54,37 @@ class LoggedValues:
         while part := dict(islice(values, points)):
             yield LoggedValues(self.time, self.step, part, self.stderrs)
 
-    def complain(self, kind: str, example: str, count: int = 1) -> None:
+    def add_problem(self, kind: str, example: str, count: int = 1) -> None:
         """Note that `count` things of this kind were left out."""
         so_far, first = self.problems.get(kind, (0, example))
         self.problems[kind] = (so_far + count, first)
 
 
-def read(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None, time: float) -> LoggedValues:
-    """Read one call of `log`: `values` and their standard errors by metric, all at one `step`."""
-    reading = LoggedValues(time)
+def read_values(values: Mapping[str, Any], step: Any, stderr: Mapping[str, Any] | None, time: float) -> LoggedValues:
+    """Read `values` and their standard errors by metric, all at one `step`."""
+    logged = LoggedValues(time)
     if not isinstance(values, Mapping):
-        reading.complain("values", f"log() takes a mapping of metric to value, not {values!r:.80}")
-        return reading
+        logged.add_problem("values", f"log() takes a mapping of metric to value, not {values!r:.80}")
+        return logged
     whole_step = parse_step(step)
     if whole_step is None:
-        reading.complain("step", f"step {step!r:.80} is not a whole number from 0 on", max(1, len(values)))
-        return reading
-    reading.step = whole_step
+        logged.add_problem("step", f"step {step!r:.80} is not a whole number from 0 on", max(1, len(values)))
+        return logged
+    logged.step = whole_step
     errors = stderr if isinstance(stderr, Mapping) else {}
     if stderr is not None and (errors is not stderr or not errors.keys() <= values.keys()):
-        reading.complain("stderr", f"stderr {stderr!r:.80} has no value beside it")
+        logged.add_problem("stderr", f"stderr {stderr!r:.80} has no value beside it")
     for metric, raw in values.items():
         value = parse_number(raw)
         if not isinstance(metric, str) or not metric:
-            reading.complain("metric", f"{metric!r:.80} is not the name of a metric")
+            logged.add_problem("metric", f"{metric!r:.80} is not the name of a metric")
         elif value is None:
-            reading.complain("value", f"{metric!r:.80} has the value {raw!r:.80}, which is no number")
+            logged.add_problem("value", f"{metric!r:.80} has the value {raw!r:.80}, which is no number")
         else:
-            reading.values[metric] = value
+            logged.values[metric] = value
             if metric in errors:
-                _add_stderr(reading, metric, errors[metric])
-    return reading
+                _add_stderr(logged, metric, errors[metric])
+    return logged
 
 
 def parse_step(step: Any) -> int | None:
@@ -117,9 +117,9 @@ def encode_value(value: float) -> float | str:
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def _add_stderr(reading: LoggedValues, metric: str, raw: Any) -> None:
+def _add_stderr(logged: LoggedValues, metric: str, raw: Any) -> None:
     error = parse_number(raw)
     if error is None or not math.isfinite(error) or error < 0:
-        reading.complain("stderr", f"stderr of {metric!r:.80} is {raw!r:.80}, not a number from 0 on")
+        logged.add_problem("stderr", f"stderr of {metric!r:.80} is {raw!r:.80}, not a number from 0 on")
     else:
-        reading.stderrs[metric] = error
+        logged.stderrs[metric] = error

@@ -1,4 +1,4 @@
-"""What a trainer calls: a run that is watched, and never in the way of the training."""
+"""What a trainer calls: a run that is watched, and never delays or breaks the training."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Run:
         else:
             self._reporter = Reporter(self._settings, self._warnings)
             self._reporter.start()
-        _living.add(self)
+        _open_runs.add(self)
 
     @property
     def name(self) -> str:
@@ -88,22 +88,22 @@ class Run:
     @property
     def id(self) -> str | None:
         """The service's id of the run; None until it has answered."""
-        return self._standing.run_id
+        return self._latest_answer.run_id
 
     @property
     def should_stop(self) -> bool:
         """Whether the service wants the run to end, as of its latest answer."""
-        return self._standing.should_stop
+        return self._latest_answer.should_stop
 
     @property
     def verdict(self) -> Verdict | None:
         """The service's latest verdict; None until it has answered."""
-        return self._standing.verdict
+        return self._latest_answer.verdict
 
     @property
     def best_checkpoint(self) -> Mapping[str, Any] | None:
         """The checkpoint to ship (`step`, `uri`, `score`, `chosen_by`), as of the service's latest answer."""
-        return self._standing.best_checkpoint
+        return self._latest_answer.best_checkpoint
 
     @property
     def dropped(self) -> int:
@@ -111,11 +111,11 @@ class Run:
         return self._warnings.dropped
 
     def log(self, values: Mapping[str, Any], *, step: int, stderr: Mapping[str, Any] | None = None) -> None:
-        """Report metrics at `step`, with the standard errors that are known; what is no number is dropped."""
-        reading = observations.read(values, step, stderr, time.time())
-        for kind, (count, example) in reading.problems.items():
+        """Report metrics at `step`, with the known standard errors; values that are not numbers are dropped."""
+        logged = observations.read_values(values, step, stderr, time.time())
+        for kind, (count, example) in logged.problems.items():
             self._warnings.count_dropped(kind, count, "log: %s", example)
-        for part in reading.parts(OBSERVATIONS_PER_ENTRY):
+        for part in logged.split(OBSERVATIONS_PER_ENTRY):
             self._put(part)
 
     def checkpoint(self, uri: str | os.PathLike[str], *, step: int) -> None:
@@ -128,7 +128,7 @@ class Run:
             self._put(Entry("checkpoints", {"step": whole_step, "uri": place}))
 
     def resume(self, *, step: int) -> None:
-        """Report that training goes on from the checkpoint of `step`: what was logged after it is void."""
+        """Report that training resumes from the checkpoint of `step`: what was logged after it is superseded."""
         whole_step = observations.parse_step(step)
         if whole_step is None:
             self._warnings.count_dropped("resume", 1, "resume: step %.80r", step)
@@ -136,7 +136,7 @@ class Run:
             self._put(Entry("resume", {"step": whole_step}))
 
     def flush(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the service has everything (at most `flush_seconds` unless told); False when it has not."""
+        """Wait until the service has everything, `flush_seconds` by default; False on timeout."""
         if self._reporter is None or self._finished:
             return True
         return self._reporter.flush(self._settings.limits.flush_seconds if timeout_seconds is None else timeout_seconds)
@@ -157,15 +157,15 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if os.getpid() != self._pid:  # a forked child leaves the block: the run goes on in the parent
+        if os.getpid() != self._pid:  # a forked child leaves the block: the run continues in the parent
             self._close()
         else:
             ended_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
             self.finish("completed" if ended_well else "failed")
 
     @property
-    def _standing(self) -> LatestAnswer:
-        return self._reporter.standing if self._reporter is not None else _UNKNOWN
+    def _latest_answer(self) -> LatestAnswer:
+        return self._reporter.latest_answer if self._reporter is not None else _NO_ANSWER
 
     def _put(self, entry: Entry | LoggedValues) -> None:
         if self._finished:
@@ -177,7 +177,7 @@ class Run:
 
     def _close(self) -> None:
         self._finished = True
-        _living.discard(self)
+        _open_runs.discard(self)
         if self._reporter is not None:
             self._reporter.close(self._settings.limits.flush_seconds)
 
@@ -187,21 +187,21 @@ class Run:
             self._reporter.after_fork_in_child()
 
 
-_UNKNOWN = LatestAnswer()
-_living: set[Run] = set()  # holds on to runs that their maker forgot, so that exit can flush them
+_NO_ANSWER = LatestAnswer()
+_open_runs: set[Run] = set()  # keeps a reference until the run is closed, so that exit can flush it
 
 
 def _close_all() -> None:
-    """At exit: bring what is logged home, without saying how the run ended, which nobody has told."""
-    for run in list(_living):
+    """At exit: send what was logged, without an end of the run, which is unknown."""
+    for run in list(_open_runs):
         run._close()
 
 
-def _begin_anew_in_child() -> None:
-    for run in list(_living):
+def _restart_in_child() -> None:
+    for run in list(_open_runs):
         run._after_fork_in_child()
 
 
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew_in_child)
+    os.register_at_fork(after_in_child=_restart_in_child)

@@ -1,4 +1,4 @@
-"""The labels by which a receiver finds a run's job: what the scheduler tells the job about itself. Pure."""
+"""The labels by which a receiver finds a run's job, from the scheduler's environment variables. Pure."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ KUBERNETES_LABELS = {
 def scheduler_labels(environment: Mapping[str, str]) -> dict[str, str]:
     """The labels of a process that runs inside a Slurm job or a Kubernetes workload; none outside.
 
-    All of a scheduler's are told, the empty ones too: a run that goes on in another job must not keep labels of the one
-    before.
+    All of a scheduler's labels are set, empty ones too: a run that continues in another job must not keep the old ones.
     """
     return {**_in_slurm(environment), **_in_kubernetes(environment)}
 

@@ -1,4 +1,4 @@
-"""The service as seen over HTTP: one request in, one of four answers out, never an exception."""
+"""The service over HTTP: a request returns one of four answers and never raises."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class Unauthorized:
-    """The service does not accept the key: only a person can mend that."""
+    """The service does not accept the key; only a person can fix that."""
 
     reason: str
 
@@ -82,7 +82,7 @@ class Service:
         return self._request("GET", path, None)
 
     def close(self) -> None:
-        """Close the connection; the next request opens it anew."""
+        """Close the connection; the next request opens another."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -100,17 +100,17 @@ class Service:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """The certificates that are trusted, loaded once, and not before they are needed: that takes its time."""
+    """The trusted certificates, loaded once and on first use, because loading is slow."""
     import httpx
 
     return httpx.create_ssl_context()
 
 
 def understand(response: httpx.Response) -> Answer:
-    """What a response means for the one who asked.
+    """Classify a response.
 
-    A refusal is believed only in the service's own words (a problem document): what a proxy says in between while
-    the service is being replaced, be it 404 or 200, is a way of being away.
+    A refusal counts only as a problem document of the service: a 404 or 200 of a proxy, while the service is being
+    replaced, means that it is unavailable.
     """
     status = response.status_code
     body = _object_in(response)

@@ -1,4 +1,4 @@
-"""What a run is told at its construction, by arguments or by the environment, checked once."""
+"""Settings of a run, from arguments or the environment, checked once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from evalstop_client.errors import ConfigurationError
 from evalstop_client.scheduler_labels import scheduler_labels
 
-AUTO = "auto"  # the service tells the roles of metrics from their names
+AUTO = "auto"  # the service recognises the roles of metrics by their names
 METRIC_ROLES = ("eval", "proxy", "kl", "loss")
 DIRECTIONS = ("maximize", "minimize")
 METRIC_FIELDS = {"role", "direction"}
@@ -28,7 +28,7 @@ class Limits:
     """Every bound of the reporter, with its unit and its default."""
 
     flush_seconds: float = 10.0  # how long finish(), the end of the `with` block and exit may wait for the service
-    poll_seconds: float = 30.0  # how often an idle run says that it is there, and asks whether it should stop
+    poll_seconds: float = 30.0  # between heartbeats of an idle run, which also ask whether it should stop
     timeout_seconds: float = 10.0  # of each step of one request
     queue_entries: int = 10_000  # calls held in memory until they are on disk
     spool_bytes: int = 256 * 2**20  # on disk, for one run name; beyond it observations are dropped
@@ -153,7 +153,7 @@ def _opening(
 
 
 def choose_spool_folder(root: str | Path | None, environment: Mapping[str, str], url: str | None, name: str) -> Path:
-    """The folder that holds what one run name still has to tell one service.
+    """The folder with what one run name has not yet sent to one service.
 
     `root` defaults to EVALSTOP_SPOOL, then to the user's state folder, then to the temporary one.
     """

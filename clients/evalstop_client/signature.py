@@ -1,4 +1,4 @@
-"""Signs and verifies webhooks as Standard Webhooks lays down (symmetric, `v1`): pure.
+"""Signs and verifies webhooks by Standard Webhooks (symmetric, `v1`). Pure.
 
 Signed is `{webhook-id}.{webhook-timestamp}.{body}`, by HMAC-SHA256 with the bytes that the secret `whsec_<base64>`
 stands for. https://github.com/standard-webhooks/standard-webhooks

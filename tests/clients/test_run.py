@@ -107,8 +107,8 @@ def test_should_stop_comes_with_the_answer_to_a_post(server: FakeServer, service
         assert run.id == service.run_named("a run").id
 
 
-def test_idle_run_learns_of_the_stop_by_asking(server: FakeServer, service: FakeService) -> None:
-    """Between two evals a run sends heartbeats, whose answers say whether it should stop."""
+def test_idle_run_learns_of_the_stop_by_heartbeat(server: FakeServer, service: FakeService) -> None:
+    """Between two evals a run posts heartbeats, whose answer says whether it should stop."""
     with start(server) as run:
         run.log({"gold": 1.0}, step=5)
         assert run.flush()

@@ -31,14 +31,14 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
         self._run: Run | None = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Open the run, and say so where it goes on from a checkpoint."""
+        """Open the run, and report a resume from a checkpoint."""
         if self._run is None:
             self._run = Run(**filled(self._arguments, total_steps=self.params.get("epochs")))
             if epoch > 0:
                 self._run.resume(step=epoch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """End the training when the service says so."""
+        """End the training when the service asks for it."""
         if self._run is not None and self._run.should_stop:
             self.model.stop_training = True
 
@@ -53,7 +53,7 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
                 self._run.checkpoint(to_uri(path), step=epoch + 1)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Say that the run has ended; a `fit` that fails never comes here, and its run is found lost."""
+        """Report that the run has ended; a `fit` that fails never gets here, and its run is found lost."""
         if self._run is not None:
             self._run.finish()
             self._run = None

@@ -35,7 +35,7 @@ class EvalStopCallback(Callback):
         self._logger: _RunLogger | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the run, and say so where it goes on from a checkpoint."""
+        """Open the run, and report a resume from a checkpoint."""
         if trainer.is_global_zero:
             total_steps = trainer.max_steps if trainer.max_steps > 0 else None
             run = Run(**filled(self._arguments, total_steps=total_steps))
@@ -47,7 +47,7 @@ class EvalStopCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the training when the service says so."""
+        """End the training when the service asks for it."""
         every = self._agree_every_steps if trainer.world_size > 1 else 1
         if trainer.global_step % every == 0:
             wanted = self._logger is not None and self._logger.run.should_stop
@@ -55,12 +55,12 @@ class EvalStopCallback(Callback):
                 trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say that the run has ended, once the last checkpoint is registered."""
+        """Report that the run has ended, once the last checkpoint is registered."""
         if self._logger is not None:
             self._logger.done = True
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Let go of the run: one whose training failed is found lost by the service."""
+        """Release the run: the service finds one whose training failed to be lost."""
         if self._logger is not None:
             trainer.loggers = [logger for logger in trainer.loggers if logger is not self._logger]
             if self._logger.done:
@@ -69,7 +69,7 @@ class EvalStopCallback(Callback):
 
 
 class _RunLogger(Logger):
-    """Hands on what the trainer tells its loggers."""
+    """Forwards what the trainer logs."""
 
     def __init__(self, run: Run, trainer: Trainer) -> None:
         self.run = run

@@ -33,7 +33,7 @@ def rank() -> int:
 
 
 def agreed(word: bool) -> bool:
-    """What rank 0 says, for all ranks; each of them has to call it, as often as the others."""
+    """The value of rank 0, on all ranks; every rank has to call it equally often."""
     if not _is_distributed() or dist.get_world_size() == 1:
         return word
     words = [word]

@@ -48,11 +48,11 @@ class EvalStop(Callback):
         self._run_of(trial.trial_id).checkpoint(uri, step=(trial.last_result or {}).get(self._step_key, 0))
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Say that a trial has ended, by itself or by its stopper."""
+        """Report that a trial has ended, by itself or by its stopper."""
         self._finish(trial.trial_id, "completed")
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """Say that a trial has failed."""
+        """Report that a trial has failed."""
         self._finish(trial.trial_id, "failed")
 
     def _run_of(self, trial_id: str) -> Run:
@@ -67,7 +67,7 @@ class EvalStop(Callback):
             run.finish(status)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tune writes its callbacks down: without the runs, which another process opens anew by their names."""
+        """Tune pickles its callbacks: without the runs, which another process opens again by name."""
         return self.__dict__ | {"_runs": {}}
 
 

@@ -37,7 +37,7 @@ class EvalStopCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Open the run, and say so where it goes on from a checkpoint."""
+        """Open the run, and report a resume from a checkpoint."""
         name = getattr(args, "run_name", None) or args.output_dir
         arguments = filled(self._arguments, name=name, total_steps=state.max_steps or None)
         self._run = DistributedRun(agree_every_steps=self._agree_every_steps, **arguments)
@@ -68,14 +68,14 @@ class EvalStopCallback(TrainerCallback):
             self._run.checkpoint(to_uri(folder), step=state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """End the training when the service says so."""
+        """End the training when the service asks for it."""
         if self._run is not None and self._run.should_stop_at(state.global_step):
             control.should_training_stop = True
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Say that the run has ended; a training that fails never comes here, and its run is found lost."""
+        """Report that the run has ended; a training that fails never gets here, and its run is found lost."""
         if self._run is not None:
             self._run.finish()
             self._run = None

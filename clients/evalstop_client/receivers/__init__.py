@@ -1,4 +1,4 @@
-"""Programs that stand beside a scheduler, obey stop events and report back."""
+"""Programs beside a scheduler that obey stop events and report back."""
 
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, JobControl, Present, StopRequest
 from evalstop_client.receivers.stop.webhook_handler import Receiver

@@ -1,4 +1,4 @@
-"""Takes the trainer's calls off its hands: a bounded queue, and a thread that makes them durable."""
+"""Makes the trainer's calls durable in the background: a bounded queue and a thread."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from evalstop_client.spool.warnings import WarningLog
 logger = logging.getLogger("evalstop_client")
 
 BATCH_SECONDS = 0.005
-"""After a write so long nothing is looked at: who logs on and on wakes nobody each time, and shares an fsync."""
+"""Pause after a write: frequent calls share a wake-up and an fsync."""
 
 
 class Recorder:
-    """Moves entries from memory to the spool; `put` costs the caller an append to a list."""
+    """Moves entries from memory to the spool; `put` costs the caller an append to a queue."""
 
     def __init__(self, spool: Spool, queue_entries: int, warnings: WarningLog) -> None:
         self._spool = spool
@@ -78,7 +78,7 @@ class Recorder:
             try:
                 self._spool.append(list(map(_entry, came)))  # one append, one fsync, for all that came meanwhile
             except Exception:
-                logger.exception("evalstop: the recorder met a fault of its own")
+                logger.exception("evalstop: internal error in the recorder")
                 self._warnings.count_dropped("recorder", len(came), "calls could not be recorded")
 
 

@@ -1,4 +1,4 @@
-"""What a refusal by the service means for what was sent: a little of it is laid aside, the rest sent again. Pure."""
+"""What to reject and what to retry of a request that the service refused. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BAD_POINT = re.compile(r"^/observations/(\d+)(/|$)")
 
 
 def split_rejected(entry: Entry, refused: Refused) -> tuple[Entry | None, list[Entry]]:
-    """What to lay aside of a refused entry, and what to post again.
+    """What to reject of a refused entry, and what to post again.
 
     The service stores nothing of a batch with a bad point. Where it names the bad points only they go; where it does
     not, the batch is halved until they are alone.

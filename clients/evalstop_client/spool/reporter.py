@@ -22,9 +22,9 @@ logger = logging.getLogger("evalstop_client")
 
 
 class Reporter:
-    """Takes entries at any rate and brings them to the service in their order, whenever it is there.
+    """Takes entries at any rate and sends them in order whenever the service is available.
 
-    Two threads: one makes entries durable at once, the other may wait for the network as long as it must.
+    Two threads: one makes entries durable at once, the other waits for the network.
     """
 
     def __init__(self, settings: Settings, warnings: WarningLog) -> None:
@@ -36,9 +36,9 @@ class Reporter:
         self._build()
 
     @property
-    def standing(self) -> LatestAnswer:
-        """What the service said last."""
-        return self._sender.standing
+    def latest_answer(self) -> LatestAnswer:
+        """The service's latest answer."""
+        return self._sender.latest_answer
 
     def start(self) -> None:
         """Start both threads, unless they run or have ended."""
@@ -49,7 +49,7 @@ class Reporter:
                 self._sender.start()
 
     def put(self, entry: Entry | LoggedValues) -> None:
-        """Take `entry`; never waits for disk or network."""
+        """Queue `entry`; never waits for disk or network."""
         self.start()
         self._recorder.put(entry)
 
@@ -58,10 +58,10 @@ class Reporter:
         if not self._started:
             return True
         deadline = time.monotonic() + timeout_seconds
-        self._sender.hurry()
+        self._sender.start_flush()
         recorded = self._recorder.wait_idle(timeout_seconds)
-        self._spool.wait(lambda: self._sender.is_idle or self._sender.is_stuck, deadline - time.monotonic())
-        self._sender.calm()
+        self._spool.wait(lambda: self._sender.is_idle or self._sender.is_unauthorized, deadline - time.monotonic())
+        self._sender.end_flush()
         return recorded and self._sender.is_idle
 
     def close(self, timeout_seconds: float) -> bool:
@@ -76,13 +76,13 @@ class Reporter:
         return flushed
 
     def after_fork_in_child(self) -> None:
-        """Begin anew in a forked child: threads do not cross a fork, and the parent sends what it has queued."""
+        """Restart in a forked child: threads do not survive a fork, and the parent sends what it has queued."""
         self._spool.abandon_in_child()
-        standing = self.standing
+        latest_answer = self.latest_answer
         self._starting = threading.Lock()
         self._started = False
         self._build()
-        self._sender.standing = standing
+        self._sender.latest_answer = latest_answer
 
     def _build(self) -> None:
         settings, limits, warnings = self._settings, self._settings.limits, self._warnings

@@ -83,7 +83,7 @@ class Segment(Protocol):
 
 
 class MemorySegment:
-    """Stands in where the disk refuses to write; does not outlive the process."""
+    """Used when the disk cannot be written; lost with the process."""
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
         self._opening = opening

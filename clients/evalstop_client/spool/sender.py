@@ -1,4 +1,4 @@
-"""Empties the spool into the service, in order, for as long as it takes."""
+"""Sends the spool to the service, in order, for as long as it takes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLUSH_RETRY_SECONDS = 0.5
 
 
 class Sender:
-    """The thread that talks to the service; `standing` is what the service said last."""
+    """The thread that sends; `latest_answer` is what the service answered last."""
 
     def __init__(
         self, service: Service, spool: Spool, opening: Mapping[str, Any], limits: Limits, warnings: WarningLog
@@ -40,31 +40,31 @@ class Sender:
         self._run_id = ""
         self._reopened = False  # because the service did not know the run any more
         self._failures = 0
-        self._is_stuck = False
-        self._hurried_at = -math.inf
-        self._hurry = threading.Event()
+        self._is_unauthorized = False
+        self._flush_started_at = -math.inf
+        self._flushing = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evalstop-sender", daemon=True)
-        self.standing = LatestAnswer()
+        self.latest_answer = LatestAnswer()
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def hurry(self) -> None:
-        """Someone waits: try at once, and often."""
-        self._hurried_at = time.monotonic()
-        self._is_stuck = False
-        self._hurry.set()
+    def start_flush(self) -> None:
+        """A flush waits: retry at once and often."""
+        self._flush_started_at = time.monotonic()
+        self._is_unauthorized = False
+        self._flushing.set()
 
-    def calm(self) -> None:
-        """Nobody waits any more."""
-        self._hurry.clear()
+    def end_flush(self) -> None:
+        """The flush is over."""
+        self._flushing.clear()
 
     def close(self) -> None:
         """End the thread after the request it is in."""
         self._closed.set()
-        self._hurry.set()
+        self._flushing.set()
         self._spool.wake()
 
     @property
@@ -74,9 +74,9 @@ class Sender:
         return settled and self._spool.is_empty
 
     @property
-    def is_stuck(self) -> bool:
+    def is_unauthorized(self) -> bool:
         """Whether waiting is of no use: the key was not accepted."""
-        return self._is_stuck
+        return self._is_unauthorized
 
     def _run(self) -> None:
         adopted = False
@@ -89,27 +89,27 @@ class Sender:
                 answer = self._step()
             except Exception as error:  # a fault of ours must not end the thread: the spool keeps what is unsent
                 if not self._failures:
-                    logger.exception("evalstop: the sender met a fault of its own")
+                    logger.exception("evalstop: internal error in the sender")
                 answer = Unavailable(f"{type(error).__name__}: {error}")
             self._pause_after(answer, began)
         self._service.close()
 
     def _step(self) -> Answer | None:
-        """Do the oldest thing that is to be done; None when there was nothing but waiting."""
+        """Send the oldest batch; None when there was nothing to send."""
         batch = self._spool.head()
         opening = self._opening if batch is None else batch.opening
         if self._opened != opening and not self._is_refused(opening):
             return self._open(opening)
         if batch is None:
-            return self._wait_or_beat()
+            return self._wait_or_send_heartbeat()
         if not batch.entries:  # damaged lines only
             self._spool.advance(batch)
             return None
         if self._refusal is not None and self._is_refused(opening):
-            self._lay_aside(batch.entries, self._refusal[1])
+            self._reject(batch.entries, self._refusal[1])
             self._spool.advance(batch)
             return None
-        answer = self._send(_merged(batch.entries))
+        answer = self._send(_merge_entries(batch.entries))
         if isinstance(answer, Accepted):
             self._spool.advance(batch)
         return answer
@@ -121,7 +121,7 @@ class Sender:
                 return Unavailable(f"POST /runs answered without a run: {answer.body!r:.200}")
             self._run_id = answer.body["id"]
             self._opened = opening
-            self._learn(answer.body)
+            self._update_latest_answer(answer.body)
         elif isinstance(answer, Refused):
             self._refusal = (opening, answer)
             self._spool.wake()
@@ -132,45 +132,46 @@ class Sender:
         return self._refusal is not None and self._refusal[0] == opening
 
     def _send(self, entry: Entry) -> Answer:
-        """Post `entry`; what the service refuses of it is laid aside, and the rest posted again."""
+        """Post `entry`; what the service refuses of it is rejected, and the rest posted again."""
         waiting = [entry]
         while waiting:
             part = waiting.pop()
             answer = self._service.post(f"/runs/{self._run_id}/{part.to}", dict(part.body))
             if isinstance(answer, Accepted):
                 self._reopened = False
-                self._learn(answer.body)
+                self._update_latest_answer(answer.body)
             elif isinstance(answer, Refused):
-                if answer.status == 404 and not self._reopened:  # the service has lost the run: make it anew, once
+                if (
+                    answer.status == 404 and not self._reopened
+                ):  # the service does not know the run: open it again, once
                     self._opened, self._reopened = None, True
                     return answer
                 bad, rest = split_rejected(part, answer)
                 if bad is not None:
-                    self._lay_aside([bad], answer)
+                    self._reject([bad], answer)
                 waiting.extend(reversed(rest))
             else:
                 return answer  # all of it will be sent again; what was accepted will be duplicates
         return Accepted({})
 
-    def _lay_aside(self, entries: Sequence[Entry], refused: Refused) -> None:
+    def _reject(self, entries: Sequence[Entry], refused: Refused) -> None:
         path = self._spool.reject(entries, refused.reason)
         self._warnings.warn_once("refused", "the service refused something, kept in %s: %s", path, refused.reason)
 
-    def _wait_or_beat(self) -> Answer | None:
-        def something_to_do() -> bool:
+    def _wait_or_send_heartbeat(self) -> Answer | None:
+        def has_work() -> bool:
             return self._closed.is_set() or not self._spool.is_empty
 
-        self._spool.wake()  # who flushes learns here that all is done
-        if self._spool.wait(something_to_do, self._limits.poll_seconds) or self._opened is None:
+        self._spool.wake()  # wakes a flush that waits
+        if self._spool.wait(has_work, self._limits.poll_seconds) or self._opened is None:
             return None
-        # Says that the run is alive though it has nothing to post, which also asks whether it should stop.
-        answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})
+        answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})  # which also asks whether to stop
         if isinstance(answer, Accepted):
-            self._learn(answer.body)
+            self._update_latest_answer(answer.body)
         return answer
 
-    def _learn(self, body: Json) -> None:
-        self.standing = self.standing.after(body)
+    def _update_latest_answer(self, body: Json) -> None:
+        self.latest_answer = self.latest_answer.after(body)
         conflicts = body.get("conflicts")
         if isinstance(conflicts, list) and conflicts:
             self._warnings.warn_once(
@@ -178,15 +179,15 @@ class Sender:
             )
 
     def _pause_after(self, answer: Answer | None, began: float) -> None:
-        # What was asked before somebody began to wait says nothing of the key as it is now.
-        self._is_stuck = isinstance(answer, Unauthorized) and began >= self._hurried_at
+        # A request from before the flush says nothing of the key as it is now.
+        self._is_unauthorized = isinstance(answer, Unauthorized) and began >= self._flush_started_at
         if isinstance(answer, Unauthorized):
             self._warnings.warn_once("unauthorized", "the key is not accepted; spooling until it is: %s", answer.reason)
             self._spool.wake()
             self._pause(self._limits.unauthorized_seconds)
         elif isinstance(answer, Unavailable):
             self._failures += 1
-            self._warnings.warn_once("away", "the service is away; spooling until it is back: %s", answer.reason)
+            self._warnings.warn_once("away", "the service is unavailable; spooling until it is back: %s", answer.reason)
             self._pause(wait_seconds(self._failures, random.random(), answer.retry_after_seconds))
         elif answer is not None:
             if self._failures:
@@ -197,13 +198,13 @@ class Sender:
 
     def _pause(self, seconds: float) -> None:
         began = time.monotonic()
-        if self._hurry.wait(seconds):
+        if self._flushing.wait(seconds):
             left = seconds - (time.monotonic() - began)
             self._closed.wait(max(0.0, min(left, FLUSH_RETRY_SECONDS)))
 
 
-def _merged(entries: Sequence[Entry]) -> Entry:
-    """One entry with the observations of all of `entries`; an entry of another kind stands alone."""
+def _merge_entries(entries: Sequence[Entry]) -> Entry:
+    """One entry with the observations of all `entries`; an entry of another kind comes alone."""
     if len(entries) == 1:
         return entries[0]
     return merge_observations([point for entry in entries for point in entry.body["observations"]])

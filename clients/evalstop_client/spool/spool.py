@@ -1,4 +1,4 @@
-"""What a run still has to tell the service, in order, on disk: it outlives the process and the service's absence.
+"""What a run has not yet sent, in order, on disk: it survives the process and outages of the service.
 
 A run name has a folder. Each process writes segments of its own into it; the next process of that name adopts those
 whose process has died and sends them first. A segment is deleted once all of it was sent.
@@ -87,7 +87,7 @@ class Spool:
             self._changed.notify_all()
 
     def reject(self, entries: Sequence[Entry], reason: str) -> Path:
-        """Lay `entries` aside with the service's words, in a file beside the spool; returns its path."""
+        """Write rejected `entries` with the service's reason to a file beside the spool; returns its path."""
         path = self._folder.with_name(self._folder.name + ".rejected.jsonl")
         count = sum(max(1, entry.points) for entry in entries)
         try:
@@ -102,12 +102,12 @@ class Spool:
         return path
 
     def wait(self, until: Callable[[], bool], timeout_seconds: float) -> bool:
-        """Wait until `until()` holds; it is asked again after every change of the spool."""
+        """Wait until `until()` is true; it is called after every change of the spool."""
         with self._changed:
             return self._changed.wait_for(until, timeout_seconds)
 
     def wake(self) -> None:
-        """Let everyone who waits look again."""
+        """Wake every waiter."""
         with self._changed:
             self._changed.notify_all()
 
@@ -117,7 +117,7 @@ class Spool:
         return all(segment.is_sent for segment in list(self._segments))
 
     def close(self) -> None:
-        """Let go of the files: what was sent whole is deleted, the rest waits for the next process."""
+        """Close the files: those that were sent are deleted, the rest waits for the next process."""
         with self._changed:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""Says each kind of trouble once in the log, and counts the observations that it cost."""
+"""Logs each kind of problem once, and counts the observations that it cost."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class WarningLog:
 
     @property
     def dropped(self) -> int:
-        """How many points, checkpoints and other calls were given up for good."""
+        """How many observations, checkpoints and other calls were lost."""
         return self._dropped
 
     def warn_once(self, kind: str, message: str, *args: object) -> None:
-        """Warn, unless this kind was said before."""
+        """Log a warning, unless one of this kind was logged before."""
         with self._lock:
             if kind in self._said:
                 return
@@ -30,13 +30,13 @@ class WarningLog:
         logger.warning("evalstop: " + message, *args)
 
     def count_dropped(self, kind: str, count: int, message: str, *args: object) -> None:
-        """Count `count` things as lost, and warn unless this kind was said before."""
+        """Count `count` things as lost, and warn once for each kind."""
         with self._lock:
             self._dropped += count
         self.warn_once(kind, message + " (said once; run.dropped counts them)", *args)
 
     def reset(self, kind: str) -> None:
-        """Forget that this kind was said: the trouble has passed, and would be news again."""
+        """Allow another warning of this kind: the problem has passed."""
         with self._lock:
             self._said.discard(kind)
 

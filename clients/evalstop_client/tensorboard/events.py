@@ -1,4 +1,4 @@
-"""What stands in a record: the scalars of one event, read from its protocol buffer. Pure.
+"""The scalars in one record, read from its protocol buffer. Pure.
 
 Sources: tensorboard/compat/proto/{event,summary,tensor}.proto. Scalars come as `simple_value`, as TensorFlow 1 and
 PyTorch write them, and as tensors of one number, as TensorFlow 2 and Keras do. All else is passed over.

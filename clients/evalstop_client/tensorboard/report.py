@@ -63,7 +63,7 @@ class Watch:
                     self._remember()
 
     def finish(self) -> None:
-        """Say that all runs of which something was sent have ended well. Raises ServiceUnavailable."""
+        """Report every run that something was sent of as completed. Raises ServiceUnavailable."""
         for run in sorted(self._ids):
             self._post(run, "finish", {"status": "completed"})
 
@@ -96,7 +96,7 @@ class Watch:
             self._ids[run] = str(opened.body.get("id"))
         answer = self._answered(self._service.post(f"/runs/{self._ids[run]}/{to}", body))
         if isinstance(answer, Refused) and answer.status == 404:
-            del self._ids[run]  # the service has lost it: it is opened anew at the next look
+            del self._ids[run]  # the service does not know it: it is opened again at the next poll
             raise ServiceUnavailable(answer.reason)
         return answer if isinstance(answer, Refused) else None
 
@@ -140,4 +140,4 @@ class Watch:
     def _say(self, kind: str, what: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            logger.warning("%s (said once)", what)
+            logger.warning("%s (logged once)", what)

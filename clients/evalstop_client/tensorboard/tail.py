@@ -1,4 +1,4 @@
-"""Follows event files as they grow: what is new in a folder of runs since the last look.
+"""Follows event files as they grow: what is new in a folder of runs since the last poll.
 
 A folder that holds event files is a run. A trainer that starts again writes a new file beside the old one: what it logs
 anew from an earlier step on takes the place of what stood there, as TensorBoard has it.
@@ -28,7 +28,7 @@ HEAD_BYTES = 32
 
 @dataclass
 class Position:
-    """How far a file was read, and how it began: what begins otherwise now is another file."""
+    """How far a file was read, and its first bytes: if they differ now, it is another file."""
 
     head: bytes = b""
     offset: int = 0
@@ -115,7 +115,7 @@ class Folder:
     def _complain(self, file: Path, what: str) -> None:
         if file.name not in self._complained:
             self._complained.add(file.name)
-            logger.warning("%s: %s (said once)", file, what)
+            logger.warning("%s: %s (logged once)", file, what)
 
     def document(self) -> dict[str, Any]:
         """What is to be remembered, as JSON."""
@@ -124,7 +124,7 @@ class Folder:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Folder:
-        """The folder that `document` tells of. Raises KeyError, TypeError or ValueError."""
+        """The folder that `document` describes. Raises KeyError, TypeError or ValueError."""
         positions = {
             str(name): Position(bytes.fromhex(at[0]), int(at[1])) for name, at in document["positions"].items()
         }

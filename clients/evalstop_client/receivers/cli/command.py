@@ -13,7 +13,7 @@ from evalstop_client.receivers.stop.subprocesses import environment_without
 
 EXAMPLES = """\
 examples:
-  # cancel and look by two commands of your own; {job_id} is a label of the run
+  # cancel and check by two commands of your own; {job_id} is a label of the run
   evalstop-receiver command --run 'my-cancel {job_id}' --check 'my-status {job_id}'
 
   # only runs of one scheduler, only jobs of two users, a signal before the cancel
@@ -52,9 +52,9 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(options: argparse.Namespace) -> int:
-    """Stand beside a scheduler that is spoken to by commands."""
+    """Run the receiver of a scheduler that is controlled by commands."""
     if options.gone_exit_code == 0:
-        raise ConfigurationError("gone-exit-code 0: that says that the job is there.")
+        raise ConfigurationError("gone-exit-code: 0 means that the job is there; choose another.")
     mine = {name: values[-1] for name, values in pairs(options.mine, "--mine").items()}
     allow = {name: frozenset(values) for name, values in pairs(options.allow, "--allow").items()}
     action = CommandJobControl(

@@ -21,7 +21,7 @@ examples:
   # in a pod, by its ServiceAccount, for workloads of two namespaces; the trainer's client names the workload
   evalstop-receiver kubernetes --listen 0.0.0.0:9000 --allow-namespace research --allow-namespace eval
 
-  # where no connection can come in; as whoever the kubeconfig says
+  # where no connection can come in; with the kubeconfig's user
   evalstop-receiver kubernetes --pull 01a0... --kubeconfig ~/.kube/config --context lab --allow-namespace research
 
   # one of several clusters; through `kubectl proxy`
@@ -77,7 +77,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run_kubernetes_receiver(options: argparse.Namespace) -> int:
-    """Stand beside a Kubernetes cluster."""
+    """Run the receiver of a Kubernetes cluster."""
     access = _access(options)
     namespaces = frozenset(options.allow_namespace or [access.namespace])
     action = KubernetesJobControl(
@@ -94,7 +94,7 @@ def run_kubernetes_receiver(options: argparse.Namespace) -> int:
 def _access(options: argparse.Namespace) -> Access:
     if options.api_server:
         if options.kubeconfig or options.context:
-            raise ConfigurationError("api-server: it stands for a kubeconfig; name one of the two.")
+            raise ConfigurationError("api-server: it replaces a kubeconfig; give one of the two.")
         return direct(options.api_server, "default", options.token_file, options.ca_file)
     if options.token_file or options.ca_file:
         raise ConfigurationError("token-file and ca-file: they go with --api-server.")

@@ -95,10 +95,10 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the job of `evalstop-receiver process` to its end, whoever brings that about."""
+    """Run the job to its end and return its exit code."""
     command: list[str] = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        raise ConfigurationError("command: say what to run after --, as in: -- python train.py")
+        raise ConfigurationError("command: give the job's command after --, as in: -- python train.py")
     secrets = load_secrets(options.secret_env, options.secret_file)
     url, key = parse_service(options)
     number = _signal_number(options.checkpoint_signal)
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
         host, port = server.server_address[:2]
         ready = {"url": server.url, "host": host, "port": port, "job_pid": job.pid, "receiver": receiver_id}
         write_atomically(options.ready_file, json.dumps(ready) + "\n")
-    while (status := job.wait(POLL_SECONDS)) is None:  # Python sees to a signal that was just too early for a wait
+    while (status := job.wait(POLL_SECONDS)) is None:  # a signal just before a wait is handled between two waits
         pass
     if url is not None and not forwarding.happened:
         receiver.wait_until_stopped(options.linger_seconds)  # a job that polls may obey before the webhook is here

@@ -76,7 +76,7 @@ def add_parser(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run_slurm_receiver(options: argparse.Namespace) -> int:
-    """Stand beside a Slurm cluster."""
+    """Run the receiver of a Slurm cluster."""
     users = frozenset(options.allow_user or [getpass.getuser()])
     partitions = frozenset(options.allow_partition) if options.allow_partition else None
     signal = checkpoint_signal(options.checkpoint_signal) if options.checkpoint_signal else None
@@ -99,7 +99,7 @@ def _cluster(options: argparse.Namespace) -> Cluster:
     if not options.rest:
         programs = Programs(environment)
         if options.cluster:
-            raise ConfigurationError("cluster: Slurm's commands tell it by themselves; it goes with --rest.")
+            raise ConfigurationError("cluster: only with --rest; Slurm's commands know their cluster.")
         return programs
     if not options.cluster:
         raise ConfigurationError("cluster: name the cluster with --cluster, as SLURM_CLUSTER_NAME has it in a job.")

@@ -22,7 +22,7 @@ logger = logging.getLogger("evalstop_client.tensorboard")
 
 EXAMPLES = """\
 examples:
-  # each folder with event files below runs/ is a run, called runs/<folder>; roles are told from the tags
+  # each folder with event files below runs/ is a run, called runs/<folder>; roles are recognised from the tags
   evalstop-receiver watch-tensorboard runs
 
   # Keras writes train/ and validation/: one run, tags train/epoch_loss and validation/epoch_loss
@@ -85,7 +85,7 @@ def watch_tensorboard(options: argparse.Namespace) -> int:
     }
     url, key = parse_service(options)
     if url is None:
-        raise ConfigurationError("url: say where the service is, with --url or EVALSTOP_URL.")
+        raise ConfigurationError("url: name the service with --url or EVALSTOP_URL.")
     name = options.name or root.resolve().name or "tensorboard"
     digest = hashlib.sha256(f"{url}\n{name}\n{root.resolve()}".encode(errors="replace")).hexdigest()[:12]
     memory = options.state or choose_state_folder(None, "tensorboard") / f"{digest}.json"

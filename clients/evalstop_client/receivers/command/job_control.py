@@ -1,4 +1,4 @@
-"""Any other scheduler: cancels and looks by commands that the operator names, filled from the labels of the run."""
+"""Any other scheduler: cancels and checks jobs by the operator's commands, filled in from the labels of the run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class CommandJobControl:
         self._insist(self._commands.force or self._commands.cancel, job)
 
     def check_job(self, job: Job) -> Present | Gone:
-        """Ask the command that checks: 0, the job is there; `gone_exit_code`, it is gone; any other, nobody knows."""
+        """Run the check command: exit 0, the job is there; `gone_exit_code`, it is gone; any other, unknown."""
         done = self._run(self._commands.check, job)
         if done.exit_code == 0:
             return Present(_first_line(done) or "there")

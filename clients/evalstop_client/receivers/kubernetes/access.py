@@ -1,4 +1,4 @@
-"""Where the API server is and how to prove who one is: inside a pod by its ServiceAccount, or as one is told."""
+"""Address and credentials of the API server: a pod's ServiceAccount, or as configured."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class KubernetesJobControl:
         if (labels.get(CHECKPOINT_LABEL) or (ANNOTATION if self._annotates else "")) == ANNOTATION:
             facts["checkpoint_signal"] = ANNOTATION
         job = Job(f"{namespace}/{item['metadata']['name']}", facts)
-        self._pods(job).list()  # what may not be listed and seen to go is refused now, not after the cancel
+        self._pods(job).list()  # pods that may not be listed are refused now, not after the cancel
         return job
 
     def request_checkpoint(self, job: Job, request: StopRequest) -> bool:

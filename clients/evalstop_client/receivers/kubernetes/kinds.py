@@ -40,7 +40,7 @@ class Kind:
         return self.pods.format(name=metadata["name"], uid=metadata["uid"], ray_cluster=cluster)
 
     def words(self, workload: Object) -> frozenset[str]:
-        """What its controller says of it now."""
+        """What its controller reports of it now."""
         if self.phase:
             word = at(workload, *self.phase)
             return frozenset({word}) if isinstance(word, str) else frozenset()
@@ -120,13 +120,13 @@ def find_kind(text: str) -> Kind | None:
 
 
 def find_kind_of(api_version: str, name: str) -> Kind | None:
-    """By what an owner reference says."""
+    """The kind that an owner reference names."""
     group = api_version.rpartition("/")[0]
     return next((one for one in (*KINDS, POD) if (one.group, one.name) == (group, name)), None)
 
 
 def at(tree: Any, *path: str) -> Any:
-    """What stands at a path of fields; None when one of them is missing."""
+    """The value at a path of fields; None when one of them is missing."""
     for name in path:
         tree = tree.get(name) if isinstance(tree, Mapping) else None
     return tree

@@ -1,4 +1,4 @@
-"""What Kubernetes says of a pod, and what of it goes into a report: pure."""
+"""A pod as Kubernetes reports it, and what of it goes into a report. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pod:
     node: str = ""
     controller_uid: str = ""
     created_at: datetime | None = None
-    delete_at: datetime | None = None  # when its grace is over; None: nobody has asked for its end
+    delete_at: datetime | None = None  # when its grace period ends; None: not deleted
     gpus: int = 0
     ends: tuple[End, ...] = ()
     is_there: bool = True

@@ -43,7 +43,7 @@ class Suspension:
 
     @property
     def can_undo(self) -> bool:
-        """Whether what is stopped can be let go on."""
+        """Whether a stopped workload can be resumed."""
         return not self._deletes
 
     def stop(self, kind: Kind, workload: Object, decision_id: str | None = None) -> None:
@@ -76,7 +76,7 @@ class Suspension:
             self._set(kind, workload, False, {STOPPED_BY: None})
 
     def is_held(self, kind: Kind, workload: Object) -> bool:
-        """Whether it is stopped, its controller has said so, and nobody but a person will start it again."""
+        """Whether it is stopped, its controller confirms it, and only a person would start it again."""
         if _parallelism_before(workload) is not None:
             return at(workload, "spec", "parallelism") == 0 and not at(workload, "status", "active")
         if not kind.words(workload) & kind.suspended or (kind.lever and at(workload, *kind.lever) is not True):

@@ -1,4 +1,4 @@
-"""Finds the living processes of a job: its group, and whoever descends from it in groups of their own.
+"""Finds the living processes of a job: its group, and descendants in groups of their own.
 
 A launcher may put its workers into sessions of their own (torchrun does), where a signal to the job's group does not
 reach them. The caller makes itself the reaper of orphans (Linux), so that none of them leaves the family.
@@ -70,7 +70,7 @@ def list_processes_by_ps() -> Iterator[Process]:
 
 
 def reap_orphans(child: int) -> None:
-    """Bury dead processes that were adopted; `child` is left to its own waiter."""
+    """Reap adopted processes that have exited; `child` is left to its own waiter."""
     for process in list_processes():
         if process.parent == os.getpid() and process.pid != child and process.state[:1] in DEAD_STATES:
             with contextlib.suppress(ChildProcessError):

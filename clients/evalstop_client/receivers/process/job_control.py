@@ -1,4 +1,4 @@
-"""Ends a job that is a child of the receiver: SIGTERM, a period of grace, SIGKILL, and a look whether all are gone."""
+"""Ends a job that is a child of the receiver: SIGTERM, grace period, SIGKILL, then a check that no process is left."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class ProcessJobControl:
             self._signal_each(signal.SIGTERM)
 
     def kill_job(self, job: Job) -> None:
-        """SIGKILL to whoever is left, again and again for a while: they may be forking."""
+        """SIGKILL to every process left, repeatedly: they may be forking."""
         until = time.monotonic() + FORCE_SECONDS
         while not self._is_gone() and time.monotonic() < until:
             logger.info("SIGKILL to %s", [process.pid for process in self._living()])

@@ -1,4 +1,4 @@
-"""Ends jobs of a Slurm cluster: a signal for the checkpoint, a cancel, and a look until the job has left COMPLETING.
+"""Ends jobs of a Slurm cluster: checkpoint signal, cancel, then polling until the job has left COMPLETING.
 
 A run names its job by the labels that the client sends by itself: slurm_job_id, slurm_cluster and the others of LABELS.
 """
@@ -76,7 +76,7 @@ class SlurmJobControl:
         return self._cluster.signal(job.id, job.facts["user"], signal.name, signal.where)
 
     def cancel_job(self, job: Job, request: StopRequest) -> None:
-        """Leave a comment, for a job that ends well on SIGTERM looks like one that ended by itself; then cancel."""
+        """Leave a comment, because a job that exits 0 on SIGTERM looks like one that ended by itself; then cancel."""
         try:
             self._cluster.comment(job.id, f"stopped by EvalStop, decision {request.decision_id}")
         except (RequestRefused, SchedulerUnavailable) as error:
@@ -93,7 +93,7 @@ class SlurmJobControl:
         self._cluster.kill(job.id, job.facts["user"])
 
     def check_job(self, job: Job) -> Present | Gone:
-        """What slurmctld says, and the accounting where slurmctld has forgotten the job."""
+        """What slurmctld reports, or the accounting once slurmctld has dropped the job."""
         records = of_job(self._cluster.jobs(job.facts["job_id"]), job.facts["job_id"])
         if not records:
             records = self._cluster.past(job.facts["job_id"])

@@ -1,4 +1,4 @@
-"""What Slurm says of a job, whichever way it was asked, and what that means: pure."""
+"""Slurm's record of a job, from any source, and what it means. Pure."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _number(text: str) -> int:
 
 
 def _local_time(text: str) -> datetime | None:
-    """Slurm's commands write the machine's local time, without saying so."""
+    """Slurm's commands write local time without an offset."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except ValueError:

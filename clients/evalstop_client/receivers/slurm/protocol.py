@@ -15,7 +15,7 @@ class Cluster(Protocol):
         ...
 
     def hides_jobs(self) -> bool:
-        """Whether a job that is not listed may exist all the same (PrivateData), or nobody can tell."""
+        """Whether a job that is not listed may exist nevertheless (PrivateData), or that is unknown."""
         ...
 
     def jobs(self, job_id: str) -> list[Record]:

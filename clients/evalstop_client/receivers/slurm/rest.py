@@ -44,7 +44,7 @@ class Rest:
         self._client.close()
 
     def name(self) -> str:
-        """As it was given: slurmrestd tells the cluster's name only with a job."""
+        """As it was given: slurmrestd names the cluster only with a job."""
         return self._cluster
 
     def hides_jobs(self) -> bool:

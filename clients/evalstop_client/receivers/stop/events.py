@@ -1,4 +1,4 @@
-"""What can happen to a stop at the receiver; `at` is in seconds since 1970."""
+"""Events in the life of a stop at the receiver; `at` is in seconds since 1970."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evalstop_client.receivers.stop.job_control import Gone, Job, Present
 
 @dataclass(frozen=True)
 class Started:
-    """The stop begins, or the receiver was started again in the middle of it."""
+    """The stop starts, or the receiver restarted in the middle of it."""
 
     at: float
 
@@ -23,14 +23,14 @@ class WaitEnded:
 
 @dataclass(frozen=True)
 class StopEscalated:
-    """The service has lost its patience."""
+    """The service escalated the stop."""
 
     at: float
 
 
 @dataclass(frozen=True)
 class JobFound:
-    """The job was found, and looked at."""
+    """The job was found and checked."""
 
     at: float
     job: Job
@@ -39,14 +39,14 @@ class JobFound:
 
 @dataclass(frozen=True)
 class JobForeign:
-    """The job is another receiver's."""
+    """The job belongs to another receiver."""
 
     at: float
 
 
 @dataclass(frozen=True)
 class JobRefused:
-    """The action will not do it."""
+    """Job control refused."""
 
     at: float
     reason: str
@@ -54,7 +54,7 @@ class JobRefused:
 
 @dataclass(frozen=True)
 class SchedulerFailed:
-    """The scheduler could not be asked."""
+    """The scheduler was unavailable."""
 
     at: float
     reason: str
@@ -62,7 +62,7 @@ class SchedulerFailed:
 
 @dataclass(frozen=True)
 class CheckpointRequested:
-    """The job was asked for a checkpoint, or, if not `possible`, there is no way to ask it."""
+    """A checkpoint was requested or, if not `possible`, there is no way to request one."""
 
     at: float
     possible: bool
@@ -71,21 +71,21 @@ class CheckpointRequested:
 
 @dataclass(frozen=True)
 class JobCancelled:
-    """The scheduler has taken the cancel."""
+    """The scheduler accepted the cancel."""
 
     at: float
 
 
 @dataclass(frozen=True)
 class JobKilled:
-    """The scheduler has taken the order to force it."""
+    """The scheduler accepted the kill."""
 
     at: float
 
 
 @dataclass(frozen=True)
 class JobChecked:
-    """What the scheduler says; `saved`: a checkpoint came after the call for one, None when nobody can say."""
+    """What the scheduler reports; `saved`: a checkpoint was registered after the request for one, None if unknown."""
 
     at: float
     seen: Present | Gone
@@ -94,7 +94,7 @@ class JobChecked:
 
 @dataclass(frozen=True)
 class ReportAccepted:
-    """The service has taken the report, or, with a `refusal`, will never take it."""
+    """The service accepted the report or, with a `refusal`, never will."""
 
     at: float
     refusal: str | None = None
@@ -102,7 +102,7 @@ class ReportAccepted:
 
 @dataclass(frozen=True)
 class ReportFailed:
-    """The service could not take the report now, and may have asked for some seconds' patience."""
+    """The service could not take the report now; it may have sent Retry-After."""
 
     at: float
     retry_after_seconds: float | None = None

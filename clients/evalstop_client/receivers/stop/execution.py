@@ -1,4 +1,12 @@
-"""Carries out one stop: does what its state machine says, remembers each step first, until it is done."""
+"""Carries out one stop: journal first, then whatever the state machine asks for.
+
+1. The state machine turns the last event into a new state and one instruction.
+2. The state is written to the journal before anything is done: a receiver that dies in between repeats a harmless
+   step rather than forgetting one.
+3. The instruction is carried out. Whatever goes wrong becomes an event, so that the state machine decides about
+   retries and the service hears of failures.
+4. Back to 1, until the state machine has no more instructions.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +46,7 @@ class StopExecution:
     """One stop that is being carried out."""
 
     def __init__(self, entry: JournalEntry, context: ReceiverContext, changed: Callable[[Stop], None]) -> None:
-        """`changed` is told each new state, from the thread that runs."""
+        """`changed` is called with each new state, on the thread that runs."""
         self._request = entry.request
         self._stop = entry.stop
         self._context = context
@@ -49,12 +57,12 @@ class StopExecution:
         self._reports = context.reports()
 
     def escalate(self) -> None:
-        """Go at it harder."""
+        """The service escalated: kill the job instead of waiting for the cancel."""
         self._escalated.set()
         self._wake.set()
 
     def leave(self) -> None:
-        """Leave it as it stands, to be gone on with by the next receiver."""
+        """Stop working on it; the next receiver continues from the journal."""
         self._end.set()
         self._wake.set()
 
@@ -82,8 +90,8 @@ class StopExecution:
             try:
                 self._context.memory.keep(self._request, stop)
                 break
-            except OSError as error:  # a full disk must not end the stop of a job, nor let it go on unremembered
-                logger.error("cannot remember how far a stop has come, trying again: %s", error)
+            except OSError as error:  # a full disk must neither end a stop nor let it continue unrecorded
+                logger.error("cannot write the journal, retrying: %s", error)
                 if self._end.wait(1.0):
                     return
         self._changed(stop)
@@ -101,7 +109,7 @@ class StopExecution:
             return events.JobRefused(self._context.clock(), error.detail or str(error))
         except SchedulerUnavailable as error:
             return self._report_unavailable(error.detail or str(error))
-        except Exception as error:  # the service must learn of it, whatever it is
+        except Exception as error:  # whatever it is, the service must hear of it
             if self._stop.away == 0:
                 logger.exception("the action failed")
             return self._report_unavailable(f"{type(error).__name__}: {error}")
@@ -146,7 +154,7 @@ class StopExecution:
 
     def _report_unavailable(self, reason: str) -> Event:
         if self._stop.away == 0:
-            logger.warning("run %s: %s; trying on", self._request.run_name, reason)
+            logger.warning("run %s: %s; retrying", self._request.run_name, reason)
         self._context.metrics.add("scheduler_unavailable_total")
         return events.SchedulerFailed(self._context.clock(), reason)
 

@@ -18,7 +18,7 @@ logger = logging.getLogger("evalstop_client.receivers")
 BODY_LIMIT_BYTES = 2**20
 DISCARD_SECONDS = 2.0
 SHUTDOWN_SECONDS = 0.05
-"""How long `shutdown` may take to be noticed: whoever ends the receiver waits for it."""
+"""How often the server checks for `shutdown`."""
 
 
 class ReceiverServer(ThreadingHTTPServer):
@@ -31,7 +31,7 @@ class ReceiverServer(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind, without asking the name service who we are: it may take its time, and nobody wants to know."""
+        """Bind without a reverse DNS lookup, which may be slow and is not needed."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(Reply(404, {"error": "Webhooks are received by POST; /livez tells whether this runs."}))
 
     def do_POST(self) -> None:
-        """Take one webhook."""
+        """Receive one webhook."""
         length = self.headers.get("content-length", "")
         if not (length.isascii() and length.isdecimal()):
             self._reply(Reply(411, {"error": "The header content-length is needed."}))
@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reply(self.server.receiver.receive(dict(self.headers.items()), body, time.time()))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the standard library's name
-        """Requests are told to the log, at a level that is not shown unless asked for."""
+        """Log requests at DEBUG."""
         logger.debug("%s %s", self.address_string(), format % args)
 
     def _reply(self, reply: Reply) -> None:

@@ -1,4 +1,4 @@
-"""What a stop may ask its receiver to do next."""
+"""What the state machine of a stop asks the receiver to do next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evalstop_client.receivers.stop.job_control import Job
 
 @dataclass(frozen=True)
 class Report:
-    """What is told to the service: `state` is acknowledged, confirmed or failed."""
+    """A report to the service: `state` is acknowledged, confirmed or failed."""
 
     state: str
     reason: str
@@ -20,12 +20,12 @@ class Report:
 
 @dataclass(frozen=True)
 class FindJob:
-    """FindJob the job, and look at it."""
+    """Find the job and check it."""
 
 
 @dataclass(frozen=True)
 class RequestCheckpoint:
-    """Call for a checkpoint."""
+    """Request a checkpoint."""
 
     job: Job
 

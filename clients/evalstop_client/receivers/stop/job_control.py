@@ -16,7 +16,7 @@ RESUME_REQUESTED = "run.resume_requested"
 
 @dataclass(frozen=True)
 class StopRequest:
-    """A stop event in the words that an action needs; `event` is all of it."""
+    """The fields of a stop event that job control needs; `event` is the whole of it."""
 
     webhook_id: str
     decision_id: str
@@ -45,7 +45,7 @@ class Present:
 
 @dataclass(frozen=True)
 class Gone:
-    """The scheduler itself says that the job is gone and holds nothing; `details` is what it knows of the end."""
+    """The scheduler reports that the job is gone and holds no resources; `details` is what it knows of the end."""
 
     state: str
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class JobControl(Protocol):
         ...
 
     def check_job(self, job: Job) -> Present | Gone:
-        """What the scheduler itself says of the job now."""
+        """What the scheduler reports of the job now."""
         ...
 
     def resume_job(self, job: Job) -> None:

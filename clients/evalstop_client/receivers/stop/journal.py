@@ -1,7 +1,7 @@
-"""What a receiver must not forget: the stops it was asked for and how far each has come, one file a decision.
+"""The receiver's journal: the stops that were requested and the state of each, one file a decision.
 
-A file is replaced whole and is on the disk before what it says is acted upon, so that a receiver that is started again
-goes on where it was, and obeys no decision twice. Small files, not a database: the folder may lie on a network disk.
+A file is replaced as a whole and is on disk before its state is acted upon, so that a restarted receiver continues
+where it was and obeys no decision twice. Small files, not a database: the folder may lie on a network disk.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class Journal:
             self._read(folder)
 
     def close(self) -> None:
-        """Let another receiver have the folder."""
+        """Release the folder's lock."""
         if self._lock_file is not None:
             self._lock_file.close()
             self._lock_file = None
 
     def begin(self, request: StopRequest, at: float) -> JournalEntry | None:
-        """Remember a stop that begins now; None when the decision is known and needs no new beginning.
+        """Record a stop that starts now; None when the decision is known already.
 
-        One that ended as failed, or whose end could not be told, is begun anew: the sender has reason to ask again.
+        One that failed, or whose end could not be reported, starts again: the sender has reason to ask again.
         """
         with self._changing:
             known = self._stops.get(request.decision_id)
@@ -75,23 +75,23 @@ class Journal:
             return begun
 
     def keep(self, request: StopRequest, stop: Stop) -> None:
-        """Remember how far a stop has come."""
+        """Record the state of a stop."""
         with self._changing:
             self._store(JournalEntry(request, stop))
 
     def of(self, decision_id: str) -> JournalEntry | None:
-        """What is known of a decision."""
+        """The entry of a decision."""
         with self._changing:
             return self._stops.get(decision_id)
 
     def unfinished(self) -> list[JournalEntry]:
-        """The stops to go on with, oldest first."""
+        """The unfinished stops, oldest first."""
         with self._changing:
             under_way = [one for one in self._stops.values() if one.stop.phase is not Phase.DONE]
         return sorted(under_way, key=lambda one: one.stop.started_at)
 
     def forget(self, before: float) -> None:
-        """Forget what was done with and begun before `before`."""
+        """Delete entries of finished stops that started before `before`."""
         with self._changing:
             old = [one for one in self._stops.values() if one.stop.phase is Phase.DONE and one.stop.started_at < before]
             for one in old:
@@ -99,7 +99,7 @@ class Journal:
 
     def _store(self, remembered: JournalEntry) -> None:
         decision_id = remembered.request.decision_id
-        if not remembered.stop.mine:  # to be found again, should it come again; other receivers' are not hoarded
+        if not remembered.stop.mine:  # other receivers' stops are not kept
             self._drop(decision_id)
             return
         if self.folder is not None:
@@ -120,7 +120,7 @@ class Journal:
             try:
                 remembered = _remembered(json.loads(file.read_text()))
             except (OSError, ValueError, KeyError, TypeError, EventMalformed) as error:
-                logger.error("%s cannot be read and is passed over: %s: %s", file, type(error).__name__, error)
+                logger.error("%s cannot be read and is skipped: %s: %s", file, type(error).__name__, error)
             else:
                 self._stops[remembered.request.decision_id] = remembered
 
@@ -137,9 +137,9 @@ def _locked(folder: Path) -> IO[str]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise ConfigurationError(f"state {folder}: another receiver is at work there; give each its own.") from None
+            raise ConfigurationError(f"state {folder}: another receiver uses it; give each its own.") from None
         except OSError as error:  # a network disk without locks
-            logger.warning("%s cannot be locked (%s): see to it that no second receiver uses it", folder, error)
+            logger.warning("%s cannot be locked (%s): make sure that no second receiver uses it", folder, error)
     return file
 
 

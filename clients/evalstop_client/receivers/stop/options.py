@@ -34,7 +34,7 @@ def add_service_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_receiver_options(parser: argparse.ArgumentParser) -> None:
-    """Options of receivers that stand beside a scheduler for good."""
+    """Options of receivers that run beside a scheduler."""
     add = parser.add_argument
     add("--listen", metavar="HOST:PORT", help="where webhooks arrive (default: 127.0.0.1:9000, or nowhere with --pull)")
     add(
@@ -46,7 +46,7 @@ def add_receiver_options(parser: argparse.ArgumentParser) -> None:
         "--state",
         type=Path,
         metavar="FOLDER",
-        help="where it remembers what it was asked for (default: receiver-<scheduler> in the user's state folder)",
+        help="folder of its journal (default: receiver-<scheduler> in the user's state folder)",
     )
     add(
         "--checkpoint-grace-seconds",
@@ -60,21 +60,21 @@ def add_receiver_options(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=StopTimeouts.cancel_seconds,
         metavar="S",
-        help="from the cancel to force; longer than the scheduler's own (default: %(default)g)",
+        help="from the cancel to the kill; longer than the scheduler's own (default: %(default)g)",
     )
     add(
         "--give-up-seconds",
         type=seconds,
         default=StopTimeouts.give_up_seconds,
         metavar="S",
-        help="from the cancel until it is reported as failed; the job is watched on (default: %(default)g)",
+        help="from the cancel until the stop is reported as failed; polling goes on (default: %(default)g)",
     )
     add(
         "--poll-seconds",
         type=seconds,
         default=StopTimeouts.poll_seconds,
         metavar="S",
-        help="between looks (default: 1)",
+        help="between two checks of the job (default: 1)",
     )
 
 

@@ -40,7 +40,7 @@ class Puller:
         threading.Thread(target=self.run, name="puller", daemon=True).start()
 
     def end(self) -> None:
-        """Begin no other poll; one that waits is left alone."""
+        """Start no other poll; one that waits is left alone."""
         self._ended.set()
 
     def run(self) -> None:
@@ -63,7 +63,7 @@ class Puller:
                 continue
             failures += 1
             if failures == 1:
-                logger.warning("no events can be fetched, trying on: %s", answer.reason)
+                logger.warning("events cannot be fetched, retrying: %s", answer.reason)
             retry_after_seconds = answer.retry_after_seconds if isinstance(answer, Unavailable) else REFUSED_SECONDS
             self._ended.wait(wait_seconds(failures, random.random(), retry_after_seconds))
 

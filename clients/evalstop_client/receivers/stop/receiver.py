@@ -1,4 +1,4 @@
-"""Runs a receiver that stands beside a scheduler, until it is told to end."""
+"""Runs a receiver beside a scheduler until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ DEFAULT_ADDRESS = "127.0.0.1:9000"
 
 
 def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> int:
-    """Receive, or pull, until SIGTERM or SIGINT; what is under way then is gone on with at the next start."""
+    """Receive or pull until SIGTERM or SIGINT; unfinished stops continue at the next start."""
     url, key = parse_service(options)
     secrets = load_secrets(options.secret_env, options.secret_file)
     if options.pull and url is None:
-        raise ConfigurationError("pull: say where the service is, with --url or EVALSTOP_URL.")
+        raise ConfigurationError("pull: name the service with --url or EVALSTOP_URL.")
     address = options.listen or (None if options.pull else DEFAULT_ADDRESS)
     ending = ShutdownSignal()
     memory = _memory(options, scheduler)
@@ -61,7 +61,7 @@ def stand(action: JobControl, options: argparse.Namespace, scheduler: str) -> in
     if options.ready_file:
         write_atomically(options.ready_file, json.dumps(_ready(server)) + "\n")
     ending.wait()
-    logger.info("going down; what is under way is gone on with at the next start")
+    logger.info("shutting down; unfinished stops continue at the next start")
     if puller is not None:
         puller.end()
     if server is not None:

@@ -1,4 +1,4 @@
-"""Speaks with the service about a decision: that its stop is taken up, how it ended, and of newer checkpoints."""
+"""Reports to the service how a stop proceeds and ends, and asks it for newer checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReportClient:
         """Try to report; Unavailable means to try again."""
         logger.info("decision %s: %s: %s", request.decision_id, report.state, report.reason)
         if self._service is None:
-            logger.warning("no url was given (--url, EVALSTOP_URL): the service is not told")
+            logger.warning("no url was given (--url, EVALSTOP_URL): nothing is reported to the service")
             return Refused(0, "no url was given")
         answer = self._service.post(_path(request), self._body(report))
         if isinstance(answer, Accepted):
@@ -40,18 +40,16 @@ class ReportClient:
             return answer
         if not self._complained:
             self._complained = True
-            logger.warning("the report is not accepted yet, trying on: %s", answer.reason)
-        return (
-            answer if isinstance(answer, Unavailable) else Unavailable(answer.reason)
-        )  # a key can be mended by a person
+            logger.warning("the report was not accepted, retrying: %s", answer.reason)
+        return answer if isinstance(answer, Unavailable) else Unavailable(answer.reason)  # a person can fix the key
 
     def acknowledge(self, request: StopRequest, report: Report, expected_seconds: float) -> None:
-        """Try once to say that the stop is taken up, and how long its job may have to save; nothing depends on it."""
+        """Report once, without retry, that the stop has started and how long its job may take to save a checkpoint."""
         if self._service is None:
             return
         answer = self._service.post(_path(request), self._body(report) | {"expected_seconds": expected_seconds})
         if not isinstance(answer, Accepted):
-            logger.info("decision %s: that it is taken up could not be told: %s", request.decision_id, answer.reason)
+            logger.info("decision %s: could not be acknowledged: %s", request.decision_id, answer.reason)
 
     def _body(self, report: Report) -> dict[str, Any]:
         return {
@@ -62,7 +60,7 @@ class ReportClient:
         }
 
     def newest_checkpoint(self, request: StopRequest) -> str | None:
-        """When the run's newest checkpoint was told, in the service's own time; "" if none was, None: nobody can say.
+        """When the run's newest checkpoint was registered, in the service's time; "" without any, None if unknown.
 
         Needs a key that may read.
         """

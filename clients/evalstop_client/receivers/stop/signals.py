@@ -1,4 +1,4 @@
-"""The end that a process is told to come to, by a signal."""
+"""Waiting for SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 POLL_SECONDS = 0.5
-"""A signal that arrives just before a wait begins does not interrupt it: Python sees to it between two waits."""
+"""A signal that arrives just before a wait starts does not interrupt it: Python runs the handler between two waits."""
 
 
 class ShutdownSignal:
@@ -26,15 +26,15 @@ class ShutdownSignal:
 
     @property
     def is_set(self) -> bool:
-        """Whether the process has been told to end."""
+        """Whether one of the signals has arrived."""
         return not self._told.empty()
 
     def wait(self, timeout_seconds: float = math.inf) -> bool:
-        """Wait to be told; False when that did not happen in time."""
+        """Wait for one of the signals; False on timeout."""
         deadline = time.monotonic() + timeout_seconds
         while not self.is_set and (left := deadline - time.monotonic()) > 0:
             try:
-                self._told.put(self._told.get(timeout=min(left, POLL_SECONDS)))  # for whoever asks again
+                self._told.put(self._told.get(timeout=min(left, POLL_SECONDS)))  # for the next caller
             except Empty:
                 continue
         return self.is_set

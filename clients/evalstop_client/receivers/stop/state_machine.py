@@ -4,7 +4,7 @@ finding ──> saving ──> cancelling ──> forcing      saving: the job w
    │          │            │             │         from any of the four, once the scheduler says that the job is gone:
    └──────────┴────────────┴─────────────┴──> telling ──> done
 
-A stop that takes too long is told as failed once, and gone on with: whenever the job goes at last, that is told too.
+A stop that takes too long is reported as failed once and continues: when the job goes at last, that is reported too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from evalstop_client.receivers.stop.job_control import Gone, Job, Present
 
 
 class Phase(StrEnum):
-    """How far a stop has come."""
+    """The phases of a stop."""
 
     FINDING = "finding"
     SAVING = "saving"
@@ -60,17 +60,17 @@ class Phase(StrEnum):
 class StopTimeouts:
     """How long each part of a stop may take, in seconds."""
 
-    checkpoint_seconds: float = 120.0  # from the call for a checkpoint to the cancel; 0: no such call
-    cancel_seconds: float = 90.0  # from the cancel to force, and from force to more of it
-    give_up_seconds: float = 600.0  # from the cancel to the report that the stop failed; looking goes on
-    abandon_seconds: float = 7 * 86_400.0  # from the request until a job that stays, or a service, is let be
+    checkpoint_seconds: float = 120.0  # from the request for a checkpoint to the cancel; 0: no request
+    cancel_seconds: float = 90.0  # from the cancel to the kill, and between kills
+    give_up_seconds: float = 600.0  # from the cancel to the report that the stop failed; polling goes on
+    abandon_seconds: float = 7 * 86_400.0  # from the request until a job that stays is given up
     report_seconds: float = 7 * 86_400.0  # tries to report
-    poll_seconds: float = 1.0  # between two looks at the job
+    poll_seconds: float = 1.0  # between two checks of the job
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a stop stands; times are seconds since 1970, None: not yet."""
+    """The state of a stop; times are seconds since 1970, None: not yet."""
 
     started_at: float
     phase: Phase = Phase.FINDING
@@ -80,7 +80,7 @@ class Stop:
     checkpoint: str | None = None
     cancelled_at: float | None = None
     forced_at: float | None = None
-    escalated: bool = False  # the service asks a second time, harder
+    escalated: bool = False  # the service asked for force
     failure_reported: bool = False
     report: Report | None = None
     reporting_at: float | None = None
@@ -91,7 +91,7 @@ class Stop:
 
 
 def step(stop: Stop, event: Event, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
-    """What an event makes of a stop, and what is to be done next; None once it is done."""
+    """The state after an event, and what to do next; None once the stop is done."""
     match event:
         case Started() | WaitEnded():
             return stop, _owed(stop)
@@ -126,7 +126,7 @@ def step(stop: Stop, event: Event, bounds: StopTimeouts) -> tuple[Stop, Instruct
 
 
 def _owed(stop: Stop) -> Instruction | None:
-    """What the phase asks for that is not known to have been done."""
+    """What the phase asks for and is not known to be done."""
     if stop.phase is Phase.DONE:
         return None
     if stop.phase is Phase.REPORTING:
@@ -175,7 +175,7 @@ def _after_away(stop: Stop, reason: str, at: float, bounds: StopTimeouts) -> tup
 
 
 def _patience(stop: Stop, trouble: str, at: float, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
-    """Go on after a pause; say once that it fails when it has taken too long, and end when it has for days."""
+    """Continue after a pause; report failure once when it takes too long, and give up after days."""
     if at - stop.started_at >= bounds.abandon_seconds:
         return _go(stop, Phase.DONE)
     since = stop.started_at + bounds.checkpoint_seconds if stop.cancelled_at is None else stop.cancelled_at
@@ -185,7 +185,7 @@ def _patience(stop: Stop, trouble: str, at: float, bounds: StopTimeouts) -> tupl
 
 
 def _pause(stop: Stop, bounds: StopTimeouts) -> float:
-    """Until the next look: longer while the scheduler is away, and once the stop was told as failed."""
+    """Seconds until the next check: longer while the scheduler is unavailable, and after a reported failure."""
     if stop.failure_reported:
         return 30 * bounds.poll_seconds
     return bounds.poll_seconds if stop.away == 0 else min(wait_seconds(stop.away, 0.5), 10 * bounds.poll_seconds)
@@ -202,7 +202,7 @@ def _after_untold(
     stop: Stop, at: float, retry_after_seconds: float | None, bounds: StopTimeouts
 ) -> tuple[Stop, Instruction | None]:
     if stop.phase is not Phase.REPORTING or stop.reporting_at is None:
-        return stop, Wait(_pause(stop, bounds))  # the job comes first; the failure is told after another look
+        return stop, Wait(_pause(stop, bounds))  # the job comes first; the failure is reported after another check
     until = stop.reporting_at + bounds.report_seconds
     stop = replace(stop, away=stop.away + 1)
     pause_seconds = wait_seconds(stop.away, 0.5, retry_after_seconds)

@@ -25,7 +25,7 @@ class Done:
 
     @property
     def last_line(self) -> str:
-        """What it said last, for a report."""
+        """Its last line of output, for a report."""
         lines = (self.errors.strip() or self.output.strip()).splitlines()
         return lines[-1][:300] if lines else f"exit code {self.exit_code}"
 

@@ -1,4 +1,4 @@
-"""What happens to an event: verify, seen before?, answer at once, stop the job in the background, report back."""
+"""Handles one event: verify, drop repeats, answer at once, stop the job in the background, report back."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Reply:
 
 
 class Receiver:
-    """What happens to an event, however it came here.
+    """Handles events, whether sent or pulled.
 
-    `secrets` is asked at every event, so that a secret can be replaced while a job of many days is running.
+    `secrets` is called for every event, so that a secret can be replaced while a job runs for days.
     """
 
     def __init__(self, context: ReceiverContext, secrets: Callable[[], Sequence[str]]) -> None:
@@ -54,16 +54,16 @@ class Receiver:
         return self.context.metrics
 
     def start(self) -> None:
-        """Go on with the stops that an earlier receiver was in the middle of."""
+        """Continue the stops that an earlier receiver left unfinished."""
         self.context.memory.forget(self.context.clock() - RETENTION_SECONDS)
         for remembered in self.context.memory.unfinished():
             logger.info(
-                "going on with the stop of run %s, which is %s", remembered.request.run_name, remembered.stop.phase
+                "continuing the stop of run %s, which is %s", remembered.request.run_name, remembered.stop.phase
             )
             self._pursue(remembered)
 
     def receive(self, headers: Mapping[str, str], body: bytes, now: float) -> Reply:
-        """Verify one event and set in motion what it asks for."""
+        """Verify one event and start what it asks for."""
         reply = self._receive(headers, body, now)
         self.metrics.add("webhooks_total", f'status="{reply.status}"')
         return reply
@@ -79,7 +79,7 @@ class Receiver:
                 return Reply(200, {"ignored": event["type"]})
             request = parse_stop_request(webhook_id, event)
         except SignatureError as error:
-            logger.warning("an event was turned away: %s", error)
+            logger.warning("an event was rejected: %s", error)
             return Reply(401, {"error": str(error)})
         except EventMalformed as error:
             return Reply(422, {"error": str(error)})
@@ -88,7 +88,7 @@ class Receiver:
         return self._stop(request, escalated=event["type"] == STOP_ESCALATED)
 
     def wait_until_stopped(self, timeout_seconds: float) -> bool:
-        """Wait until a stop of a job of ours was carried out; False when none was."""
+        """Wait until a job of this receiver was stopped; False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._obeyed, timeout_seconds)
 
@@ -98,7 +98,7 @@ class Receiver:
             return self._changed.wait_for(lambda: not self._under_way, timeout_seconds)
 
     def leave(self, timeout_seconds: float) -> bool:
-        """Take on nothing more and leave what is under way to the next receiver; False when that took too long."""
+        """Accept no more stops and leave unfinished ones to the next receiver; False on timeout."""
         with self._changed:
             self._leaving = True
             pursuits = list(self._under_way.values())
@@ -108,16 +108,16 @@ class Receiver:
 
     def _stop(self, request: StopRequest, escalated: bool) -> Reply:
         if self._leaving:
-            return Reply(503, {"error": "The receiver is going down; the next one will see to it."})
+            return Reply(503, {"error": "The receiver is shutting down; the next one will take it."})
         try:
             begun = self.context.memory.begin(request, self.context.clock())
         except OSError as error:
-            logger.error("cannot remember a stop, so it is not begun: %s", error)
-            return Reply(503, {"error": f"The receiver cannot write to its memory: {error}"})
+            logger.error("cannot write a stop to the journal, so it is not started: %s", error)
+            return Reply(503, {"error": f"The receiver cannot write to its journal: {error}"})
         if begun is not None:
             self.context.memory.forget(self.context.clock() - RETENTION_SECONDS)
             logger.info("asked to stop run %s (decision %s)", request.run_name, request.decision_id)
-            self._pursue(begun)  # if it is going down just now, the next one goes on with what was remembered
+            self._pursue(begun)  # if it is shutting down now, the next one continues from the journal
             return Reply(202, {"accepted": request.decision_id})
         with self._changed:
             pursuit = self._under_way.get(request.decision_id)
@@ -141,7 +141,7 @@ class Receiver:
             stop = pursuit.run()
             if stop.phase is Phase.DONE:
                 result = describe_result(stop)
-                logger.info("decision %s is done with: %s", decision_id, result)
+                logger.info("decision %s is done: %s", decision_id, result)
                 self.metrics.add("stops_total", f'result="{result}"')
                 if result == "confirmed" and stop.reporting_at is not None:
                     self.metrics.add("stop_seconds_total", amount=stop.reporting_at - stop.started_at)
@@ -158,7 +158,7 @@ class Receiver:
                 self._changed.notify_all()
 
     def _undo(self, request: StopRequest) -> Reply:
-        """Let a job that was stopped go on; tried while the sender waits, who sends again what did not work."""
+        """Resume a job that was stopped, while the sender waits; it retries what failed."""
         known = self.context.memory.of(request.decision_id)
         if known is None or not known.stop.mine or known.stop.job is None:
             return Reply(200, {"unknown": request.decision_id})
@@ -173,5 +173,5 @@ class Receiver:
             return Reply(422, {"error": error.detail or str(error)})
         except (SchedulerUnavailable, OSError) as error:
             return Reply(503, {"error": str(error)})
-        logger.info("run %s goes on after all (decision %s)", request.run_name, request.decision_id)
+        logger.info("run %s was resumed (decision %s)", request.run_name, request.decision_id)
         return Reply(202, {"undone": request.decision_id})
