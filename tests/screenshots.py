@@ -110,8 +110,8 @@ def demonstrated(database: Database) -> Tenant:
 def backtest(database: Database, tenant: Tenant) -> UUID:
     """`cautious` tried on the example runs."""
     document = policy_to_document(POLICIES["cautious"])
-    asked = backtests.ask(database, tenant.project.id, document, backtests.MOST_RUNS, "dana", NOW)
-    backtests.work(database, utc_now)
+    asked = backtests.request_backtest(database, tenant.project.id, document, backtests.MOST_RUNS, "dana", NOW)
+    backtests.run_next_backtest(database, utc_now)
     return asked.id
 
 
@@ -145,7 +145,7 @@ def tell(database: Database, tenant: Tenant) -> str:
                 confirm(database, tenant, receipt.decision.id, last + timedelta(seconds=9))
                 break
         if ended in ("completed", "failed"):
-            commands.finish(database, tenant.project.id, run.id, ended, last)
+            commands.finish_run(database, tenant.project.id, run.id, ended, last)
     return str(ids[SHOWN])
 
 

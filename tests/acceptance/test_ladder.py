@@ -15,7 +15,7 @@ import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.ingest import Points
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, endpoints, projects, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
@@ -27,7 +27,7 @@ from tests.service.scenes import FALLING, Scene, set_up
 SEED = 20260102
 RUNS = 12
 DEADLINE_SECONDS = 150.0
-OVER = {State.CONFIRMED, State.FAILED}
+OVER = {DecisionState.CONFIRMED, DecisionState.FAILED}
 PACE = {
     "EVALSTOP_DELIVERY_TIMEOUT_SECONDS": "1",
     "EVALSTOP_DELIVERY_LEASE_SECONDS": "1.5",
@@ -54,8 +54,8 @@ def confirm(scene: Scene, receiver: FakeReceiver, wanted: set[UUID], end: thread
     while left and not end.wait(0.02):
         for key in left & {data["decision"]["id"] for data in receiver.events("run.stop_requested")}:
             for _ in range(2):
-                said = commands.Report(State.CONFIRMED, "receiver", "gone", {})
-                commands.report(scene.database, scene.project_id, UUID(key), said, utc_now())
+                said = commands.Report(DecisionState.CONFIRMED, "receiver", "gone", {})
+                commands.record_report(scene.database, scene.project_id, UUID(key), said, utc_now())
             left.discard(key)
 
 

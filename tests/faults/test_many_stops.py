@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from evalstop_lab.benchmarks.servers import free_port
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import projects, tables
 from evalstop_service.store.database import Database
 
@@ -42,7 +42,7 @@ WRITTEN_SECONDS = 1.0
 CONFIRM_SECONDS = 20.0
 HAVOC_EVERY = 25
 """So many jobs are asked to save between two pieces of mischief: as many on a slow machine as on a quick one."""
-ENDED = {State.CONFIRMED, State.VETOED, State.MOOT}
+ENDED = {DecisionState.CONFIRMED, DecisionState.VETOED, DecisionState.MOOT}
 SCOPES = ("ingest", "read", "operate", "admin")
 FAST = {
     "EVALSTOP_WEBHOOK_NETWORKS": "127.0.0.0/8",
@@ -83,7 +83,7 @@ class Tenant:
         wait_until(ready.exists, "the receiver listens")
         self.url = str(json.loads(ready.read_text())["url"])
 
-    def decisions(self, caller: Caller, state: State) -> list[str]:
+    def decisions(self, caller: Caller, state: DecisionState) -> list[str]:
         """The decisions of the project in this state, at most a hundred."""
         return [one["id"] for one in caller.get("/decisions", state=state, limit="100")["items"]]
 
@@ -189,12 +189,12 @@ def test_many_stops(tmp_path: Path, database: Database, count: int) -> None:
             list(trainers.map(lambda job: train(callers[job[0].name], *job), jobs))
 
         caller = callers["careful"]
-        while pending := careful.decisions(caller, State.PENDING):
+        while pending := careful.decisions(caller, DecisionState.PENDING):
             for decision_id in pending:
                 caller.post(f"/decisions/{decision_id}/veto", {"reason": "it only dips"})
         havoc.join()
         caller = callers["bounded"]
-        wait_until(lambda: set(states(database)) <= ENDED | {State.ON_HOLD}, "all stops are done with", 600)
+        wait_until(lambda: set(states(database)) <= ENDED | {DecisionState.ON_HOLD}, "all stops are done with", 600)
         on_hold = [run_id for name, run_id in bounded.runs.items() if cluster.jobs[name].at("asked") is None]
         for run_id in on_hold:  # their trainers come to the end of what they had to do
             caller.post(f"/runs/{run_id}/finish", {"status": "completed"})
@@ -202,9 +202,9 @@ def test_many_stops(tmp_path: Path, database: Database, count: int) -> None:
         assert sum(troubles[kind] for kind in TROUBLE for troubles in [road.troubles for road in roads]) > count // 20
 
     assert ended == {
-        State.CONFIRMED: stopped + WITHIN_BOUNDS,
-        State.VETOED: vetoed,
-        State.MOOT: limited - WITHIN_BOUNDS,
+        DecisionState.CONFIRMED: stopped + WITHIN_BOUNDS,
+        DecisionState.VETOED: vetoed,
+        DecisionState.MOOT: limited - WITHIN_BOUNDS,
     }
     for name, job in cluster.jobs.items():
         if name in careful.runs:

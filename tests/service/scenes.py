@@ -50,7 +50,7 @@ class Scene:
 
     def open(self, name: str | None = None, **terms: Any) -> Run:
         """A new run, or the one of that name."""
-        request = open_run.Request(name or uuid.uuid4().hex, **terms)
+        request = open_run.OpenRequest(name or uuid.uuid4().hex, **terms)
         return open_run.open_run(self.database, self.project_id, request, NOW)[0]
 
     def take(self, run: Run, news: News, now: datetime = NOW) -> Receipt:

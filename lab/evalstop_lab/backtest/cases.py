@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from evalstop_detectors import Policy, Score
-from evalstop_service.rules.outcome import Judgement, Said, Truth, judge, of_decision, place
+from evalstop_service.rules.outcome import (
+    DecisionOutcome,
+    RunAssessment,
+    RunOutcome,
+    assess_run,
+    judge_decision,
+    locate_turn,
+)
 
 from evalstop_lab.replay.command import judge_all
 from evalstop_lab.replay.judged import Judged
@@ -30,7 +37,7 @@ class Passed:
     """
 
     judged: Judged
-    said: Said
+    said: DecisionOutcome
     saved: float
     gpu_hours: float | None
     later: float | None
@@ -45,13 +52,13 @@ class Case:
     """A past run, what turned out to be true of it, and what each policy would have done to it, by its label."""
 
     run: Run
-    found: Judgement
+    found: RunAssessment
     passed: Mapping[str, Passed]
 
     @property
     def turn_step(self) -> int | None:
         """Where the run turned, if it did."""
-        return place(self.found)[0] if self.found.truth is Truth.TURNED else None
+        return locate_turn(self.found)[0] if self.found.truth is RunOutcome.TURNED else None
 
 
 def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
@@ -64,26 +71,26 @@ def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None 
     ]
 
 
-def truths_of(runs: Iterable[Run]) -> list[Judgement]:
+def truths_of(runs: Iterable[Run]) -> list[RunAssessment]:
     """What the evals of each run say of it in the end."""
-    return [judge(run.scores()) for run in runs]
+    return [assess_run(run.scores()) for run in runs]
 
 
-def passed(run: Run, found: Judgement, judged: Judged) -> Passed:
+def passed(run: Run, found: RunAssessment, judged: Judged) -> Passed:
     """Hold what a policy made of the run against what turned out to be true of it."""
     stop = judged.stop_step
-    said = of_decision(found.truth, stop, place(found) if found.truth is Truth.TURNED else None)
+    said = judge_decision(found.truth, stop, locate_turn(found) if found.truth is RunOutcome.TURNED else None)
     if stop is None:
         return Passed(judged, said, 0.0, 0.0 if run.gpu_hours is not None else None, None)
     if found.last is not None and found.last.first_step <= stop:
-        said = Said.UNKNOWN  # too little came after the stop to tell
+        said = DecisionOutcome.UNKNOWN  # too little came after the stop to tell
     last = run.last_step
     saved = (last - stop) / last if last else 0.0
     hours = run.gpu_hours
     return Passed(judged, said, saved, None if hours is None else hours * saved, _later(run.scores(), stop, found))
 
 
-def _later(scores: Sequence[Score], stop: int, found: Judgement) -> float | None:
+def _later(scores: Sequence[Score], stop: int, found: RunAssessment) -> float | None:
     width = found.window
     if len(scores) < 2 * width:
         return None

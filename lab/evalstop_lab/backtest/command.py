@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from evalstop_detectors import MetricRole, Policy
-from evalstop_service.rules.outcome import Said, Truth
+from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome
 from rich.console import Console
 from rich.table import Table
 
@@ -116,7 +116,7 @@ def report_of(
     report: dict[str, Any] = {
         "command": command,
         "runs": len(found),
-        "truths": {str(truth): sum(case.found.truth is truth for case in found) for truth in Truth},
+        "truths": {str(truth): sum(case.found.truth is truth for case in found) for truth in RunOutcome},
         "without_gold": sum(MetricRole.EVAL not in run.series for run in runs),
         "without_gpu_hours": sum(run.gpu_hours is None for run in runs),
         "gpu_hours": sum(run.gpu_hours or 0.0 for run in runs),
@@ -161,7 +161,9 @@ def _story(item: Summary, runs: int) -> str:
     """The figures as a sentence."""
     if not item.stopped:
         return f"{item.policy} would have stopped none of {_counted(runs)}."
-    right, wrong, unknown = (item.stops[said] for said in (Said.RIGHT, Said.WRONG, Said.UNKNOWN))
+    right, wrong, unknown = (
+        item.stops[said] for said in (DecisionOutcome.RIGHT, DecisionOutcome.WRONG, DecisionOutcome.UNKNOWN)
+    )
     return (
         f"{item.policy} would have stopped {item.stopped:,} of {_counted(runs)}: {right:,} rightly, {wrong:,} wrongly"
         f" as far as their own later evals show, {unknown:,} too late or too close to tell. Right stops would have"
@@ -234,7 +236,7 @@ def _table(report: Mapping[str, Any]) -> Table:
         table.add_column(item["policy"], justify="right")
     if report["difference"]:
         table.add_column("difference", justify="right")
-    for word in ("stopped", *Said):
+    for word in ("stopped", *DecisionOutcome):
         cells = (item["stopped"] if word == "stopped" else item["stops"][word] for item in report["policies"])
         label = "runs stopped" if word == "stopped" else f"  {word}"
         table.add_row(label, *(f"{cell:,}" for cell in cells), *([""] if report["difference"] else []))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evalstop_service.rules.outcome import Said, Truth
+from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome
 
 from evalstop_lab.backtest.cases import Case, Passed
 from evalstop_lab.worlds.scoring import Figure, Share, clopper_pearson, mean, wilson
@@ -21,13 +21,13 @@ class Summary:
     """
 
     policy: str
-    stops: dict[Said, int]
+    stops: dict[DecisionOutcome, int]
     precision: Share
     false_stops: Share
     caught: Share
     saved: Figure
     cut: Figure
-    gpu_hours: dict[Said, float]
+    gpu_hours: dict[DecisionOutcome, float]
 
     @property
     def stopped(self) -> int:
@@ -51,19 +51,19 @@ class Difference:
 
 def summary(cases: Sequence[Case], label: str) -> Summary:
     """The figures of one policy."""
-    healthy, turned = _of(cases, Truth.HEALTHY), _of(cases, Truth.TURNED)
-    stops = {said: sum(_stopped(case.passed[label], said) for case in cases) for said in Said}
+    healthy, turned = _of(cases, RunOutcome.HEALTHY), _of(cases, RunOutcome.TURNED)
+    stops = {said: sum(_stopped(case.passed[label], said) for case in cases) for said in DecisionOutcome}
     return Summary(
         label,
         stops,
-        wilson(stops[Said.RIGHT], stops[Said.RIGHT] + stops[Said.WRONG]),
-        clopper_pearson(sum(_stopped(case.passed[label], Said.WRONG) for case in healthy), len(healthy)),
-        wilson(sum(_stopped(case.passed[label], Said.RIGHT) for case in turned), len(turned)),
-        mean([_steps(case.passed[label], Said.RIGHT) for case in cases], seed=0),
-        mean([_steps(case.passed[label], Said.WRONG) for case in cases], seed=0),
+        wilson(stops[DecisionOutcome.RIGHT], stops[DecisionOutcome.RIGHT] + stops[DecisionOutcome.WRONG]),
+        clopper_pearson(sum(_stopped(case.passed[label], DecisionOutcome.WRONG) for case in healthy), len(healthy)),
+        wilson(sum(_stopped(case.passed[label], DecisionOutcome.RIGHT) for case in turned), len(turned)),
+        mean([_steps(case.passed[label], DecisionOutcome.RIGHT) for case in cases], seed=0),
+        mean([_steps(case.passed[label], DecisionOutcome.WRONG) for case in cases], seed=0),
         {
             said: sum(case.passed[label].gpu_hours or 0.0 for case in cases if _stopped(case.passed[label], said))
-            for said in Said
+            for said in DecisionOutcome
         },
     )
 
@@ -76,22 +76,22 @@ def difference(cases: Sequence[Case], first: str, second: str) -> Difference:
 
     stopped = [(case.passed[first].stop_step is not None, case.passed[second].stop_step is not None) for case in cases]
     return Difference(
-        paired(_of(cases, Truth.HEALTHY), lambda item: float(_stopped(item, Said.WRONG))),
-        paired(_of(cases, Truth.TURNED), lambda item: float(_stopped(item, Said.RIGHT))),
-        paired(cases, lambda item: _steps(item, Said.RIGHT)),
-        paired(cases, lambda item: _steps(item, Said.WRONG)),
+        paired(_of(cases, RunOutcome.HEALTHY), lambda item: float(_stopped(item, DecisionOutcome.WRONG))),
+        paired(_of(cases, RunOutcome.TURNED), lambda item: float(_stopped(item, DecisionOutcome.RIGHT))),
+        paired(cases, lambda item: _steps(item, DecisionOutcome.RIGHT)),
+        paired(cases, lambda item: _steps(item, DecisionOutcome.WRONG)),
         sum(one and not other for one, other in stopped),
         sum(other and not one for one, other in stopped),
     )
 
 
-def _of(cases: Sequence[Case], truth: Truth) -> list[Case]:
+def _of(cases: Sequence[Case], truth: RunOutcome) -> list[Case]:
     return [case for case in cases if case.found.truth is truth]
 
 
-def _stopped(passed: Passed, said: Said) -> bool:
+def _stopped(passed: Passed, said: DecisionOutcome) -> bool:
     return passed.stop_step is not None and passed.said is said
 
 
-def _steps(passed: Passed, said: Said) -> float:
+def _steps(passed: Passed, said: DecisionOutcome) -> float:
     return passed.saved if _stopped(passed, said) else 0.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from evalstop_detectors import MetricRole
-from evalstop_service.rules.outcome import Said, Truth
+from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome
 from plotly.offline import get_plotlyjs
 
 from evalstop_lab.backtest.cases import Case, Passed
@@ -49,11 +49,11 @@ def harm(case: Case, label: str) -> tuple[int, float]:
     """
     passed, last = case.passed[label], case.run.last_step or 1
     if passed.stop_step is None:
-        if case.found.truth is Truth.TURNED:
+        if case.found.truth is RunOutcome.TURNED:
             return 1, (case.turn_step or 0) / last
-        return (4 if case.found.truth is Truth.HEALTHY else 5), 0.0
-    order = {Said.WRONG: 0, Said.UNKNOWN: 2, Said.RIGHT: 3}[passed.said]
-    return order, passed.saved if passed.said is Said.RIGHT else -passed.saved
+        return (4 if case.found.truth is RunOutcome.HEALTHY else 5), 0.0
+    order = {DecisionOutcome.WRONG: 0, DecisionOutcome.UNKNOWN: 2, DecisionOutcome.RIGHT: 3}[passed.said]
+    return order, passed.saved if passed.said is DecisionOutcome.RIGHT else -passed.saved
 
 
 def _run(case: Case, labels: Sequence[str]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def an_outbox(database: Database, url: str) -> Outbox:
         "benchmark",
         now,
     )
-    run, _ = open_run.open_run(database, project.id, open_run.Request("ppo"), now)
+    run, _ = open_run.open_run(database, project.id, open_run.OpenRequest("ppo"), now)
     with database.transaction() as tx:
         endpoint = endpoints.add(tx, project.id, url=url, event_types=("*",), now=now)
     return Outbox(database, project.id, run.id, endpoint)

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import Detector, policy_from_document, policy_to_document
-from evalstop_service.rules.outcome import Said, Truth, of_decision, place
+from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome, judge_decision, locate_turn
 from rich.console import Console
 
 from evalstop_lab.backtest.cases import truths_of
@@ -60,11 +60,11 @@ def calibrated(
     Raises UnusableArguments where there is nothing to hold a threshold against.
     """
     truths = sweep(truths_of, runs, "asking what turned out to be true")
-    healthy = [run for run, found in zip(runs, truths, strict=True) if found.truth is Truth.HEALTHY]
+    healthy = [run for run, found in zip(runs, truths, strict=True) if found.truth is RunOutcome.HEALTHY]
     turned = [
-        (run, place(found))
+        (run, locate_turn(found))
         for run, found in zip(runs, truths, strict=True)
-        if found.truth is Truth.TURNED and not is_first(run.name)
+        if found.truth is RunOutcome.TURNED and not is_first(run.name)
     ]
     first = [run for run in healthy if is_first(run.name)]
     second = [run for run in healthy if not is_first(run.name)]
@@ -142,7 +142,7 @@ def _records(detector: Detector[Any], runs: Sequence[Run]) -> list[Records]:
 
 def _rightly(found: Records, alarm: float, turn: tuple[int, int]) -> bool:
     step = found.first_at(alarm)
-    return step is not None and of_decision(Truth.TURNED, step, turn) is Said.RIGHT
+    return step is not None and judge_decision(RunOutcome.TURNED, step, turn) is DecisionOutcome.RIGHT
 
 
 def _words(found: dict[str, Any], detector: str) -> list[str]:

@@ -130,7 +130,7 @@ def pause(settings: Settings, options: argparse.Namespace) -> int:
     """Stop nothing more in a project until it is resumed; returns when no pending stop is left to be sent."""
     database = open_database(settings)
     project = project_settings.find_project(database, options.project)
-    pausing.pause(database, project.id, options.actor, options.reason, utc_now())
+    pausing.pause_project(database, project.id, options.actor, options.reason, utc_now())
     tell(options, {"project": project.name, "paused": True}, f"project {project.name} is paused: nothing is stopped")
     return OK
 
@@ -139,7 +139,7 @@ def resume(settings: Settings, options: argparse.Namespace) -> int:
     """Let stops go on in a project that was paused."""
     database = open_database(settings)
     project = project_settings.find_project(database, options.project)
-    pausing.resume(database, project.id, options.actor, utc_now())
+    pausing.resume_project(database, project.id, options.actor, utc_now())
     tell(options, {"project": project.name, "paused": False}, f"project {project.name} is resumed")
     return OK
 
@@ -148,7 +148,7 @@ def prune(settings: Settings, options: argparse.Namespace) -> int:
     """Remove the details of runs that ended longer ago than their project keeps them; what decisions say stays."""
     database = open_database(settings)
     try:
-        done = retention.prune(
+        done = retention.prune_runs(
             database,
             utc_now(),
             project=options.project,

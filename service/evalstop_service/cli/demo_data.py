@@ -32,7 +32,7 @@ from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Saved, open
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
-from evalstop_service.rules.decision_lifecycle import SERVICE, State
+from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState
 from evalstop_service.store import audit, decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -185,12 +185,12 @@ class Script:
         """Do what a worker does now and then."""
         with self.database.transaction() as tx:
             decisions.request_due(tx, at)
-        deadlines.look_after(self.database, at)
-        while stale_runs.look(self.database, at):
+        deadlines.process_overdue(self.database, at)
+        while stale_runs.check_due_runs(self.database, at):
             pass
 
     def _open(self, story: Story, at: datetime) -> None:
-        terms = open_run.Request(
+        terms = open_run.OpenRequest(
             story.name,
             METRICS,
             labels=story.labels,
@@ -218,7 +218,7 @@ class Script:
 
     def _react(self, story: Story, decision: Decision) -> None:
         """What people and receivers make of a decision."""
-        if decision.state != State.PENDING:
+        if decision.state != DecisionState.PENDING:
             return
         number = self.chance.random()
         if number < 0.06:
@@ -229,20 +229,26 @@ class Script:
             found_at = decision.due_at + timedelta(seconds=self.chance.uniform(2, 30))
             gone_at = found_at + timedelta(seconds=self.chance.uniform(20, 600))
             failed = number > 0.92
-            self.schedule(found_at, partial(self._report, decision, State.ACKNOWLEDGED, "the job is being ended"))
-            end = (State.FAILED, "scancel was refused") if failed else (State.CONFIRMED, "the job is gone")
+            self.schedule(
+                found_at, partial(self._report, decision, DecisionState.ACKNOWLEDGED, "the job is being ended")
+            )
+            end = (
+                (DecisionState.FAILED, "scancel was refused")
+                if failed
+                else (DecisionState.CONFIRMED, "the job is gone")
+            )
             self.schedule(gone_at, partial(self._gone, story, decision, end))
 
     def _veto(self, decision: Decision, why: str, at: datetime) -> None:
-        commands.veto(self.database, self.project.id, decision.id, self.chance.choice(PEOPLE), why, at)
+        commands.veto_decision(self.database, self.project.id, decision.id, self.chance.choice(PEOPLE), why, at)
 
-    def _report(self, decision: Decision, state: State, reason: str, at: datetime) -> None:
+    def _report(self, decision: Decision, state: DecisionState, reason: str, at: datetime) -> None:
         said = commands.Report(state, RECEIVER, reason, {"job": str(4000 + decision.step)})
-        commands.report(self.database, self.project.id, decision.id, said, at)
+        commands.record_report(self.database, self.project.id, decision.id, said, at)
 
-    def _gone(self, story: Story, decision: Decision, end: tuple[State, str], at: datetime) -> None:
+    def _gone(self, story: Story, decision: Decision, end: tuple[DecisionState, str], at: datetime) -> None:
         self._report(decision, *end, at)
-        if end[0] is State.CONFIRMED:
+        if end[0] is DecisionState.CONFIRMED:
             story.over = True
             if self.chance.random() < 0.7:
                 later = at + timedelta(hours=self.chance.uniform(1, 40))
@@ -252,7 +258,7 @@ class Script:
         if story.run is None or story.over:
             return
         status = "failed" if self.chance.random() < 0.05 else "completed"
-        commands.finish(self.database, self.project.id, story.run.id, status, at)
+        commands.finish_run(self.database, self.project.id, story.run.id, status, at)
         if self.chance.random() < 0.15:
             later = at + timedelta(hours=self.chance.uniform(1, 40))
             self.schedule(later, partial(self._judge, story, self._decision(story)))
@@ -277,7 +283,7 @@ class Script:
                 "the answers got worse" if right else "look at gold",
             )
         outcome, turn_step, note = word
-        commands.judge_run(
+        commands.record_run_outcome(
             self.database,
             self.project.id,
             story.run.id,

@@ -18,9 +18,9 @@ from evalstop_service.decisions import guards, transitions
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases, change_point
 from evalstop_service.rules import decision_lifecycle
-from evalstop_service.rules.decision_lifecycle import State
-from evalstop_service.rules.liveness import Pulse
-from evalstop_service.rules.outcome import Said
+from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.outcome import DecisionOutcome
 from evalstop_service.store import audit, decisions, outcomes, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
@@ -35,14 +35,14 @@ class Report:
     `expected_seconds`: with `acknowledged`, how long it will take before the job can be gone.
     """
 
-    state: State
+    state: DecisionState
     actor: str
     reason: str
     details: dict[str, Any]
     expected_seconds: float = 0.0
 
 
-def veto(
+def veto_decision(
     database: Database,
     project_id: UUID,
     decision_id: UUID,
@@ -56,7 +56,7 @@ def veto(
         return _move(tx, run, decision, decision_lifecycle.Vetoed(now, actor, reason), "decision.vetoed", proved)
 
 
-def release(
+def release_decision(
     database: Database,
     project_id: UUID,
     decision_id: UUID,
@@ -68,12 +68,12 @@ def release(
     """Have a stop that is on_hold carried out; raises Conflict while the project is paused. Twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         project = projects.lock(tx, project_id)
-        held_by = guards.holding(tx, project, run, now) if decision.state == State.ON_HOLD else ()
+        held_by = guards.find_guards(tx, project, run, now) if decision.state == DecisionState.ON_HOLD else ()
         released = decision_lifecycle.Released(now, actor, reason, held_by)
         return _move(tx, run, decision, released, "decision.released", proved)
 
 
-def undo(
+def undo_decision(
     database: Database,
     project_id: UUID,
     decision_id: UUID,
@@ -87,7 +87,7 @@ def undo(
         return _move(tx, run, decision, decision_lifecycle.Undone(now, actor, reason), "decision.undone", proved)
 
 
-def stop(
+def stop_run(
     database: Database,
     project_id: UUID,
     run_id: UUID,
@@ -99,10 +99,10 @@ def stop(
     """Have a run stopped at once because a person wants it; raises Conflict once it has ended. Twice is harmless."""
     with database.transaction() as tx:
         run = _run(tx, project_id, run_id)
-        if run.status not in ("running", Pulse.LOST):
+        if run.status not in ("running", Liveness.LOST):
             raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
         before = decisions.of_attempt(tx, run.id, run.attempt)
-        decision = transitions.order(tx, run, actor, reason, now)
+        decision = transitions.order_stop(tx, run, actor, reason, now)
         if before is None or before.state != decision.state:
             # Whoever remembers the run has to look again: there is a decision, or another than there was.
             runs.save(tx, structs.replace(run, version=run.version + 1, updated_at=now))
@@ -111,22 +111,25 @@ def stop(
         return decision
 
 
-def report(database: Database, project_id: UUID, decision_id: UUID, said: Report, now: datetime) -> Decision:
+def record_report(database: Database, project_id: UUID, decision_id: UUID, said: Report, now: datetime) -> Decision:
     """Record what a receiver saw. Saying the same twice is harmless; raises Conflict on what cannot follow."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         details = said.details
-        gone = said.state == State.CONFIRMED and decision.state not in (State.CONFIRMED, State.UNDONE)
+        gone = said.state == DecisionState.CONFIRMED and decision.state not in (
+            DecisionState.CONFIRMED,
+            DecisionState.UNDONE,
+        )
         if gone and run.attempt == decision.attempt:
             run = _ended(tx, run, "stopped", now)
             details = details | ({"turn_step": run.turn["step"]} if run.turn else {})
         event = decision_lifecycle.Reported(now, said.state, said.actor, said.reason, details, said.expected_seconds)
-        moved = transitions.move(tx, run, decision, event)
+        moved = transitions.move_decision(tx, run, decision, event)
         if gone and run.attempt == decision.attempt:
-            cases.settle(tx, run, now)
+            cases.record_case(tx, run, now)
         return moved
 
 
-def judge(
+def record_decision_outcome(
     database: Database,
     project_id: UUID,
     decision_id: UUID,
@@ -147,7 +150,7 @@ def judge(
         return decision
 
 
-def judge_run(
+def record_run_outcome(
     database: Database,
     project_id: UUID,
     run_id: UUID,
@@ -178,7 +181,7 @@ def _say(
     now: datetime,
 ) -> dict[str, Any]:
     outcome, turn_step, note = word
-    if outcome == Said.RIGHT and turn_step is not None:
+    if outcome == DecisionOutcome.RIGHT and turn_step is not None:
         if decision is None:
             raise Invalid("to let a run go on was right if it did not turn: leave out turn_step, or say wrong")
         if turn_step > decision.step:
@@ -187,33 +190,33 @@ def _say(
                 f"before {turn_step}: say wrong, or another turn_step"
             )
     outcomes.add(tx, run.id, attempt, outcome=outcome, turn_step=turn_step, actor=actor, note=note, now=now)
-    cases.recount(tx, run, attempt)
+    cases.recompute_case(tx, run, attempt)
     return {"outcome": outcome, "turn_step": turn_step, "note": note}
 
 
-def finish(database: Database, project_id: UUID, run_id: UUID, status: str, now: datetime) -> Run:
+def finish_run(database: Database, project_id: UUID, run_id: UUID, status: str, now: datetime) -> Run:
     """Record that a run ended by itself; a run that was stopped stays stopped.
 
     A stop that was not handed out is moot then; one that was waits for the word of the scheduler.
     """
     with database.transaction() as tx:
         run = _run(tx, project_id, run_id)
-        return end(tx, run, status, now) if run.status in ("running", Pulse.LOST) else run
+        return end_run(tx, run, status, now) if run.status in ("running", Liveness.LOST) else run
 
 
-def end(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
+def end_run(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     """Record that a run, which is locked and has not been stopped, has ended: as its trainer says, or lost."""
     run = _ended(tx, run, status, now)
     decision = decisions.of_attempt(tx, run.id, run.attempt)
     if decision is not None:
         told = outbox.told(tx, run.id, decision.id).addressed
-        transitions.move(tx, run, decisions.lock(tx, decision), decision_lifecycle.Finished(now, status, told))
-    cases.settle(tx, run, now)
+        transitions.move_decision(tx, run, decisions.lock(tx, decision), decision_lifecycle.RunEnded(now, status, told))
+    cases.record_case(tx, run, now)
     return run
 
 
 def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
-    turn = change_point.turn_of(tx, run)
+    turn = change_point.find_change_point(tx, run)
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
     runs.save(tx, run)
     return run
@@ -227,7 +230,7 @@ def _move(
     action: str,
     proved: str | None,
 ) -> Decision:
-    moved = transitions.move(tx, run, decision, event)
+    moved = transitions.move_decision(tx, run, decision, event)
     if moved.state != decision.state:
         subject, told = f"decision {decision.id}", {"run": run.name, "reason": event.reason}
         audit.record(tx, run.project_id, event.actor, action, subject, told, event.at, proved)

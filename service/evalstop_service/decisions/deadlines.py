@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import transitions
-from evalstop_service.rules.decision_lifecycle import Passed, State
+from evalstop_service.rules.decision_lifecycle import DecisionState, TimePassed
 from evalstop_service.store import decisions, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Overdue
@@ -32,13 +32,13 @@ def chore(database: Database, clock: Clock) -> Chore:
         if deadline_at is None or deadline_at > now:
             left_seconds = LOOK_SECONDS if deadline_at is None else (deadline_at - now).total_seconds()
             return min(left_seconds, LOOK_SECONDS)
-        look_after(database, now, pause)
+        process_overdue(database, now, pause)
         return 0.0
 
     return Chore("deadlines", do)
 
 
-def look_after(database: Database, now: datetime, pause: Pause = lambda _: False) -> None:
+def process_overdue(database: Database, now: datetime, pause: Pause = lambda _: False) -> None:
     """Look after all decisions whose deadline is over, a transaction each, until `pause` says that it is time to end.
 
     One that cannot be looked after keeps none of the others waiting; what it raised is raised in the end.
@@ -72,9 +72,11 @@ def _look_after(database: Database, overdue: Overdue, now: datetime) -> None:
         if run is None or decision is None:
             return
         decision = decisions.lock(tx, decision)  # which shows whether another process was faster
-        if decision.state == State.ON_HOLD:
-            moved = transitions.look_again(tx, run, decision, now)
+        if decision.state == DecisionState.ON_HOLD:
+            moved = transitions.recheck_guards(tx, run, decision, now)
         else:
-            moved = transitions.move(tx, run, decision, Passed(now, gone_on=run.attempt != decision.attempt))
+            moved = transitions.move_decision(
+                tx, run, decision, TimePassed(now, gone_on=run.attempt != decision.attempt)
+            )
     if moved.state != decision.state or moved.escalations != decision.escalations:
         log.info("decision %s of run %s is %s: its deadline was over", moved.id, moved.run_name, moved.state)

@@ -28,7 +28,7 @@ from evalstop_service.clock import rfc3339
 from evalstop_service.projects import policies
 from evalstop_service.rules import dead_metrics
 from evalstop_service.rules.decision_lifecycle import PAUSED, Guard
-from evalstop_service.rules.liveness import Pulse
+from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, run_health, runs
 from evalstop_service.store.database import Transaction
@@ -41,7 +41,7 @@ WINDOW = timedelta(hours=1)
 KINDS = (PAUSED, "stops_per_hour", "stops_share", *GuardKind)
 
 
-def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Guard, ...]:
+def find_guards(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple[Guard, ...]:
     """What holds a stop of this run back; nothing when it may be stopped.
 
     The run and then its project are locked in this transaction, and all that was observed of the run is written.
@@ -50,13 +50,13 @@ def holding(tx: Transaction, project: Project, run: Run, now: datetime) -> tuple
     despite = () if policy is None else policy.stops_despite
     reservations = (guard for guard in _reservations(tx, project, run, policy, now))
     return (
-        *paused(project),
+        *find_pause(project),
         *_bounds(tx, project, run, now),
         *(guard for guard in reservations if guard.kind not in despite),
     )
 
 
-def paused(project: Project) -> tuple[Guard, ...]:
+def find_pause(project: Project) -> tuple[Guard, ...]:
     """The guard of a paused project, none of any other."""
     if project.paused_at is None:
         return ()
@@ -84,11 +84,11 @@ def _bounds(tx: Transaction, project: Project, run: Run, now: datetime) -> Itera
 
 def _reservations(tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime) -> Iterator[Guard]:
     pulse = run_health.of_runs(tx, [run.id]).get(run.id)
-    heard_at = health.heard_at(run, pulse)
-    if health.pulse_of(run, pulse, project.stale_seconds, now) is not Pulse.ALIVE:
+    heard_at = health.last_report_at(run, pulse)
+    if health.find_liveness(run, pulse, project.stale_seconds, now) is not Liveness.ALIVE:
         reason = f"nothing was heard of the run since {rfc3339(heard_at)}: its metrics may not be what they were"
         yield Guard(GuardKind.STALE, reason, {"heard_at": rfc3339(heard_at)})
-    if policy is not None and (dead := health.dead_of(tx, [(run, policy)])[run.id]):
+    if policy is not None and (dead := health.load_metric_faults(tx, [(run, policy)])[run.id]):
         words = "; ".join(f"{one.metric}: {one.reason}" for one in dead)
         yield Guard(GuardKind.DEAD_DETECTOR, f"its detectors are blind: {words}", {"dead": dead_metrics.as_json(dead)})
     if run.best_checkpoint is None:

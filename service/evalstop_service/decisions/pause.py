@@ -15,7 +15,7 @@ from evalstop_service.store.projects import Project
 log = logging.getLogger(__name__)
 
 
-def pause(
+def pause_project(
     database: Database, project_id: UUID, actor: str, reason: str, now: datetime, proved: str | None = None
 ) -> Project:
     """Pause a project, and return when all its pending stops are on hold. Of two pauses the first one stands.
@@ -30,12 +30,14 @@ def pause(
             projects.change(tx, project)
             subject, told = f"project {project.name}", {"reason": reason}
             audit.record(tx, project.id, actor, "project.paused", subject, told, now, proved)
-    held = transitions.hold_all(database, project_id, guards.paused(project), now)
+    held = transitions.hold_pending_stops(database, project_id, guards.find_pause(project), now)
     log.warning("project %s is paused by %s; %d stops are on_hold", project.name, project.paused_by, held)
     return project
 
 
-def resume(database: Database, project_id: UUID, actor: str, now: datetime, proved: str | None = None) -> Project:
+def resume_project(
+    database: Database, project_id: UUID, actor: str, now: datetime, proved: str | None = None
+) -> Project:
     """Let stops go on in a project; those that are on_hold are looked at again when their time comes."""
     with database.transaction() as tx:
         project = projects.lock(tx, project_id)

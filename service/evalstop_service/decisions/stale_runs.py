@@ -23,8 +23,8 @@ from evalstop_service.decisions import commands, guards, transitions
 from evalstop_service.projects import policies
 from evalstop_service.rules import dead_metrics, liveness
 from evalstop_service.rules.dead_metrics import Dead
-from evalstop_service.rules.decision_lifecycle import State
-from evalstop_service.rules.liveness import Pulse
+from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
@@ -52,7 +52,7 @@ def chore(database: Database, clock: Clock) -> Chore:
     known: Policies = {}
 
     def do(pause: Pause) -> float:
-        while look(database, clock(), known):
+        while check_due_runs(database, clock(), known):
             if pause(0.0):
                 return 0.0
         with database.reading() as tx:
@@ -63,7 +63,7 @@ def chore(database: Database, clock: Clock) -> Chore:
     return Chore("vigil", do)
 
 
-def look(database: Database, now: datetime, known: Policies | None = None) -> int:
+def check_due_runs(database: Database, now: datetime, known: Policies | None = None) -> int:
     """Look at some of the runs whose time has come, and tell what is new; gives their number, 0 when none was due.
 
     `known`: policies that were read before, by their ids.
@@ -94,7 +94,7 @@ def _looks(tx: Transaction, due: list[StoredPulse], known: Policies, now: dateti
         stale_seconds = settings[run.project_id].stale_seconds
         state, look_at = _judge(run, pulse, stale_seconds, pulse.cadence_seconds, now)
         # A habit that sets the run's limit is learnt anew at each look: the run may have become a quicker one.
-        is_slow = liveness.stale_after(stale_seconds, pulse.cadence_seconds) > stale_seconds
+        is_slow = liveness.stale_after_seconds(stale_seconds, pulse.cadence_seconds) > stale_seconds
         if state == pulse.state and not is_slow and not dead_metrics.differ(pulse.dead, dead[run.id]):
             looks[run.id] = look_at
     return looks
@@ -102,14 +102,16 @@ def _looks(tx: Transaction, due: list[StoredPulse], known: Policies, now: dateti
 
 def _judge(
     run: Run, pulse: StoredPulse, stale_seconds: float, cadence_seconds: float | None, now: datetime
-) -> tuple[Pulse, datetime | None]:
+) -> tuple[Liveness, datetime | None]:
     """How a run is by this cadence, and when to look again."""
-    silence = (now - health.heard_at(run, pulse)).total_seconds()
-    stale_for = (now - pulse.changed_at).total_seconds() if pulse.state == Pulse.STALE else None
-    state = liveness.judge(silence, stale_for, stale_seconds, cadence_seconds)
-    if state is Pulse.LOST:
+    silence = (now - health.last_report_at(run, pulse)).total_seconds()
+    stale_for = (now - pulse.changed_at).total_seconds() if pulse.state == Liveness.STALE else None
+    state = liveness.assess_liveness(silence, stale_for, stale_seconds, cadence_seconds)
+    if state is Liveness.LOST:
         return state, None
-    return state, now + timedelta(seconds=liveness.look_in(silence, stale_for, stale_seconds, cadence_seconds))
+    return state, now + timedelta(
+        seconds=liveness.seconds_until_check(silence, stale_for, stale_seconds, cadence_seconds)
+    )
 
 
 def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
@@ -120,7 +122,7 @@ def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
         if run is None or pulse is None or run.status != "running":
             return
         project = projects.get(tx, run.project_id)
-        cadence_seconds = health.cadence(tx, run)
+        cadence_seconds = health.load_cadence(tx, run)
         state, look_at = _judge(run, pulse, project.stale_seconds, cadence_seconds, now)
         dead = _dead(tx, [run], {})[run.id]
         found = replace(
@@ -141,16 +143,16 @@ def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
 
 
 def _turned(tx: Transaction, project: Project, run: Run, pulse: StoredPulse, now: datetime) -> None:
-    heard_at = health.heard_at(run, pulse)
+    heard_at = health.last_report_at(run, pulse)
     told = {"state": pulse.state, "heard_at": rfc3339(heard_at), "cadence_seconds": pulse.cadence_seconds}
-    if pulse.state == Pulse.STALE:
+    if pulse.state == Liveness.STALE:
         _announce(tx, project, run, "run.stale", {"pulse": told}, now)
         decision = decisions.of_attempt(tx, run.id, run.attempt)
-        if decision is not None and decision.state == State.PENDING:
-            against = guards.holding(tx, projects.lock(tx, project.id), run, now)
-            transitions.hold(tx, run, [guard for guard in against if guard.kind == GuardKind.STALE], now)
-    elif pulse.state == Pulse.LOST:
-        run = commands.end(tx, run, Pulse.LOST, now)
+        if decision is not None and decision.state == DecisionState.PENDING:
+            against = guards.find_guards(tx, projects.lock(tx, project.id), run, now)
+            transitions.hold_stop(tx, run, [guard for guard in against if guard.kind == GuardKind.STALE], now)
+    elif pulse.state == Liveness.LOST:
+        run = commands.end_run(tx, run, Liveness.LOST, now)
         _announce(tx, project, run, "run.lost", {"pulse": told}, now)
 
 
@@ -166,4 +168,4 @@ def _dead(tx: Transaction, found: list[Run], known: Policies) -> dict[UUID, tupl
     for policy_id in {run.policy_id for run in found} - known.keys():
         known[policy_id] = policies.read(tx, policy_id)
     judged = [(run, policy) for run in found if (policy := known[run.policy_id]) is not None]
-    return {run.id: () for run in found} | dict(health.dead_of(tx, judged))
+    return {run.id: () for run in found} | dict(health.load_metric_faults(tx, judged))

@@ -17,17 +17,17 @@ from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import cases, rollout_stage
 from evalstop_service.rules import decision_lifecycle, random_assignment
 from evalstop_service.rules.decision_lifecycle import (
-    Decided,
+    DecisionState,
     Event,
     Guard,
-    Held,
+    GuardsChecked,
+    GuardsRaised,
     Instruction,
-    Life,
+    Lifecycle,
     Mode,
-    Ordered,
-    State,
-    Terms,
-    Weighed,
+    StopDecided,
+    StopOrdered,
+    Timeouts,
 )
 from evalstop_service.store import decisions, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
@@ -39,19 +39,19 @@ from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
 
-def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
+def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
     """Put the run's verdict on record as a decision, and have it carried out as mode, chance and guards allow."""
     decision_id, project = new_id(), projects.get(tx, run.project_id)
     enforced_share = _share_enforced(tx, run) if run.mode == Mode.ENFORCE else 0.0
-    earned = random_assignment.drawn(project.seed, decision_id, random_assignment.CARRIED_OUT)
-    kept = random_assignment.drawn(project.seed, decision_id, random_assignment.HELD_OUT)
+    earned = random_assignment.draw_number(project.seed, decision_id, random_assignment.CARRIED_OUT)
+    kept = random_assignment.draw_number(project.seed, decision_id, random_assignment.HELD_OUT)
     enforced, held_out = earned < enforced_share, kept < project.held_out_share
-    event = Decided(
+    event = StopDecided(
         now,
         actor=f"policy {run.policy_name} version {run.policy_version}",
         reason=str(run.verdict["reason"]),
         mode=Mode.ENFORCE if enforced else Mode.SHADOW,
-        guards=guards.holding(tx, projects.lock(tx, project.id), run, now) if enforced and not held_out else (),
+        guards=guards.find_guards(tx, projects.lock(tx, project.id), run, now) if enforced and not held_out else (),
         held_out=held_out,
         chance=_numbers(run, enforced, (enforced_share, earned), (project.held_out_share, kept)),
     )
@@ -59,16 +59,16 @@ def begin(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
     return _born(tx, project, run, decision_id, event, step, run.verdict, observed)
 
 
-def order(tx: Transaction, run: Run, actor: str, reason: str, now: datetime) -> Decision:
+def order_stop(tx: Transaction, run: Run, actor: str, reason: str, now: datetime) -> Decision:
     """Have a run, which is locked, stopped because a person wants it; raises Conflict when it cannot be.
 
     Where its policy had called for no stop the decision is the person's alone: it has a reason and no evidence.
     """
     project = projects.lock(tx, run.project_id)
-    event = Ordered(now, actor, reason, paused=bool(guards.paused(project)))
+    event = StopOrdered(now, actor, reason, paused=bool(guards.find_pause(project)))
     found = decisions.of_attempt(tx, run.id, run.attempt)
     if found is not None:
-        return move(tx, run, decisions.lock(tx, found), event)
+        return move_decision(tx, run, decisions.lock(tx, found), event)
     step = run.last_step or 0
     verdict = {"verdict": "stop", "step": step, "turn_step": None, "reason": f"{actor}: {reason}", "evidence": []}
     return _born(tx, project, run, new_id(), event, step, verdict, 0.0)
@@ -79,12 +79,12 @@ def _born(
     project: Project,
     run: Run,
     decision_id: UUID,
-    event: Decided | Ordered,
+    event: StopDecided | StopOrdered,
     step: int,
     verdict: dict[str, Any],
     observed_probability: float,
 ) -> Decision:
-    life, instructions = decision_lifecycle.begin(event, _terms(project))
+    life, instructions = decision_lifecycle.start_lifecycle(event, _terms(project))
     decision = Decision(
         id=decision_id,
         run_id=run.id,
@@ -112,11 +112,11 @@ def _born(
     return decision
 
 
-def move(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decision:
+def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decision:
     """Let an event befall a decision that was locked after its run. Raises Conflict when it cannot follow."""
     project = projects.get(tx, run.project_id)
     before = _life(tx, decision)
-    life, instructions = decision_lifecycle.step(before, event, _terms(project))
+    life, instructions = decision_lifecycle.apply_event(before, event, _terms(project))
     moved = replace(
         decision,
         state=life.state,
@@ -128,33 +128,33 @@ def move(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decisio
         raise Conflict(f"the decision {decision.id} was changed by another at the same time; read it and try again")
     _carry_out(tx, project, run, moved, instructions, event.at)
     if run.ended_at is not None or run.attempt != decision.attempt:
-        cases.recount(tx, run, decision.attempt)
+        cases.recompute_case(tx, run, decision.attempt)
     return moved
 
 
-def look_again(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Decision:
+def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Decision:
     """Look whether the guards still hold back a stop that is on hold; the decision was locked after its run."""
-    if decision.state != State.ON_HOLD:
+    if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock(tx, run.project_id)
     wanted = run.verdict["verdict"] == "stop" and run.status == "running" and run.attempt == decision.attempt
-    return move(tx, run, decision, Weighed(now, guards.holding(tx, project, run, now), wanted))
+    return move_decision(tx, run, decision, GuardsChecked(now, guards.find_guards(tx, project, run, now), wanted))
 
 
-def hold(tx: Transaction, run: Run, held_by: Sequence[Guard], now: datetime) -> Decision | None:
+def hold_stop(tx: Transaction, run: Run, held_by: Sequence[Guard], now: datetime) -> Decision | None:
     """Withhold the pending stop of a run, which is locked, for what has come up; None when none is pending.
 
     What waits to be sent is cancelled, `run.stop_on_hold` tells of the guards. A stop whose grace period is over has
     been requested, and is not called back.
     """
     found = decisions.of_attempt(tx, run.id, run.attempt)
-    if found is None or found.state != State.PENDING or not held_by:
+    if found is None or found.state != DecisionState.PENDING or not held_by:
         return None
-    moved = move(tx, run, decisions.lock(tx, found), Held(now, tuple(held_by)))
-    return moved if moved.state == State.ON_HOLD else None
+    moved = move_decision(tx, run, decisions.lock(tx, found), GuardsRaised(now, tuple(held_by)))
+    return moved if moved.state == DecisionState.ON_HOLD else None
 
 
-def hold_all(database: Database, project_id: UUID, held_by: Sequence[Guard], now: datetime) -> int:
+def hold_pending_stops(database: Database, project_id: UUID, held_by: Sequence[Guard], now: datetime) -> int:
     """Withhold all pending stops of a project, a transaction each; how many.
 
     To be called after the commit of what speaks against them: a stop that is decided from then on finds it by itself.
@@ -165,7 +165,7 @@ def hold_all(database: Database, project_id: UUID, held_by: Sequence[Guard], now
     for run_id in pending:
         with database.transaction() as tx:
             run = runs.lock(tx, project_id, run_id)
-            count += run is not None and hold(tx, run, held_by, now) is not None
+            count += run is not None and hold_stop(tx, run, held_by, now) is not None
     return count
 
 
@@ -194,7 +194,7 @@ def _carry_out(
             case decision_lifecycle.Cancel(why):
                 outbox.cancel(tx, run.id, decision.id, now, why)
             case decision_lifecycle.Announce(event_type, data, due_at):
-                told = replace(decision, state=State.REQUESTED) if due_at is not None else decision
+                told = replace(decision, state=DecisionState.REQUESTED) if due_at is not None else decision
                 outbox.announce(
                     tx,
                     project_id=project.id,
@@ -207,14 +207,14 @@ def _carry_out(
                 )
 
 
-def _life(tx: Transaction, decision: Decision) -> Life:
+def _life(tx: Transaction, decision: Decision) -> Lifecycle:
     life = decision.life
-    if life.state not in (State.ON_HOLD, State.UNDONE):
+    if life.state not in (DecisionState.ON_HOLD, DecisionState.UNDONE):
         return life
     history = [(change.state, change.details) for change in decisions.history(tx, decision)]
-    held_by, heard = decision_lifecycle.remembered(history)
+    held_by, heard = decision_lifecycle.read_history(history)
     return replace(life, held_by=held_by, heard=heard)
 
 
-def _terms(project: Project) -> Terms:
-    return Terms(project.grace_seconds, project.confirm_seconds)
+def _terms(project: Project) -> Timeouts:
+    return Timeouts(project.grace_seconds, project.confirm_seconds)

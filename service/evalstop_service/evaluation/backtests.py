@@ -29,8 +29,8 @@ from evalstop_detectors import (
 from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.rules.outcome import Said, Truth, of_decision
-from evalstop_service.runs.watched_metrics import Watch
+from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome, judge_decision
+from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import audit, backtests, observations, projects
 from evalstop_service.store.backtests import DONE, FAILED, WAITING, Backtest, Past
 from evalstop_service.store.database import Database, Transaction
@@ -74,7 +74,7 @@ class Summary:
     failed: int
 
 
-def ask(
+def request_backtest(
     database: Database, project_id: UUID, document: dict[str, Any], most_runs: int, actor: str, now: datetime
 ) -> Backtest:
     """Have a policy tried on the newest runs that have ended; raises InvalidPolicy, and Conflict when many wait."""
@@ -109,12 +109,12 @@ def chore(database: Database, clock: Clock) -> Chore:
     """Seeing to backtests that wait, or that another process left."""
 
     def do(pause: Pause) -> float:
-        return 0.0 if work(database, clock, pause) else LOOK_SECONDS
+        return 0.0 if run_next_backtest(database, clock, pause) else LOOK_SECONDS
 
     return Chore("backtests", do)
 
 
-def work(database: Database, clock: Clock, pause: Pause = lambda _: False) -> bool:
+def run_next_backtest(database: Database, clock: Clock, pause: Pause = lambda _: False) -> bool:
     """Take up one backtest and see it through, or until `pause` says that it is time to end; False: there is none."""
     with database.transaction() as tx:
         now, _ = queues.moment(tx, clock())
@@ -183,7 +183,7 @@ def _end(database: Database, held: Backtest, state: str, clock: Clock) -> None:
 def _replayed(tx: Transaction, past: Past, policy: Policy) -> dict[str, Any]:
     """What the policy would have said of a run, beside what was decided and what was true of it."""
     run = past.run
-    watch = Watch(run, policy)
+    watch = WatchedMetrics(run, policy)
     finding: dict[str, Any] = {
         "run_id": str(run.id),
         "run_name": run.name,
@@ -198,7 +198,7 @@ def _replayed(tx: Transaction, past: Past, policy: Policy) -> dict[str, Any]:
         "verdict": "continue",
         "step": None,
         "reason": "",
-        "outcome": Said.UNKNOWN,
+        "outcome": DecisionOutcome.UNKNOWN,
         "hours_after": None,
         "error": None,
     }
@@ -216,14 +216,14 @@ def _replayed(tx: Transaction, past: Past, policy: Policy) -> dict[str, Any]:
     }
 
 
-def _outcome(past: Past, step: int | None) -> Said:
+def _outcome(past: Past, step: int | None) -> DecisionOutcome:
     """Whether it would have been right to stop the run at this step or, when it is None, never to."""
     if past.truth is None:
-        return Said.UNKNOWN
+        return DecisionOutcome.UNKNOWN
     turned = None
     if past.turn_step is not None:
         turned = past.turn_step, past.run.turn["low_step"] if past.run.turn else past.turn_step
-    return of_decision(Truth(past.truth), step, turned)
+    return judge_decision(RunOutcome(past.truth), step, turned)
 
 
 def _hours_after(past: Past, step: int | None) -> float | None:
@@ -240,31 +240,36 @@ def differs(finding: Mapping[str, Any]) -> bool:
     return (finding["step"] is not None) != (finding["decided_step"] is not None)
 
 
-def in_order(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def sort_findings(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """What differs from what was decided first, of that what would have been wrong, then the other stops."""
     return sorted(
         findings,
-        key=lambda one: (not differs(one), one["outcome"] != Said.WRONG, one["step"] is None, one["error"] is None),
+        key=lambda one: (
+            not differs(one),
+            one["outcome"] != DecisionOutcome.WRONG,
+            one["step"] is None,
+            one["error"] is None,
+        ),
     )
 
 
-def summary(findings: Sequence[Mapping[str, Any]]) -> Summary:
+def summarize_findings(findings: Sequence[Mapping[str, Any]]) -> Summary:
     """The figures of a backtest."""
     stops = [one for one in findings if one["step"] is not None]
-    by = {outcome: [one for one in stops if one["outcome"] == outcome] for outcome in Said}
+    by = {outcome: [one for one in stops if one["outcome"] == outcome] for outcome in DecisionOutcome}
     decided = [one for one in findings if one["decided_step"] is not None]
     return Summary(
         runs=len(findings),
         stops=len(stops),
-        right=len(by[Said.RIGHT]),
-        wrong=len(by[Said.WRONG]),
-        unknown=len(by[Said.UNKNOWN]),
-        missed=sum(one["truth"] == Truth.TURNED and one["step"] is None for one in findings),
+        right=len(by[DecisionOutcome.RIGHT]),
+        wrong=len(by[DecisionOutcome.WRONG]),
+        unknown=len(by[DecisionOutcome.UNKNOWN]),
+        missed=sum(one["truth"] == RunOutcome.TURNED and one["step"] is None for one in findings),
         decided=len(decided),
         only_it=sum(differs(one) for one in stops),
         only_decided=sum(differs(one) for one in decided),
-        hours_after=math.fsum(one["hours_after"] or 0.0 for one in by[Said.RIGHT]),
-        hours_wrong=math.fsum(one["hours_after"] or 0.0 for one in by[Said.WRONG]),
+        hours_after=math.fsum(one["hours_after"] or 0.0 for one in by[DecisionOutcome.RIGHT]),
+        hours_wrong=math.fsum(one["hours_after"] or 0.0 for one in by[DecisionOutcome.WRONG]),
         hours_unsaid=sum(one["hours_after"] is None for one in stops),
         failed=sum(one["error"] is not None for one in findings),
     )

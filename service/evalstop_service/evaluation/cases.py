@@ -28,8 +28,8 @@ from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
 from evalstop_service.rules import decision_lifecycle
 from evalstop_service.rules import outcome as truth
-from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPING, State
-from evalstop_service.rules.outcome import Judgement, Said, Truth
+from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPING, DecisionState
+from evalstop_service.rules.outcome import DecisionOutcome, RunAssessment, RunOutcome
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions, observations, outcomes, runs
 from evalstop_service.store.cases import Case
@@ -44,7 +44,7 @@ LET_RUN, STOPPED, PREVENTED = "let_run", "stopped", "prevented"
 MOST_GPUS = 1e6
 
 
-def settle(tx: Transaction, run: Run, now: datetime) -> None:
+def record_case(tx: Transaction, run: Run, now: datetime) -> None:
     """Make the case of the present attempt of a run, which is locked and has ended, or is about to go on in another."""
     decision = decisions.of_attempt(tx, run.id, run.attempt)
     said = outcomes.latest(tx, run.id, run.attempt)
@@ -53,7 +53,7 @@ def settle(tx: Transaction, run: Run, now: datetime) -> None:
     _count(tx, run, run.attempt, decision, said, run.ended_at or now)
 
 
-def recount(tx: Transaction, run: Run, attempt: int) -> None:
+def recompute_case(tx: Transaction, run: Run, attempt: int) -> None:
     """Make the case of an attempt anew after something was said of it; nothing while it goes on. The run is locked."""
     known = cases.find(tx, run.id, attempt)
     ended_at = known.ended_at if known else run.ended_at if attempt == run.attempt else None
@@ -62,7 +62,7 @@ def recount(tx: Transaction, run: Run, attempt: int) -> None:
         _count(tx, run, attempt, decision, outcomes.latest(tx, run.id, attempt), ended_at)
 
 
-def forget(tx: Transaction, run: Run) -> None:
+def remove_case(tx: Transaction, run: Run) -> None:
     """Take the case of the present attempt of a run back: it goes on after all. What was said of it stays."""
     cases.remove(tx, run.id, run.attempt)
 
@@ -71,16 +71,16 @@ def _derive(
     tx: Transaction, run: Run, decision: Decision | None, before: Outcome | None, now: datetime
 ) -> Outcome | None:
     """What the evals say of the attempt: a row of its own unless it is what they said before."""
-    gold = watched_metrics.eval_metric(run)
+    gold = watched_metrics.find_eval_metric(run)
     decided_step = decision.step if decision else None
-    evals = watched_metrics.evals(run, observations.series(tx, run.id, [gold])) if gold is not None else []
-    found = truth.judge(evals, decided_step)
+    evals = watched_metrics.select_evals(run, observations.series(tx, run.id, [gold])) if gold is not None else []
+    found = truth.assess_run(evals, decided_step)
     turned = _placed(tx, run, found)
-    said = truth.of_decision(found.truth, decided_step, turned)
+    said = truth.judge_decision(found.truth, decided_step, turned)
     turn_step = turned[0] if turned else None
     if before is not None and (before.outcome, before.turn_step, _truth_of(before)) == (said, turn_step, found.truth):
         return before
-    details = _numbers(found, watched_metrics.sign(run.metrics, gold) if gold is not None else 1.0)
+    details = _numbers(found, watched_metrics.metric_sign(run.metrics, gold) if gold is not None else 1.0)
     outcomes.add(
         tx,
         run.id,
@@ -96,15 +96,15 @@ def _derive(
     return outcomes.latest(tx, run.id, run.attempt)
 
 
-def _placed(tx: Transaction, run: Run, found: Judgement) -> tuple[int, int] | None:
+def _placed(tx: Transaction, run: Run, found: RunAssessment) -> tuple[int, int] | None:
     """The step of the turn and the first at which the peak may have been, with hindsight if it sees one, too."""
-    if found.truth is not Truth.TURNED:
+    if found.truth is not RunOutcome.TURNED:
         return None
-    turn = run.turn if run.ended_at is not None else change_point.turn_of(tx, run)
-    return (turn["step"], turn["low_step"]) if turn else truth.place(found)
+    turn = run.turn if run.ended_at is not None else change_point.find_change_point(tx, run)
+    return (turn["step"], turn["low_step"]) if turn else truth.locate_turn(found)
 
 
-def _numbers(found: Judgement, sign: float) -> dict[str, Any]:
+def _numbers(found: RunAssessment, sign: float) -> dict[str, Any]:
     """A judgement as JSON; means are in the metric's own direction."""
     document: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(found).items() if value is not None}
     for name in ("best", "last"):
@@ -113,19 +113,19 @@ def _numbers(found: Judgement, sign: float) -> dict[str, Any]:
     return document
 
 
-def _truth_of(said: Outcome | None, decision: Decision | None = None) -> Truth:
+def _truth_of(said: Outcome | None, decision: Decision | None = None) -> RunOutcome:
     """What became of gold, as the evals or a person's word on the decision tell it."""
     if said is None:
-        return Truth.UNDECIDED
+        return RunOutcome.UNDECIDED
     if said.derived:
-        return Truth(said.details["truth"])
-    return truth.by_word(Said(said.outcome), said.turn_step, flagged=decision is not None)
+        return RunOutcome(said.details["truth"])
+    return truth.read_run_outcome(DecisionOutcome(said.outcome), said.turn_step, flagged=decision is not None)
 
 
 def _count(
     tx: Transaction, run: Run, attempt: int, decision: Decision | None, said: Outcome | None, ended_at: datetime
 ) -> None:
-    gpus = gpus_of(run.labels)
+    gpus = read_gpus(run.labels)
     began = runs.attempt_of(tx, run.id, attempt)
     hours = _Hours(gpus, began.started_at, began.resumed_from_step or 0, ended_at)
     case = Case(
@@ -144,7 +144,7 @@ def _count(
         decided_step=None,
         detectors=None,
         stated_risk=None,
-        outcome=said.outcome if said else Said.UNKNOWN,
+        outcome=said.outcome if said else DecisionOutcome.UNKNOWN,
         delay_steps=None,
         gpu_hours=hours.of_all(),
         gpu_hours_saved=None,
@@ -154,14 +154,14 @@ def _count(
     if decision is None:
         cases.keep(tx, case)
     elif decision.ordered:  # by a person: the policy has let the run go on, and is held to that
-        cases.keep(tx, replace(case, outcome=truth.of_decision(Truth(case.truth), None, None)))
+        cases.keep(tx, replace(case, outcome=truth.judge_decision(RunOutcome(case.truth), None, None)))
     else:
         cases.keep(tx, _with_decision(tx, case, run, decision, hours))
 
 
 def _with_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _Hours) -> Case:
-    treatment = treatment_of(State(decision.state))
-    right = case.outcome == Said.RIGHT
+    treatment = classify_treatment(DecisionState(decision.state))
+    right = case.outcome == DecisionOutcome.RIGHT
     stops = treatment != PREVENTED
     return replace(
         case,
@@ -192,7 +192,7 @@ class _Hours:
 
     def saved(self, decision: Decision, treatment: str, outcome: str, total_steps: int | None) -> float | None:
         """By the stop, or by the one that there would have been; nothing by a wrong one."""
-        if outcome == Said.WRONG:
+        if outcome == DecisionOutcome.WRONG:
             return None if self.gpus is None else 0.0
         after = self._between(decision.created_at, self.ended_at)
         if treatment == LET_RUN:
@@ -204,9 +204,9 @@ class _Hours:
 
     def lost(self, decision: Decision, outcome: str) -> float | None:
         """By a wrong stop, or one that would have been: what was done since the best checkpoint is to be done again."""
-        if outcome == Said.UNKNOWN:
+        if outcome == DecisionOutcome.UNKNOWN:
             return None
-        if outcome == Said.RIGHT:
+        if outcome == DecisionOutcome.RIGHT:
             return None if self.gpus is None else 0.0
         checkpoint = decision.best_checkpoint
         kept = max(checkpoint["step"], self.first_step) if checkpoint else self.first_step
@@ -221,7 +221,7 @@ class _Hours:
         return None if self.gpus is None else self.gpus * max((ended - begun).total_seconds(), 0.0) / 3600
 
 
-def gpus_of(labels: Mapping[str, str]) -> float | None:
+def read_gpus(labels: Mapping[str, str]) -> float | None:
     """How many GPUs a job has, by the label `gpus` of its run; None where it says nothing, or nothing sensible."""
     try:
         gpus = float(labels["gpus"])
@@ -230,7 +230,7 @@ def gpus_of(labels: Mapping[str, str]) -> float | None:
     return gpus if 0 < gpus <= MOST_GPUS else None
 
 
-def treatment_of(state: State) -> str:
+def classify_treatment(state: DecisionState) -> str:
     """What became of a stop that stands so when its run has ended."""
     if state in decision_lifecycle.LET_RUN:
         return LET_RUN

@@ -12,12 +12,12 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
 
 
-def turn_of(tx: Transaction, run: Run) -> dict[str, Any] | None:
+def find_change_point(tx: Transaction, run: Run) -> dict[str, Any] | None:
     """The turn of a run as it is answered; None where gold shows no fall. `gain` and `drop` are in the unit of gold."""
-    gold = watched_metrics.eval_metric(run)
+    gold = watched_metrics.find_eval_metric(run)
     if gold is None:
         return None
-    found = turn(watched_metrics.scores(run, observations.series(tx, run.id, [gold])))
+    found = turn(watched_metrics.select_scores(run, observations.series(tx, run.id, [gold])))
     if found is None:
         return None
     return {

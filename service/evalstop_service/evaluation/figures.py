@@ -67,7 +67,7 @@ class Delays:
 
 
 @dataclass(frozen=True)
-class Measured:
+class GroupFigures:
     """The figures of a group of cases.
 
     `counts`: the cases by what was done (`ROWS`) and by outcome; for what was never flagged `right` means healthy and
@@ -119,17 +119,17 @@ class _Tally:
         return [Stratum(**cells, probability=probability) for probability, cells in sorted(self.strata.items())]
 
 
-def measure(
+def load_figures(
     tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = (), alpha: float = ALPHA
-) -> list[Measured]:
+) -> list[GroupFigures]:
     """The figures of a project's cases, a group each, by their keys; one group without `by`, though it be empty."""
     counts = case_counts.counts(tx, project_id, wanted, by)
     late = case_counts.delays(tx, project_id, wanted, by)
     whole = wanted.detector is None and "detector" not in by
-    return figures(counts, late, alpha, whole=whole) if counts or by else [total((), ())]
+    return compute_figures(counts, late, alpha, whole=whole) if counts or by else [compute_total((), ())]
 
 
-def total(counts: Iterable[Count], late: Iterable[Delay]) -> Measured:
+def compute_total(counts: Iterable[Count], late: Iterable[Delay]) -> GroupFigures:
     """The figures of all groups together."""
     tally = _Tally()
     for count in counts:
@@ -137,9 +137,9 @@ def total(counts: Iterable[Count], late: Iterable[Delay]) -> Measured:
     return _figures((), tally, list(late), ALPHA, whole=True)
 
 
-def figures(
+def compute_figures(
     counts: Iterable[Count], late: Iterable[Delay], alpha: float = ALPHA, *, whole: bool = True
-) -> list[Measured]:
+) -> list[GroupFigures]:
     """The figures of each group, by their keys; `whole`: what was never flagged is among what was counted."""
     tallies: dict[Key, _Tally] = defaultdict(_Tally)
     for count in counts:
@@ -151,7 +151,7 @@ def figures(
     return [_figures(key, tally, delays[key], alpha, whole=whole) for key, tally in ordered]
 
 
-def running(counts: Iterable[Count]) -> list[Measured]:
+def compute_running_figures(counts: Iterable[Count]) -> list[GroupFigures]:
     """The figures of all cases up to the end of each period, by which they were counted; the keys are its first day."""
     so_far, found = _Tally(), []
     for key, those in groupby(sorted(counts, key=lambda count: count.key), key=lambda count: count.key):
@@ -161,27 +161,27 @@ def running(counts: Iterable[Count]) -> list[Measured]:
     return found
 
 
-def regrouped(found: Iterable[_Counted], groups: Callable[[Key], Iterable[Key]]) -> list[_Counted]:
+def regroup(found: Iterable[_Counted], groups: Callable[[Key], Iterable[Key]]) -> list[_Counted]:
     """What was counted by some key, in the groups that it belongs to by that key."""
     return [replace(one, key=key) for one in found for key in groups(one.key)]
 
 
-def as_json(found: Estimate) -> dict[str, Any]:
+def estimate_to_json(found: Estimate) -> dict[str, Any]:
     """An estimate as events and answers hold it."""
     return asdict(found) | {"bounds": {"low": found.bounds[0], "high": found.bounds[1]}}
 
 
-def named(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
+def name_key_parts(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
     """The parts of a group's key by their names: `policy` and `version`, `detector`, `job_kind`, `begins`."""
     return dict(zip((name for one in by for name in _PARTS[one]), key, strict=True))
 
 
-def cell(wanted: Wanted, row: str, outcome: str) -> Wanted:
+def select_cell(wanted: Wanted, row: str, outcome: str) -> Wanted:
     """What selects the cases behind one of the `counts` of a group."""
     return replace(wanted, outcome=outcome, flagged=row != PASSED, treatment=row if row != PASSED else None)
 
 
-def query(wanted: Wanted) -> dict[str, str]:
+def filter_to_query(wanted: Wanted) -> dict[str, str]:
     """What selects cases, as the parameters of an address."""
     said = {name: value for name, value in vars(wanted).items() if value is not None}
     return {name: _spelled(value) for name, value in said.items()}
@@ -193,9 +193,9 @@ def _spelled(value: str | int | bool | datetime) -> str:
     return rfc3339(value) if isinstance(value, datetime) else str(value)
 
 
-def narrowed(wanted: Wanted, by: Sequence[Grouping], key: Key) -> Wanted:
+def select_group(wanted: Wanted, by: Sequence[Grouping], key: Key) -> Wanted:
     """What selects the cases of one group alone."""
-    own = named(key, by)
+    own = name_key_parts(key, by)
     period = next((one for one in by if one in _PERIODS), None)
     if period is not None:
         since, until = _period(period, own.pop("begins"))
@@ -213,13 +213,13 @@ def _period(grouping: Grouping, first: str) -> tuple[datetime, datetime]:
     return datetime.combine(begin, time.min, UTC), datetime.combine(end, time.min, UTC)
 
 
-def _figures(key: Key, tally: _Tally, late: Sequence[Delay], alpha: float, *, whole: bool) -> Measured:
+def _figures(key: Key, tally: _Tally, late: Sequence[Delay], alpha: float, *, whole: bool) -> GroupFigures:
     flagged, passed = tally.flagged(), Stratum(**tally.cells[PASSED])
-    return Measured(
+    return GroupFigures(
         key,
-        confidence_sequences.precision(flagged, alpha),
-        confidence_sequences.recall(flagged, passed, alpha) if whole else None,
-        confidence_sequences.false_stops(flagged, passed, alpha) if whole else None,
+        confidence_sequences.estimate_precision(flagged, alpha),
+        confidence_sequences.estimate_recall(flagged, passed, alpha) if whole else None,
+        confidence_sequences.estimate_false_stops(flagged, passed, alpha) if whole else None,
         _quartiles(late),
         Hours(**tally.hours, unsaid=tally.unsaid),
         deepcopy(tally.cells),
@@ -231,7 +231,7 @@ def _quartiles(late: Sequence[Delay]) -> Delays | None:
     ordered = sorted((one.steps, one.cases / one.probability) for one in late)
     if not ordered:
         return None
-    lower, median, upper = (confidence_sequences.quantile(ordered, share) for share in (0.25, 0.5, 0.75))
+    lower, median, upper = (confidence_sequences.weighted_quantile(ordered, share) for share in (0.25, 0.5, 0.75))
     return Delays(sum(one.cases for one in late), lower, median, upper)
 
 

@@ -22,7 +22,7 @@ from uuid import UUID
 
 from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock
-from evalstop_service.evaluation.figures import as_json, measure
+from evalstop_service.evaluation.figures import estimate_to_json, load_figures
 from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.store import audit, policies, projects, rollout_stages
@@ -67,7 +67,7 @@ def share_enforced(held: RolloutStage | None, version: int) -> float:
     return {Stage.SHADOW: 0.0, Stage.CANARY: held.canary_share, Stage.ENFORCE: 1.0}[Stage(held.stage)]
 
 
-def weigh(stage: Stage, line: float, of_version: Estimate, since: Estimate) -> Move | None:
+def choose_move(stage: Stage, line: float, of_version: Estimate, since: Estimate) -> Move | None:
     """Where a policy moves to by the precision of its version, and of its cases since it came to its stage."""
     if stage is not Stage.SHADOW:
         if since.bounds[1] < line:
@@ -90,13 +90,13 @@ def chore(database: Database, clock: Clock) -> Chore:
         for held in found:
             if pause(0.0):
                 break
-            look(database, held.project_id, held.policy_name, clock())
+            review_rollout_stage(database, held.project_id, held.policy_name, clock())
         return EVERY_SECONDS
 
     return Chore("rollout_stage", do)
 
 
-def look(database: Database, project_id: UUID, policy_name: str, now: datetime) -> RolloutStage | None:
+def review_rollout_stage(database: Database, project_id: UUID, policy_name: str, now: datetime) -> RolloutStage | None:
     """Weigh a policy by all that is known now, and have it move; how it stands then. Doing it twice is harmless."""
     with database.transaction() as tx:
         held = rollout_stages.lock(tx, project_id, policy_name)
@@ -109,14 +109,14 @@ def look(database: Database, project_id: UUID, policy_name: str, now: datetime) 
         wanted = Wanted(policy=policy_name, version=held.version)
         of_version = _precision(tx, project_id, wanted)
         since = _precision(tx, project_id, replace(wanted, since=held.since))
-        move = weigh(Stage(held.stage), held.precision_wanted, of_version, since)
+        move = choose_move(Stage(held.stage), held.precision_wanted, of_version, since)
         if move is None:
             return held
-        numbers = {"precision": as_json(of_version), "precision_since": as_json(since)}
+        numbers = {"precision": estimate_to_json(of_version), "precision_since": estimate_to_json(since)}
         return _keep(tx, held, replace(held, stage=move.stage, since=now, numbers=numbers), move.reason, now)
 
 
-def grant(
+def set_rollout_stage(
     tx: Transaction, project_id: UUID, policy_name: str, version: int, line: float, share: float, now: datetime
 ) -> RolloutStage:
     """Have a policy earn its rollout stage from now on, from shadow; or change the terms of one that does."""
@@ -139,7 +139,7 @@ def grant(
 
 
 def _precision(tx: Transaction, project_id: UUID, wanted: Wanted) -> Estimate:
-    (found,) = measure(tx, project_id, wanted)
+    (found,) = load_figures(tx, project_id, wanted)
     return found.precision
 
 

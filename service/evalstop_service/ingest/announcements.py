@@ -9,7 +9,7 @@ from evalstop_detectors import Verdict, verdict_to_document
 from evalstop_service.decisions import transitions
 from evalstop_service.ingest.run_cache import LiveRun
 from evalstop_service.ingest.unit_of_work import Work
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, projects, verdicts
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
@@ -20,16 +20,16 @@ def decide(work: Work, live: LiveRun, verdict: Verdict) -> None:
     """Put the first verdict that calls for a stop on record, and have it carried out unless it is let run."""
     assert verdict.step is not None, "a verdict to stop has a step"
     work.write()  # the guards look at what was observed
-    work.decided(live, transitions.begin(work.tx, live.run, verdict.step, work.now))
+    work.decided(live, transitions.create_decision(work.tx, live.run, verdict.step, work.now))
 
 
 def reconsider(work: Work, live: LiveRun) -> None:
     """Look again at what speaks against a stop that is on hold: there is a new eval, or a checkpoint."""
     decision = work.decision(live)
-    if decision is not None and decision.state == State.ON_HOLD:
+    if decision is not None and decision.state == DecisionState.ON_HOLD:
         work.write()  # the guards look at what was observed
         locked = decisions.lock(work.tx, decision)
-        work.decided(live, transitions.look_again(work.tx, live.run, locked, work.now))
+        work.decided(live, transitions.recheck_guards(work.tx, live.run, locked, work.now))
 
 
 def is_news(before: Run, run: Run, reached: Sequence[Verdict]) -> bool:

@@ -22,11 +22,11 @@ from evalstop_service.ingest.run_cache import KEEP_EVERY, LATE_WEIGHT, SHARED_FO
 from evalstop_service.ingest.unit_of_work import Work
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.rules.liveness import FOUND_AGAIN, Pulse
+from evalstop_service.rules.liveness import FOUND_AGAIN, Liveness
 from evalstop_service.runs import metric_roles, watched_metrics
-from evalstop_service.runs.metric_roles import Cast
+from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.retention import refuse_if_pruned
-from evalstop_service.runs.watched_metrics import Watch
+from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import audit, checkpoints, projects, run_health, runs
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Database
@@ -147,7 +147,7 @@ def _take_resumption(work: Work, live: LiveRun, at: int) -> Receipt:
 
 
 def _take_correction(work: Work, live: LiveRun, metrics: dict[str, dict[str, str]], actor: str) -> Receipt:
-    run, as_said = live.run, metric_roles.corrected(live.run, metrics)
+    run, as_said = live.run, metric_roles.correct_roles(live.run, metrics)
     if (run.metrics, run.recognition) != as_said:
         details = {"before": run.metrics, "after": metrics}
         audit.record(work.tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, work.now)
@@ -165,7 +165,7 @@ def _names(live: LiveRun, points: Sequence[Point]) -> set[str] | None:
 def _recognise(work: Work, live: LiveRun, names: set[str]) -> dict[str, Any] | None:
     """Find out the roles of a run with these metrics; what it changes of the row if they are others than before."""
     patterns = projects.get(work.tx, live.run.project_id).role_patterns
-    found = metric_roles.cast(names, live.run.labels, patterns)
+    found = metric_roles.assign_roles(names, live.run.labels, patterns)
     if found.metrics != live.run.metrics:
         return _recast(work, live, found)
     if found.recognition != live.run.recognition:
@@ -173,16 +173,16 @@ def _recognise(work: Work, live: LiveRun, names: set[str]) -> dict[str, Any] | N
     return None
 
 
-def _recast(work: Work, live: LiveRun, roles: Cast) -> dict[str, Any]:
+def _recast(work: Work, live: LiveRun, roles: RoleAssignment) -> dict[str, Any]:
     """Show the detectors other metrics than before, from the first observation on; what it changes of the row."""
     _store_cast(work, live, roles)
-    live.watch, live.scores = Watch(live.run, live.policy), None
+    live.watch, live.scores = WatchedMetrics(live.run, live.policy), None
     work.write()
     _go_back(work, live, None)
     return {"best_checkpoint": None, "raw_maximum": None} | _pointers(work, live)
 
 
-def _store_cast(work: Work, live: LiveRun, roles: Cast) -> None:
+def _store_cast(work: Work, live: LiveRun, roles: RoleAssignment) -> None:
     runs.cast(work.tx, live.run.id, roles.metrics, roles.recognition)
     live.run = replace(live.run, metrics=roles.metrics, recognition=roles.recognition)
 
@@ -196,21 +196,21 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
         live.told = verdict
     if rewritten:
         changes["rewritten_version"] = version
-    if before.status == Pulse.LOST:
+    if before.status == Liveness.LOST:
         changes |= FOUND_AGAIN
     live.run = run = replace(before, version=version, updated_at=work.now, **changes)
     work.changed(live)
     if before.ended_at is not None and run.ended_at is None:  # it goes on after its end, and may fall silent again
         run_health.watch(work.tx, run.id, run.project_id, work.now, work.now)
         if run.attempt == before.attempt:
-            cases.forget(work.tx, run)
+            cases.remove_case(work.tx, run)
     if verdict.stops and run.status == "running":
         if not live.decided:
             work.then(live, partial(announcements.decide, work, live, verdict))
         elif "best_checkpoint" in changes:
             announcements.reconsider(work, live)
     if run.ended_at is not None and "turn" in changes:  # gold came after the end
-        cases.settle(work.tx, run, work.now)
+        cases.record_case(work.tx, run, work.now)
     reached, live.reached = live.reached, []
     if announcements.is_news(before, run, reached):
         work.then(live, partial(announcements.announce, work, before, run, reached))
@@ -268,7 +268,7 @@ def _weigh(work: Work, live: LiveRun, gold: Sequence[Point]) -> tuple[bool, dict
     if not gold:
         return False, {}
     by_step = sorted(gold, key=lambda point: point.step)
-    late = live.scores is not None and not live.scores.add(watched_metrics.scores(live.run, by_step))
+    late = live.scores is not None and not live.scores.add(watched_metrics.select_scores(live.run, by_step))
     if late:
         live.scores = None
     return late, _pointers(work, live)
@@ -289,7 +289,7 @@ def _pointers(work: Work, live: LiveRun, *, ended: bool | None = None) -> dict[s
     }
     if run.ended_at is not None if ended is None else ended:
         work.write()
-        found["turn"] = change_point.turn_of(work.tx, run)
+        found["turn"] = change_point.find_change_point(work.tx, run)
     return found
 
 

@@ -10,7 +10,7 @@ from evalstop_service.decisions import transitions
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest.run_cache import LiveRun
 from evalstop_service.ingest.unit_of_work import Work
-from evalstop_service.rules.decision_lifecycle import WentOn
+from evalstop_service.rules.decision_lifecycle import RunResumed
 from evalstop_service.store import checkpoints, decisions, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import outbox
@@ -33,7 +33,7 @@ def begin(work: Work, live: LiveRun, at: int) -> Begun | None:
         return None
     _withdraw(tx, run, at, work.now)
     if run.ended_at is None:
-        cases.settle(tx, run, work.now)
+        cases.record_case(tx, run, work.now)
     attempt = run.attempt + 1
     superseded = observations.supersede(tx, run.id, at, attempt)
     checkpoints.supersede(tx, run.id, at, attempt)
@@ -59,4 +59,4 @@ def _withdraw(tx: Transaction, run: Run, at: int, now: datetime) -> None:
     decision = decisions.of_attempt(tx, run.id, run.attempt)
     if decision is not None:
         told = outbox.told(tx, run.id, decision.id).tried
-        transitions.move(tx, run, decisions.lock(tx, decision), WentOn(now, at, told))
+        transitions.move_decision(tx, run, decisions.lock(tx, decision), RunResumed(now, at, told))

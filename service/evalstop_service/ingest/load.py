@@ -12,7 +12,7 @@ from evalstop_service.ingest.messages import Arrival, News, Points, Saved
 from evalstop_service.ingest.run_cache import KEEP_EVERY, SHARED_FOR, LiveRun, LiveRuns, Scores
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs import watched_metrics
-from evalstop_service.runs.watched_metrics import Watch
+from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import checkpoints, decisions, monitor_states, observations, runs
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
@@ -85,7 +85,7 @@ def _left_off(run: Run, policy: Policy, held: LiveRun | None, kept: KeptMonitor 
     if run.last_step is not None and kept is not None and kept.version >= run.rewritten_version:
         state = _restored(policy, kept)
     how = "rebuilt" if state is None else "restored"
-    return LiveRun(run, policy, Watch(run, policy), state or start(policy), {}, decided=False), how
+    return LiveRun(run, policy, WatchedMetrics(run, policy), state or start(policy), {}, decided=False), how
 
 
 def _goes_on(before: Run, run: Run) -> bool:
@@ -95,7 +95,7 @@ def _goes_on(before: Run, run: Run) -> bool:
 
 def _weighs(run: Run, news: Iterable[News]) -> bool:
     """Whether these news bring gold or a checkpoint, among which the best one is to be chosen."""
-    gold = watched_metrics.eval_metric(run)
+    gold = watched_metrics.find_eval_metric(run)
     return any(
         isinstance(item, Saved) or (isinstance(item, Points) and any(point.metric == gold for point in item.points))
         for item in news
@@ -125,7 +125,9 @@ def _read_on(tx: Transaction, back: Mapping[UUID, LiveRun], weighed: Collection[
         else:
             since = _past(found.watch, some, found.monitor)
         if found.scores is not None:
-            gold = [score for score in watched_metrics.scores(run, some or ()) if score.step > found.scores.last_step]
+            gold = [
+                score for score in watched_metrics.select_scores(run, some or ()) if score.step > found.scores.last_step
+            ]
             _take_in(found.scores, gold, saved.get(run_id, ()))
         found.unkept += len(since) if found.count else REPLAY_WEIGHT * len(since)
         found.monitor, _ = advance(found.policy, found.monitor, since)
@@ -145,13 +147,13 @@ def _unseen(found: LiveRun) -> dict[str, int]:
     return steps
 
 
-def after(tx: Transaction, run: Run, watch: Watch, state: MonitorState) -> list[Observation]:
+def after(tx: Transaction, run: Run, watch: WatchedMetrics, state: MonitorState) -> list[Observation]:
     """What the monitor has not seen yet."""
     step = 0 if state.last is None else state.last[0]
     return _past(watch, observations.after(tx, run.id, watch.metrics, step), state)
 
 
-def _past(watch: Watch, points: Iterable[Point], state: MonitorState) -> list[Observation]:
+def _past(watch: WatchedMetrics, points: Iterable[Point], state: MonitorState) -> list[Observation]:
     last = state.last
     if last is None:
         return watch.observations(points)
@@ -163,7 +165,7 @@ def scores_of(tx: Transaction, run: Run, gold: str) -> Scores:
     """All finite gold scores and all checkpoints of a run."""
     scores = Scores()
     points = observations.series(tx, run.id, [gold])
-    _take_in(scores, watched_metrics.scores(run, points), checkpoints.listing(tx, run.id))
+    _take_in(scores, watched_metrics.select_scores(run, points), checkpoints.listing(tx, run.id))
     return scores
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.evaluation import cases
 from evalstop_service.projects import policies
-from evalstop_service.rules.liveness import FOUND_AGAIN, Pulse
+from evalstop_service.rules.liveness import FOUND_AGAIN, Liveness
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.retention import refuse_if_pruned
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
@@ -30,7 +30,7 @@ LONGEST_NAME = 256
 
 
 @dataclass(frozen=True)
-class Request:
+class OpenRequest:
     """What a trainer says of its run; None means 'as it is', or the project's default for a new run.
 
     `recognise`: which metrics play which role is to be found out while the run goes on.
@@ -45,7 +45,7 @@ class Request:
     total_steps: int | None = None
 
 
-def open_run(database: Database, project_id: UUID, request: Request, now: datetime) -> tuple[Run, bool]:
+def open_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> tuple[Run, bool]:
     """The run of this name, and whether it is new. Raises Conflict when its metrics differ from those on record."""
     with database.transaction() as tx:
         project = projects.get(tx, project_id)
@@ -57,7 +57,7 @@ def open_run(database: Database, project_id: UUID, request: Request, now: dateti
         return _reopen(tx, project, request, now), False
 
 
-def new_run(database: Database, project_id: UUID, request: Request, now: datetime) -> Run:
+def create_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> Run:
     """A new run, called by this name or, where that is taken, by it and the end of the run's id."""
     with database.transaction() as tx:
         project = projects.get(tx, project_id)
@@ -72,7 +72,7 @@ def new_run(database: Database, project_id: UUID, request: Request, now: datetim
         return run
 
 
-def relabel(
+def relabel_run(
     database: Database,
     project_id: UUID,
     run_id: UUID,
@@ -93,34 +93,34 @@ def relabel(
         return run
 
 
-def go_on(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
+def reopen_run(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
     """Have a run that has ended go on, as opening it by its name does. Raises NotFound, and Conflict if pruned."""
     with database.transaction() as tx:
         run = runs.lock(tx, project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
-        return _brought_up_to_date(tx, projects.get(tx, project_id), run, Request(run.name), now)
+        return _brought_up_to_date(tx, projects.get(tx, project_id), run, OpenRequest(run.name), now)
 
 
-def heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
+def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
     """Take note that a run is there though it has nothing to tell; one that was lost goes on. Raises NotFound."""
     with database.transaction() as tx:
         run = runs.find(tx, project_id, run_id)
-        if run is not None and run.status == Pulse.LOST:
+        if run is not None and run.status == Liveness.LOST:
             run = runs.lock(tx, project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
-        if run.status == Pulse.LOST:
+        if run.status == Liveness.LOST:
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
             runs.save(tx, run)
-            cases.forget(tx, run)
+            cases.remove_case(tx, run)
             run_health.watch(tx, run.id, project_id, now, now)
         if run.status == "running":
             run_health.beat(tx, run.id, project_id, now)
         return run
 
 
-def _new(tx: Transaction, project: Project, request: Request, now: datetime) -> Run:
+def _new(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
     policy = policies.resolve(tx, project, request.policy or project.default_policy, now)
     by_itself = request.metrics is None and (request.recognise or bool(project.role_patterns))
     unsaid = {} if by_itself else DEFAULT_METRICS
@@ -149,7 +149,7 @@ def _new(tx: Transaction, project: Project, request: Request, now: datetime) -> 
     )
 
 
-def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) -> Run:
+def _reopen(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
     known = runs.find_by_name(tx, project.id, request.name)
     run = runs.lock(tx, project.id, known.id) if known else None
     if run is None:
@@ -157,7 +157,7 @@ def _reopen(tx: Transaction, project: Project, request: Request, now: datetime) 
     return _brought_up_to_date(tx, project, run, request, now)
 
 
-def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Request, now: datetime) -> Run:
+def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: OpenRequest, now: datetime) -> Run:
     """The run, which is locked, as its trainer says it is now, and running."""
     refuse_if_pruned(run)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
@@ -183,7 +183,7 @@ def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Re
         changed = replace(changed, rewritten_version=changed.version)  # the past is judged by other terms now
     runs.save(tx, changed)
     if run.status != "running":
-        cases.forget(tx, run)
+        cases.remove_case(tx, run)
         _look_after(tx, project, changed, now)
     return changed
 

@@ -26,7 +26,7 @@ from evalstop_detectors import (
 
 from evalstop_service.errors import Behind
 from evalstop_service.projects import policies
-from evalstop_service.runs.watched_metrics import Watch
+from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run, Stamp
@@ -118,7 +118,7 @@ class LiveRun:
 
     run: Run
     policy: Policy
-    watch: Watch
+    watch: WatchedMetrics
     monitor: MonitorState
     last_steps: dict[str, int]
     decided: bool

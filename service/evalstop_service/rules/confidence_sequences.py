@@ -61,7 +61,7 @@ class Estimate:
     undecided: int
 
 
-def precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Estimate:
+def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Estimate:
     """Of the stops that were called for, the share that were right."""
 
     def ends(strata: Sequence[Stratum]) -> tuple[float, float]:
@@ -80,7 +80,7 @@ def precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Estimate:
     )
 
 
-def recall(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) -> Estimate:
+def estimate_recall(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) -> Estimate:
     """Of the attempts that turned, the share for which a stop was called for, and rightly.
 
     `passed`: the attempts that were never flagged; it was wrong to let those go on that turned.
@@ -94,7 +94,7 @@ def recall(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) ->
     )
 
 
-def false_stops(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) -> Estimate:
+def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) -> Estimate:
     """Of the healthy attempts, the share for which a stop was called for."""
     return _compared(
         flagged,
@@ -105,7 +105,7 @@ def false_stops(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPH
     )
 
 
-def quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
+def weighted_quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
     """Of values with their weights, in ascending order and at least one, the first that this share does not exceed."""
     wanted, passed = share * sum(weight for _, weight in ordered), 0.0
     for value, weight in ordered:

@@ -26,7 +26,7 @@ STALE_PAUSES = 3.0
 LOST_TIMES = 11.0
 
 
-class Pulse(StrEnum):
+class Liveness(StrEnum):
     """How a run is."""
 
     ALIVE = "alive"
@@ -38,7 +38,7 @@ FOUND_AGAIN: dict[str, Any] = {"status": "running", "ended_at": None, "turn": No
 """What changes of a run that was lost, and ended thereby, when something is heard of it."""
 
 
-def cadence(newest: Sequence[Sequence[datetime]], most: int) -> float | None:
+def measure_cadence(newest: Sequence[Sequence[datetime]], most: int) -> float | None:
     """The longest pause in seconds that occurred at least twice between posts; None when there are too few of them.
 
     `newest`: of each metric the moments at which its newest values came, at most `most` each, in any order. What lies
@@ -50,22 +50,22 @@ def cadence(newest: Sequence[Sequence[datetime]], most: int) -> float | None:
     return pauses[-2] if len(pauses) >= FEWEST_PAUSES else None
 
 
-def stale_after(stale_seconds: float, cadence_seconds: float | None) -> float:
+def stale_after_seconds(stale_seconds: float, cadence_seconds: float | None) -> float:
     """The seconds of silence from which a run is stale."""
     return max(stale_seconds, STALE_PAUSES * (cadence_seconds or 0.0))
 
 
-def judge(
+def assess_liveness(
     silence_seconds: float, stale_for_seconds: float | None, stale_seconds: float, cadence_seconds: float | None
-) -> Pulse:
+) -> Liveness:
     """How a run is that has been silent for so long and, unless None, known to be stale for so long."""
-    limit = stale_after(stale_seconds, cadence_seconds)
+    limit = stale_after_seconds(stale_seconds, cadence_seconds)
     if silence_seconds < limit:
-        return Pulse.ALIVE
-    return Pulse.LOST if (stale_for_seconds or 0.0) >= LOST_TIMES * limit else Pulse.STALE
+        return Liveness.ALIVE
+    return Liveness.LOST if (stale_for_seconds or 0.0) >= LOST_TIMES * limit else Liveness.STALE
 
 
-def look_in(
+def seconds_until_check(
     silence_seconds: float, stale_for_seconds: float | None, stale_seconds: float, cadence_seconds: float | None
 ) -> float:
     """In how many seconds a run that is not lost is to be looked at again: when it would turn stale, or be lost.
@@ -73,7 +73,7 @@ def look_in(
     One that is stale may post meanwhile and fall silent again, so it is looked at as often as one that is alive. What
     is closer than a second is not worth being exact about.
     """
-    limit = stale_after(stale_seconds, cadence_seconds)
+    limit = stale_after_seconds(stale_seconds, cadence_seconds)
     if silence_seconds < limit:
         return max(1.0, limit - silence_seconds)
     return max(1.0, min(limit, LOST_TIMES * limit - (stale_for_seconds or 0.0)))

@@ -27,7 +27,7 @@ _RISEN = 0.05
 """Of the range of the means: a run that gained less has not risen, and its fall is measured by the range."""
 
 
-class Truth(StrEnum):
+class RunOutcome(StrEnum):
     """What became of the gold of an attempt."""
 
     TURNED = "turned"
@@ -35,7 +35,7 @@ class Truth(StrEnum):
     UNDECIDED = "undecided"
 
 
-class Said(StrEnum):
+class DecisionOutcome(StrEnum):
     """What turned out to be true of a decision: to stop a run or, where there was none, to let it go on."""
 
     RIGHT = "right"
@@ -52,14 +52,14 @@ class Window(Struct, frozen=True):
     mean: float
 
 
-class Judgement(Struct, frozen=True):
+class RunAssessment(Struct, frozen=True):
     """A truth with its reason and the numbers that it rests on.
 
     `evals`: how many were finite, of which `window` make a mean. `best`, `last`: the means that are compared; `gain`,
     `drop` and `stderr` (of the drop) are in the unit of the scores, higher is better. None: there were too few.
     """
 
-    truth: Truth
+    truth: RunOutcome
     reason: str
     evals: int
     window: int
@@ -70,7 +70,7 @@ class Judgement(Struct, frozen=True):
     stderr: float | None = None
 
 
-def judge(scores: Sequence[Score], decided_step: int | None = None) -> Judgement:
+def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunAssessment:
     """What these scores (by ascending step, higher is better, finite or not) say of a run that has ended.
 
     `decided_step`: where a decision was made to stop it; then only what came later can tell whether that was right.
@@ -79,8 +79,8 @@ def judge(scores: Sequence[Score], decided_step: int | None = None) -> Judgement
     count = len(finite)
     width = max(FEWEST_IN_A_WINDOW, count // EVALS_A_WINDOW)
 
-    def undecided(reason: str) -> Judgement:
-        return Judgement(Truth.UNDECIDED, reason, count, width)
+    def undecided(reason: str) -> RunAssessment:
+        return RunAssessment(RunOutcome.UNDECIDED, reason, count, width)
 
     if count < 2 * width:
         return undecided(f"there are {count} finite evals, and it takes {2 * width} to compare a best mean with a last")
@@ -93,42 +93,42 @@ def judge(scores: Sequence[Score], decided_step: int | None = None) -> Judgement
     return _compared(finite, width)
 
 
-def place(found: Judgement) -> tuple[int, int]:
+def locate_turn(found: RunAssessment) -> tuple[int, int]:
     """Where a run has turned, and the first step at which its peak may have been: the middle and the first of its best
     evals."""
     assert found.best is not None, "who has turned has a peak"
     return found.best.middle_step, found.best.first_step
 
 
-def of_decision(truth: Truth, decided_step: int | None, turned: tuple[int, int] | None) -> Said:
+def judge_decision(truth: RunOutcome, decided_step: int | None, turned: tuple[int, int] | None) -> DecisionOutcome:
     """Whether it was right to stop a run at this step or, when it is None, never to stop it.
 
     `turned`: the step of the turn, and the first at which its peak may have been. A stop at the turn or after it is
     right, one before the peak wrong; of one between the two nobody can tell.
     """
-    if truth is Truth.UNDECIDED:
-        return Said.UNKNOWN
-    if truth is Truth.HEALTHY:
-        return Said.RIGHT if decided_step is None else Said.WRONG
+    if truth is RunOutcome.UNDECIDED:
+        return DecisionOutcome.UNKNOWN
+    if truth is RunOutcome.HEALTHY:
+        return DecisionOutcome.RIGHT if decided_step is None else DecisionOutcome.WRONG
     if decided_step is None:
-        return Said.WRONG
+        return DecisionOutcome.WRONG
     if turned is None or decided_step >= turned[0]:
-        return Said.RIGHT
-    return Said.WRONG if decided_step < turned[1] else Said.UNKNOWN
+        return DecisionOutcome.RIGHT
+    return DecisionOutcome.WRONG if decided_step < turned[1] else DecisionOutcome.UNKNOWN
 
 
-def by_word(said: Said, turn_step: int | None, *, flagged: bool) -> Truth:
+def read_run_outcome(said: DecisionOutcome, turn_step: int | None, *, flagged: bool) -> RunOutcome:
     """What a person's word on a decision says of the run; `flagged`: the decision was to stop it.
 
     A stop that was wrong though the run turned later came too early.
     """
-    if said is Said.UNKNOWN:
-        return Truth.UNDECIDED
-    turned = said is (Said.RIGHT if flagged else Said.WRONG) or turn_step is not None
-    return Truth.TURNED if turned else Truth.HEALTHY
+    if said is DecisionOutcome.UNKNOWN:
+        return RunOutcome.UNDECIDED
+    turned = said is (DecisionOutcome.RIGHT if flagged else DecisionOutcome.WRONG) or turn_step is not None
+    return RunOutcome.TURNED if turned else RunOutcome.HEALTHY
 
 
-def _compared(finite: Sequence[Score], width: int) -> Judgement:
+def _compared(finite: Sequence[Score], width: int) -> RunAssessment:
     values = [noise.clipped(score.value) for score in finite]
     means = _means(values, width)
     last_at = len(means) - 1
@@ -141,7 +141,7 @@ def _compared(finite: Sequence[Score], width: int) -> Judgement:
     unit = gain if gain > _RISEN * span else span
     stderr = _stderr(finite, width)
     truth, reason = _weighed(drop, unit, stderr)
-    return Judgement(
+    return RunAssessment(
         truth,
         reason,
         len(finite),
@@ -154,17 +154,17 @@ def _compared(finite: Sequence[Score], width: int) -> Judgement:
     )
 
 
-def _weighed(drop: float, unit: float, stderr: float) -> tuple[Truth, str]:
+def _weighed(drop: float, unit: float, stderr: float) -> tuple[RunOutcome, str]:
     if drop <= 0:
-        return Truth.HEALTHY, "gold ended as high as it ever was"
+        return RunOutcome.HEALTHY, "gold ended as high as it ever was"
     share = drop / unit if unit > 0 else 0.0
     errors = drop / stderr if stderr > 0 else math.inf
     fall = f"gold ended {share:.0%} of its gain below its best, {errors:.1f} standard errors"
     if share > SHARE_OF_GAIN and errors > SIGNIFICANT:
-        return Truth.TURNED, fall
+        return RunOutcome.TURNED, fall
     if share < SHARE_OF_GAIN or errors < INSIGNIFICANT:
-        return Truth.HEALTHY, fall
-    return Truth.UNDECIDED, f"{fall}: too much for noise and too little to be sure"
+        return RunOutcome.HEALTHY, fall
+    return RunOutcome.UNDECIDED, f"{fall}: too much for noise and too little to be sure"
 
 
 def _means(values: Sequence[float], width: int) -> list[float]:

@@ -18,7 +18,7 @@ HELD_OUT = "held out"
 """What is asked of chance; each question has a draw of its own."""
 
 
-def drawn(seed: str, decision_id: UUID, question: str) -> float:
+def draw_number(seed: str, decision_id: UUID, question: str) -> float:
     """A number from [0, 1): uniform over decisions, independent from question to question, always the same for one."""
     digest = hmac.digest(seed.encode(), question.encode() + decision_id.bytes, "sha256")
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53

@@ -30,13 +30,15 @@ def chore(database: Database) -> Chore:
 
     def do(pause: Pause) -> float:
         nonlocal looked_at
-        looked_at = keep_up(database, looked_at, pause)
+        looked_at = summarize_grown_runs(database, looked_at, pause)
         return EVERY_SECONDS
 
     return Chore("summaries", do)
 
 
-def keep_up(database: Database, looked_at: Mapping[UUID, int], pause: Pause = lambda _: False) -> dict[UUID, int]:
+def summarize_grown_runs(
+    database: Database, looked_at: Mapping[UUID, int], pause: Pause = lambda _: False
+) -> dict[UUID, int]:
     """Summarize what the running runs have observed since they were looked at, until `pause` says it is time to end.
 
     `looked_at`, and what it gives for the next pass: the last step that each long one had then.

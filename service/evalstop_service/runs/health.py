@@ -10,7 +10,7 @@ from evalstop_detectors import MetricRole, Policy
 
 from evalstop_service.rules import dead_metrics, liveness
 from evalstop_service.rules.dead_metrics import Dead, Progress, Watched
-from evalstop_service.rules.liveness import Pulse
+from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store import run_health, runs
 from evalstop_service.store.database import Transaction
@@ -18,27 +18,27 @@ from evalstop_service.store.run_health import StoredPulse
 from evalstop_service.store.runs import Run
 
 
-def heard_at(run: Run, pulse: StoredPulse | None) -> datetime:
+def last_report_at(run: Run, pulse: StoredPulse | None) -> datetime:
     """When the run last posted or its trainer's client said that it is there."""
     beat = pulse.heartbeat_at if pulse is not None else None
     return run.updated_at if beat is None else max(run.updated_at, beat)
 
 
-def pulse_of(run: Run, pulse: StoredPulse | None, stale_seconds: float, now: datetime) -> Pulse:
+def find_liveness(run: Run, pulse: StoredPulse | None, stale_seconds: float, now: datetime) -> Liveness:
     """How a run is at this moment, by what is known of its cadence: one that has ended is as its status says, and one
     that runs is lost only on record."""
     if run.status != "running":
-        return Pulse.LOST if run.status == Pulse.LOST else Pulse.ALIVE
-    silence = (now - heard_at(run, pulse)).total_seconds()
-    return liveness.judge(silence, None, stale_seconds, pulse.cadence_seconds if pulse is not None else None)
+        return Liveness.LOST if run.status == Liveness.LOST else Liveness.ALIVE
+    silence = (now - last_report_at(run, pulse)).total_seconds()
+    return liveness.assess_liveness(silence, None, stale_seconds, pulse.cadence_seconds if pulse is not None else None)
 
 
-def cadence(tx: Transaction, run: Run) -> float | None:
+def load_cadence(tx: Transaction, run: Run) -> float | None:
     """The cadence of a run's posts; see `liveness.cadence`."""
-    return liveness.cadence(run_health.posts(tx, run), run_health.POSTS_LOOKED_AT)
+    return liveness.measure_cadence(run_health.posts(tx, run), run_health.POSTS_LOOKED_AT)
 
 
-def dead_of(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[Dead, ...]]:
+def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[Dead, ...]]:
     """The dead metrics among those on whose evidence the policy of each run may stop it."""
     needed = {run.id: _needed(run, policy) for run, policy in judged}
     found = run_health.readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])

@@ -30,7 +30,7 @@ MOST_REASONS = 100
 NOTHING_YET: dict[str, Any] = {"open": True, "preset": None, "sources": {}, "reasons": {}, "warnings": [NO_GOLD]}
 
 
-class Cast(NamedTuple):
+class RoleAssignment(NamedTuple):
     """Which metrics of a run play which role, and how that was found."""
 
     metrics: Roles
@@ -47,7 +47,9 @@ def is_corrected(run: Run) -> bool:
     return run.recognition is not None and not run.recognition["open"]
 
 
-def cast(names: Collection[str], labels: Mapping[str, str], patterns: Sequence[Mapping[str, str]]) -> Cast:
+def assign_roles(
+    names: Collection[str], labels: Mapping[str, str], patterns: Sequence[Mapping[str, str]]
+) -> RoleAssignment:
     """The roles of metrics with these names: by the first pattern that fits, else as they are recognised."""
     by_pattern, matched = _by_pattern(names, patterns)
     found = recognise(names, labels)
@@ -60,7 +62,7 @@ def cast(names: Collection[str], labels: Mapping[str, str], patterns: Sequence[M
     first = sorted(reasons, key=lambda metric: (metric not in with_role, metric))[:MOST_REASONS]
     has_gold = any(role.role == MetricRole.EVAL for role in with_role.values())
     warnings = [warning for warning in found.warnings if warning != NO_GOLD] + ([] if has_gold else [NO_GOLD])
-    return Cast(
+    return RoleAssignment(
         {metric: _written(role) for metric, role in sorted(with_role.items())},
         {
             "open": True,
@@ -72,13 +74,13 @@ def cast(names: Collection[str], labels: Mapping[str, str], patterns: Sequence[M
     )
 
 
-def corrected(run: Run, metrics: Roles) -> Cast:
+def correct_roles(run: Run, metrics: Roles) -> RoleAssignment:
     """The roles as a person says them."""
     preset = run.recognition["preset"] if run.recognition else None
-    return Cast(metrics, _settled(metrics, "person") | {"preset": preset})
+    return RoleAssignment(metrics, _settled(metrics, "person") | {"preset": preset})
 
 
-def told(run: Run) -> dict[str, Any]:
+def describe_roles(run: Run) -> dict[str, Any]:
     """How the run's roles were found, as it is shown."""
     if run.recognition is not None:
         return run.recognition

@@ -63,7 +63,7 @@ def check_days(days: float | None) -> None:
         raise Invalid(f"retention is {days} days; it may be 1 to 36500, or none at all to keep runs for ever")
 
 
-def prune(
+def prune_runs(
     database: Database,
     now: datetime,
     *,
@@ -100,7 +100,7 @@ def chore(
 
     def do(pause: Pause) -> float:
         try:
-            done = prune(database, clock(), pace=pace, pause=pause, service_metrics=service_metrics)
+            done = prune_runs(database, clock(), pace=pace, pause=pause, service_metrics=service_metrics)
         except Conflict:
             log.debug("another process prunes")
         else:

@@ -19,7 +19,7 @@ DEFAULT_METRICS: dict[str, dict[str, str]] = {
 }
 
 
-class Watch:
+class WatchedMetrics:
     """The eyes of a policy on a run: which metrics its detectors see, and how. Made once, looked through often.
 
     `gold`: the metric that is gold for this run, whether or not the policy looks at it.
@@ -29,13 +29,13 @@ class Watch:
 
     def __init__(self, run: Run, policy: Policy) -> None:
         self._seen = {
-            metric: (MetricRole(role["role"]), sign(run.metrics, metric))
+            metric: (MetricRole(role["role"]), metric_sign(run.metrics, metric))
             for metric, role in run.metrics.items()
             if role["role"] in policy.roles
         }
         self._total_steps = run.total_steps
-        self.gold = eval_metric(run)
-        self.gold_sign = sign(run.metrics, self.gold) if self.gold is not None else 1.0
+        self.gold = find_eval_metric(run)
+        self.gold_sign = metric_sign(run.metrics, self.gold) if self.gold is not None else 1.0
 
     @property
     def metrics(self) -> list[str]:
@@ -63,27 +63,27 @@ class Watch:
 _ORDER = attrgetter("order")
 
 
-def eval_metric(run: Run) -> str | None:
+def find_eval_metric(run: Run) -> str | None:
     """The metric that is gold for this run."""
     return next((metric for metric, role in run.metrics.items() if role["role"] == MetricRole.EVAL), None)
 
 
-def evals(run: Run, points: Iterable[Point]) -> list[Score]:
+def select_evals(run: Run, points: Iterable[Point]) -> list[Score]:
     """The gold scores among points that are ordered by step, finite or not."""
-    gold = eval_metric(run)
+    gold = find_eval_metric(run)
     return [
-        Score(point.step, sign(run.metrics, point.metric) * point.value, point.stderr)
+        Score(point.step, metric_sign(run.metrics, point.metric) * point.value, point.stderr)
         for point in points
         if point.metric == gold
     ]
 
 
-def scores(run: Run, points: Iterable[Point]) -> list[Score]:
+def select_scores(run: Run, points: Iterable[Point]) -> list[Score]:
     """The finite gold scores among points that are ordered by step."""
-    return [score for score in evals(run, points) if math.isfinite(score.value)]
+    return [score for score in select_evals(run, points) if math.isfinite(score.value)]
 
 
-def sign(metrics: Mapping[str, Mapping[str, str]], metric: str) -> float:
+def metric_sign(metrics: Mapping[str, Mapping[str, str]], metric: str) -> float:
     """What turns a metric so that higher is better. A KL is a distance, not a quality: it stays as it is."""
     role = metrics[metric]
     return -1.0 if role["direction"] == "minimize" and role["role"] != MetricRole.KL else 1.0

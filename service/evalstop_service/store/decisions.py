@@ -11,7 +11,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.rules import decision_lifecycle
-from evalstop_service.rules.decision_lifecycle import STOPPING, Life, Passed, Record, State, Terms
+from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState, Lifecycle, Record, Timeouts, TimePassed
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
 
@@ -66,7 +66,7 @@ class Decision:
 
     def stops(self, now: datetime) -> bool:
         """Whether the job is meant to end: requested, or the grace period is over."""
-        if self.state == State.PENDING:
+        if self.state == DecisionState.PENDING:
             return self.due_at <= now
         return self.state in STOPPING
 
@@ -76,9 +76,9 @@ class Decision:
         return not self.verdict["evidence"]
 
     @property
-    def life(self) -> Life:
+    def life(self) -> Lifecycle:
         """How it stands, as far as its row tells."""
-        return Life(State(self.state), self.due_at, self.deadline_at, self.escalations)
+        return Lifecycle(DecisionState(self.state), self.due_at, self.deadline_at, self.escalations)
 
 
 def add(tx: Transaction, decision: Decision) -> None:
@@ -94,7 +94,7 @@ def lock(tx: Transaction, decision: Decision) -> Decision:
     return Decision(**tx.execute(_SELECT.where(*wanted)).mappings().one())
 
 
-def move(tx: Transaction, decision: Decision, life: Life) -> bool:
+def move(tx: Transaction, decision: Decision, life: Lifecycle) -> bool:
     """Move a decision on from the state in which it was read; False if another was faster."""
     query = decisions.update().where(
         decisions.c.run_id == decision.run_id, decisions.c.id == decision.id, decisions.c.state == decision.state
@@ -132,9 +132,9 @@ def request_due(tx: Transaction, now: datetime) -> int:
     count = 0
     for row in tx.execute(due).mappings().all():
         fields = dict(row)
-        terms = Terms(grace_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
+        terms = Timeouts(grace_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
         decision = Decision(**fields)
-        life, instructions = decision_lifecycle.step(decision.life, Passed(now), terms)
+        life, instructions = decision_lifecycle.apply_event(decision.life, TimePassed(now), terms)
         if move(tx, decision, life):
             count += 1
             for entry in instructions:

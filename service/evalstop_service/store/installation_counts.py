@@ -8,8 +8,8 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import AWAITING, State
-from evalstop_service.rules.liveness import Pulse
+from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState
+from evalstop_service.rules.liveness import Liveness
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, deliveries, endpoints, projects, pulses, runs
 
@@ -49,7 +49,7 @@ def read(tx: Transaction, now: datetime) -> Figures:
     running = sa.select(sa.func.count()).where(runs.c.project_id == projects.c.id, unended)
     running_runs = sum(tx.execute(sa.select(running.scalar_subquery()).select_from(projects)).scalars())
     blind = sa.cast(pulses.c.dead, sa.Text) != "[]"
-    silent = sa.select(sa.func.count().filter(pulses.c.state == Pulse.STALE), sa.func.count().filter(blind))
+    silent = sa.select(sa.func.count().filter(pulses.c.state == Liveness.STALE), sa.func.count().filter(blind))
     stale_runs, blind_runs = tx.execute(silent.where(pulses.c.look_at.is_not(None))).one()
     paused = sa.select(sa.func.count()).select_from(projects).where(projects.c.paused_at.is_not(None))
     waiting = deliveries.c.state == sa.literal_column("'waiting'")  # spelled out, so that the partial index answers
@@ -85,7 +85,7 @@ def _on_hold(tx: Transaction) -> dict[str, int]:
     query = (
         sa.select(decision_changes.c.details)
         .join(decisions, of_decision)
-        .where(decisions.c.state == State.ON_HOLD, decisions.c.deadline_at.is_not(None))
+        .where(decisions.c.state == DecisionState.ON_HOLD, decisions.c.deadline_at.is_not(None))
         .where(decision_changes.c.sequence == last)
     )
     return Counter(guard["kind"] for details in tx.execute(query).scalars() for guard in details.get("guards", ()))
@@ -93,7 +93,7 @@ def _on_hold(tx: Transaction) -> dict[str, int]:
 
 _AWAITED = (
     sa.select(decisions.c.state, sa.func.count())
-    .where(decisions.c.deadline_at.is_not(None), decisions.c.state.in_(AWAITING))
+    .where(decisions.c.deadline_at.is_not(None), decisions.c.state.in_(AWAITING_CONFIRMATION))
     .group_by(decisions.c.state)
 )
 

@@ -10,12 +10,19 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import State
-from evalstop_service.rules.liveness import Pulse
+from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.liveness import Liveness
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, pulses, runs
 
-WAITING = (State.PENDING, State.ON_HOLD, State.REQUESTED, State.ACKNOWLEDGED, State.ESCALATED, State.FAILED)
+WAITING = (
+    DecisionState.PENDING,
+    DecisionState.ON_HOLD,
+    DecisionState.REQUESTED,
+    DecisionState.ACKNOWLEDGED,
+    DecisionState.ESCALATED,
+    DecisionState.FAILED,
+)
 """The states of a decision on a run that still runs, in which a person may have something to do."""
 
 
@@ -81,7 +88,7 @@ def suspects(tx: Transaction, project_id: UUID, limit: int) -> Found:
 def stale(tx: Transaction, project_id: UUID, limit: int) -> Found:
     """Running runs of which nothing was heard for longer than is usual for them, as of the last look at each."""
     query = _looked_after(project_id, sa.literal("silent"), pulses.c.changed_at)
-    rows, count = _first(tx, query.where(pulses.c.state == Pulse.STALE), pulses.c.run_id, limit)
+    rows, count = _first(tx, query.where(pulses.c.state == Liveness.STALE), pulses.c.run_id, limit)
     return Found([Noted(**row) for row in rows], count)
 
 

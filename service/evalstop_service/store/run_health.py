@@ -16,7 +16,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.rules.dead_metrics import NEWEST, Reading
-from evalstop_service.rules.liveness import Pulse
+from evalstop_service.rules.liveness import Liveness
 from evalstop_service.store.database import Transaction, driver, insert_if_new
 from evalstop_service.store.observations import LIVE
 from evalstop_service.store.runs import Run
@@ -55,9 +55,9 @@ def watch(
     heartbeat_at: datetime | None = None,
 ) -> None:
     """Have a run looked after from now on, as one that is alive: it was opened, or it goes on after its end."""
-    fresh = StoredPulse(run_id, project_id, Pulse.ALIVE, look_at, now, heartbeat_at)
+    fresh = StoredPulse(run_id, project_id, Liveness.ALIVE, look_at, now, heartbeat_at)
     if not insert_if_new(tx, pulses, vars(fresh), ["run_id"]):
-        again = {"state": Pulse.ALIVE, "look_at": look_at, "changed_at": now}
+        again = {"state": Liveness.ALIVE, "look_at": look_at, "changed_at": now}
         tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(again))
 
 

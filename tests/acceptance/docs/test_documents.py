@@ -14,7 +14,7 @@ import pytest
 from evalstop_client.receivers.cli import entry as receiver_cli
 from evalstop_lab import cli as lab_cli
 from evalstop_service import cli
-from evalstop_service.rules.decision_lifecycle import FOLLOWS
+from evalstop_service.rules.decision_lifecycle import NEXT_STATES
 from evalstop_service.settings import Settings
 from evalstop_service.store.queue.outbox import EVENT_TYPES
 
@@ -159,7 +159,7 @@ def test_the_life_of_a_decision_is_drawn_as_it_is() -> None:
     text = (ROOT / "docs/decisions.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
     told = {state: set(re.findall(r"`(\w+)`", following)) for state, following in rows}
-    assert told == {str(state): {str(one) for one in following} for state, following in FOLLOWS.items()}
+    assert told == {str(state): {str(one) for one in following} for state, following in NEXT_STATES.items()}
 
 
 def test_every_event_type_is_named() -> None:

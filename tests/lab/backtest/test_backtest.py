@@ -15,7 +15,7 @@ from evalstop_lab.backtest.figures import difference, summary
 from evalstop_lab.backtest.page import MOST_POINTS, harm
 from evalstop_lab.cli import main
 from evalstop_lab.replay import Run
-from evalstop_service.rules.outcome import Said, Truth
+from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from playwright.sync_api import expect
@@ -52,10 +52,10 @@ def test_by_hand() -> None:
         for name, case in found.items()
     }
     assert said == {
-        "turns": (Truth.TURNED, 160, Said.RIGHT),
-        "dips": (Truth.HEALTHY, 90, Said.WRONG),
-        "late": (Truth.TURNED, 230, Said.UNKNOWN),
-        "rises": (Truth.HEALTHY, None, Said.RIGHT),
+        "turns": (RunOutcome.TURNED, 160, DecisionOutcome.RIGHT),
+        "dips": (RunOutcome.HEALTHY, 90, DecisionOutcome.WRONG),
+        "late": (RunOutcome.TURNED, 230, DecisionOutcome.UNKNOWN),
+        "rises": (RunOutcome.HEALTHY, None, DecisionOutcome.RIGHT),
     }
     turns, dips = found["turns"].passed["paper"], found["dips"].passed["paper"]
     assert turns.saved == pytest.approx(80 / 240)
@@ -65,12 +65,19 @@ def test_by_hand() -> None:
     assert dips.later is not None
     assert turns.later < 0 < dips.later
     figures = summary(list(found.values()), "paper")
-    assert (figures.stopped, figures.stops) == (3, {Said.RIGHT: 1, Said.WRONG: 1, Said.UNKNOWN: 1})
+    assert (figures.stopped, figures.stops) == (
+        3,
+        {DecisionOutcome.RIGHT: 1, DecisionOutcome.WRONG: 1, DecisionOutcome.UNKNOWN: 1},
+    )
     assert (figures.false_stops.hits, figures.false_stops.n) == (1, 2)
     assert (figures.caught.hits, figures.caught.n) == (1, 2)
     assert figures.saved.value == pytest.approx(80 / 240 / 4)
     assert figures.cut.value == pytest.approx(150 / 240 / 4)
-    assert figures.gpu_hours == {Said.RIGHT: pytest.approx(8 / 3), Said.WRONG: 0.0, Said.UNKNOWN: 0.0}
+    assert figures.gpu_hours == {
+        DecisionOutcome.RIGHT: pytest.approx(8 / 3),
+        DecisionOutcome.WRONG: 0.0,
+        DecisionOutcome.UNKNOWN: 0.0,
+    }
     found |= passed_under_paper(run_of("few", [1.0]))
     assert sorted(found, key=lambda name: harm(found[name], "paper")) == ["dips", "late", "turns", "rises", "few"]
 

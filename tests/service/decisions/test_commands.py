@@ -10,7 +10,7 @@ import pytest
 from evalstop_service.decisions import commands, pause
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import Saved
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import cases, tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
@@ -31,11 +31,11 @@ def test_veto_within_grace(graceful: Scene) -> None:
     run = graceful.open()
     decision = graceful.post(run, FALLING).decision
     assert decision is not None
-    assert decision.state == State.PENDING
+    assert decision.state == DecisionState.PENDING
     assert deliveries_of_stops(graceful) == ["waiting"]
     for _ in range(2):
-        said = commands.veto(graceful.database, graceful.project_id, decision.id, "dana", "broken eval", NOW)
-        assert said.state == State.VETOED
+        said = commands.veto_decision(graceful.database, graceful.project_id, decision.id, "dana", "broken eval", NOW)
+        assert said.state == DecisionState.VETOED
     assert deliveries_of_stops(graceful) == ["cancelled"]
     with graceful.database.transaction() as tx:
         bodies = [claimed.body for claimed in leases.claim(tx, LATER, 60.0, 10, 10)]
@@ -48,13 +48,13 @@ def test_no_veto_after_grace(graceful: Scene) -> None:
     decision = graceful.post(run, FALLING).decision
     assert decision is not None
     with pytest.raises(Conflict, match="grace period"):
-        commands.veto(graceful.database, graceful.project_id, decision.id, "dana", "", LATER)
+        commands.veto_decision(graceful.database, graceful.project_id, decision.id, "dana", "", LATER)
     assert deliveries_of_stops(graceful) == ["waiting"]
 
 
-def report(scene: Scene, decision_id: UUID, state: State) -> State:
+def report(scene: Scene, decision_id: UUID, state: DecisionState) -> DecisionState:
     said = commands.Report(state, "receiver", "as seen", {"exit_status": -15})
-    return State(commands.report(scene.database, scene.project_id, decision_id, said, LATER).state)
+    return DecisionState(commands.record_report(scene.database, scene.project_id, decision_id, said, LATER).state)
 
 
 def test_reports_follow_the_life_of_a_decision(graceful: Scene) -> None:
@@ -62,11 +62,11 @@ def test_reports_follow_the_life_of_a_decision(graceful: Scene) -> None:
     run = graceful.open()
     decision = graceful.post(run, FALLING).decision
     assert decision is not None
-    assert report(graceful, decision.id, State.FAILED) == State.FAILED
-    assert report(graceful, decision.id, State.CONFIRMED) == State.CONFIRMED
-    assert report(graceful, decision.id, State.CONFIRMED) == State.CONFIRMED
+    assert report(graceful, decision.id, DecisionState.FAILED) == DecisionState.FAILED
+    assert report(graceful, decision.id, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
+    assert report(graceful, decision.id, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
     with pytest.raises(Conflict):
-        report(graceful, decision.id, State.FAILED)
+        report(graceful, decision.id, DecisionState.FAILED)
     assert graceful.read(run).status == "stopped"
     assert len(graceful.events(run, "run.stopped")) == 1
     states = [row["state"] for row in graceful.rows(tables.decision_changes, run)]
@@ -81,11 +81,13 @@ def decided(scene: Scene, run: Run) -> Decision:
 
 def undo(scene: Scene, run: Run) -> str:
     decision = decided(scene, run)
-    return commands.undo(scene.database, scene.project_id, decision.id, "dana", "the eval was broken", LATER).state
+    return commands.undo_decision(
+        scene.database, scene.project_id, decision.id, "dana", "the eval was broken", LATER
+    ).state
 
 
 def finish(scene: Scene, run: Run) -> str:
-    commands.finish(scene.database, scene.project_id, run.id, "completed", NOW)
+    commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW)
     return decided(scene, run).state
 
 
@@ -95,15 +97,15 @@ def test_a_stop_that_is_under_way_is_acknowledged(graceful: Scene) -> None:
     graceful.post(run, FALLING)
     decision = decided(graceful, run)
     for seconds in (120.0, 86_400.0):
-        said = commands.Report(State.ACKNOWLEDGED, "receiver", "found", {"job": "4711"}, seconds)
-        said_state = commands.report(graceful.database, graceful.project_id, decision.id, said, LATER).state
-        assert said_state == State.ACKNOWLEDGED
+        said = commands.Report(DecisionState.ACKNOWLEDGED, "receiver", "found", {"job": "4711"}, seconds)
+        said_state = commands.record_report(graceful.database, graceful.project_id, decision.id, said, LATER).state
+        assert said_state == DecisionState.ACKNOWLEDGED
     assert decided(graceful, run).deadline_at == LATER + timedelta(seconds=120 + 900)
     assert decided(graceful, run).stops(LATER)
-    assert report(graceful, decision.id, State.FAILED) == State.FAILED
+    assert report(graceful, decision.id, DecisionState.FAILED) == DecisionState.FAILED
     assert decided(graceful, run).deadline_at is None
     with pytest.raises(Conflict, match="failed; it cannot become acknowledged"):
-        report(graceful, decision.id, State.ACKNOWLEDGED)
+        report(graceful, decision.id, DecisionState.ACKNOWLEDGED)
 
 
 def test_what_was_handed_out_is_undone(scene: Scene) -> None:
@@ -112,7 +114,7 @@ def test_what_was_handed_out_is_undone(scene: Scene) -> None:
     scene.take(run, Saved(1, "file:///1"))
     scene.post(run, FALLING)
     for _ in range(2):
-        assert undo(scene, run) == State.UNDONE
+        assert undo(scene, run) == DecisionState.UNDONE
     assert not decided(scene, run).stops(LATER)
     (event,) = scene.events(run, "run.resume_requested")
     data = json.loads(event["body"])["data"]
@@ -124,8 +126,8 @@ def test_undone_it_is_not_sent(graceful: Scene) -> None:
     run = graceful.open()
     graceful.post(run, FALLING)
     with pytest.raises(Conflict, match="veto it instead"):
-        commands.undo(graceful.database, graceful.project_id, decided(graceful, run).id, "dana", "", NOW)
-    assert undo(graceful, run) == State.UNDONE
+        commands.undo_decision(graceful.database, graceful.project_id, decided(graceful, run).id, "dana", "", NOW)
+    assert undo(graceful, run) == DecisionState.UNDONE
     assert deliveries_of_stops(graceful) == ["cancelled"]
 
 
@@ -134,8 +136,8 @@ def test_reports_after_an_undo_are_kept_and_change_nothing(scene: Scene) -> None
     run = scene.open()
     scene.post(run, FALLING)
     undo(scene, run)
-    for state in (State.ACKNOWLEDGED, State.CONFIRMED, State.CONFIRMED):
-        assert report(scene, decided(scene, run).id, state) == State.UNDONE
+    for state in (DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, DecisionState.CONFIRMED):
+        assert report(scene, decided(scene, run).id, state) == DecisionState.UNDONE
     rows = [row["details"].get("reported") for row in scene.rows(tables.decision_changes, run)]
     assert rows == [None, None, "acknowledged", "confirmed"]
     assert scene.read(run).status == "running"
@@ -146,25 +148,25 @@ def test_a_run_that_ends_makes_what_is_pending_moot(graceful: Scene) -> None:
     """Its stop is not sent any more; should a receiver see that the job is gone, that is taken."""
     run = graceful.open()
     graceful.post(run, FALLING)
-    assert finish(graceful, run) == State.MOOT
+    assert finish(graceful, run) == DecisionState.MOOT
     assert deliveries_of_stops(graceful) == ["cancelled"]
-    assert report(graceful, decided(graceful, run).id, State.CONFIRMED) == State.CONFIRMED
+    assert report(graceful, decided(graceful, run).id, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
 
 
 def test_only_the_scheduler_ends_what_was_handed_out(scene: Scene, graceful: Scene) -> None:
     """A run that ends leaves its stop to a receiver's word where any could have been told of it, else it is moot."""
     alone = scene.open()
     scene.post(alone, FALLING)
-    assert finish(scene, alone) == State.MOOT
+    assert finish(scene, alone) == DecisionState.MOOT
     run = graceful.open()
     graceful.post(run, FALLING)
-    commands.finish(graceful.database, graceful.project_id, run.id, "completed", LATER)
-    assert decided(graceful, run).state == State.REQUESTED
-    assert report(graceful, decided(graceful, run).id, State.CONFIRMED) == State.CONFIRMED
+    commands.finish_run(graceful.database, graceful.project_id, run.id, "completed", LATER)
+    assert decided(graceful, run).state == DecisionState.REQUESTED
+    assert report(graceful, decided(graceful, run).id, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
 
 
 def order(scene: Scene, run: Run, now: datetime = LATER) -> Decision:
-    return commands.stop(scene.database, scene.project_id, run.id, "dana", "the reward is broken", now)
+    return commands.stop_run(scene.database, scene.project_id, run.id, "dana", "the reward is broken", now)
 
 
 def test_a_person_stops_a_run_that_was_never_flagged(graceful: Scene) -> None:
@@ -173,13 +175,13 @@ def test_a_person_stops_a_run_that_was_never_flagged(graceful: Scene) -> None:
     assert not graceful.post(run, FALLING[:2]).decision
     for _ in range(2):
         decision = order(graceful, run)
-        assert (decision.state, decision.verdict["reason"]) == (State.REQUESTED, "dana: the reward is broken")
+        assert (decision.state, decision.verdict["reason"]) == (DecisionState.REQUESTED, "dana: the reward is broken")
     assert deliveries_of_stops(graceful) == ["waiting"]
     receipt = graceful.post(run, FALLING[2:])
     assert receipt.decision is not None, "the verdict that came later made no second decision"
     assert receipt.decision.id == decision.id
     assert receipt.decision.stops(LATER)
-    assert report(graceful, decision.id, State.CONFIRMED) == State.CONFIRMED
+    assert report(graceful, decision.id, DecisionState.CONFIRMED) == DecisionState.CONFIRMED
     with pytest.raises(Conflict, match="has ended"):
         order(graceful, run)
     with graceful.database.reading() as tx:
@@ -193,7 +195,7 @@ def test_a_person_stops_what_was_let_run(scene: Scene) -> None:
     run = scene.open(mode="shadow")
     shadow = scene.post(run, FALLING).decision
     assert shadow is not None
-    assert shadow.state == State.SHADOW
+    assert shadow.state == DecisionState.SHADOW
     assert order(scene, run).id == shadow.id
     receipt = scene.post(run, [Point("eval", 900, 0.1)])
     assert receipt.decision is not None
@@ -204,7 +206,7 @@ def test_nobody_waits_for_the_grace_period_of_an_order(graceful: Scene) -> None:
     """A pending stop goes out at once; what waited for the end of its grace period does not go out as well."""
     run = graceful.open()
     graceful.post(run, FALLING)
-    assert order(graceful, run, NOW).state == State.REQUESTED
+    assert order(graceful, run, NOW).state == DecisionState.REQUESTED
     assert sorted(deliveries_of_stops(graceful)) == ["cancelled", "waiting"]
 
 
@@ -213,9 +215,9 @@ def test_what_no_order_stops(scene: Scene) -> None:
     run, other = scene.open("one"), scene.open("other")
     decision = scene.post(other, FALLING).decision
     assert decision is not None
-    commands.undo(scene.database, scene.project_id, decision.id, "dana", "no", LATER)
+    commands.undo_decision(scene.database, scene.project_id, decision.id, "dana", "no", LATER)
     with pytest.raises(Conflict, match="is undone"):
         order(scene, other)
-    pause.pause(scene.database, scene.project_id, "dana", "", LATER)
+    pause.pause_project(scene.database, scene.project_id, "dana", "", LATER)
     with pytest.raises(Conflict, match="paused"):
         order(scene, run)

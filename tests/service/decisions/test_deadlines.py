@@ -14,7 +14,7 @@ from evalstop_service import background
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines
 from evalstop_service.ingest import Resumed
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import leases
@@ -57,9 +57,9 @@ def states(scene: Scene, run: Run) -> list[str]:
     return [row["state"] for row in scene.rows(tables.decision_changes, run)]
 
 
-def report(scene: Scene, run: Run, state: State, now: datetime, expected_seconds: float = 0.0) -> str:
+def report(scene: Scene, run: Run, state: DecisionState, now: datetime, expected_seconds: float = 0.0) -> str:
     said = commands.Report(state, "receiver", "as seen", {}, expected_seconds)
-    return commands.report(scene.database, scene.project_id, decided(scene, run).id, said, now).state
+    return commands.record_report(scene.database, scene.project_id, decided(scene, run).id, said, now).state
 
 
 def send_what_waits(scene: Scene) -> None:
@@ -72,16 +72,16 @@ def test_what_nobody_confirms_is_escalated_and_told_to_a_person(scene: Scene) ->
     """Asked for again, then harder, then failed; each as a new event, and only when its own time is over."""
     run = stopped(scene)
     for turn in range(1, 5):
-        deadlines.look_after(scene.database, NOW + turn * CONFIRM - timedelta(seconds=1))
+        deadlines.process_overdue(scene.database, NOW + turn * CONFIRM - timedelta(seconds=1))
         assert len(told(scene, run)) == min(turn, 4)
-        deadlines.look_after(scene.database, NOW + turn * CONFIRM)
+        deadlines.process_overdue(scene.database, NOW + turn * CONFIRM)
     assert told(scene, run) == ["run.stop_requested", "run.stop_requested", "run.stop_escalated", "run.stop_failed"]
     assert states(scene, run) == ["requested", "escalated", "escalated", "failed"]
     data = [json.loads(row["body"])["data"] for row in scene.rows(tables.events, run) if row["type"] in STOP_NEWS]
     assert len({one["decision"]["id"] for one in data}) == 1
     assert [one["decision"]["state"] for one in data] == ["requested", "escalated", "escalated", "failed"]
     assert decided(scene, run).deadline_at is None
-    assert report(scene, run, State.CONFIRMED, NOW + 10 * CONFIRM) == State.CONFIRMED
+    assert report(scene, run, DecisionState.CONFIRMED, NOW + 10 * CONFIRM) == DecisionState.CONFIRMED
 
 
 def test_a_stop_that_comes_due_has_a_deadline(graceful: Scene) -> None:
@@ -93,15 +93,15 @@ def test_a_stop_that_comes_due_has_a_deadline(graceful: Scene) -> None:
     with graceful.database.transaction() as tx:
         assert decisions.request_due(tx, due_at) == 1
     assert decided(graceful, run).deadline_at == due_at + CONFIRM
-    deadlines.look_after(graceful.database, due_at + CONFIRM)
+    deadlines.process_overdue(graceful.database, due_at + CONFIRM)
     assert states(graceful, run) == ["pending", "requested", "escalated"]
 
 
 def test_an_endpoint_that_was_away_hears_of_the_last_alone(scene: Scene) -> None:
     """A stop asked for anew takes the place of the one that still waits, so that the job gets its time to save."""
     run = stopped(scene)
-    deadlines.look_after(scene.database, NOW + CONFIRM)
-    deadlines.look_after(scene.database, NOW + 2 * CONFIRM)
+    deadlines.process_overdue(scene.database, NOW + CONFIRM)
+    deadlines.process_overdue(scene.database, NOW + 2 * CONFIRM)
     waiting = {row["event_id"] for row in scene.rows(tables.deliveries, run) if row["state"] == "waiting"}
     rows = [row["type"] for row in scene.rows(tables.events, run) if row["id"] in waiting]
     assert [one for one in rows if one in STOP_NEWS] == ["run.stop_escalated"]
@@ -110,12 +110,12 @@ def test_an_endpoint_that_was_away_hears_of_the_last_alone(scene: Scene) -> None
 def test_who_acknowledges_is_given_time(scene: Scene) -> None:
     """A stop that is under way is escalated only when its receiver has had the time that it asked for, and ours."""
     run = stopped(scene)
-    assert report(scene, run, State.ACKNOWLEDGED, NOW, 3600.0) == State.ACKNOWLEDGED
-    assert report(scene, run, State.ACKNOWLEDGED, NOW + CONFIRM, 3600.0) == State.ACKNOWLEDGED
+    assert report(scene, run, DecisionState.ACKNOWLEDGED, NOW, 3600.0) == DecisionState.ACKNOWLEDGED
+    assert report(scene, run, DecisionState.ACKNOWLEDGED, NOW + CONFIRM, 3600.0) == DecisionState.ACKNOWLEDGED
     assert decided(scene, run).deadline_at == NOW + CONFIRM + timedelta(hours=1)
-    deadlines.look_after(scene.database, NOW + CONFIRM + timedelta(hours=1))
-    assert decided(scene, run).state == State.ESCALATED
-    assert report(scene, run, State.ACKNOWLEDGED, NOW + 2 * CONFIRM) == State.ACKNOWLEDGED
+    deadlines.process_overdue(scene.database, NOW + CONFIRM + timedelta(hours=1))
+    assert decided(scene, run).state == DecisionState.ESCALATED
+    assert report(scene, run, DecisionState.ACKNOWLEDGED, NOW + 2 * CONFIRM) == DecisionState.ACKNOWLEDGED
 
 
 def test_many_at_one_time_escalate_once(scene: Scene) -> None:
@@ -123,7 +123,7 @@ def test_many_at_one_time_escalate_once(scene: Scene) -> None:
     runs = [stopped(scene) for _ in range(3)]
     for turn in range(1, 4):
         now = NOW + turn * CONFIRM
-        assert at_once(*[lambda now=now: deadlines.look_after(scene.database, now) for _ in range(4)]) == []
+        assert at_once(*[lambda now=now: deadlines.process_overdue(scene.database, now) for _ in range(4)]) == []
         assert [len(told(scene, run)) for run in runs] == [1 + turn] * 3
 
 
@@ -132,8 +132,8 @@ def test_a_run_that_went_on_is_not_asked_to_stop_again(scene: Scene) -> None:
     run = stopped(scene)
     send_what_waits(scene)
     scene.take(run, Resumed(1))
-    assert decided(scene, run).state == State.REQUESTED
-    deadlines.look_after(scene.database, NOW + CONFIRM)
+    assert decided(scene, run).state == DecisionState.REQUESTED
+    deadlines.process_overdue(scene.database, NOW + CONFIRM)
     assert told(scene, run) == ["run.stop_requested", "run.stop_failed"]
     assert states(scene, run) == ["requested", "failed"]
 
@@ -145,7 +145,7 @@ def test_one_that_cannot_be_looked_after_keeps_no_other_waiting(scene: Scene) ->
         broken = sa.update(tables.decisions).where(tables.decisions.c.run_id == runs[1].id)
         tx.execute(broken.values(state="nonsense"))
     with pytest.raises(ValueError, match="nonsense"):
-        deadlines.look_after(scene.database, NOW + CONFIRM)
+        deadlines.process_overdue(scene.database, NOW + CONFIRM)
     assert [len(told(scene, run)) for run in runs] == [2, 1, 2]
 
 
@@ -155,7 +155,7 @@ def test_as_a_chore_it_sees_to_the_end(scene: Scene) -> None:
         tx.execute(sa.update(tables.projects).values(confirm_seconds=0.1))
     run = stopped(scene)
     with background.at_work(deadlines.chore(scene.database, utc_now)):
-        wait_until(lambda: decided(scene, run).state == State.FAILED)
+        wait_until(lambda: decided(scene, run).state == DecisionState.FAILED)
     assert told(scene, run) == ["run.stop_requested", "run.stop_requested", "run.stop_escalated", "run.stop_failed"]
 
 

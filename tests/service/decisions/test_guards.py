@@ -29,7 +29,7 @@ def holding(scene: Scene, run: Run, now: datetime = NOW) -> tuple[Guard, ...]:
 def _holding(tx: Transaction, run: Run, now: datetime) -> tuple[Guard, ...]:
     locked = runs.lock(tx, run.project_id, run.id)
     assert locked is not None
-    return guards.holding(tx, projects.lock(tx, run.project_id), locked, now)
+    return guards.find_guards(tx, projects.lock(tx, run.project_id), locked, now)
 
 
 def kinds(scene: Scene, run: Run, now: datetime = NOW) -> list[str]:

@@ -26,7 +26,7 @@ def at(seconds: float) -> datetime:
 def look(scene: Scene, now: datetime) -> int:
     """Look until nothing is due."""
     count = 0
-    while found := stale_runs.look(scene.database, now):
+    while found := stale_runs.check_due_runs(scene.database, now):
         count += found
     return count
 
@@ -108,7 +108,7 @@ def test_a_heartbeat_is_a_sign_of_life(scene: Scene) -> None:
     """A long eval is not silence, for a run that says so."""
     run = scene.open()
     for seconds in range(0, 7200, 60):
-        open_run.heartbeat(scene.database, scene.project_id, run.id, at(seconds))
+        open_run.record_heartbeat(scene.database, scene.project_id, run.id, at(seconds))
         look(scene, at(seconds))
     assert (told(scene, run), scene.read(run).status) == ([], "running")
 
@@ -121,14 +121,14 @@ def test_a_lost_run_lives_again_when_it_is_heard_of(scene: Scene) -> None:
 
     ways: tuple[Callable[[Run, datetime], object], ...] = (
         lambda run, now: scene.post(run, evals(0.7, start=9), now),
-        lambda run, now: open_run.heartbeat(scene.database, scene.project_id, run.id, now),
+        lambda run, now: open_run.record_heartbeat(scene.database, scene.project_id, run.id, now),
         resume,
-        lambda run, now: open_run.open_run(scene.database, scene.project_id, open_run.Request(run.name), now),
+        lambda run, now: open_run.open_run(scene.database, scene.project_id, open_run.OpenRequest(run.name), now),
         lambda run, now: scene.take(run, Saved(0, "file:///0.pt"), now),
     )
     for number, way in enumerate(ways):
         start = 10_000 * number
-        run = open_run.open_run(scene.database, scene.project_id, open_run.Request(f"run-{number}"), at(start))[0]
+        run = open_run.open_run(scene.database, scene.project_id, open_run.OpenRequest(f"run-{number}"), at(start))[0]
         scene.post(run, evals(0.5), at(start))
         look(scene, at(start + 300))
         look(scene, at(start + 3600))
@@ -144,8 +144,8 @@ def test_a_lost_run_lives_again_when_it_is_heard_of(scene: Scene) -> None:
 def test_a_run_that_has_ended_is_not_looked_at(scene: Scene) -> None:
     """Nor does a heartbeat that comes late wake it."""
     run = scene.open()
-    commands.finish(scene.database, scene.project_id, run.id, "completed", at(10))
-    open_run.heartbeat(scene.database, scene.project_id, run.id, at(20))
+    commands.finish_run(scene.database, scene.project_id, run.id, "completed", at(10))
+    open_run.record_heartbeat(scene.database, scene.project_id, run.id, at(20))
     assert look(scene, at(300)) == 1
     assert look(scene, at(10**6)) == 0
     assert (told(scene, run), scene.read(run).status) == ([], "completed")
@@ -156,7 +156,7 @@ def test_a_trainer_may_say_how_a_lost_run_ended(scene: Scene) -> None:
     run = scene.open()
     look(scene, at(300))
     look(scene, at(3600))
-    assert commands.finish(scene.database, scene.project_id, run.id, "failed", at(4000)).status == "failed"
+    assert commands.finish_run(scene.database, scene.project_id, run.id, "failed", at(4000)).status == "failed"
 
 
 def test_a_pending_stop_of_a_run_that_falls_silent_is_on_hold(database: Database) -> None:
@@ -224,7 +224,7 @@ def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) ->
         (other if run is elsewhere else scene).post(run, FALLING)
     assert {decision.state for run in three if (decision := scene.decision(run))} == {"pending"}
     for actor in ("dana", "eli"):
-        project = pause.pause(database, scene.project_id, actor, "the eval set is broken", at(10))
+        project = pause.pause_project(database, scene.project_id, actor, "the eval set is broken", at(10))
         assert (project.paused_by, project.paused_reason) == ("dana", "the eval set is broken")
         assert {decision.state for run in three if (decision := scene.decision(run))} == {"on_hold"}
     late = scene.open()
@@ -234,7 +234,7 @@ def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) ->
     decision = other.decision(elsewhere)
     assert decision is not None
     assert decision.state == "pending"
-    assert pause.resume(database, scene.project_id, "dana", at(20)).paused_at is None
+    assert pause.resume_project(database, scene.project_id, "dana", at(20)).paused_at is None
 
 
 def test_a_stop_that_is_being_decided_does_not_slip_past_a_pause(postgres_database: Database) -> None:
@@ -244,8 +244,10 @@ def test_a_stop_that_is_being_decided_does_not_slip_past_a_pause(postgres_databa
     with postgres_database.transaction() as tx:
         locked = runs.lock(tx, scene.project_id, run.id)
         assert locked is not None
-        decision = transitions.begin(tx, locked, 4, NOW)
-        thread = threading.Thread(target=pause.pause, args=(postgres_database, scene.project_id, "dana", "", NOW))
+        decision = transitions.create_decision(tx, locked, 4, NOW)
+        thread = threading.Thread(
+            target=pause.pause_project, args=(postgres_database, scene.project_id, "dana", "", NOW)
+        )
         thread.start()
         thread.join(0.3)
         assert thread.is_alive()

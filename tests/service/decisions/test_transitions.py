@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from evalstop_service.decisions import commands, deadlines, transitions
 from evalstop_service.errors import Conflict
-from evalstop_service.rules.decision_lifecycle import PAUSED, Guard, State
+from evalstop_service.rules.decision_lifecycle import PAUSED, DecisionState, Guard
 from evalstop_service.store import decisions, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -47,7 +47,7 @@ def on_hold(scene: Scene) -> Run:
     pause(scene)
     run = scene.open()
     scene.post(run, FALLING)
-    assert decided(scene, run).state == State.ON_HOLD
+    assert decided(scene, run).state == DecisionState.ON_HOLD
     return run
 
 
@@ -61,7 +61,7 @@ def hold(scene: Scene, run: Run, now: datetime) -> Decision | None:
     with scene.database.transaction() as tx:
         locked = runs.lock(tx, scene.project_id, run.id)
         assert locked is not None
-        return transitions.hold(tx, locked, [PAUSE], now)
+        return transitions.hold_stop(tx, locked, [PAUSE], now)
 
 
 def test_a_guard_withholds(graceful: Scene) -> None:
@@ -78,15 +78,15 @@ def test_a_guard_withholds(graceful: Scene) -> None:
 def test_it_is_looked_at_again_every_minute(graceful: Scene) -> None:
     """Nothing is told again as long as the same speaks against it; when nothing does, its grace period begins."""
     run = on_hold(graceful)
-    deadlines.look_after(graceful.database, NOW + MINUTE)
+    deadlines.process_overdue(graceful.database, NOW + MINUTE)
     assert decided(graceful, run).deadline_at == NOW + 2 * MINUTE
     settle(graceful, stops_per_hour=0)
-    deadlines.look_after(graceful.database, NOW + 2 * MINUTE)
+    deadlines.process_overdue(graceful.database, NOW + 2 * MINUTE)
     assert guards_told(graceful, run) == [[PAUSED], [PAUSED, "stops_per_hour"]]
     settle(graceful, paused_at=None, stops_per_hour=30)
-    deadlines.look_after(graceful.database, NOW + 3 * MINUTE)
+    deadlines.process_overdue(graceful.database, NOW + 3 * MINUTE)
     decision = decided(graceful, run)
-    assert (decision.state, decision.due_at, decision.deadline_at) == (State.PENDING, NOW + 4 * MINUTE, None)
+    assert (decision.state, decision.due_at, decision.deadline_at) == (DecisionState.PENDING, NOW + 4 * MINUTE, None)
     assert deliveries_of_stops(graceful) == ["waiting"]
 
 
@@ -97,7 +97,7 @@ def test_an_eval_looks_again_at_once(scene: Scene) -> None:
     receipt = scene.post(run, [*evals(0.5, start=5)], NOW + timedelta(seconds=5))
     assert receipt.decision is not None
     assert receipt.decision.stops(NOW + timedelta(seconds=5))
-    assert decided(scene, run).state == State.REQUESTED
+    assert decided(scene, run).state == DecisionState.REQUESTED
     assert len(scene.events(run, "run.stop_requested")) == 1
 
 
@@ -108,8 +108,8 @@ def test_what_the_verdict_no_longer_wants_stays_on_hold(scene: Scene) -> None:
     scene.post(run, [*FALLING[:3], *FALLING[4:], *evals(0.5, start=5)])
     assert scene.post(run, evals(0.95, start=3)).run.verdict["verdict"] == "suspect"
     resume(scene)
-    deadlines.look_after(scene.database, NOW + MINUTE)
-    assert decided(scene, run).state == State.ON_HOLD
+    deadlines.process_overdue(scene.database, NOW + MINUTE)
+    assert decided(scene, run).state == DecisionState.ON_HOLD
 
 
 def test_a_person_releases_it(scene: Scene) -> None:
@@ -118,12 +118,14 @@ def test_a_person_releases_it(scene: Scene) -> None:
 
     def release() -> str:
         decision = decided(scene, run)
-        return commands.release(scene.database, scene.project_id, decision.id, "dana", "it is urgent", NOW).state
+        return commands.release_decision(
+            scene.database, scene.project_id, decision.id, "dana", "it is urgent", NOW
+        ).state
 
     with pytest.raises(Conflict, match="on_hold and its project is paused"):
         release()
     settle(scene, paused_at=None, stops_per_hour=0)
-    assert [release(), release()] == [State.REQUESTED, State.REQUESTED]
+    assert [release(), release()] == [DecisionState.REQUESTED, DecisionState.REQUESTED]
     assert len(scene.events(run, "run.stop_requested")) == 1
     assert [row["actor"] for row in scene.rows(tables.decision_changes, run)][1:] == ["dana"]
 
@@ -131,10 +133,10 @@ def test_a_person_releases_it(scene: Scene) -> None:
 def test_a_person_vetoes_it(scene: Scene) -> None:
     """What is on_hold can be vetoed, and is not handed out when the way is free."""
     run = on_hold(scene)
-    said = commands.veto(scene.database, scene.project_id, decided(scene, run).id, "dana", "a known dip", NOW)
-    assert said.state == State.VETOED
+    said = commands.veto_decision(scene.database, scene.project_id, decided(scene, run).id, "dana", "a known dip", NOW)
+    assert said.state == DecisionState.VETOED
     resume(scene)
-    deadlines.look_after(scene.database, NOW + MINUTE)
+    deadlines.process_overdue(scene.database, NOW + MINUTE)
     assert scene.events(run, "run.stop_requested") == []
 
 
@@ -144,9 +146,9 @@ def test_what_comes_up_in_the_grace_period_holds(graceful: Scene) -> None:
     graceful.post(run, FALLING)
     assert hold(graceful, run, NOW + MINUTE / 2) is not None
     assert hold(graceful, run, NOW + MINUTE / 2) is None, "it is on hold already"
-    assert (decided(graceful, run).state, deliveries_of_stops(graceful)) == (State.ON_HOLD, ["cancelled"])
+    assert (decided(graceful, run).state, deliveries_of_stops(graceful)) == (DecisionState.ON_HOLD, ["cancelled"])
     assert guards_told(graceful, run) == [[PAUSED]]
-    deadlines.look_after(graceful.database, NOW + 2 * MINUTE)
+    deadlines.process_overdue(graceful.database, NOW + 2 * MINUTE)
     assert decided(graceful, run).due_at == NOW + 3 * MINUTE
     assert sorted(deliveries_of_stops(graceful)) == ["cancelled", "waiting"]
 
@@ -156,7 +158,7 @@ def test_what_is_handed_out_is_not_called_back(graceful: Scene) -> None:
     run = graceful.open()
     graceful.post(run, FALLING)
     assert hold(graceful, run, NOW + MINUTE) is None
-    assert (decided(graceful, run).state, deliveries_of_stops(graceful)) == (State.REQUESTED, ["waiting"])
+    assert (decided(graceful, run).state, deliveries_of_stops(graceful)) == (DecisionState.REQUESTED, ["waiting"])
 
 
 def test_a_pause_holds_all_that_is_pending(graceful: Scene) -> None:
@@ -166,10 +168,10 @@ def test_a_pause_holds_all_that_is_pending(graceful: Scene) -> None:
         settle(graceful, stops_share=None)
         graceful.post(run, FALLING)
     over = pending.pop()
-    commands.veto(graceful.database, graceful.project_id, decided(graceful, over).id, "dana", "", NOW)
-    assert transitions.hold_all(graceful.database, graceful.project_id, [PAUSE], NOW) == 2
-    assert [decided(graceful, run).state for run in pending] == [State.ON_HOLD] * 2
-    assert decided(graceful, over).state == State.VETOED
+    commands.veto_decision(graceful.database, graceful.project_id, decided(graceful, over).id, "dana", "", NOW)
+    assert transitions.hold_pending_stops(graceful.database, graceful.project_id, [PAUSE], NOW) == 2
+    assert [decided(graceful, run).state for run in pending] == [DecisionState.ON_HOLD] * 2
+    assert decided(graceful, over).state == DecisionState.VETOED
 
 
 def test_a_hold_and_the_end_of_the_grace_period_meet(database: Database, graceful: Scene) -> None:
@@ -187,5 +189,5 @@ def test_a_hold_and_the_end_of_the_grace_period_meet(database: Database, gracefu
         assert at_once(*(calls if turn % 2 else reversed(calls))) == []
         (stop,) = graceful.events(run, "run.stop_requested")
         sent = [row["state"] for row in graceful.rows(tables.deliveries, run) if row["event_id"] == stop["id"]]
-        ends = {State.REQUESTED: (["waiting"], []), State.ON_HOLD: (["cancelled"], [[PAUSED]])}
-        assert (sent, guards_told(graceful, run)) == ends[State(decided(graceful, run).state)]
+        ends = {DecisionState.REQUESTED: (["waiting"], []), DecisionState.ON_HOLD: (["cancelled"], [[PAUSED]])}
+        assert (sent, guards_told(graceful, run)) == ends[DecisionState(decided(graceful, run).state)]

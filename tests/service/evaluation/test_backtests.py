@@ -47,12 +47,12 @@ def tenant(database: Database, now: datetime) -> Tenant:
 def ended(database: Database, tenant: Tenant, now: datetime, name: str, evals: tuple[Any, ...]) -> UUID:
     run = open_run(database, tenant, now, name, labels={"gpus": "2"})
     report(database, tenant, run.id, evals, now)
-    commands.finish(database, tenant.project.id, run.id, "completed", now + timedelta(hours=10))
+    commands.finish_run(database, tenant.project.id, run.id, "completed", now + timedelta(hours=10))
     return run.id
 
 
 def asked(database: Database, tenant: Tenant, document: dict[str, Any], runs: int = 500) -> Backtest:
-    return backtests.ask(database, tenant.project.id, document, runs, "dana", utc_now())
+    return backtests.request_backtest(database, tenant.project.id, document, runs, "dana", utc_now())
 
 
 def result(database: Database, asked_for: Backtest) -> Backtest:
@@ -68,7 +68,7 @@ def test_what_a_policy_would_have_done(database: Database, tenant: Tenant, now: 
     ended(database, tenant, now, "healthy", HEALTHY)
     open_run(database, tenant, now, "still running")
     same, eager, never = (asked(database, tenant, document) for document in (LEVEL, EAGER, NEVER))
-    while backtests.work(database, utc_now):
+    while backtests.run_next_backtest(database, utc_now):
         pass
     found = {finding["run_name"]: finding for finding in result(database, same).findings}
     assert set(found) == {"hacking", "healthy"}
@@ -76,11 +76,11 @@ def test_what_a_policy_would_have_done(database: Database, tenant: Tenant, now: 
     assert found["hacking"]["outcome"] == "right"
     assert 0 < found["hacking"]["hours_after"] < 20
     assert not any(backtests.differs(finding) for finding in found.values())
-    figures = backtests.summary(result(database, eager).findings)
+    figures = backtests.summarize_findings(result(database, eager).findings)
     assert (figures.runs, figures.stops, figures.wrong) == (2, 2, 2)  # of the one that turned too early
     lax = result(database, never)
-    assert backtests.summary(lax.findings).missed == 1
-    assert backtests.in_order(lax.findings)[0]["run_id"] == str(hacking)
+    assert backtests.summarize_findings(lax.findings).missed == 1
+    assert backtests.sort_findings(lax.findings)[0]["run_id"] == str(hacking)
     assert (lax.state, lax.done, lax.total) == ("done", 2, 2)
 
 
@@ -91,7 +91,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
         run = open_run(database, tenant, now, f"run-{number}")
         points = tuple(Point("reward/gold", step, float(step % 7), 0.1) for step in range(1500))
         take(database, tenant.project.id, run.id, Points(points), now)
-        commands.finish(database, tenant.project.id, run.id, "completed", now)
+        commands.finish_run(database, tenant.project.id, run.id, "completed", now)
         ids.append(str(run.id))
     wanted = asked(database, tenant, policy_to_document(POLICIES["cautious"]))
     worker = subprocess.Popen([sys.executable, "-c", WORKER, database.url.render_as_string(hide_password=False)])
@@ -107,10 +107,10 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
     left = result(database, wanted)
     assert left.state == "running"
     assert 0 < left.done < len(ids)
-    assert not backtests.work(database, utc_now), "the lease of whoever was killed still runs"
+    assert not backtests.run_next_backtest(database, utc_now), "the lease of whoever was killed still runs"
     with database.transaction() as tx:  # time passes
         assert backtest_rows.keep(tx, left, replace(left, lease_until=now))
-    assert backtests.work(database, utc_now)
+    assert backtests.run_next_backtest(database, utc_now)
     found = result(database, wanted)
     assert found.state == "done"
     assert [finding["run_id"] for finding in found.findings] == ids[::-1]

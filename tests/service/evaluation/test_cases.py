@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import Resumed, Saved, open_run
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
@@ -60,7 +60,7 @@ def flagged(scene: Scene, *later: float, **terms: Any) -> Run:
 
 
 def finish(scene: Scene, run: Run, hours: float = 6) -> None:
-    commands.finish(scene.database, scene.project_id, run.id, "completed", after(hours))
+    commands.finish_run(scene.database, scene.project_id, run.id, "completed", after(hours))
 
 
 def test_a_shadow_stop_of_a_run_that_turned_was_right(shadow: Scene) -> None:
@@ -91,12 +91,12 @@ def test_a_stop_is_not_proved_by_what_it_was_made_for(scene: Scene) -> None:
     run = flagged(scene, total_steps=100)
     decision = scene.decision(run)
     assert decision is not None
-    gone = commands.Report(State.CONFIRMED, "receiver", "gone", {})
-    commands.report(scene.database, scene.project_id, decision.id, gone, after(3))
+    gone = commands.Report(DecisionState.CONFIRMED, "receiver", "gone", {})
+    commands.record_report(scene.database, scene.project_id, decision.id, gone, after(3))
     expect(scene, run, truth="undecided", outcome="unknown", treatment="stopped")
     # 8 steps took 2 hours on 4 GPUs, so that 92 take 92; one hour went by until the job was gone.
     expect(scene, run, gpu_hours=12.0, gpu_hours_saved=92.0 - 4.0, gpu_hours_lost=None)
-    commands.undo(scene.database, scene.project_id, decision.id, "dana", "", after(4))
+    commands.undo_decision(scene.database, scene.project_id, decision.id, "dana", "", after(4))
     expect(scene, run, treatment="prevented", gpu_hours_saved=None)
 
 
@@ -128,7 +128,7 @@ def test_what_a_person_says_counts(shadow: Scene) -> None:
     assert decision is not None
 
     def judge(outcome: str, turn_step: int | None) -> None:
-        commands.judge(
+        commands.record_decision_outcome(
             *(shadow.database, shadow.project_id, decision.id),
             outcome=outcome,
             turn_step=turn_step,
@@ -168,12 +168,12 @@ def test_a_run_that_goes_on_has_no_case(shadow: Scene, sign_of_life: str) -> Non
     """One that was lost and is found again, or is opened again, has not ended after all."""
     run = flagged(shadow, 0.5)
     found: dict[str, Callable[[], object]] = {
-        "heartbeat": lambda: open_run.heartbeat(shadow.database, shadow.project_id, run.id, after(400)),
+        "heartbeat": lambda: open_run.record_heartbeat(shadow.database, shadow.project_id, run.id, after(400)),
         "eval": lambda: shadow.post(run, evals(0.4, start=20), after(400)),
         "opening": lambda: shadow.open(run.name),
     }
     for hours in (100, 200, 300):
-        stale_runs.look(shadow.database, after(hours))
+        stale_runs.check_due_runs(shadow.database, after(hours))
     assert shadow.read(run).status == "lost"
     expect(shadow, run, truth="undecided")
     found[sign_of_life]()
@@ -188,7 +188,7 @@ def test_a_case_can_be_made_of_what_is_on_record(shadow: Scene) -> None:
     before = case_of(shadow, run)
     with shadow.database.transaction() as tx:
         tx.execute(tables.cases.delete())
-        cases.recount(tx, shadow.read(run), 1)
+        cases.recompute_case(tx, shadow.read(run), 1)
     made = case_of(shadow, run)
     assert before is not None
     assert made is not None
@@ -198,7 +198,7 @@ def test_a_case_can_be_made_of_what_is_on_record(shadow: Scene) -> None:
 @pytest.mark.parametrize(("label", "gpus"), [("8", 8.0), ("0.5", 0.5), ("0", None), ("-1", None), ("nan", None)])
 def test_gpus_are_told_by_a_label(label: str, gpus: float | None) -> None:
     """A number that makes sense, or unknown."""
-    assert cases.gpus_of({"gpus": label}) == gpus
+    assert cases.read_gpus({"gpus": label}) == gpus
 
 
 def test_evidence_of_a_kind_of_a_later_release(shadow: Scene) -> None:

@@ -38,9 +38,9 @@ def told(scene: Scene) -> Scene:
     return scene
 
 
-def measure(scene: Scene, *by: Grouping, **wanted: object) -> dict[Key, figures.Measured]:
+def measure(scene: Scene, *by: Grouping, **wanted: object) -> dict[Key, figures.GroupFigures]:
     with scene.database.reading() as tx:
-        found = figures.measure(tx, scene.project_id, Wanted(**wanted), by)  # type: ignore[arg-type]
+        found = figures.load_figures(tx, scene.project_id, Wanted(**wanted), by)  # type: ignore[arg-type]
     return {one.key: one for one in found}
 
 
@@ -80,11 +80,11 @@ BY: list[tuple[Grouping, ...]] = [
 def test_each_count_leads_to_its_cases(told: Scene, by: tuple[Grouping, ...]) -> None:
     """The cases that are listed for a cell of a group are as many as it counts."""
     for one in measure(told, *by).values():
-        own = figures.narrowed(Wanted(), by, one.key)
+        own = figures.select_group(Wanted(), by, one.key)
         for row in figures.ROWS:
             for outcome in figures.OUTCOMES:
                 with told.database.reading() as tx:
-                    listed = case_counts.listing(tx, told.project_id, figures.cell(own, row, outcome), limit=100)
+                    listed = case_counts.listing(tx, told.project_id, figures.select_cell(own, row, outcome), limit=100)
                 assert len(listed) == one.counts[row][outcome]
 
 
@@ -141,11 +141,11 @@ def test_counted_once_for_all_groups(told: Scene) -> None:
     def detectors(key: Key) -> list[Key]:
         return [(name,) for name in key[2]]
 
-    by_policy = figures.figures(figures.regrouped(counts, policy), figures.regrouped(late, policy))
+    by_policy = figures.compute_figures(figures.regroup(counts, policy), figures.regroup(late, policy))
     assert by_policy == list(measure(told, "policy").values())
-    of_flagged = figures.regrouped(flagged, detectors), figures.regrouped(late, detectors)
-    assert figures.figures(*of_flagged, whole=False) == list(measure(told, "detector").values())
-    assert figures.total(counts, late) == measure(told)[()]
+    of_flagged = figures.regroup(flagged, detectors), figures.regroup(late, detectors)
+    assert figures.compute_figures(*of_flagged, whole=False) == list(measure(told, "detector").values())
+    assert figures.compute_total(counts, late) == measure(told)[()]
 
 
 def test_the_revision_of_cases(told: Scene) -> None:

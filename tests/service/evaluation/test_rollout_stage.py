@@ -11,8 +11,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_service.evaluation import rollout_stage
-from evalstop_service.evaluation.rollout_stage import Stage, share_enforced, weigh
-from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum, precision
+from evalstop_service.evaluation.rollout_stage import Stage, choose_move, share_enforced
+from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum, estimate_precision
 from evalstop_service.store import audit, endpoints, policies, projects, rollout_stages
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import events
@@ -26,7 +26,7 @@ LATER = NOW + timedelta(hours=1)
 
 @cache
 def shown(right: int, wrong: int, unknown: int = 0) -> Estimate:
-    return precision([Stratum(right, wrong, unknown)])
+    return estimate_precision([Stratum(right, wrong, unknown)])
 
 
 def test_a_policy_below_the_line_is_let_up_in_few_histories() -> None:
@@ -40,7 +40,7 @@ def test_a_policy_below_the_line_is_let_up_in_few_histories() -> None:
         for case in range(1, 301):
             right += chance.random() < LINE - 0.001
             wrong = case - right
-            move = weigh(stage, LINE, shown(right, wrong), shown(right - begun[0], wrong - begun[1]))
+            move = choose_move(stage, LINE, shown(right, wrong), shown(right - begun[0], wrong - begun[1]))
             if move is not None:
                 ever |= move.stage is not Stage.SHADOW
                 stage, begun = move.stage, (right, wrong)
@@ -52,26 +52,26 @@ def test_each_stage_is_earned_by_its_own_cases() -> None:
     """A bound above the line lets a policy up by one stage; the next takes as much again, seen there."""
     enough, nothing = shown(60, 0), shown(0, 0)
     assert enough.low > LINE > shown(20, 0).low
-    assert weigh(Stage.SHADOW, LINE, shown(20, 0), shown(20, 0)) is None
-    assert to(weigh(Stage.SHADOW, LINE, enough, enough)) is Stage.CANARY
-    assert weigh(Stage.CANARY, LINE, enough, nothing) is None
-    assert weigh(Stage.SHADOW, LINE, shown(90, 20), enough) is None  # a good stretch after a bad one
-    assert to(weigh(Stage.CANARY, LINE, shown(120, 0), enough)) is Stage.ENFORCE
-    assert weigh(Stage.ENFORCE, LINE, shown(200, 0), enough) is None
+    assert choose_move(Stage.SHADOW, LINE, shown(20, 0), shown(20, 0)) is None
+    assert to(choose_move(Stage.SHADOW, LINE, enough, enough)) is Stage.CANARY
+    assert choose_move(Stage.CANARY, LINE, enough, nothing) is None
+    assert choose_move(Stage.SHADOW, LINE, shown(90, 20), enough) is None  # a good stretch after a bad one
+    assert to(choose_move(Stage.CANARY, LINE, shown(120, 0), enough)) is Stage.ENFORCE
+    assert choose_move(Stage.ENFORCE, LINE, shown(200, 0), enough) is None
 
 
 def test_in_doubt_it_stays() -> None:
     """Undecided cases count against a rise, and in favor of a policy that has risen."""
-    assert weigh(Stage.SHADOW, LINE, shown(60, 0, 20), shown(60, 0, 20)) is None
-    assert weigh(Stage.CANARY, LINE, shown(60, 2, 20), shown(0, 2, 20)) is None
+    assert choose_move(Stage.SHADOW, LINE, shown(60, 0, 20), shown(60, 0, 20)) is None
+    assert choose_move(Stage.CANARY, LINE, shown(60, 2, 20), shown(0, 2, 20)) is None
 
 
 def test_it_falls_back_when_the_line_no_longer_holds() -> None:
     """By what was seen at its stage alone, or when the value comes below the line; a bound below it is not enough."""
-    assert to(weigh(Stage.ENFORCE, LINE, shown(300, 7), shown(0, 7))) is Stage.SHADOW
-    assert to(weigh(Stage.CANARY, LINE, shown(79, 21), shown(30, 15))) is Stage.SHADOW
+    assert to(choose_move(Stage.ENFORCE, LINE, shown(300, 7), shown(0, 7))) is Stage.SHADOW
+    assert to(choose_move(Stage.CANARY, LINE, shown(79, 21), shown(30, 15))) is Stage.SHADOW
     assert shown(50, 5).low < LINE
-    assert weigh(Stage.CANARY, LINE, shown(50, 5), shown(5, 1)) is None
+    assert choose_move(Stage.CANARY, LINE, shown(50, 5), shown(5, 1)) is None
 
 
 def test_how_much_is_carried_out() -> None:
@@ -88,7 +88,7 @@ def to(move: rollout_stage.Move | None) -> Stage | None:
 
 def granted(scene: Scene, name: str = "watchful") -> None:
     with scene.database.transaction() as tx:
-        rollout_stage.grant(tx, scene.project_id, name, 1, LINE, 0.25, NOW)
+        rollout_stage.set_rollout_stage(tx, scene.project_id, name, 1, LINE, 0.25, NOW)
         endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
 
 
@@ -101,7 +101,7 @@ def told(scene: Scene) -> list[dict[str, Any]]:
 
 
 def stage(scene: Scene) -> str:
-    held = rollout_stage.look(scene.database, scene.project_id, "watchful", LATER)
+    held = rollout_stage.review_rollout_stage(scene.database, scene.project_id, "watchful", LATER)
     assert held is not None
     return held.stage
 
@@ -130,7 +130,7 @@ def test_a_new_version_begins_in_shadow(scene: Scene) -> None:
     write(scene.database, scene.open(policy="watchful"), 60)
     assert stage(scene) == "canary"
     with scene.database.transaction() as tx:
-        assert rollout_stage.grant(tx, scene.project_id, "watchful", 1, 0.85, 0.5, LATER).stage == "canary"
+        assert rollout_stage.set_rollout_stage(tx, scene.project_id, "watchful", 1, 0.85, 0.5, LATER).stage == "canary"
         policies.add(tx, projects.get(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, LATER)
     assert stage(scene) == "shadow"
     assert told(scene)[-1]["reason"] == "version 2 has shown nothing yet"

@@ -6,7 +6,7 @@ import json
 
 from evalstop_service.decisions import commands
 from evalstop_service.ingest import Resumed, Saved
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -26,7 +26,7 @@ def test_decides_once_an_attempt(scene: Scene) -> None:
     run = scene.open()
     first = scene.post(run, FALLING).decision
     assert first is not None
-    assert (first.state, first.step, first.attempt) == (State.REQUESTED, 4, 1)
+    assert (first.state, first.step, first.attempt) == (DecisionState.REQUESTED, 4, 1)
     again = scene.post(run, evals(0.5, 0.4, start=5)).decision
     assert again is not None
     assert again.id == first.id
@@ -50,7 +50,7 @@ def test_late_news_does_not_take_a_decision_back(scene: Scene) -> None:
 def test_an_ended_run_is_not_stopped(scene: Scene) -> None:
     """A run that ended by itself gets a verdict, but no decision."""
     run = scene.open()
-    commands.finish(scene.database, scene.project_id, run.id, "completed", NOW)
+    commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW)
     receipt = scene.post(run, FALLING)
     assert receipt.run.verdict["verdict"] == "stop"
     assert receipt.decision is None
@@ -62,7 +62,7 @@ def test_shadow_tells_nobody(database: Database) -> None:
     run = scene.open()
     decision = scene.post(run, FALLING).decision
     assert decision is not None
-    assert decision.state == State.SHADOW
+    assert decision.state == DecisionState.SHADOW
     assert not decision.stops(LATER)
     assert scene.events(run, "run.stop_requested") == []
 

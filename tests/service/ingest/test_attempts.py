@@ -7,7 +7,7 @@ from typing import Any
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.ingest import Resumed, Saved
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
@@ -60,7 +60,7 @@ def test_resume_wakes_a_run_that_ended(scene: Scene) -> None:
     run = scene.open()
     scene.post(run, evals(0.5))
     scene.take(run, Resumed(0))
-    commands.finish(scene.database, scene.project_id, run.id, "failed", NOW)
+    commands.finish_run(scene.database, scene.project_id, run.id, "failed", NOW)
     receipt = scene.take(run, Resumed(0))
     assert (receipt.run.status, receipt.run.ended_at) == ("running", None)
     assert scene.post(run, evals(0.4, 0.3, 0.2, start=1)).decision is not None
@@ -73,7 +73,7 @@ def test_resume_within_grace_withdraws(graceful: Scene) -> None:
     graceful.take(run, Resumed(1))
     decision = graceful.decision(run)
     assert decision is not None
-    assert decision.state == State.VETOED
+    assert decision.state == DecisionState.VETOED
     assert deliveries_of_stops(graceful) == ["cancelled"]
 
 
@@ -84,12 +84,12 @@ def test_resume_before_anybody_had_the_stop(scene: Scene) -> None:
     run = scene.open()
     scene.post(run, FALLING)
     scene.take(run, Resumed(1))
-    assert (state_of(scene, run, 1), deliveries_of_stops(scene)) == (State.MOOT, ["cancelled"])
+    assert (state_of(scene, run, 1), deliveries_of_stops(scene)) == (DecisionState.MOOT, ["cancelled"])
     assert scene.post(run, evals(0.8, 0.7, 0.6, start=2)).decision is not None
     with scene.database.transaction() as tx:
         assert len(leases.claim(tx, utc_now(), 60.0, 10, 10)) == 1
     scene.take(run, Resumed(1))
-    assert (state_of(scene, run, 2), deliveries_of_stops(scene)) == (State.REQUESTED, ["cancelled"] * 2)
+    assert (state_of(scene, run, 2), deliveries_of_stops(scene)) == (DecisionState.REQUESTED, ["cancelled"] * 2)
 
 
 def state_of(scene: Scene, run: Run, attempt: int) -> str:

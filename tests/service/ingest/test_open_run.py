@@ -85,13 +85,13 @@ def test_going_on(scene: Scene) -> None:
     """A run goes on by its id, as if it were opened again; one that is not there is not opened by anything."""
     run = scene.open("one", labels={"job": "1"})
     scene.open("two")
-    commands.finish(scene.database, scene.project_id, run.id, "failed", NOW)
-    again = open_run.go_on(scene.database, scene.project_id, run.id, NOW)
+    commands.finish_run(scene.database, scene.project_id, run.id, "failed", NOW)
+    again = open_run.reopen_run(scene.database, scene.project_id, run.id, NOW)
     assert (again.id, again.status, again.ended_at, again.labels) == (run.id, "running", None, run.labels)
-    assert open_run.go_on(scene.database, scene.project_id, run.id, NOW).version == again.version
+    assert open_run.reopen_run(scene.database, scene.project_id, run.id, NOW).version == again.version
     for project_id, run_id in ((scene.project_id, new_id()), (new_id(), run.id)):
         with pytest.raises(NotFound):
-            open_run.go_on(scene.database, project_id, run_id, NOW)
+            open_run.reopen_run(scene.database, project_id, run_id, NOW)
     with scene.database.reading() as tx:
         assert sorted(tx.execute(sa.select(tables.runs.c.name)).scalars()) == ["one", "two"]
 

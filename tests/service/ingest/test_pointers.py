@@ -6,7 +6,7 @@ import pytest
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import Resumed, Saved
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions
 
 from tests.service.scenes import (
@@ -64,7 +64,7 @@ def test_an_ended_run_tells_its_turn(scene: Scene) -> None:
     """When a run ends, all of its evals tell where gold turned; not before, and no longer once it goes on."""
     run = scene.open()
     assert scene.post(run, HILL).run.turn is None
-    ended = commands.finish(scene.database, scene.project_id, run.id, "completed", NOW)
+    ended = commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW)
     assert ended.turn == scene.read(run).turn
     assert ended.turn is not None
     assert abs(ended.turn["step"] - 12) <= 1
@@ -79,7 +79,7 @@ def test_a_run_without_a_fall_has_no_turn(scene: Scene) -> None:
     rising, blind = scene.open(), scene.open(metrics={"kl": {"role": "kl", "direction": "minimize"}})
     scene.post(rising, HILL[:13])
     for run in (rising, blind):
-        assert commands.finish(scene.database, scene.project_id, run.id, "completed", NOW).turn is None
+        assert commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW).turn is None
 
 
 def test_late_evals_move_the_turn_of_an_ended_run(scene: Scene) -> None:
@@ -88,7 +88,7 @@ def test_late_evals_move_the_turn_of_an_ended_run(scene: Scene) -> None:
     scene.post(whole, HILL)
     scene.post(late, HILL[:13])
     for run in (late, whole):
-        commands.finish(scene.database, scene.project_id, run.id, "failed", NOW)
+        commands.finish_run(scene.database, scene.project_id, run.id, "failed", NOW)
     scene.post(late, HILL[13:])
     assert scene.read(late).turn == scene.read(whole).turn
     assert scene.read(late).turn is not None
@@ -99,8 +99,8 @@ def test_a_confirmed_stop_records_the_turn(scene: Scene) -> None:
     run = scene.open(mode="enforce")
     decision = scene.post(run, HILL).decision
     assert decision is not None
-    said = commands.Report(State.CONFIRMED, "a receiver", "gone", {"exit_status": 0})
-    commands.report(scene.database, scene.project_id, decision.id, said, NOW)
+    said = commands.Report(DecisionState.CONFIRMED, "a receiver", "gone", {"exit_status": 0})
+    commands.record_report(scene.database, scene.project_id, decision.id, said, NOW)
     turn = scene.read(run).turn
     assert turn is not None
     with scene.database.reading() as tx:

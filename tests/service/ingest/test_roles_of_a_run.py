@@ -130,7 +130,7 @@ def test_another_word_of_the_trainer(scene: Scene) -> None:
     run = scene.open(recognise=True)
     with pytest.raises(Conflict):
         scene.open(run.name, metrics={"odd": GOLD})
-    assert open_run.Request("n").recognise is False
+    assert open_run.OpenRequest("n").recognise is False
 
 
 def test_names_without_end(scene: Scene) -> None:

@@ -16,7 +16,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, pause, stale_runs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import endpoints, policies, projects, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
@@ -238,8 +238,8 @@ def test_the_database_tells_what_is_held_back(database: Database) -> None:
     silent, blind, still = scene.open("silent"), scene.open("blind"), scene.open("still", policy="default")
     scene.post(blind, scenes.evals(0.5, *[0.25] * 8), NOW + timedelta(seconds=299))
     scene.post(still, scenes.evals(0.5), NOW + timedelta(seconds=299))
-    stale_runs.look(database, NOW + timedelta(seconds=300))
-    pause.pause(database, paused.project_id, "dana", "", NOW)
+    stale_runs.check_due_runs(database, NOW + timedelta(seconds=300))
+    pause.pause_project(database, paused.project_id, "dana", "", NOW)
     document = {"name": "strict", "members": [{"detector": "k_decline"}]}
     with database.transaction() as tx:
         policies.add(tx, projects.get(tx, paused.project_id), "strict", document, NOW)
@@ -257,10 +257,10 @@ def test_the_database_tells_what_is_not_confirmed(database: Database) -> None:
     scene = scenes.set_up(database)
     scenes.unbound(database)
     decided = [scene.post(scene.open(), scenes.FALLING).decision for _ in range(4)]
-    for decision, state in zip(decided, (State.ACKNOWLEDGED, State.CONFIRMED), strict=False):
+    for decision, state in zip(decided, (DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED), strict=False):
         assert decision is not None
         said = commands.Report(state, "receiver", "as seen", {}, 0.0)
-        commands.report(database, scene.project_id, decision.id, said, scenes.NOW)
+        commands.record_report(database, scene.project_id, decision.id, said, scenes.NOW)
     found = samples(generate_latest(figures_of(database)[1]).decode())
     awaited = {labels[0][1]: value for labels, value in found["evalstop_awaited_stops"].items()}
     assert awaited == {"acknowledged": 1, "escalated": 0, "requested": 2}

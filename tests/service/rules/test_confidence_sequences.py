@@ -7,7 +7,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from evalstop_service.rules.confidence_sequences import ALPHA, Stratum, false_stops, precision, recall
+from evalstop_service.rules.confidence_sequences import (
+    ALPHA,
+    Stratum,
+    estimate_false_stops,
+    estimate_precision,
+    estimate_recall,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -39,7 +45,7 @@ def test_an_interval_may_be_looked_at_after_each_case() -> None:
 
     for n in range(1, LOOKS + 1):
         likely = range(math.floor(n * RATE - 1.5 * math.sqrt(n)), n + 1)  # 7 standard deviations
-        found = [precision([Stratum(s, n - s)]) for s in likely if s >= 0]
+        found = [estimate_precision([Stratum(s, n - s)]) for s in likely if s >= 0]
         at = slice(max(0, likely[0]), n + 1)
         low[n, at], high[n, at] = [one.low for one in found], [one.high for one in found]
     assert wrong_at_any_look(low, high) <= ALPHA
@@ -52,9 +58,9 @@ def test_without_weights_the_interval_is_that_of_the_beta_mixture() -> None:
         mixed = stats.betabinom.pmf(right, right + wrong, 1, 1)
         held = rates[mixed < stats.binom.pmf(right, right + wrong, rates) / ALPHA]
         for found in (
-            precision([Stratum(right, wrong)]),
-            recall([Stratum(right, 0)], Stratum(0, wrong)),
-            false_stops([Stratum(0, right)], Stratum(wrong, 0)),
+            estimate_precision([Stratum(right, wrong)]),
+            estimate_recall([Stratum(right, 0)], Stratum(0, wrong)),
+            estimate_false_stops([Stratum(0, right)], Stratum(wrong, 0)),
         ):
             assert found.low == pytest.approx(held[0], abs=2e-4)
             assert found.high == pytest.approx(held[-1], abs=2e-4)
@@ -63,9 +69,9 @@ def test_without_weights_the_interval_is_that_of_the_beta_mixture() -> None:
 def test_what_is_held_out_stands_for_what_was_not() -> None:
     """A case that was let run with a probability of a tenth weighs ten times as much."""
     flagged = [Stratum(10, 0), Stratum(5, 5, probability=0.1)]
-    assert precision(flagged).value == pytest.approx((10 + 50) / (10 + 100))
-    assert recall(flagged, Stratum(100, 20)).value == pytest.approx((10 + 50) / (10 + 50 + 20))
-    assert false_stops(flagged, Stratum(100, 20)).value == pytest.approx(50 / (50 + 100))
+    assert estimate_precision(flagged).value == pytest.approx((10 + 50) / (10 + 100))
+    assert estimate_recall(flagged, Stratum(100, 20)).value == pytest.approx((10 + 50) / (10 + 50 + 20))
+    assert estimate_false_stops(flagged, Stratum(100, 20)).value == pytest.approx(50 / (50 + 100))
 
 
 def test_weighted_intervals_may_be_looked_at_as_often() -> None:
@@ -88,7 +94,7 @@ def test_weighted_intervals_may_be_looked_at_as_often() -> None:
             passed += np.sum(~flagged & ~has_turned), np.sum(~flagged & has_turned)
             known = [Stratum(tally[0], tally[1], probability=p) for p, tally in tallies.items() if tally.sum()]
             let_go = Stratum(*passed)
-            found = precision(known), recall(known, let_go), false_stops(known, let_go)
+            found = estimate_precision(known), estimate_recall(known, let_go), estimate_false_stops(known, let_go)
             failed |= [not one.low <= true <= one.high for one, true in zip(found, truth, strict=True)]
         failures += failed
     assert (failures / histories <= ALPHA).all()
@@ -97,7 +103,7 @@ def test_weighted_intervals_may_be_looked_at_as_often() -> None:
 @given(st.lists(strata, max_size=4), st.builds(Stratum, counts, counts, counts))
 def test_figures_lie_in_their_intervals_and_these_in_their_bounds(flagged: list[Stratum], passed: Stratum) -> None:
     """Whatever was counted, what is undecided only ever widens what is said."""
-    for found in (precision(flagged), recall(flagged, passed), false_stops(flagged, passed)):
+    for found in (estimate_precision(flagged), estimate_recall(flagged, passed), estimate_false_stops(flagged, passed)):
         least, most = found.bounds
         assert -1e-9 <= least <= found.low + 1e-9
         assert found.high - 1e-9 <= most <= 1 + 1e-9

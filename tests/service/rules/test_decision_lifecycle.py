@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from evalstop_service.rules import decision_lifecycle
 from evalstop_service.rules.decision_lifecycle import (
-    AWAITING,
-    FOLLOWS,
+    AWAITING_CONFIRMATION,
     LET_RUN,
+    NEXT_STATES,
     PAUSED,
     RESUME_REQUESTED,
     STOP_ESCALATED,
@@ -21,25 +21,25 @@ from evalstop_service.rules.decision_lifecycle import (
     STOPPED,
     Announce,
     Cancel,
-    Decided,
+    DecisionState,
     Event,
-    Finished,
     Guard,
-    Held,
+    GuardsChecked,
+    GuardsRaised,
     Instruction,
-    Life,
+    Lifecycle,
     Mode,
-    Passed,
     Record,
     Refuse,
     Released,
     Reported,
-    State,
-    Terms,
+    RunEnded,
+    RunResumed,
+    StopDecided,
+    Timeouts,
+    TimePassed,
     Undone,
     Vetoed,
-    Weighed,
-    WentOn,
 )
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -52,11 +52,13 @@ STALE = Guard("stale", "nothing was heard of the run for 12 minutes", {"seconds"
 GUARDS = st.sampled_from([(), (PAUSE,), (STALE,), (PAUSE, STALE)])
 HELD_BY = st.sampled_from([(PAUSE,), (STALE,), (PAUSE, STALE)])
 SECONDS = st.sampled_from([0.0, 1.0, 59.0, 60.0, 300.0, 901.0, 86_400.0])
-REPORTS = st.sampled_from([State.ACKNOWLEDGED, State.CONFIRMED, State.FAILED])
-TERMS = Terms(grace_seconds=60.0, confirm_seconds=900.0)
-NO_GRACE = Terms(grace_seconds=0.0, confirm_seconds=900.0)
+REPORTS = st.sampled_from([DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, DecisionState.FAILED])
+TERMS = Timeouts(grace_seconds=60.0, confirm_seconds=900.0)
+NO_GRACE = Timeouts(grace_seconds=0.0, confirm_seconds=900.0)
 
-OVER = LET_RUN | frozenset({State.CONFIRMED, State.FAILED, State.VETOED, State.MOOT, State.UNDONE})
+OVER = LET_RUN | frozenset(
+    {DecisionState.CONFIRMED, DecisionState.FAILED, DecisionState.VETOED, DecisionState.MOOT, DecisionState.UNDONE}
+)
 """Where time alone changes nothing any more."""
 
 
@@ -68,24 +70,24 @@ class Lives(RuleBasedStateMachine):
     )
     def begin(self, mode: Mode, guards: tuple[Guard, ...], grace_seconds: float, held_out: bool) -> None:
         self.now = NOW
-        self.terms = Terms(grace_seconds, 900.0)
+        self.terms = Timeouts(grace_seconds, 900.0)
         self.history: list[Record] = []
         self.waiting: list[Announce] = []  # stops that wait for their time, or for a worker
         self.sent: list[str] = []
-        decided = Decided(NOW, "policy", "three declines", mode, guards, held_out)
-        self.life, instructions = decision_lifecycle.begin(decided, self.terms)
+        decided = StopDecided(NOW, "policy", "three declines", mode, guards, held_out)
+        self.life, instructions = decision_lifecycle.start_lifecycle(decided, self.terms)
         self.obey(instructions)
         assert (self.life.state in LET_RUN) == (mode is Mode.SHADOW or held_out)
 
     def befall(self, event: Event) -> list[Instruction]:
         before = self.life
-        self.life, instructions = decision_lifecycle.step(before, event, self.terms)
+        self.life, instructions = decision_lifecycle.apply_event(before, event, self.terms)
         if any(isinstance(one, Refuse) for one in instructions):
             assert len(instructions) == 1
             assert self.life == before
         self.obey(instructions)
-        again, instructions_again = decision_lifecycle.step(self.life, event, self.terms)
-        if not isinstance(event, WentOn):  # which cancels what is cancelled already
+        again, instructions_again = decision_lifecycle.apply_event(self.life, event, self.terms)
+        if not isinstance(event, RunResumed):  # which cancels what is cancelled already
             assert again == self.life
             assert [one for one in instructions_again if not isinstance(one, Refuse)] == []
         return instructions
@@ -105,33 +107,35 @@ class Lives(RuleBasedStateMachine):
     @rule(seconds=SECONDS, gone_on=st.sampled_from([False, False, True]))
     def time_passes(self, seconds: float, gone_on: bool) -> None:
         self.now += timedelta(seconds=seconds)
-        self.befall(Passed(self.now, gone_on))
+        self.befall(TimePassed(self.now, gone_on))
 
     @rule()
     def a_worker_sends(self) -> None:
         if self.waiting and (self.waiting[0].due_at or self.now) <= self.now:
-            self.befall(Passed(self.now))  # as a worker does before it claims
-            assert self.life.state in AWAITING | {State.CONFIRMED, State.FAILED}, "handed out, and not meant to be"
+            self.befall(TimePassed(self.now))  # as a worker does before it claims
+            assert self.life.state in AWAITING_CONFIRMATION | {DecisionState.CONFIRMED, DecisionState.FAILED}, (
+                "handed out, and not meant to be"
+            )
             self.sent.append(self.waiting.pop().type)
 
     @rule(guards=GUARDS, wanted=st.booleans())
     def weigh(self, guards: tuple[Guard, ...], wanted: bool) -> None:
         state = self.life.state
-        self.befall(Weighed(self.now, guards, wanted))
-        if state is State.ON_HOLD:
-            assert (self.life.state is State.ON_HOLD) == bool(guards or not wanted)
+        self.befall(GuardsChecked(self.now, guards, wanted))
+        if state is DecisionState.ON_HOLD:
+            assert (self.life.state is DecisionState.ON_HOLD) == bool(guards or not wanted)
 
     @rule(guards=HELD_BY)
     def hold(self, guards: tuple[Guard, ...]) -> None:
-        self.befall(Held(self.now, guards))
-        assert self.life.state is not State.PENDING
+        self.befall(GuardsRaised(self.now, guards))
+        assert self.life.state is not DecisionState.PENDING
 
     @rule(guards=GUARDS)
     def release(self, guards: tuple[Guard, ...]) -> None:
         state = self.life.state
         self.befall(Released(self.now, "dana", "it is fine", guards))
-        if state is State.ON_HOLD:
-            assert (self.life.state is State.ON_HOLD) == (PAUSE in guards)
+        if state is DecisionState.ON_HOLD:
+            assert (self.life.state is DecisionState.ON_HOLD) == (PAUSE in guards)
 
     @rule()
     def veto(self) -> None:
@@ -143,23 +147,25 @@ class Lives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sent)
     @rule(state=REPORTS, seconds=SECONDS)
-    def report(self, state: State, seconds: float) -> None:
+    def report(self, state: DecisionState, seconds: float) -> None:
         self.befall(Reported(self.now, state, "receiver", "as seen", {}, seconds))
 
     @rule(told=st.booleans())
     def finish(self, told: bool) -> None:
-        self.befall(Passed(self.now))
+        self.befall(TimePassed(self.now))
         state = self.life.state
-        self.befall(Finished(self.now, "completed", told))
-        if state in AWAITING:
-            waits = told or state is State.ACKNOWLEDGED
-            assert self.life.state is (state if waits else State.MOOT), "only the scheduler's word ends what was told"
+        self.befall(RunEnded(self.now, "completed", told))
+        if state in AWAITING_CONFIRMATION:
+            waits = told or state is DecisionState.ACKNOWLEDGED
+            assert self.life.state is (state if waits else DecisionState.MOOT), (
+                "only the scheduler's word ends what was told"
+            )
 
     @rule(told=st.booleans())
     def go_on(self, told: bool) -> None:
-        self.befall(WentOn(self.now, 120, told))
+        self.befall(RunResumed(self.now, 120, told))
         assert not self.waiting
-        assert self.life.state not in (State.PENDING, State.ON_HOLD)
+        assert self.life.state not in (DecisionState.PENDING, DecisionState.ON_HOLD)
 
     @invariant()
     def history_replays(self) -> None:
@@ -167,14 +173,18 @@ class Lives(RuleBasedStateMachine):
         states = [one.state for one in self.history]
         assert states[-1] is self.life.state
         for one, other in pairwise(states):
-            assert other in FOLLOWS[one] or (one is other and one in (State.ON_HOLD, State.ESCALATED, State.UNDONE))
-        assert states.count(State.ESCALATED) == self.life.escalations
-        told = decision_lifecycle.remembered((one.state, one.details) for one in self.history)
+            assert other in NEXT_STATES[one] or (
+                one is other and one in (DecisionState.ON_HOLD, DecisionState.ESCALATED, DecisionState.UNDONE)
+            )
+        assert states.count(DecisionState.ESCALATED) == self.life.escalations
+        told = decision_lifecycle.read_history((one.state, one.details) for one in self.history)
         assert told == (self.life.held_by, self.life.heard)
 
     @invariant()
     def deadlines_stand_where_they_belong(self) -> None:
-        assert (self.life.deadline_at is not None) == (self.life.state in AWAITING | {State.ON_HOLD})
+        assert (self.life.deadline_at is not None) == (
+            self.life.state in AWAITING_CONFIRMATION | {DecisionState.ON_HOLD}
+        )
 
     @invariant()
     def asks_once_a_rung(self) -> None:
@@ -185,7 +195,12 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_for_what_is_over(self) -> None:
-        if self.life.state in LET_RUN | {State.ON_HOLD, State.VETOED, State.MOOT, State.UNDONE}:
+        if self.life.state in LET_RUN | {
+            DecisionState.ON_HOLD,
+            DecisionState.VETOED,
+            DecisionState.MOOT,
+            DecisionState.UNDONE,
+        }:
             assert not self.waiting
 
     @invariant()
@@ -198,19 +213,19 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def each_end_is_told_once(self) -> None:
         entered = [one.state for one in self.history]
-        assert self.sent.count(STOPPED) == entered.count(State.CONFIRMED)
-        assert self.sent.count(STOP_FAILED) == entered.count(State.FAILED)
-        assert self.sent.count(RESUME_REQUESTED) == (State.UNDONE in entered)
-        assert self.sent.count(STOP_ON_HOLD) == entered.count(State.ON_HOLD)
+        assert self.sent.count(STOPPED) == entered.count(DecisionState.CONFIRMED)
+        assert self.sent.count(STOP_FAILED) == entered.count(DecisionState.FAILED)
+        assert self.sent.count(RESUME_REQUESTED) == (DecisionState.UNDONE in entered)
+        assert self.sent.count(STOP_ON_HOLD) == entered.count(DecisionState.ON_HOLD)
 
     def teardown(self) -> None:
         """Time alone brings it to an end, once nothing holds it back."""
         if not hasattr(self, "life"):
             return
-        self.befall(Weighed(self.now, (), wanted=True))
+        self.befall(GuardsChecked(self.now, (), wanted=True))
         for _ in range(5):
             self.now += timedelta(days=1)
-            self.befall(Passed(self.now))
+            self.befall(TimePassed(self.now))
         assert self.life.state in OVER
 
 
@@ -220,44 +235,56 @@ TestLives.settings = settings(max_examples=300, stateful_step_count=25, deadline
 
 def test_the_ladder() -> None:
     """Not confirmed in time: asked for again, then harder, then a person is told; each rung has its own deadline."""
-    life, _ = decision_lifecycle.begin(Decided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+    life, _ = decision_lifecycle.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
     told: list[list[str]] = []
     for turn in range(1, 4):
         at = NOW + timedelta(seconds=900 * turn)
-        assert decision_lifecycle.step(life, Passed(at - timedelta(seconds=1)), NO_GRACE) == (life, [])
-        life, instructions = decision_lifecycle.step(life, Passed(at), NO_GRACE)
+        assert decision_lifecycle.apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_GRACE) == (life, [])
+        life, instructions = decision_lifecycle.apply_event(life, TimePassed(at), NO_GRACE)
         told.append([one.type for one in instructions if isinstance(one, Announce)])
     assert told == [[STOP_REQUESTED], [STOP_ESCALATED], [STOP_FAILED]]
-    assert (life.state, life.deadline_at) == (State.FAILED, None)
-    life, _ = decision_lifecycle.step(life, Reported(at, State.CONFIRMED, "receiver", "gone at last", {}), NO_GRACE)
-    assert life.state is State.CONFIRMED
+    assert (life.state, life.deadline_at) == (DecisionState.FAILED, None)
+    life, _ = decision_lifecycle.apply_event(
+        life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone at last", {}), NO_GRACE
+    )
+    assert life.state is DecisionState.CONFIRMED
 
 
 def test_an_attempt_that_is_over_is_not_asked_for_again() -> None:
     """To ask again for a stop whose run has gone on might end the job that goes on: a person is told instead."""
-    life, _ = decision_lifecycle.begin(Decided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
-    life, instructions = decision_lifecycle.step(life, Passed(NOW + timedelta(seconds=900), gone_on=True), NO_GRACE)
-    assert life.state is State.FAILED
+    life, _ = decision_lifecycle.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+    life, instructions = decision_lifecycle.apply_event(
+        life, TimePassed(NOW + timedelta(seconds=900), gone_on=True), NO_GRACE
+    )
+    assert life.state is DecisionState.FAILED
     assert [one.type for one in instructions if isinstance(one, Announce)] == [STOP_FAILED]
 
 
 def test_who_acknowledges_gets_the_time_it_asks_for() -> None:
     """The deadline of a stop that is under way is so far off as its receiver said, and the project's patience more."""
-    life, _ = decision_lifecycle.begin(Decided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+    life, _ = decision_lifecycle.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
     at = NOW + timedelta(seconds=10)
-    life, _ = decision_lifecycle.step(life, Reported(at, State.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_GRACE)
-    assert life == Life(State.ACKNOWLEDGED, NOW, at + timedelta(seconds=1020))
+    life, _ = decision_lifecycle.apply_event(
+        life, Reported(at, DecisionState.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_GRACE
+    )
+    assert life == Lifecycle(DecisionState.ACKNOWLEDGED, NOW, at + timedelta(seconds=1020))
 
 
-REFUSED: dict[str, tuple[State, Event]] = {
-    "a veto of what was handed out": (State.ACKNOWLEDGED, Vetoed(NOW, "dana", "")),
-    "a veto of a shadow": (State.SHADOW, Vetoed(NOW, "dana", "")),
-    "an undo of what is held out": (State.HELD_OUT, Undone(NOW, "dana", "")),
-    "a release of what was vetoed": (State.VETOED, Released(NOW, "dana", "", ())),
-    "an undo of what was not handed out": (State.ON_HOLD, Undone(NOW, "dana", "")),
-    "a failure after the end": (State.CONFIRMED, Reported(NOW, State.FAILED, "receiver", "", {})),
-    "a beginning after the failure": (State.FAILED, Reported(NOW, State.ACKNOWLEDGED, "receiver", "", {})),
-    "a report on what nobody was told of": (State.PENDING, Reported(NOW, State.CONFIRMED, "receiver", "", {})),
+REFUSED: dict[str, tuple[DecisionState, Event]] = {
+    "a veto of what was handed out": (DecisionState.ACKNOWLEDGED, Vetoed(NOW, "dana", "")),
+    "a veto of a shadow": (DecisionState.SHADOW, Vetoed(NOW, "dana", "")),
+    "an undo of what is held out": (DecisionState.HELD_OUT, Undone(NOW, "dana", "")),
+    "a release of what was vetoed": (DecisionState.VETOED, Released(NOW, "dana", "", ())),
+    "an undo of what was not handed out": (DecisionState.ON_HOLD, Undone(NOW, "dana", "")),
+    "a failure after the end": (DecisionState.CONFIRMED, Reported(NOW, DecisionState.FAILED, "receiver", "", {})),
+    "a beginning after the failure": (
+        DecisionState.FAILED,
+        Reported(NOW, DecisionState.ACKNOWLEDGED, "receiver", "", {}),
+    ),
+    "a report on what nobody was told of": (
+        DecisionState.PENDING,
+        Reported(NOW, DecisionState.CONFIRMED, "receiver", "", {}),
+    ),
 }
 
 
@@ -265,8 +292,8 @@ REFUSED: dict[str, tuple[State, Event]] = {
 def test_what_cannot_follow_is_refused(case: str) -> None:
     """What contradicts the state is refused with both of them named, and changes nothing."""
     state, event = REFUSED[case]
-    life = Life(state, NOW + timedelta(seconds=60))
-    after, instructions = decision_lifecycle.step(life, event, TERMS)
+    life = Lifecycle(state, NOW + timedelta(seconds=60))
+    after, instructions = decision_lifecycle.apply_event(life, event, TERMS)
     (refused,) = instructions
     assert isinstance(refused, Refuse)
     assert after == life

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from evalstop_detectors import Score
 from evalstop_service.rules import outcome
-from evalstop_service.rules.outcome import Judgement, Said, Truth
+from evalstop_service.rules.outcome import DecisionOutcome, RunAssessment, RunOutcome
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,23 +19,23 @@ def scores(values: Sequence[float], stderr: float | None = None, stride: int = 1
     return [Score(stride * index, value, stderr) for index, value in enumerate(values)]
 
 
-def judged(values: Sequence[float], stderr: float | None = None, decided_step: int | None = None) -> Judgement:
-    return outcome.judge(scores(values, stderr), decided_step)
+def judged(values: Sequence[float], stderr: float | None = None, decided_step: int | None = None) -> RunAssessment:
+    return outcome.assess_run(scores(values, stderr), decided_step)
 
 
 @pytest.mark.parametrize(
     ("values", "found"),
     [
-        (RISE, Truth.HEALTHY),
-        ([*RISE, *RISE[::-1]], Truth.TURNED),
-        (RISE[::-1], Truth.TURNED),
-        ([*RISE, 0.6, 0.3, 0.6, 1.0, 1.0, 1.0], Truth.HEALTHY),
-        ([*RISE, *[0.95] * 12], Truth.HEALTHY),
-        ([0.5] * 30, Truth.HEALTHY),
+        (RISE, RunOutcome.HEALTHY),
+        ([*RISE, *RISE[::-1]], RunOutcome.TURNED),
+        (RISE[::-1], RunOutcome.TURNED),
+        ([*RISE, 0.6, 0.3, 0.6, 1.0, 1.0, 1.0], RunOutcome.HEALTHY),
+        ([*RISE, *[0.95] * 12], RunOutcome.HEALTHY),
+        ([0.5] * 30, RunOutcome.HEALTHY),
     ],
     ids=["rises", "falls back", "never rose", "dips and recovers", "loses a twentieth", "never moves"],
 )
-def test_truth_of_clear_runs(values: list[float], found: Truth) -> None:
+def test_truth_of_clear_runs(values: list[float], found: RunOutcome) -> None:
     """The end is held against the best, whatever was between."""
     assert judged(values).truth is found
 
@@ -43,17 +43,17 @@ def test_truth_of_clear_runs(values: list[float], found: Truth) -> None:
 def test_a_fall_within_the_noise_is_undecided() -> None:
     """A fall of a fifth of the gain is no proof where an eval errs by as much."""
     fallen = [*RISE, *[1.0] * 10, *[0.8] * 5]
-    assert judged(fallen).truth is Truth.TURNED
-    assert judged(fallen, stderr=0.1).truth is Truth.UNDECIDED
-    assert judged(fallen, stderr=0.5).truth is Truth.HEALTHY
+    assert judged(fallen).truth is RunOutcome.TURNED
+    assert judged(fallen, stderr=0.1).truth is RunOutcome.UNDECIDED
+    assert judged(fallen, stderr=0.5).truth is RunOutcome.HEALTHY
 
 
 def test_too_little_is_undecided() -> None:
     """A truth takes two windows of finite evals, and an end that is one."""
     assert "5 finite evals, and it takes 6" in judged([0.1, 0.9, math.nan, 0.5, 0.4, 0.3]).reason
-    assert judged([]).truth is Truth.UNDECIDED
+    assert judged([]).truth is RunOutcome.UNDECIDED
     assert "3 of the last 3 evals are not finite" in judged([*RISE, math.nan, math.inf, -math.inf]).reason
-    assert judged([math.nan, *RISE, math.nan]).truth is Truth.HEALTHY
+    assert judged([math.nan, *RISE, math.nan]).truth is RunOutcome.HEALTHY
 
 
 def test_a_decision_is_judged_by_what_came_after_it() -> None:
@@ -61,32 +61,34 @@ def test_a_decision_is_judged_by_what_came_after_it() -> None:
     fallen = [*RISE, *RISE[::-1]]
     end = 10 * (len(fallen) - 1)
     assert "2 evals came after the decision, and it takes 4" in judged(fallen, decided_step=end - 20).reason
-    assert judged(fallen, decided_step=end).truth is Truth.UNDECIDED
-    assert judged(fallen, decided_step=end - 40).truth is Truth.TURNED
+    assert judged(fallen, decided_step=end).truth is RunOutcome.UNDECIDED
+    assert judged(fallen, decided_step=end - 40).truth is RunOutcome.TURNED
 
 
 def test_the_turn_is_at_the_best_evals() -> None:
     """The middle of the best window, and the end of a plateau."""
     found = judged([0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.2, 0.1, 0.0, 0.0])
-    assert outcome.place(found) == (50, 40)
+    assert outcome.locate_turn(found) == (50, 40)
 
 
 @pytest.mark.parametrize(
     ("became", "decided_step", "said"),
     [
-        (Truth.TURNED, None, Said.WRONG),
-        (Truth.TURNED, 50, Said.RIGHT),
-        (Truth.TURNED, 49, Said.UNKNOWN),
-        (Truth.TURNED, 39, Said.WRONG),
-        (Truth.HEALTHY, None, Said.RIGHT),
-        (Truth.HEALTHY, 50, Said.WRONG),
-        (Truth.UNDECIDED, 50, Said.UNKNOWN),
+        (RunOutcome.TURNED, None, DecisionOutcome.WRONG),
+        (RunOutcome.TURNED, 50, DecisionOutcome.RIGHT),
+        (RunOutcome.TURNED, 49, DecisionOutcome.UNKNOWN),
+        (RunOutcome.TURNED, 39, DecisionOutcome.WRONG),
+        (RunOutcome.HEALTHY, None, DecisionOutcome.RIGHT),
+        (RunOutcome.HEALTHY, 50, DecisionOutcome.WRONG),
+        (RunOutcome.UNDECIDED, 50, DecisionOutcome.UNKNOWN),
     ],
 )
-def test_what_was_decided_is_held_against_the_truth(became: Truth, decided_step: int | None, said: Said) -> None:
+def test_what_was_decided_is_held_against_the_truth(
+    became: RunOutcome, decided_step: int | None, said: DecisionOutcome
+) -> None:
     """A stop from the turn on is right, one before the peak or of a healthy run wrong."""
-    turned = (50, 40) if became is Truth.TURNED else None
-    assert outcome.of_decision(became, decided_step, turned) is said
+    turned = (50, 40) if became is RunOutcome.TURNED else None
+    assert outcome.judge_decision(became, decided_step, turned) is said
 
 
 @given(st.lists(st.floats(), max_size=60), st.none() | st.floats(0, 1e300), st.none() | st.integers(0, 600))
@@ -107,4 +109,7 @@ def test_units_do_not_matter(values: list[int], exponent: int, shift: int) -> No
     """Scaled and shifted scores have the same truth, at the same steps."""
     there = [math.ldexp(value + shift, exponent) for value in values]
     before, after = judged([float(value) for value in values]), judged(there)
-    assert (before.truth, before.best and outcome.place(before)) == (after.truth, after.best and outcome.place(after))
+    assert (before.truth, before.best and outcome.locate_turn(before)) == (
+        after.truth,
+        after.best and outcome.locate_turn(after),
+    )

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from evalstop_service.rules import random_assignment
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import rollout_stages, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.rollout_stages import RolloutStage
@@ -23,23 +23,25 @@ IDS = [UUID(int=number << 64) for number in range(20_000)]
 @given(st.text(max_size=64), st.uuids(), st.text(max_size=32))
 def test_drawn_again_it_is_the_same(seed: str, decision_id: UUID, question: str) -> None:
     """The id and the seed decide, and whoever has them can see that nobody chose."""
-    number = random_assignment.drawn(seed, decision_id, question)
+    number = random_assignment.draw_number(seed, decision_id, question)
     assert 0 <= number < 1
-    assert random_assignment.drawn(seed, UUID(str(decision_id)), question) == number
+    assert random_assignment.draw_number(seed, UUID(str(decision_id)), question) == number
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("seed", ["", "a", "b"])
 def test_the_share_that_is_held_out_is_the_share_that_was_asked_for(seed: str, share: float) -> None:
     """Of 20,000 ids in a row so many are below it, up to four standard errors."""
-    count = sum(random_assignment.drawn(seed, decision_id, random_assignment.HELD_OUT) < share for decision_id in IDS)
+    count = sum(
+        random_assignment.draw_number(seed, decision_id, random_assignment.HELD_OUT) < share for decision_id in IDS
+    )
     assert abs(count / len(IDS) - share) <= 4 * (share * (1 - share) / len(IDS)) ** 0.5
 
 
 def test_questions_and_seeds_draw_apart() -> None:
     """What chance says to one question, or with one seed, tells nothing of another."""
     questions = list(product(("a", "b"), (random_assignment.CARRIED_OUT, random_assignment.HELD_OUT)))
-    drawn = [[random_assignment.drawn(seed, one, question) < 0.5 for one in IDS] for seed, question in questions]
+    drawn = [[random_assignment.draw_number(seed, one, question) < 0.5 for one in IDS] for seed, question in questions]
     for index, one in enumerate(drawn):
         for other in drawn[index + 1 :]:
             agree = sum(left == right for left, right in zip(one, other, strict=True))
@@ -65,12 +67,12 @@ def test_a_held_out_stop_is_told_to_nobody(graceful: Scene) -> None:
     receipt = graceful.post(run, FALLING)
     decision = receipt.decision
     assert decision is not None
-    assert (decision.state, decision.observed_probability, decision.deadline_at) == (State.HELD_OUT, 1.0, None)
+    assert (decision.state, decision.observed_probability, decision.deadline_at) == (DecisionState.HELD_OUT, 1.0, None)
     assert not decision.stops(LATER)
     assert deliveries_of_stops(graceful) == []
     assert graceful.events(run, "run.stop_requested") == []
     (change,) = graceful.rows(tables.decision_changes, run)
-    number = random_assignment.drawn("a seed", decision.id, random_assignment.HELD_OUT)
+    number = random_assignment.draw_number("a seed", decision.id, random_assignment.HELD_OUT)
     assert change["details"] == {"held_out_share": 1.0, "drawn": number}
 
 
@@ -83,8 +85,8 @@ def test_some_are_held_out_and_all_say_how_likely_it_was(database: Database) -> 
         run = scene.open(uuid.uuid4().hex)
         decision = scene.post(run, FALLING).decision
         assert decision is not None
-        held_out = random_assignment.drawn("a seed", decision.id, random_assignment.HELD_OUT) < 0.3
-        assert (decision.state == State.HELD_OUT) == held_out
+        held_out = random_assignment.draw_number("a seed", decision.id, random_assignment.HELD_OUT) < 0.3
+        assert (decision.state == DecisionState.HELD_OUT) == held_out
         assert decision.observed_probability == pytest.approx(0.3)
 
 
@@ -95,7 +97,7 @@ def test_a_shadow_is_always_let_run(database: Database) -> None:
     run = scene.open()
     decision = scene.post(run, FALLING).decision
     assert decision is not None
-    assert (decision.state, decision.observed_probability) == (State.SHADOW, 1.0)
+    assert (decision.state, decision.observed_probability) == (DecisionState.SHADOW, 1.0)
 
 
 def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
@@ -111,11 +113,11 @@ def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
         decision = scene.post(run, FALLING).decision
         assert decision is not None
         earned, kept = (
-            random_assignment.drawn("a seed", decision.id, of)
+            random_assignment.draw_number("a seed", decision.id, of)
             for of in (random_assignment.CARRIED_OUT, random_assignment.HELD_OUT)
         )
-        let_run = State.HELD_OUT if kept < 0.5 else State.REQUESTED
-        assert decision.state in ({let_run, State.ON_HOLD} if earned < 0.4 else {State.SHADOW})
+        let_run = DecisionState.HELD_OUT if kept < 0.5 else DecisionState.REQUESTED
+        assert decision.state in ({let_run, DecisionState.ON_HOLD} if earned < 0.4 else {DecisionState.SHADOW})
         assert decision.observed_probability == pytest.approx(0.6 + 0.4 * 0.5)
         if earned >= 0.4:
             (change,) = scene.rows(tables.decision_changes, run)

@@ -36,7 +36,7 @@ class Process:
     looked_at: dict[UUID, int] = field(default_factory=dict)
 
     def keep_up(self) -> None:
-        self.looked_at = downsampling.keep_up(self.scene.database, self.looked_at)
+        self.looked_at = downsampling.summarize_grown_runs(self.scene.database, self.looked_at)
 
 
 def losses(first: int, end: int) -> list[Point]:
@@ -68,7 +68,7 @@ def test_what_has_grown_is_summarized(scene: Scene) -> None:
     for each, end in ((run, END), (short, 500), (over, END)):
         scene.post(each, losses(0, end))
     scene.post(run, [Point("entropy", 3 * step, 0.5) for step in range(OBSERVATIONS_AT_A_TIME)])
-    commands.finish(scene.database, scene.project_id, over.id, "completed", NOW)
+    commands.finish_run(scene.database, scene.project_id, over.id, "completed", NOW)
     process = Process(scene)
     process.keep_up()
     assert [summarized(scene, each) for each in (run, short, over)] == [3 * OBSERVATIONS_AT_A_TIME, 0, 0]
@@ -167,7 +167,7 @@ def test_it_can_be_told_to_end(scene: Scene) -> None:
         rests.append(seconds)
         return len(rests) == 2
 
-    assert downsampling.keep_up(scene.database, {}, pause) == {run.id: 0}
+    assert downsampling.summarize_grown_runs(scene.database, {}, pause) == {run.id: 0}
     assert summarized(scene, run) == OBSERVATIONS_AT_A_TIME
     assert all(seconds > 0 for seconds in rests)
 

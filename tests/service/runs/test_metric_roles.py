@@ -16,7 +16,7 @@ PATTERNS = [{"pattern": "*/mean@*", "role": "eval"}, {"pattern": "critic/*", "ro
 
 def test_patterns_come_first() -> None:
     """A pattern's word counts for more than what is recognised, and each role tells where it comes from."""
-    found = metric_roles.cast({"eval_accuracy", "odd/mean@1", "reward", "kl"}, {}, PATTERNS)
+    found = metric_roles.assign_roles({"eval_accuracy", "odd/mean@1", "reward", "kl"}, {}, PATTERNS)
     assert found.metrics["odd/mean@1"] == {"role": "eval", "direction": "maximize"}
     assert "eval_accuracy" not in found.metrics
     assert found.recognition["sources"]["odd/mean@1"] == "pattern"
@@ -27,7 +27,7 @@ def test_patterns_come_first() -> None:
 def test_first_pattern_that_fits() -> None:
     """Of two patterns that fit a name the first counts, also when the second gives another role."""
     patterns = [{"pattern": "a", "role": "proxy"}, {"pattern": "*", "role": "eval", "direction": "minimize"}]
-    found = metric_roles.cast({"a", "b", "c"}, {}, patterns)
+    found = metric_roles.assign_roles({"a", "b", "c"}, {}, patterns)
     assert found.metrics == {
         "a": {"role": "proxy", "direction": "maximize"},
         "b": {"role": "eval", "direction": "minimize"},
@@ -36,15 +36,15 @@ def test_first_pattern_that_fits() -> None:
 
 def test_no_gold_is_told() -> None:
     """Where no metric is gold, that is a warning."""
-    assert NO_GOLD in metric_roles.cast({"reward", "kl"}, {}, []).recognition["warnings"]
+    assert NO_GOLD in metric_roles.assign_roles({"reward", "kl"}, {}, []).recognition["warnings"]
     assert NO_GOLD in metric_roles.NOTHING_YET["warnings"]
 
 
 @given(names=NAMES, patterns=st.sampled_from([[], PATTERNS, PATTERNS[1:]]))
 def test_law(names: list[str], patterns: list[dict[str, str]]) -> None:
     """At most one metric a role, each with its source, whatever the order of the names."""
-    found = metric_roles.cast(names, {}, patterns)
+    found = metric_roles.assign_roles(names, {}, patterns)
     roles = [role["role"] for role in found.metrics.values()]
     assert len(roles) == len(set(roles))
     assert set(found.recognition["sources"]) == set(found.metrics)
-    assert found == metric_roles.cast(names[::-1], {}, patterns)
+    assert found == metric_roles.assign_roles(names[::-1], {}, patterns)

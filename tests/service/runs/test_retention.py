@@ -104,7 +104,7 @@ def test_removes_exactly_what_ended_long_ago(database: Database, told: list[Told
                 deliver(tx, scene, made[-1], one.delivery, enabled=one.enabled)
     everything = (*rows.REMOVED, *KEPT, tables.prunings)
     before = [held(database, run, everything) for run in made]
-    done = retention.prune(database, NOW, pace=Pace(rows=batch, pause_seconds=0))
+    done = retention.prune_runs(database, NOW, pace=Pace(rows=batch, pause_seconds=0))
     assert done.runs == ({name_of(first): sum(one.is_old for one in told)} if any(one.is_old for one in told) else {})
     for one, run, was in zip(told, made, before, strict=True):
         scene = second if one.of_second else first
@@ -151,35 +151,35 @@ def test_broken_off_it_goes_on(database: Database) -> None:
     whole = [held(database, run, rows.REMOVED) for run in runs]
     passes = 0
     while not all(is_empty(database, run) for run in runs):
-        done = retention.prune(database, NOW, pace=Pace(rows=17, pause_seconds=0), pause=lambda _: True)
+        done = retention.prune_runs(database, NOW, pace=Pace(rows=17, pause_seconds=0), pause=lambda _: True)
         assert done.rows <= 17
         for run, all_of_it in zip(runs, whole, strict=True):
             assert is_marked(scene, run) or held(database, run, rows.REMOVED) == all_of_it
         passes += 1
         assert passes < 50
     assert passes > 5
-    assert retention.prune(database, NOW) == Pruned()
+    assert retention.prune_runs(database, NOW) == Pruned()
 
 
 def test_a_dry_run_tells_and_leaves(database: Database) -> None:
     """It counts the very runs and rows that would go, and goes no further."""
     scene = a_scene(database)
     runs = [ended(scene, 100, points=3), ended(scene, 40, points=5), ended(scene, 10, points=7)]
-    told = retention.prune(database, NOW, dry_run=True)
+    told = retention.prune_runs(database, NOW, dry_run=True)
     assert not any(is_marked(scene, run) for run in runs)
-    assert retention.prune(database, NOW, pace=AT_ONCE) == told
+    assert retention.prune_runs(database, NOW, pace=AT_ONCE) == told
     assert told.runs == {name_of(scene): 2}
-    assert retention.prune(database, NOW, dry_run=True) == Pruned()
+    assert retention.prune_runs(database, NOW, dry_run=True) == Pruned()
 
 
 def test_a_time_can_be_given_for_one_project(database: Database) -> None:
     """A time that is given takes the place of the project's own, for longer or shorter, and is for it alone."""
     scene, other = a_scene(database, None), a_scene(database, 365)
     runs = [ended(scene, 10), ended(scene, 3)], [ended(other, 200)]
-    retention.prune(database, NOW, project=name_of(scene), older_than_days=5, pace=AT_ONCE)
+    retention.prune_runs(database, NOW, project=name_of(scene), older_than_days=5, pace=AT_ONCE)
     assert [is_marked(scene, run) for run in runs[0]] == [True, False]
     assert not is_marked(other, runs[1][0])
-    assert retention.prune(database, NOW, project=name_of(scene)) == Pruned()
+    assert retention.prune_runs(database, NOW, project=name_of(scene)) == Pruned()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     """A time for all projects at once, a project that is none, and less than a day: nothing goes by mistake."""
     with pytest.raises(error):
-        retention.prune(embedded_database, NOW, project=project, older_than_days=days)
+        retention.prune_runs(embedded_database, NOW, project=project, older_than_days=days)
 
 
 def test_nothing_can_be_added_to_a_pruned_run(embedded_database: Database) -> None:
@@ -199,7 +199,7 @@ def test_nothing_can_be_added_to_a_pruned_run(embedded_database: Database) -> No
     scene = a_scene(embedded_database)
     run = ended(scene, 100)
     retention.refuse_if_pruned(scene.read(run))
-    retention.prune(embedded_database, NOW, pace=AT_ONCE)
+    retention.prune_runs(embedded_database, NOW, pace=AT_ONCE)
     with pytest.raises(Conflict, match=r"pruned at 2026-06-01.*open a run under another name"):
         retention.refuse_if_pruned(scene.read(run))
 
@@ -208,7 +208,7 @@ def test_it_is_counted(embedded_database: Database) -> None:
     """Runs and rows that went are counted, and what a pass says is what is counted."""
     ended(a_scene(embedded_database), 100)
     service_metrics = ServiceMetrics()
-    done = retention.prune(embedded_database, NOW, pace=AT_ONCE, service_metrics=service_metrics)
+    done = retention.prune_runs(embedded_database, NOW, pace=AT_ONCE, service_metrics=service_metrics)
     assert value(service_metrics.registry, "evalstop_pruned_runs_total") == sum(done.runs.values()) == 1
     assert value(service_metrics.registry, "evalstop_pruned_rows_total") == done.rows == 20 * 2 + 3 + 3 + 1 + 1
 

@@ -50,11 +50,11 @@ def test_a_run_that_is_held_is_not_waited_for(postgres_database: Database) -> No
     busy, free = ended(scene, 200), ended(scene, 100)
     with impatient(postgres_database), postgres_database.transaction() as tx:
         tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == busy.id).with_for_update())
-        done = retention.prune(postgres_database, NOW, pace=AT_ONCE)
+        done = retention.prune_runs(postgres_database, NOW, pace=AT_ONCE)
         assert done.runs == {name_of(scene): 1}
     assert not is_marked(scene, busy)
     assert is_empty(postgres_database, free)
-    assert retention.prune(postgres_database, NOW, pace=AT_ONCE).runs == {name_of(scene): 1}
+    assert retention.prune_runs(postgres_database, NOW, pace=AT_ONCE).runs == {name_of(scene): 1}
     assert is_empty(postgres_database, busy)
 
 
@@ -107,7 +107,7 @@ def test_writers_have_their_turn(database: Database) -> None:
         turns += 1
         return False
 
-    retention.prune(database, NOW, pace=AT_ONCE, pause=write)
+    retention.prune_runs(database, NOW, pace=AT_ONCE, pause=write)
     assert turns > 5
     assert len(scene.rows(tables.observations, live)) == turns
 
@@ -125,7 +125,7 @@ def test_a_writer_beside_it_loses_nothing(database: Database) -> None:
 
     def prune() -> None:
         try:
-            retention.prune(database, NOW, pace=Pace(rows=5, pause_seconds=0))
+            retention.prune_runs(database, NOW, pace=Pace(rows=5, pause_seconds=0))
         except BaseException as error:
             failures.append(error)
 
@@ -147,6 +147,6 @@ def test_one_process_at_a_time(postgres_database: Database) -> None:
     with rows.alone(postgres_database) as alone:
         assert alone
         with pytest.raises(Conflict, match="another process"):
-            retention.prune(postgres_database, NOW)
+            retention.prune_runs(postgres_database, NOW)
     assert not is_marked(scene, run)
-    assert retention.prune(postgres_database, NOW, pace=AT_ONCE).runs
+    assert retention.prune_runs(postgres_database, NOW, pace=AT_ONCE).runs

@@ -21,7 +21,7 @@ PAUSED = "paused"
 """The kind of the guard that nobody can release a decision from: its project is paused."""
 
 
-class State(StrEnum):
+class DecisionState(StrEnum):
     """Where a decision stands."""
 
     SHADOW = "shadow"
@@ -45,31 +45,52 @@ class Mode(StrEnum):
     ENFORCE = "enforce"
 
 
-FOLLOWS: dict[State, frozenset[State]] = {
-    State.SHADOW: frozenset({State.REQUESTED}),
-    State.HELD_OUT: frozenset({State.REQUESTED}),
-    State.ON_HOLD: frozenset({State.PENDING, State.REQUESTED, State.VETOED, State.MOOT}),
-    State.PENDING: frozenset({State.ON_HOLD, State.REQUESTED, State.VETOED, State.MOOT}),
-    State.REQUESTED: frozenset(
-        {State.ACKNOWLEDGED, State.ESCALATED, State.CONFIRMED, State.FAILED, State.MOOT, State.UNDONE}
+NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {
+    DecisionState.SHADOW: frozenset({DecisionState.REQUESTED}),
+    DecisionState.HELD_OUT: frozenset({DecisionState.REQUESTED}),
+    DecisionState.ON_HOLD: frozenset(
+        {DecisionState.PENDING, DecisionState.REQUESTED, DecisionState.VETOED, DecisionState.MOOT}
     ),
-    State.ACKNOWLEDGED: frozenset({State.ESCALATED, State.CONFIRMED, State.FAILED, State.UNDONE}),
-    State.ESCALATED: frozenset({State.ACKNOWLEDGED, State.CONFIRMED, State.FAILED, State.MOOT, State.UNDONE}),
-    State.CONFIRMED: frozenset({State.UNDONE}),
-    State.FAILED: frozenset({State.CONFIRMED, State.UNDONE}),
-    State.VETOED: frozenset({State.REQUESTED}),
-    State.MOOT: frozenset({State.CONFIRMED}),
-    State.UNDONE: frozenset(),
+    DecisionState.PENDING: frozenset(
+        {DecisionState.ON_HOLD, DecisionState.REQUESTED, DecisionState.VETOED, DecisionState.MOOT}
+    ),
+    DecisionState.REQUESTED: frozenset(
+        {
+            DecisionState.ACKNOWLEDGED,
+            DecisionState.ESCALATED,
+            DecisionState.CONFIRMED,
+            DecisionState.FAILED,
+            DecisionState.MOOT,
+            DecisionState.UNDONE,
+        }
+    ),
+    DecisionState.ACKNOWLEDGED: frozenset(
+        {DecisionState.ESCALATED, DecisionState.CONFIRMED, DecisionState.FAILED, DecisionState.UNDONE}
+    ),
+    DecisionState.ESCALATED: frozenset(
+        {
+            DecisionState.ACKNOWLEDGED,
+            DecisionState.CONFIRMED,
+            DecisionState.FAILED,
+            DecisionState.MOOT,
+            DecisionState.UNDONE,
+        }
+    ),
+    DecisionState.CONFIRMED: frozenset({DecisionState.UNDONE}),
+    DecisionState.FAILED: frozenset({DecisionState.CONFIRMED, DecisionState.UNDONE}),
+    DecisionState.VETOED: frozenset({DecisionState.REQUESTED}),
+    DecisionState.MOOT: frozenset({DecisionState.CONFIRMED}),
+    DecisionState.UNDONE: frozenset(),
 }
 """Which state may follow which."""
 
-LET_RUN = frozenset({State.SHADOW, State.HELD_OUT})
+LET_RUN = frozenset({DecisionState.SHADOW, DecisionState.HELD_OUT})
 """The states in which nobody is told, so that the run goes on and shows whether its stop is right."""
 
-AWAITING = frozenset({State.REQUESTED, State.ACKNOWLEDGED, State.ESCALATED})
+AWAITING_CONFIRMATION = frozenset({DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED, DecisionState.ESCALATED})
 """The states in which somebody's word is waited for, until a deadline."""
 
-STOPPING = AWAITING | {State.CONFIRMED, State.FAILED}
+STOPPING = AWAITING_CONFIRMATION | {DecisionState.CONFIRMED, DecisionState.FAILED}
 """The states in which the job is meant to end."""
 
 
@@ -83,7 +104,7 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Terms:
+class Timeouts:
     """For how long a person may veto, and how long a stop may wait for its confirmation, in seconds."""
 
     grace_seconds: float
@@ -91,7 +112,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Life:
+class Lifecycle:
     """How a decision stands.
 
     `due_at`: the end of its grace period. `deadline_at`: when the service looks after it by itself, None in states in
@@ -99,7 +120,7 @@ class Life:
     reported after it was undone.
     """
 
-    state: State
+    state: DecisionState
     due_at: datetime
     deadline_at: datetime | None = None
     escalations: int = 0
@@ -108,7 +129,7 @@ class Life:
 
 
 @dataclass(frozen=True)
-class Decided:
+class StopDecided:
     """The policy wants a stop. `held_out`: chance keeps it from being carried out, by the numbers in `chance`."""
 
     at: datetime
@@ -121,7 +142,7 @@ class Decided:
 
 
 @dataclass(frozen=True)
-class Passed:
+class TimePassed:
     """Time has passed. `gone_on`: the run is in a later attempt than the one that was to be stopped."""
 
     at: datetime
@@ -129,7 +150,7 @@ class Passed:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class GuardsChecked:
     """What speaks against the stop was looked at again; `wanted`: the verdict still calls for it."""
 
     at: datetime
@@ -138,7 +159,7 @@ class Weighed:
 
 
 @dataclass(frozen=True)
-class Held:
+class GuardsRaised:
     """Something came up that speaks against the stop."""
 
     at: datetime
@@ -156,7 +177,7 @@ class Released:
 
 
 @dataclass(frozen=True)
-class Ordered:
+class StopOrdered:
     """A person has the run stopped at once, whatever its policy, its mode and the guards say, but for a pause."""
 
     at: datetime
@@ -182,7 +203,7 @@ class Reported:
     """
 
     at: datetime
-    state: State
+    state: DecisionState
     actor: str
     reason: str
     details: dict[str, Any]
@@ -190,7 +211,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Finished:
+class RunEnded:
     """The run ended by itself, as `status`; `told`: some receiver may know of the stop."""
 
     at: datetime
@@ -199,7 +220,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class WentOn:
+class RunResumed:
     """The trainer went on from a step in a new attempt; `told`: the stop may have reached a receiver."""
 
     at: datetime
@@ -216,14 +237,25 @@ class Undone:
     reason: str
 
 
-Event = Passed | Weighed | Held | Released | Ordered | Vetoed | Reported | Finished | WentOn | Undone
+Event = (
+    TimePassed
+    | GuardsChecked
+    | GuardsRaised
+    | Released
+    | StopOrdered
+    | Vetoed
+    | Reported
+    | RunEnded
+    | RunResumed
+    | Undone
+)
 
 
 @dataclass(frozen=True)
 class Record:
     """Add this to the history."""
 
-    state: State
+    state: DecisionState
     actor: str
     reason: str
     details: dict[str, Any] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import RESUME_REQUESTED, STOPPING, State
+from evalstop_service.rules.decision_lifecycle import RESUME_REQUESTED, STOPPING, DecisionState
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
@@ -105,7 +105,7 @@ def _holding(tx: Transaction, found: Sequence[Any]) -> list[Any]:
         event
         for event in found
         if event.type not in URGENT
-        or states.get(event.decision_id) in ({State.UNDONE} if event.type == RESUME_REQUESTED else STOPPING)
+        or states.get(event.decision_id) in ({DecisionState.UNDONE} if event.type == RESUME_REQUESTED else STOPPING)
     ]
 
 

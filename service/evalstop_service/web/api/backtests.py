@@ -114,7 +114,7 @@ def ask_for_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) 
     if isinstance(document, str):
         with database.reading() as tx:
             document = policies.referred(tx, caller.project_id, document).document
-    return _out(backtests.ask(database, caller.project_id, document, body.runs, caller.actor, now))
+    return _out(backtests.request_backtest(database, caller.project_id, document, body.runs, caller.actor, now))
 
 
 @router.get("/{backtest_id}")
@@ -129,7 +129,7 @@ def get_backtest(backtest_id: UUID, caller: Read, database: Db) -> BacktestOut:
 
 def _out(backtest: Backtest) -> BacktestOut:
     told = {
-        "summary": vars(backtests.summary(backtest.findings)),
-        "findings": backtests.in_order(backtest.findings),
+        "summary": vars(backtests.summarize_findings(backtest.findings)),
+        "findings": backtests.sort_findings(backtest.findings),
     }
     return BacktestOut.model_validate(vars(backtest) | told)

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.fields import check_text
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
@@ -68,7 +68,7 @@ class ReportIn(Body):
 def list_decisions(
     caller: Read,
     database: Db,
-    state: State | None = None,
+    state: DecisionState | None = None,
     run_id: UUID | None = None,
     cursor: UUID | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
@@ -90,7 +90,9 @@ def get_decision(decision_id: UUID, caller: Read, database: Db) -> DecisionOut:
 def veto(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Let the run go on; possible while the stop is on hold or pending."""
     said_by = body.actor or caller.actor
-    decision = commands.veto(database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor)
+    decision = commands.veto_decision(
+        database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor
+    )
     return _view(database, decision)
 
 
@@ -98,7 +100,7 @@ def veto(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: No
 def release(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Have an on-hold stop carried out despite what speaks against it; not while the project is paused."""
     said_by = body.actor or caller.actor
-    decision = commands.release(
+    decision = commands.release_decision(
         database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor
     )
     return _view(database, decision)
@@ -108,7 +110,9 @@ def release(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now:
 def undo(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Take back a stop that was handed out: receivers are asked to let the job go on, where its scheduler can."""
     said_by = body.actor or caller.actor
-    decision = commands.undo(database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor)
+    decision = commands.undo_decision(
+        database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor
+    )
     return _view(database, decision)
 
 
@@ -116,9 +120,9 @@ def undo(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: No
 def report(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Say what becomes of the job; receivers call this."""
     said = commands.Report(
-        State(body.state), body.actor or caller.actor, body.reason, body.details, body.expected_seconds or 0.0
+        DecisionState(body.state), body.actor or caller.actor, body.reason, body.details, body.expected_seconds or 0.0
     )
-    return _view(database, commands.report(database, caller.project_id, decision_id, said, now))
+    return _view(database, commands.record_report(database, caller.project_id, decision_id, said, now))
 
 
 @router.get("/{decision_id}/outcomes")
@@ -132,7 +136,7 @@ def list_outcomes(decision_id: UUID, caller: Read, database: Db) -> OutcomesOut:
 @router.post("/{decision_id}/outcome")
 def judge(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Say whether the decision was right; changing one's mind adds a row."""
-    decision = commands.judge(
+    decision = commands.record_decision_outcome(
         database,
         caller.project_id,
         decision_id,

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import figures
-from evalstop_service.evaluation.figures import Measured
+from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate
 from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import Grouping, Wanted
@@ -160,7 +160,7 @@ def get_precision(
     if len({"day", "week", "month"} & set(by)) > 1:
         raise Invalid("group_by names two periods; a case has one place in one of them")
     with database.reading() as tx:
-        found = figures.measure(tx, caller.project_id, wanted, by)
+        found = figures.load_figures(tx, caller.project_id, wanted, by)
     return PrecisionOut(alpha=ALPHA, group_by=list(by), groups=[_group(one, wanted, by) for one in found])
 
 
@@ -189,9 +189,9 @@ def list_cases(
     return CasePage(items=items, next_cursor=found[-1].cursor if len(found) == limit else None)
 
 
-def _group(one: Measured, wanted: Wanted, by: list[Grouping]) -> GroupOut:
-    named = figures.named(one.key, by)
-    own = figures.narrowed(wanted, by, one.key)
+def _group(one: GroupFigures, wanted: Wanted, by: list[Grouping]) -> GroupOut:
+    named = figures.name_key_parts(one.key, by)
+    own = figures.select_group(wanted, by, one.key)
     return GroupOut.model_validate(
         {
             "policy": PolicyName(name=named["policy"], version=named["version"]) if "policy" in named else None,
@@ -206,7 +206,7 @@ def _group(one: Measured, wanted: Wanted, by: list[Grouping]) -> GroupOut:
             "stated_risk": one.stated_risk,
             "counts": one.counts,
             "cases": {
-                row: {outcome: _address(figures.cell(own, row, outcome)) for outcome in figures.OUTCOMES}
+                row: {outcome: _address(figures.select_cell(own, row, outcome)) for outcome in figures.OUTCOMES}
                 for row in figures.ROWS
             },
         }
@@ -214,8 +214,8 @@ def _group(one: Measured, wanted: Wanted, by: list[Grouping]) -> GroupOut:
 
 
 def _estimate(found: Estimate | None) -> dict[str, Any] | None:
-    return None if found is None else figures.as_json(found)
+    return None if found is None else figures.estimate_to_json(found)
 
 
 def _address(wanted: Wanted) -> str:
-    return f"/api/v1/cases?{urlencode(figures.query(wanted))}"
+    return f"/api/v1/cases?{urlencode(figures.filter_to_query(wanted))}"

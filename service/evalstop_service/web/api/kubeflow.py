@@ -75,7 +75,7 @@ def post_report(
     with database.reading() as tx:
         run = runs.find_by_name(tx, caller.project_id, name)
     if run is None:  # one that has ended is not opened again by a report that comes late
-        request = open_run.Request(name, recognise=True, total_steps=total_steps)
+        request = open_run.OpenRequest(name, recognise=True, total_steps=total_steps)
         run, _ = open_run.open_run(database, caller.project_id, request, now)
     points = _new(run, told, database)
     accepted, decision = 0, None

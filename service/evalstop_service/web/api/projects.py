@@ -69,7 +69,7 @@ def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now)
     Once this is answered no stop that was pending will be sent; what was sent is not called back.
     """
     said_by = body.actor or caller.actor
-    project = pause.pause(database, caller.project_id, said_by, body.reason, now, proved=caller.actor)
+    project = pause.pause_project(database, caller.project_id, said_by, body.reason, now, proved=caller.actor)
     return ProjectOut.model_validate(project)
 
 
@@ -77,5 +77,5 @@ def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now)
 def resume_project(body: ProjectResumeIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
     """Let stops go on in the key's project; those on hold for the pause alone are taken up within a minute."""
     said_by = body.actor or caller.actor
-    project = pause.resume(database, caller.project_id, said_by, now, proved=caller.actor)
+    project = pause.resume_project(database, caller.project_id, said_by, now, proved=caller.actor)
     return ProjectOut.model_validate(project)

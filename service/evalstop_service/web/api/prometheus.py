@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import guards
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.decision_lifecycle import AWAITING
+from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION
 from evalstop_service.store import installation_counts
 from evalstop_service.store.database import Database
 from evalstop_service.store.installation_counts import Figures
@@ -145,7 +145,7 @@ def _families(found: Figures | None) -> Iterator[Metric]:
         paused.add_metric([], found.paused_projects)
         for kind in guards.KINDS:
             on_hold.add_metric([kind], found.on_hold.get(kind, 0))
-        for state in sorted(AWAITING):
+        for state in sorted(AWAITING_CONFIRMATION):
             awaited.add_metric([state], found.awaited.get(state, 0))
         left_alone.add_metric([], found.open_endpoints)
         for name in ("due", "later", "held"):

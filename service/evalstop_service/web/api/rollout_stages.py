@@ -58,7 +58,9 @@ def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, dat
     """Have the policy earn its rollout stage from now on, from shadow; or change the terms of one that does."""
     with database.transaction() as tx:
         version = _version(tx, caller, name)
-        held = rollout_stage.grant(tx, caller.project_id, name, version, body.precision_wanted, body.canary_share, now)
+        held = rollout_stage.set_rollout_stage(
+            tx, caller.project_id, name, version, body.precision_wanted, body.canary_share, now
+        )
         audit.record(tx, caller.project_id, caller.actor, "rollout_stage.set", f"policy {name}", body.model_dump(), now)
     return RolloutStageOut.model_validate(held)
 

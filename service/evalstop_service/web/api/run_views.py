@@ -10,8 +10,8 @@ from uuid import UUID
 from msgspec import structs
 from pydantic import Field
 
-from evalstop_service.rules.decision_lifecycle import State
-from evalstop_service.rules.liveness import Pulse
+from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
 from evalstop_service.store import cases, decisions, outcomes, projects, run_health
@@ -90,7 +90,7 @@ class DecisionOut(Answer):
     run_id: UUID
     run_name: str
     attempt: int
-    state: State
+    state: DecisionState
     step: int
     due_at: Time = Field(description="the end of the grace period, within which it can be vetoed")
     deadline_at: Time | None = Field(
@@ -202,7 +202,7 @@ def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOu
         RunOut.model_validate(
             structs.asdict(run)
             | {
-                "recognition": recognition.told(run),
+                "recognition": recognition.describe_roles(run),
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
                 "should_stop": run.id in on_record and on_record[run.id].stops(now),
                 "decision": decision_out(tx, on_record[run.id]) if run.id in on_record else None,
@@ -215,15 +215,15 @@ def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOu
 
 def _pulses(tx: Transaction, found: Sequence[Run], now: datetime) -> dict[UUID, PulseOut]:
     """How those of these runs are that have not ended, or are lost."""
-    living = [run for run in found if run.status in ("running", Pulse.LOST)]
+    living = [run for run in found if run.status in ("running", Liveness.LOST)]
     if not living:
         return {}
     stale_seconds = projects.get(tx, living[0].project_id).stale_seconds
     stored = run_health.of_runs(tx, [run.id for run in living])
     return {
         run.id: PulseOut(
-            state=health.pulse_of(run, one := stored.get(run.id), stale_seconds, now).value,
-            heard_at=health.heard_at(run, one),
+            state=health.find_liveness(run, one := stored.get(run.id), stale_seconds, now).value,
+            heard_at=health.last_report_at(run, one),
             cadence_seconds=one.cadence_seconds if one else None,
             dead=[DeadOut.model_validate(item) for item in one.dead] if one else [],
         )

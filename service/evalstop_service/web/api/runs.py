@@ -124,7 +124,7 @@ class VerdictPage(Page):
 def open_run(body: RunIn, caller: Ingest, database: Db, now: Now, response: Response) -> RunOut:
     """Open a run by its name: 201 when it is new, 200 when it was on record."""
     said = body.metrics
-    request = opening.Request(
+    request = opening.OpenRequest(
         body.name,
         metrics=written_out(said) if isinstance(said, dict) else None,
         recognise=said == "auto",
@@ -173,7 +173,7 @@ def resume(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, data
 @router.post("/{run_id}/heartbeat")
 def heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> RunOut:
     """Say that the run is there though it has nothing to tell, as during a long eval; takes no body."""
-    run = opening.heartbeat(database, caller.project_id, run_id, now)
+    run = opening.record_heartbeat(database, caller.project_id, run_id, now)
     with database.reading() as tx:
         return run_out(tx, run, now)
 
@@ -181,7 +181,7 @@ def heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> RunOut:
 @router.post("/{run_id}/finish")
 def finish(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now) -> RunOut:
     """Say that the run ended by itself."""
-    run = commands.finish(database, caller.project_id, run_id, body.status, now)
+    run = commands.finish_run(database, caller.project_id, run_id, body.status, now)
     with database.reading() as tx:
         return run_out(tx, run, now)
 
@@ -190,7 +190,7 @@ def finish(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now)
 def stop(run_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> RunOut:
     """Have the run stopped at once, whatever its policy and its mode say; not while the project is paused."""
     said_by = body.actor or caller.actor
-    commands.stop(database, caller.project_id, run_id, said_by, body.reason, now, caller.actor)
+    commands.stop_run(database, caller.project_id, run_id, said_by, body.reason, now, caller.actor)
     with database.reading() as tx:
         return run_out(tx, found(tx, caller.project_id, run_id), now)
 
@@ -212,7 +212,7 @@ def list_outcomes(
 def judge(run_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> OutcomesOut:
     """Say whether it was right to let the run go on, or to stop it if that was decided; changing one's mind adds a
     row."""
-    run = commands.judge_run(
+    run = commands.record_run_outcome(
         database,
         caller.project_id,
         run_id,

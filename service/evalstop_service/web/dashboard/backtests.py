@@ -32,7 +32,7 @@ def ask(
     """Have a policy tried on the newest runs that have ended."""
     with site.database.reading() as tx:
         document = policies.referred(tx, visitor.project.id, policy).document
-    asked = backtests.ask(site.database, visitor.project.id, document, runs, visitor.actor, site.clock())
+    asked = backtests.request_backtest(site.database, visitor.project.id, document, runs, visitor.actor, site.clock())
     return RedirectResponse(f"/policies/backtests/{asked.id}", 303)
 
 
@@ -44,13 +44,13 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         found = backtest_rows.find(tx, visitor.project.id, backtest_id)
     if found is None:
         raise NotFound
-    ordered = backtests.in_order(found.findings)
+    ordered = backtests.sort_findings(found.findings)
     return page(
         "backtest.html",
         visitor=visitor,
         backtest=found,
         revision=revision,
-        figures=backtests.summary(found.findings),
+        figures=backtests.summarize_findings(found.findings),
         differing=sum(map(backtests.differs, ordered)),
         findings=ordered[:MOST_SHOWN],
         left_out=max(0, len(ordered) - MOST_SHOWN),

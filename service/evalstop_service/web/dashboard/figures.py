@@ -16,7 +16,7 @@ from pydantic import AfterValidator
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.evaluation import figures as measured
-from evalstop_service.evaluation.figures import Measured, regrouped
+from evalstop_service.evaluation.figures import GroupFigures, regroup
 from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.store import case_counts, policies, rollout_stages
 from evalstop_service.store.case_counts import Delay, Grouping, Key, Wanted
@@ -70,7 +70,7 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
         names = sorted({policy.name for policy in policies.listing(tx, project_id)})
         held = {one.policy_name: one for one in rollout_stages.listing(tx, project_id)}
     counts = [*flagged, *passed]
-    whole = measured.total(counts, late)
+    whole = measured.compute_total(counts, late)
     return page(
         "precision.html",
         visitor=visitor,
@@ -79,8 +79,10 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
         events=asked.link("/precision/events"),
         figures=asked.link("/precision/figures.json"),
         whole=whole,
-        by_policy=measured.figures(regrouped(counts, _of_policy), regrouped(late, _of_policy)),
-        by_detector=measured.figures(regrouped(flagged, _of_detectors), regrouped(late, _of_detectors), whole=False),
+        by_policy=measured.compute_figures(regroup(counts, _of_policy), regroup(late, _of_policy)),
+        by_detector=measured.compute_figures(
+            regroup(flagged, _of_detectors), regroup(late, _of_detectors), whole=False
+        ),
         policies=names,
         kinds=kinds,
         periods=PERIODS,
@@ -98,15 +100,15 @@ def show_figures(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> JSONRespons
     with site.database.reading() as tx:
         counts = case_counts.counts(tx, visitor.project.id, asked.wanted, ("policy", "week"))
         late = case_counts.delays(tx, visitor.project.id, asked.wanted)
-    by_week = regrouped(counts, lambda key: [key[2:]])
+    by_week = regroup(counts, lambda key: [key[2:]])
     return JSONResponse(
         {
-            "so_far": [_point(one) for one in measured.running(by_week)],
-            "weeks": [_point(one) for one in measured.figures(by_week, ())],
+            "so_far": [_point(one) for one in measured.compute_running_figures(by_week)],
+            "weeks": [_point(one) for one in measured.compute_figures(by_week, ())],
             "delays": _bins(late),
             "calibration": [
                 {"label": f"v{one.key[1]}", "stated": one.stated_risk, **_ends(one.false_stops)}
-                for one in measured.figures(regrouped(counts, _of_policy), ())
+                for one in measured.compute_figures(regroup(counts, _of_policy), ())
                 if one.stated_risk is not None and one.false_stops is not None and one.false_stops.decided
             ],
         }
@@ -161,7 +163,7 @@ def show_cases(
         raise NotFound from error
     with site.database.reading() as tx:
         found = case_counts.listing(tx, visitor.project.id, chosen.wanted, before=before, limit=PAGE + 1)
-    parameters = measured.query(chosen.wanted)
+    parameters = measured.filter_to_query(chosen.wanted)
     more = {"cursor": found[PAGE - 1].cursor} if len(found) > PAGE else None
     return page(
         "cases.html",
@@ -174,14 +176,14 @@ def show_cases(
 
 
 def _cases(
-    wanted: Wanted, one: Measured, by: tuple[Grouping, ...], row: str | None = None, outcome: str | None = None
+    wanted: Wanted, one: GroupFigures, by: tuple[Grouping, ...], row: str | None = None, outcome: str | None = None
 ) -> str:
-    own = measured.narrowed(wanted, by, one.key)
+    own = measured.select_group(wanted, by, one.key)
     if row is not None and outcome is not None:
-        own = measured.cell(own, row, outcome)
+        own = measured.select_cell(own, row, outcome)
     elif row is not None:
         own = replace(own, treatment=row)
-    return f"/cases?{urlencode(measured.query(own))}"
+    return f"/cases?{urlencode(measured.filter_to_query(own))}"
 
 
 def _of_policy(key: Key) -> list[Key]:
@@ -192,7 +194,7 @@ def _of_detectors(key: Key) -> list[Key]:
     return [(name,) for name in key[2]]
 
 
-def _point(one: Measured) -> dict[str, Any]:
+def _point(one: GroupFigures) -> dict[str, Any]:
     figures = {"precision": one.precision, "recall": one.recall, "false_stops": one.false_stops}
     return {"week": one.key[0]} | {name: _ends(found) for name, found in figures.items() if found is not None}
 

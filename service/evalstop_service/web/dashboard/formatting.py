@@ -7,23 +7,23 @@ from datetime import UTC, datetime
 from typing import Any
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store.decisions import Change, Decision
 from evalstop_service.store.runs import Run
 
 STATES: dict[str, str] = {
-    State.SHADOW: "recorded only",
-    State.HELD_OUT: "held out",
-    State.ON_HOLD: "stop on_hold",
-    State.PENDING: "stop pending",
-    State.REQUESTED: "stop requested",
-    State.ACKNOWLEDGED: "stop under way",
-    State.ESCALATED: "stop escalated",
-    State.CONFIRMED: "stop confirmed",
-    State.FAILED: "stop failed",
-    State.VETOED: "vetoed",
-    State.MOOT: "moot",
-    State.UNDONE: "undone",
+    DecisionState.SHADOW: "recorded only",
+    DecisionState.HELD_OUT: "held out",
+    DecisionState.ON_HOLD: "stop on_hold",
+    DecisionState.PENDING: "stop pending",
+    DecisionState.REQUESTED: "stop requested",
+    DecisionState.ACKNOWLEDGED: "stop under way",
+    DecisionState.ESCALATED: "stop escalated",
+    DecisionState.CONFIRMED: "stop confirmed",
+    DecisionState.FAILED: "stop failed",
+    DecisionState.VETOED: "vetoed",
+    DecisionState.MOOT: "moot",
+    DecisionState.UNDONE: "undone",
 }
 
 OUTCOMES = {"right": "right", "wrong": "wrong", "unknown": "can’t tell"}
@@ -80,7 +80,7 @@ def iso(at: datetime) -> str:
 
 def told(change: Change) -> dict[str, Any]:
     """The details of a change as the page shows them: each guard by its kind and reason."""
-    if change.state not in (State.ON_HOLD, State.PENDING, State.REQUESTED):
+    if change.state not in (DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.REQUESTED):
         return change.details  # what a receiver said, in whatever words
     return {guard["kind"]: guard["reason"] for guard in change.details.get("guards", ())}
 
@@ -111,34 +111,34 @@ def standing(run: Run, decision: Decision | None, now: datetime) -> str:
 
 def _decided(decision: Decision, now: datetime) -> str:
     at = step(decision.step)
-    match State(decision.state):
-        case State.SHADOW:
+    match DecisionState(decision.state):
+        case DecisionState.SHADOW:
             return f"Would have been stopped at step {at}; that is recorded, and nobody is told."
-        case State.HELD_OUT:
+        case DecisionState.HELD_OUT:
             return f"A stop at step {at} is held out: by chance it is not carried out, to learn whether it is right."
-        case State.ON_HOLD:
+        case DecisionState.ON_HOLD:
             return f"A stop at step {at} is on hold; what speaks against it is looked at again every minute."
-        case State.PENDING if not decision.stops(now):
+        case DecisionState.PENDING if not decision.stops(now):
             until = moment(decision.due_at)
             return f"Will be stopped for its verdict at step {at} unless somebody vetoes it before {until}."
-        case State.PENDING | State.REQUESTED:
+        case DecisionState.PENDING | DecisionState.REQUESTED:
             return f"A stop was requested for step {at}; no scheduler has confirmed yet that the job is gone."
-        case State.ACKNOWLEDGED:
+        case DecisionState.ACKNOWLEDGED:
             return f"A receiver is carrying out the stop for step {at}; the job is not confirmed to be gone yet."
-        case State.ESCALATED:
+        case DecisionState.ESCALATED:
             times = "again" if decision.escalations == 1 else "harder"
             return (
                 f"The stop for step {at} was not confirmed in time and was asked for {times}; the job may be running."
             )
-        case State.CONFIRMED:
+        case DecisionState.CONFIRMED:
             return f"Stopped at step {at}; the job is confirmed to be gone."
-        case State.FAILED:
+        case DecisionState.FAILED:
             return f"A stop was requested at step {at} and failed: the job may still be running."
-        case State.VETOED:
+        case DecisionState.VETOED:
             return f"A stop at step {at} was vetoed; the run goes on."
-        case State.MOOT:
+        case DecisionState.MOOT:
             return f"A stop at step {at} is moot: the run ended or went on before any receiver had it."
-        case State.UNDONE:
+        case DecisionState.UNDONE:
             return f"A stop at step {at} was undone; the run may go on."
 
 

@@ -49,7 +49,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         # Read first: what follows may be newer, never older.
         standing = _standing(tx, visitor.project.id)
-        (whole,) = figures.measure(tx, visitor.project.id, Wanted())
+        (whole,) = figures.load_figures(tx, visitor.project.id, Wanted())
     return page(
         "overview.html",
         visitor=visitor,

@@ -10,7 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from evalstop_service.rules.decision_lifecycle import FOLLOWS, State
+from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
 from evalstop_service.runs import health, metric_roles
 from evalstop_service.store import decisions, observations, outcomes, run_health, runs, series, verdicts
 from evalstop_service.store.decisions import Decision
@@ -51,7 +51,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run=run,
         revision=revision,
         decision=present,
-        pulse=health.pulse_of(run, stored, visitor.project.stale_seconds, site.clock()),
+        pulse=health.find_liveness(run, stored, visitor.project.stale_seconds, site.clock()),
         dead=stored.dead if stored and run.status == "running" else [],
         decisions=on_record,
         histories=histories,
@@ -62,8 +62,8 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         told=formatting.told,
         changes=changes,
         metrics=metrics[:MOST_METRICS],
-        recognition=metric_roles.told(run),
-        sources=lambda metric: formatting.source(metric_roles.told(run)["sources"].get(metric, "")),
+        recognition=metric_roles.describe_roles(run),
+        sources=lambda metric: formatting.source(metric_roles.describe_roles(run)["sources"].get(metric, "")),
         choices=roles.choices(run, [item.metric for item, _ in metrics]),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
@@ -119,13 +119,13 @@ def _present(run: Run, on_record: list[Decision]) -> Decision | None:
 
 def _can(run: Run, decision: Decision | None, now: datetime) -> dict[str, bool]:
     """What may be done about the run as it stands."""
-    state = State(decision.state) if decision else None
+    state = DecisionState(decision.state) if decision else None
     stopping = decision is not None and decision.stops(now)
     return {
-        "veto": state is State.ON_HOLD or (state is State.PENDING and not stopping),
-        "release": state is State.ON_HOLD,
+        "veto": state is DecisionState.ON_HOLD or (state is DecisionState.PENDING and not stopping),
+        "release": state is DecisionState.ON_HOLD,
         "undo": stopping,
-        "stop": run.status in ("running", "lost") and (state is None or State.REQUESTED in FOLLOWS[state]),
+        "stop": run.status in ("running", "lost") and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
         "label": run.last_step is not None,
     }
 

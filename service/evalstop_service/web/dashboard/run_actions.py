@@ -29,25 +29,25 @@ Said = Annotated[Literal["right", "wrong", "unknown"], Form()]
 @router.post("/decisions/{decision_id}/veto")
 def veto(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Let the run go on."""
-    return _do(commands.veto, decision_id, site, visitor, why, target)
+    return _do(commands.veto_decision, decision_id, site, visitor, why, target)
 
 
 @router.post("/decisions/{decision_id}/release")
 def release(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Have an on-hold stop carried out."""
-    return _do(commands.release, decision_id, site, visitor, why, target)
+    return _do(commands.release_decision, decision_id, site, visitor, why, target)
 
 
 @router.post("/decisions/{decision_id}/undo")
 def undo(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Take back a stop that was handed out."""
-    return _do(commands.undo, decision_id, site, visitor, why, target)
+    return _do(commands.undo_decision, decision_id, site, visitor, why, target)
 
 
 @router.post("/runs/{run_id}/stop")
 def stop(run_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
     """Have a run stopped at once."""
-    commands.stop(site.database, visitor.project.id, run_id, visitor.actor, forms.reason(why), site.clock())
+    commands.stop_run(site.database, visitor.project.id, run_id, visitor.actor, forms.reason(why), site.clock())
     return forms.back(run_id, target)
 
 
@@ -62,7 +62,7 @@ def judge_run(
     target: Next = "",
 ) -> Response:
     """Say whether it was right to let a run go on that was never flagged."""
-    commands.judge_run(
+    commands.record_run_outcome(
         site.database,
         visitor.project.id,
         run_id,
@@ -86,7 +86,7 @@ def judge(
     target: Next = "",
 ) -> Response:
     """Say whether the decision was right."""
-    decision = commands.judge(
+    decision = commands.record_decision_outcome(
         site.database,
         visitor.project.id,
         decision_id,

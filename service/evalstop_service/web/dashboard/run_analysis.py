@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 
 from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
-from evalstop_service.runs.watched_metrics import Watch
+from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import observations, series, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.observations import MAX_STEP, Point
@@ -66,7 +66,7 @@ def _paired(run: Run) -> list[str]:
 def _tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) -> tuple[list[Track], str]:
     """The evidence of each member, and how it was got."""
     if policy is not None:
-        watch = Watch(run, policy)
+        watch = WatchedMetrics(run, policy)
         if not long & set(watch.metrics):
             points = observations.series(tx, run.id, watch.metrics)
             if len(points) <= MOST_REPLAYED:
@@ -83,7 +83,7 @@ def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) ->
         if metric in long:
             buckets = series.resolved(tx, run.id, metric, 0, MAX_STEP, MOST_PAIRS)
             points += [Point(metric, bucket.last_step, bucket.last) for bucket in buckets]
-    gold = watched_metrics.eval_metric(run)
+    gold = watched_metrics.find_eval_metric(run)
     evals = [point for point in points if point.metric == gold]
     every = -(-len(evals) // MOST_PAIRS)
     kept = {id(point) for point in evals[:: every or 1]}
@@ -91,7 +91,7 @@ def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) ->
         Observation(
             MetricRole(run.metrics[point.metric]["role"]),
             point.step,
-            watched_metrics.sign(run.metrics, point.metric) * point.value,
+            watched_metrics.metric_sign(run.metrics, point.metric) * point.value,
             point.stderr,
         )
         for point in points
@@ -101,8 +101,8 @@ def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) ->
 
 
 def _sign(run: Run) -> float:
-    gold = watched_metrics.eval_metric(run)
-    return 1.0 if gold is None else watched_metrics.sign(run.metrics, gold)
+    gold = watched_metrics.find_eval_metric(run)
+    return 1.0 if gold is None else watched_metrics.metric_sign(run.metrics, gold)
 
 
 def _track(track: Track) -> dict[str, Any]:

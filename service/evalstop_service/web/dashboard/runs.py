@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import NotFound
-from evalstop_service.rules.liveness import Pulse
+from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs import health, watched_metrics
 from evalstop_service.store import decisions, policies, run_health, runs, sparklines
 from evalstop_service.store.database import Transaction
@@ -52,7 +52,7 @@ class Row:
     run: Run
     decision: Decision | None
     gold: Sparkline | None
-    pulse: Pulse
+    pulse: Liveness
     dead: list[dict[str, str]]
 
 
@@ -145,7 +145,7 @@ def follow_runs(
 
 def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
     decided = decisions.of_runs(tx, [run.id for run in found])
-    gold = {run.id: metric for run in found if (metric := watched_metrics.eval_metric(run)) is not None}
+    gold = {run.id: metric for run in found if (metric := watched_metrics.find_eval_metric(run)) is not None}
     stored = run_health.of_runs(tx, [run.id for run in found])
     drawn = sparklines.of_runs(tx, gold, sparkline.STRETCHES)
     return [
@@ -153,7 +153,7 @@ def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime
             run,
             decision := decided.get(run.id),
             sparkline.draw(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
-            health.pulse_of(run, pulse := stored.get(run.id), stale_seconds, now),
+            health.find_liveness(run, pulse := stored.get(run.id), stale_seconds, now),
             pulse.dead if pulse and run.status == "running" else [],
         )
         for run in found

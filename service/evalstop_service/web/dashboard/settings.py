@@ -142,14 +142,14 @@ def change_role_patterns(site: SiteOf, visitor: Administering, patterns: Annotat
 @router.post("/pause")
 def pause(site: SiteOf, visitor: Operating, reason: Annotated[str, Form(max_length=2000)] = "") -> Response:
     """Stop nothing more until somebody resumes."""
-    pausing.pause(site.database, visitor.project.id, visitor.actor, forms.plain(reason), site.clock())
+    pausing.pause_project(site.database, visitor.project.id, visitor.actor, forms.plain(reason), site.clock())
     return RedirectResponse(_HOME, 303)
 
 
 @router.post("/resume")
 def resume(site: SiteOf, visitor: Operating) -> Response:
     """Let stops go on."""
-    pausing.resume(site.database, visitor.project.id, visitor.actor, site.clock())
+    pausing.resume_project(site.database, visitor.project.id, visitor.actor, site.clock())
     return RedirectResponse(_HOME, 303)
 
 

@@ -211,7 +211,7 @@ class Tee:
             },
         )
         own = {TWIN: str(made["run"]["info"]["run_id"])}
-        told = open_run.relabel(self._database, run.project_id, run.id, lambda known: own | known, self._clock())
+        told = open_run.relabel_run(self._database, run.project_id, run.id, lambda known: own | known, self._clock())
         return told.labels[TWIN]
 
     def _is_of(self, twin: str, run: Run) -> bool:

@@ -88,7 +88,7 @@ class Log:
             found, left_out = labels.labelled(known, params, tags)
             return found
 
-        open_run.relabel(self.database, self.project_id, run_id, relabelled, self.now)
+        open_run.relabel_run(self.database, self.project_id, run_id, relabelled, self.now)
         self._leave_out("label", left_out)
         self.checkpoints(run_id, tags)
 
@@ -144,8 +144,8 @@ def create_run(body: CreateRun, log: Logging) -> dict[str, Any]:
     prefix = {} if experiment is None else {labels.EXPERIMENT: experiment.name}
     found, _ = labels.labelled({}, tags=tags)
     full_name = name if experiment is None else f"{experiment.name}/{name}"
-    request = open_run.Request(full_name, recognise=True, labels=found | prefix)
-    run = open_run.new_run(log.database, log.project_id, request, log.now)
+    request = open_run.OpenRequest(full_name, recognise=True, labels=found | prefix)
+    run = open_run.create_run(log.database, log.project_id, request, log.now)
     log.checkpoints(run.id, tags)
     log.pass_on(run.id, None, {})
     with log.database.reading() as tx:
@@ -169,9 +169,9 @@ def update_run(body: UpdateRun, log: Logging) -> dict[str, Any]:
     match body.status:
         case "FINISHED" | "FAILED" | "KILLED":
             ended = "completed" if body.status == "FINISHED" else "failed"
-            commands.finish(log.database, log.project_id, run_id, ended, log.now)
+            commands.finish_run(log.database, log.project_id, run_id, ended, log.now)
         case "RUNNING":
-            open_run.go_on(log.database, log.project_id, run_id, log.now)
+            open_run.reopen_run(log.database, log.project_id, run_id, log.now)
         case None | "SCHEDULED" | "UNFINISHED":
             pass
         case _:
@@ -242,7 +242,7 @@ def delete_tag(body: DeleteTag, log: Logging) -> dict[str, Any]:
     run_id = log.run_id(body)
     if not labels.is_for_clients(body.key):
         raise invalid(f"{body.key!r} is no tag that could be deleted")
-    open_run.relabel(
+    open_run.relabel_run(
         log.database,
         log.project_id,
         run_id,
@@ -353,7 +353,7 @@ def run_id_of(text: str | None) -> UUID:
 
 def _staged(body: RunWord, log: Log, stage: str, verb: str) -> dict[str, Any]:
     run_id = log.run_id(body)
-    open_run.relabel(log.database, log.project_id, run_id, lambda known: known | {labels.LIFECYCLE: stage}, log.now)
+    open_run.relabel_run(log.database, log.project_id, run_id, lambda known: known | {labels.LIFECYCLE: stage}, log.now)
     log.pass_on(run_id, verb, {})
     return {}
 

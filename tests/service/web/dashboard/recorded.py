@@ -14,7 +14,7 @@ from evalstop_detectors import policy_from_document, policy_to_document
 from evalstop_service.decisions import commands
 from evalstop_service.ingest import Points, Receipt, Saved
 from evalstop_service.ingest import open_run as opening
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import keys, policies, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
@@ -95,7 +95,7 @@ def add_tenant(
 
 def open_run(database: Database, tenant: Tenant, now: datetime, name: str, **terms: object) -> Run:
     """A run that watches gold, proxy and KL."""
-    request = opening.Request(name=name, metrics=METRICS, **terms)  # type: ignore[arg-type]
+    request = opening.OpenRequest(name=name, metrics=METRICS, **terms)  # type: ignore[arg-type]
     return opening.open_run(database, tenant.project.id, request, now)[0]
 
 
@@ -117,6 +117,6 @@ def confirm(database: Database, tenant: Tenant, decision_id: UUID, now: datetime
     """Say, as a receiver does, that the job is gone."""
     details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (now - timedelta(seconds=1)).isoformat()}
     said = commands.Report(
-        State.CONFIRMED, "evalstop-receiver process", "the process ended within its grace period", details
+        DecisionState.CONFIRMED, "evalstop-receiver process", "the process ended within its grace period", details
     )
-    commands.report(database, tenant.project.id, decision_id, said, now)
+    commands.record_report(database, tenant.project.id, decision_id, said, now)

@@ -80,7 +80,7 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
     report(database, tenant, pending.id, HACKING[:29], NOW)
     ended = open_run(database, tenant, NOW - timedelta(hours=3), "ended", labels={"gpus": "8", "job_kind": "rlhf"})
     report(database, tenant, ended.id, HACKING, NOW)
-    commands.finish(database, tenant.project.id, ended.id, "completed", NOW)
+    commands.finish_run(database, tenant.project.id, ended.id, "completed", NOW)
     odd = [
         told(database, tenant, "none", "eval", []),
         told(database, tenant, "one", "eval", [0.5]),
@@ -96,8 +96,8 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
     report(database, tenant, endless.id, HACKING[:29], NOW)
     odd += [f"/runs/{endless.id}", f"/runs/{endless.id}/numbers"]
     document = policy_to_document(POLICIES["cautious"])
-    backtest = backtests.ask(database, tenant.project.id, document, 50, "dana", NOW)
-    backtests.work(database, utc_now)
+    backtest = backtests.request_backtest(database, tenant.project.id, document, 50, "dana", NOW)
+    backtests.run_next_backtest(database, utc_now)
     fixed = ["/", "/runs", "/runs?verdict=stop&order=updated", f"/runs/{pending.id}", f"/runs/{ended.id}/numbers"]
     fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
     fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere"]
@@ -111,7 +111,7 @@ def told(
     labels = {"tag": label} if label else {}
     at = NOW + timedelta(days=days)
     run, _ = opening.open_run(
-        database, tenant.project.id, opening.Request(name=name, metrics=metrics, labels=labels), at
+        database, tenant.project.id, opening.OpenRequest(name=name, metrics=metrics, labels=labels), at
     )
     if values:
         points = tuple(Point(metric, step, value, 0.1, at) for step, value in enumerate(values))

@@ -169,7 +169,7 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
     window.sign_in(tenant)
     for name in HOSTILE:
         metrics = {name: {"role": "eval", "direction": "maximize"}}
-        request = opening.Request(name=name, metrics=metrics, labels={name: name})
+        request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name})
         run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
         points = tuple(Point(name, step, float(step), 0.1) for step in range(4))
         take(embedded_database, tenant.project.id, run.id, Points(points), now)

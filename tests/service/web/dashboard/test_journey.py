@@ -63,7 +63,7 @@ def test_an_operators_day_by_keyboard(
     press(window, ".row-link[href='/policies/cautious']")
     press(window, "button:has-text('Replay the last runs')")
     expect(page.get_by_text("waits for a worker")).to_be_visible()
-    assert backtests.work(database, utc_now)
+    assert backtests.run_next_backtest(database, utc_now)
     expect(page.get_by_text("3 runs replayed")).to_be_visible()
     expect(page.locator(".row-link")).to_have_count(3)
     assert window.is_clean()
@@ -73,7 +73,7 @@ def past_run(database: Database, tenant: Tenant, now: datetime, name: str) -> No
     """A run that was watched in the shadow, would have been stopped, and turned as its later evals show."""
     run = open_run(database, tenant, now, name)
     report(database, tenant, run.id, EVALS, now)
-    commands.finish(database, tenant.project.id, run.id, "completed", now)
+    commands.finish_run(database, tenant.project.id, run.id, "completed", now)
 
 
 def live_run(window: Window, tenant: Tenant, folder: Path) -> Run:

@@ -15,7 +15,7 @@ import anyio
 import httpx
 import pytest
 from evalstop_service.decisions import commands
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard.cookies import SESSION
@@ -65,13 +65,13 @@ def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant
         decision = receipt.decision.id
         project = tenant.project.id
         changes: list[Callable[[], object]] = [
-            lambda: commands.judge(
+            lambda: commands.record_decision_outcome(
                 database, project, decision, outcome="right", turn_step=None, actor="ada", note="", now=now
             ),
-            lambda: commands.report(
-                database, project, decision, commands.Report(State.FAILED, "receiver", "no", {}), now
+            lambda: commands.record_report(
+                database, project, decision, commands.Report(DecisionState.FAILED, "receiver", "no", {}), now
             ),
-            lambda: commands.finish(database, project, run.id, "failed", now),
+            lambda: commands.finish_run(database, project, run.id, "failed", now),
         ]
         for change in changes:
             settled = revision(visitor, path)

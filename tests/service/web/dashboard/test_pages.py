@@ -14,7 +14,7 @@ import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.ingest import Points, Receipt, Resumed, Saved
 from evalstop_service.ingest import open_run as opening
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -84,13 +84,13 @@ def test_silent_blind_and_lost_runs_are_marked(
     well = open_run(database, tenant, now, "well")
     blind = open_run(database, tenant, now - timedelta(minutes=6), "blind")
     post(database, tenant, blind.id, now, *(Point("reward/gold", step, 0.5) for step in range(8)))
-    stale_runs.look(database, now)
+    stale_runs.check_due_runs(database, now)
     html = seen(visitor, "/runs")
     assert (html.count("pulse-stale"), html.count("pulse-blind")) == (1, 1)
     assert "pulse-stale" in seen(visitor, f"/runs/{silent.id}")
     assert "reward/gold: its last 8 values are the same, 0.5" in seen(visitor, f"/runs/{blind.id}")
     assert "pulse-" not in seen(visitor, f"/runs/{well.id}")
-    stale_runs.look(database, now + timedelta(hours=2))
+    stale_runs.check_due_runs(database, now + timedelta(hours=2))
     assert "status-lost" in seen(visitor, "/runs?status=lost")
 
 
@@ -106,7 +106,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     receipt = report(database, patient, run.id, HACKING[:29], now)
     assert "unless somebody vetoes it before" in seen(visitor, f"/runs/{run.id}")
     assert receipt.decision is not None
-    commands.veto(database, patient.project.id, receipt.decision.id, "ada", "a known dip", now)
+    commands.veto_decision(database, patient.project.id, receipt.decision.id, "ada", "a known dip", now)
     html = seen(visitor, f"/runs/{run.id}")
     assert "A stop at step 280 was vetoed" in html
     assert "a known dip" in html
@@ -123,18 +123,18 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
     assert "no scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
     (decision,) = decided(database, patient, late.id)
-    said = commands.Report(State.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
-    commands.report(database, patient.project.id, decision.id, said, now)
+    said = commands.Report(DecisionState.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
+    commands.record_report(database, patient.project.id, decision.id, said, now)
     html = seen(visitor, f"/runs/{late.id}")
     assert "A receiver is carrying out the stop" in html
     assert "worn" in html
-    deadlines.look_after(database, now + timedelta(hours=1))
+    deadlines.process_overdue(database, now + timedelta(hours=1))
     assert "was asked for again" in seen(visitor, f"/runs/{late.id}")
-    commands.undo(database, patient.project.id, decision.id, "ada", "broken eval", now)
+    commands.undo_decision(database, patient.project.id, decision.id, "ada", "broken eval", now)
     assert "was undone" in seen(visitor, f"/runs/{late.id}")
     ended = open_run(database, patient, now, "ended", mode="enforce")
     report(database, patient, ended.id, HACKING[:29], now)
-    commands.finish(database, patient.project.id, ended.id, "completed", now)
+    commands.finish_run(database, patient.project.id, ended.id, "completed", now)
     assert "is moot" in seen(visitor, f"/runs/{ended.id}")
 
 
@@ -148,7 +148,7 @@ def test_search_filter_and_pages(visitor: httpx.Client, database: Database, tena
     for index in range(PAGE + 3):
         open_run(database, tenant, now, f"run-{index:03d}")
     done = open_run(database, tenant, now, "100% done_")
-    commands.finish(database, tenant.project.id, done.id, "completed", now)
+    commands.finish_run(database, tenant.project.id, done.id, "completed", now)
     html = seen(visitor, "/runs")
     assert html.count('class="row-link"') == PAGE
     older = html.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
@@ -258,7 +258,7 @@ def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tena
     """Names, labels, metrics, addresses and actors of any sort are shown as they are, and nothing of them runs."""
     for name in HOSTILE:
         metrics = {name: {"role": "eval", "direction": "maximize"}}
-        request = opening.Request(name=name, metrics=metrics, labels={name: name}, mode="enforce")
+        request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode="enforce")
         run, _ = opening.open_run(database, tenant.project.id, request, now)
         points = [Point(name, step, float(-step), 0.1) for step in range(10)]
         take(database, tenant.project.id, run.id, Saved(0, f"file:///{name}"), now)
@@ -309,7 +309,7 @@ def test_odd_series_keep_the_pages_whole(
 @EMBEDDED
 def test_a_run_without_roles(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A run that watches nothing is shown with its metrics and an empty chart."""
-    run, _ = opening.open_run(database, tenant.project.id, opening.Request("bare", metrics={}), now)
+    run, _ = opening.open_run(database, tenant.project.id, opening.OpenRequest("bare", metrics={}), now)
     post(database, tenant, run.id, now, Point("tokens", 3, 1e6))
     assert "not watched" in seen(visitor, f"/runs/{run.id}")
     assert visitor.get(f"/runs/{run.id}/series.json").json()["series"] == []

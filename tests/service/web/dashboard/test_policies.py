@@ -71,18 +71,18 @@ def test_a_backtest_is_asked_for_and_shown(
     """By a form with its token; its page shows what it waits for, and in the end each run with what was decided."""
     run = open_run(database, tenant, now, "hacking")
     report(database, tenant, run.id, HACKING, now)
-    commands.finish(database, tenant.project.id, run.id, "completed", now)
+    commands.finish_run(database, tenant.project.id, run.id, "completed", now)
     wanted = {"policy": "paper@1", "runs": "50"}
     assert visitor.post("/policies/backtests", data=wanted).status_code == 403
     answer = visitor.post("/policies/backtests", data=wanted | {"csrf": token_of(visitor)})
     assert answer.status_code == 303
     path = answer.headers["location"]
     assert "waits for a worker" in visitor.get(path).text
-    assert backtests.work(database, utc_now)
+    assert backtests.run_next_backtest(database, utc_now)
     done = visitor.get(path).text
     assert "1 runs replayed" in done
     assert f'href="/runs/{run.id}"' in done
     assert "step 280" in done.replace("\u202f", "")
     other = add_tenant(database, now, "others")
-    asked = backtests.ask(database, other.project.id, document(), 5, "eve", utc_now())
+    asked = backtests.request_backtest(database, other.project.id, document(), 5, "eve", utc_now())
     assert visitor.get(f"/policies/backtests/{asked.id}").status_code == 404

@@ -21,7 +21,7 @@ HOSTILE = '<script>alert("x")</script>'
 
 def recognised(database: Database, tenant: Tenant, now: datetime) -> Run:
     """A run that logs a proxy, and gold under a name that nobody knows."""
-    request = open_run.Request("roles", recognise=True)
+    request = open_run.OpenRequest("roles", recognise=True)
     run, _ = open_run.open_run(database, tenant.project.id, request, now)
     points = [Point(metric, step, step / 10) for step in range(5) for metric in ("reward", "kl", HOSTILE)]
     take(database, tenant.project.id, run.id, Points(tuple(points)), now)
@@ -67,7 +67,7 @@ def test_blanks_are_part_of_a_name(visitor: httpx.Client, database: Database, te
 def test_params_are_folded(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """The params of a run, of which a trainer may log hundreds, stand behind a fold, the other labels before it."""
     labels = {"gpus": "8", "params.lr": HOSTILE, "params.width": "12"}
-    run, _ = open_run.open_run(database, tenant.project.id, open_run.Request("params", labels=labels), utc_now())
+    run, _ = open_run.open_run(database, tenant.project.id, open_run.OpenRequest("params", labels=labels), utc_now())
     shown = visitor.get(f"/runs/{run.id}").text
     before, folded = shown.split("Params (2)")
     assert "<bdi>gpus</bdi>" in before

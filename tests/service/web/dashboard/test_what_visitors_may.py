@@ -139,7 +139,7 @@ class House:
         for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
             take(self.database, tenant.project.id, run.id, Points((Point("reward/gold", step, value),)), now)
         policy = policies.add_policy(*by, policy_from_document(LEVEL | {"name": "of-somebody"}), now)
-        backtest = backtests.ask(self.database, tenant.project.id, policy.document, 1, "key test", now)
+        backtest = backtests.request_backtest(self.database, tenant.project.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
             delivery = deliveries.listing(tx, tenant.project.id)[0]
             decision = decisions.listing(tx, tenant.project.id)[0]

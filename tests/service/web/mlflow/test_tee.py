@@ -45,7 +45,7 @@ def until(true: Callable[[], bool]) -> None:
 def opened(database: Database, project: str = "p", **labels: str) -> Run:
     """A run in a project of its own."""
     found = create_project(database, project, "shadow", 0.0, utc_now(), "paper")
-    return open_run.open_run(database, found.id, open_run.Request("r", labels=labels), utc_now())[0]
+    return open_run.open_run(database, found.id, open_run.OpenRequest("r", labels=labels), utc_now())[0]
 
 
 def tag(run: Run, key: str, value: str = "v") -> Said:

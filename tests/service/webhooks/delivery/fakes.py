@@ -19,7 +19,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
@@ -193,7 +193,7 @@ class Scene:
             "id": new_id(),
             "project_id": self.project_id,
             "attempt": random.getrandbits(30) if attempt is None else attempt,
-            "state": State.PENDING,
+            "state": DecisionState.PENDING,
             "step": 5,
             "verdict": {"reason": "three declines"},
             "best_checkpoint": None,

@@ -7,7 +7,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 
 import sqlalchemy as sa
-from evalstop_service.rules.decision_lifecycle import State
+from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
@@ -53,14 +53,14 @@ def test_sends_after_the_grace_period(database: Database, scene: Scene) -> None:
         scene.endpoint(database, fake.url)
         decision.append(a_decision(database, scene, timedelta(seconds=0.3)))
         asyncio.run(deliver_until(settled(database, scene), database))
-    assert seen == [State.REQUESTED]
+    assert seen == [DecisionState.REQUESTED]
     assert utc_now() >= decision[0].due_at
 
 
 def test_a_decision_comes_due_without_endpoints(database: Database, scene: Scene) -> None:
     """A decision is `requested` after its grace period even if nobody subscribed: the trainer may be polling."""
     decision = a_decision(database, scene, timedelta(0))
-    asyncio.run(deliver_until(lambda: state_of(database, decision) == State.REQUESTED, database))
+    asyncio.run(deliver_until(lambda: state_of(database, decision) == DecisionState.REQUESTED, database))
 
 
 def test_a_vetoed_stop_is_never_sent(database: Database, scene: Scene) -> None:
@@ -69,7 +69,7 @@ def test_a_vetoed_stop_is_never_sent(database: Database, scene: Scene) -> None:
         scene.endpoint(database, fake.url)
         decision = a_decision(database, scene, timedelta(seconds=0.2))
         with database.transaction() as tx:
-            tx.execute(sa.update(decision_rows).values(state=State.VETOED))
+            tx.execute(sa.update(decision_rows).values(state=DecisionState.VETOED))
             assert outbox.cancel(tx, scene.run_id, decision.id, utc_now(), "vetoed") == 1
         announce(database, scene)
 
