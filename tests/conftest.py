@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.store import schema, tables
 from evalstop_service.store.database import Database
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
 from tests.fixtures.postgres_server import NoPostgres, connected, postgres
@@ -28,6 +29,12 @@ os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # where the rec
 # A script that runs the tests in the background has them ignore Ctrl-C, and all programs that they start with them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# In CI the examples are the same each time: a red build is then the fault of its change. Elsewhere they are new ones.
+settings.register_profile(
+    "tests", deadline=None, derandomize=os.environ.get("CI") == "true", suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 BACKENDS = ("sqlite", "postgresql")
 

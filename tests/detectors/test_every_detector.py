@@ -134,9 +134,9 @@ def with_step(observation: Observation, number: int) -> Observation:
     return msgspec.structs.replace(observation, step=number)
 
 
-def without_denormal_stderr(observation: Observation) -> Observation:
-    """The observation without a standard error so small that it has no exact value in another unit."""
-    tiny = observation.stderr is not None and 0 < observation.stderr < 1e-290
+def without_tiny_stderr(observation: Observation) -> Observation:
+    """The observation without a standard error so small that its square, in another unit, is no normal number."""
+    tiny = observation.stderr is not None and 0 < observation.stderr < 1e-140
     return msgspec.structs.replace(observation, stderr=None) if tiny else observation
 
 
@@ -145,7 +145,7 @@ def without_denormal_stderr(observation: Observation) -> Observation:
 def test_it_knows_no_unit(name: str, data: st.DataObject, exponent: int, shift: int) -> None:
     """Scaled or shifted scores, with the tolerances scaled alike, give the same evidence."""
     plain = amounts_changed(data.draw(DETECTORS_DRAWN[name]), lambda _: float(data.draw(st.integers(0, 3))))
-    observations = [without_denormal_stderr(item) for item in data.draw(series(plain.roles, round_values))]
+    observations = [without_tiny_stderr(item) for item in data.draw(series(plain.roles, round_values))]
     expected = fold(plain, observations)
     scaled = amounts_changed(plain, lambda amount: math.ldexp(amount, exponent))
     kept = {MetricRole.KL} if name in IN_NATS else set[MetricRole]()
