@@ -42,9 +42,17 @@ run: $(READY)  ## Start the service on this machine and say what to open; DEMO_D
 
 # --- check it
 
+.PHONY: check
+check: $(FRAMEWORKS)  ## Run the checks and the quick tests, while you work
+	@$(MAKE) --no-print-directory -j 2 lint types imports pytest PYTEST="-q -m 'not real and not chaos'"
+
 .PHONY: test
-test: $(FRAMEWORKS) system-packages  ## Run every check and every test
+test: $(FRAMEWORKS) system-packages  ## Run every check and every test but the long trials of test-chaos
 	@$(MAKE) --no-print-directory -j 2 lint types imports pytest  # mypy has a core for itself: the tests often wait
+
+.PHONY: test-chaos
+test-chaos: $(READY) system-packages  ## Run the trials by faults at full size, such as a thousand stops (10 minutes)
+	$(BIN)/pytest $(PYTEST) -m chaos tests
 
 .PHONY: pytest
 pytest: $(FRAMEWORKS)  ## Run the tests alone; PYTEST="tests/clients -x" chooses, WORKERS=0 keeps them in one process

@@ -24,6 +24,8 @@ from tests.acceptance.programs import Program
 from tests.conftest import ClonePostgres
 from tests.service.scenes import set_up, unbound
 
+pytestmark = pytest.mark.real
+
 KILLS = 10
 SEED = 20260101
 DEADLINE_SECONDS = 60.0

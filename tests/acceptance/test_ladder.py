@@ -24,6 +24,8 @@ from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
 from tests.service.scenes import FALLING, Scene, set_up
 
+pytestmark = pytest.mark.real
+
 SEED = 20260102
 RUNS = 12
 DEADLINE_SECONDS = 150.0

@@ -27,6 +27,8 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.fixtures.serving import serving
 
+pytestmark = pytest.mark.real
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

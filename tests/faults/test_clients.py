@@ -23,6 +23,8 @@ from tests.faults.conftest import Installation
 from tests.faults.records import installed
 from tests.faults.servers import serving
 
+pytestmark = pytest.mark.real
+
 HASTE = {"EVALSTOP_REQUEST_SECONDS": "1.5", "EVALSTOP_ANSWER_SECONDS": "1.5"}
 CONNECTIONS = 10_000
 LIMIT_BYTES = 8 * 2**20

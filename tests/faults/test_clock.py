@@ -25,6 +25,8 @@ from tests.faults.records import assert_nothing_lost, history, installed, run_of
 from tests.faults.servers import serving
 from tests.service.scenes import NOW, set_up
 
+pytestmark = pytest.mark.real
+
 SOURCE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -20,6 +20,8 @@ from tests.faults.records import assert_nothing_lost, installed
 from tests.faults.servers import Replicas, serving
 from tests.service.scenes import Scene
 
+pytestmark = pytest.mark.real
+
 KNOWN_KEYS = {"EVALSTOP_KEY_CACHE_SECONDS": "600"}
 """So that between two posts nothing else commits."""
 

@@ -10,6 +10,8 @@ import pytest
 from tests.acceptance.programs import Program
 from tests.faults.callers import Caller, batch, helpful, told
 
+pytestmark = pytest.mark.real
+
 DISK = "4m"
 
 

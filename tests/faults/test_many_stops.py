@@ -33,6 +33,8 @@ from tests.faults.fake_cluster import FakeCluster, FakeJob
 from tests.faults.roads import TROUBLE, Road
 from tests.fixtures.projects import create_project
 
+pytestmark = pytest.mark.real
+
 SEED = 20261121
 WITHIN_BOUNDS = 10
 WINDOW_SECONDS = 4.0

@@ -16,6 +16,8 @@ from tests.faults.conftest import Installation
 from tests.faults.records import assert_nothing_lost, deadlocks, run_of, values
 from tests.faults.servers import Restartable
 
+pytestmark = pytest.mark.real
+
 TRAINERS = 4
 CUTS = 10
 CUT_ALL = """

@@ -21,6 +21,8 @@ from tests.faults.callers import Caller, batch, wait_until
 from tests.faults.records import deadlocks, history, installed, run_of, stands, undisturbed, values
 from tests.faults.servers import Replicas, replicas
 
+pytestmark = pytest.mark.real
+
 SEED = 20260401
 KILLS = 3
 

@@ -18,6 +18,8 @@ from tests.faults.records import assert_nothing_lost, installed, run_of, values
 from tests.faults.servers import replicas
 from tests.service.scenes import Scene
 
+pytestmark = pytest.mark.real
+
 CLIENTS = 8
 
 

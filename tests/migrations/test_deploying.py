@@ -19,6 +19,8 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.store.schema import Phase
 
+pytestmark = pytest.mark.real
+
 DEADLINE_SECONDS = 60.0
 
 LATER = """

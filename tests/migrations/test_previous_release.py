@@ -27,6 +27,8 @@ from evalstop_service.store.database import Database
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
 
+pytestmark = pytest.mark.real
+
 ROOT = Path(__file__).parents[2]
 PARTS = ("detectors", "service", "migrations")
 

@@ -62,6 +62,7 @@ def test_python_examples_are_python(block: Block) -> None:
     compile(block.text + ("\n    ...\n" if block.text.rstrip().endswith('"""') else ""), str(block), "exec")
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("block", [block for block in PYTHON if block.runs], ids=str)
 def test_python_examples_run(block: Block, service: dict[str, str], tmp_path: Path) -> None:
     """Every Python block that is marked to run does, against a service that is up, and raises and warns of nothing."""
@@ -70,6 +71,7 @@ def test_python_examples_run(block: Block, service: dict[str, str], tmp_path: Pa
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("block", [block for block in SHELL if block.runs], ids=str)
 def test_shell_examples_run(block: Block, service: dict[str, str], tmp_path: Path) -> None:
     """Every shell block that is marked to run does, and the service answers none of it with an error."""

@@ -14,6 +14,8 @@ import httpx
 import pytest
 from evalstop_lab.service_process import Service
 
+pytestmark = pytest.mark.real
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PATIENCE_SECONDS = 240.0  # a framework alone takes half a minute to import on a busy machine
 ENDED = re.compile(r"ended at step (\d+) of (\d+)")

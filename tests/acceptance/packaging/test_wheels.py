@@ -36,7 +36,7 @@ SERVER_PACKAGES = {
     "uvicorn",
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from tests.clients.programs import eventually, program
 from tests.clients.receivers.test_pull import FakeMailbox
 from tests.clients.webhooks import SECRET, send, stop_event
 
+pytestmark = pytest.mark.real
+
 PAGE = Path(__file__).parents[3] / "docs/receivers.md"
 CANCEL = '#!/bin/sh\n[ "$1" = -- ] && echo "$2" >> {folder}/cancelled\n'
 STATUS = "#!/bin/sh\n[ ! -e {folder}/looked ] && touch {folder}/looked\n"

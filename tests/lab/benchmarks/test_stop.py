@@ -7,6 +7,8 @@ import json
 import pytest
 from evalstop_lab.benchmarks import stop
 
+pytestmark = pytest.mark.real
+
 
 def test_times_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One trainer on each database is sent SIGTERM after its eval was posted, and says after how long."""

@@ -26,6 +26,8 @@ from tests.clients.programs import eventually
 from tests.clients.receivers.conformance import Conformance, Started, found, gone, request
 from tests.fixtures.slurm import SlurmCluster
 
+pytestmark = pytest.mark.real
+
 ME = getpass.getuser()
 BOTH = CheckpointSignal("USR1", "full")
 JOB = """

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
 from evalstop_lab.service_process import running_service
 
 from tests.acceptance.examples.test_examples import EXAMPLES, run_of
 from tests.clients.programs import eventually
 from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS
 from tests.fixtures.slurm import SlurmCluster
+
+pytestmark = pytest.mark.real
 
 
 def test_the_batch_script_reports_the_job_that_it_is(cluster: SlurmCluster, tmp_path: Path) -> None:

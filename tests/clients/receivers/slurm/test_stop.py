@@ -17,6 +17,8 @@ from tests.clients.programs import eventually
 from tests.clients.receivers.slurm.stage import PATIENCE_SECONDS, Job, Stage, staged
 from tests.fixtures.slurm import SlurmCluster
 
+pytestmark = pytest.mark.real
+
 SIGNAL = ("--checkpoint-signal", "USR1@batch", "--checkpoint-grace-seconds", "60")
 
 EXAMPLE = """

@@ -26,6 +26,8 @@ from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, open_run, recorded, report
 from tests.service.web.dashboard.serving import SECRET, serving
 
+pytestmark = pytest.mark.real
+
 HACKING = recorded("np-0044")
 
 NOW = utc_now()

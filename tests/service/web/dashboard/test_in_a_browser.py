@@ -20,6 +20,8 @@ from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, op
 from tests.service.web.dashboard.serving import SECRET
 from tests.service.web.dashboard.test_pages import HOSTILE
 
+pytestmark = pytest.mark.real
+
 EVALS = recorded("np-0044")
 
 DEADLINE_SECONDS = 30.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+import pytest
 from evalstop_client import Run
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
@@ -14,6 +15,8 @@ from playwright.sync_api import expect
 
 from tests.service.web.dashboard.conftest import Window
 from tests.service.web.dashboard.recorded import METRICS, Eval, Tenant, add_tenant, open_run, recorded, report
+
+pytestmark = pytest.mark.real
 
 EVALS = recorded("np-0044")
 MOST_TABS = 60

@@ -25,6 +25,8 @@ from tests.service.web.dashboard.fake_provider import CLIENT_ID, CLIENT_SECRET
 from tests.service.web.dashboard.recorded import Tenant, add_tenant
 from tests.service.web.dashboard.serving import serving, token_of
 
+pytestmark = pytest.mark.real
+
 GRANTS = [
     {"group": "ml-oncall", "project": "alignment", "role": "operator"},
     {"group": "everyone", "project": "safety", "role": "viewer"},

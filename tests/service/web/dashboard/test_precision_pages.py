@@ -8,6 +8,7 @@ from datetime import datetime
 from html import unescape
 
 import httpx
+import pytest
 from evalstop_service.projects import api_keys
 from evalstop_service.store import outcomes, projects
 from evalstop_service.store.database import Database
@@ -118,6 +119,7 @@ def test_news_of_what_is_shown(visitor: httpx.Client, database: Database, tenant
     assert all(one != other for one, other in zip(before, after, strict=True))
 
 
+@pytest.mark.real
 def test_precision_changes_before_ones_eyes(window: Window, embedded_database: Database, now: datetime) -> None:
     """In a browser the charts stand, a click in the overview judges, and new cases move what is shown, without a
     complaint and without another host."""

@@ -14,6 +14,8 @@ import pytest
 
 from tests.service.web.api.conftest import Service
 
+pytestmark = pytest.mark.real
+
 TRAINERS = Path(__file__).parent / "trainers"
 SECONDS = 240
 

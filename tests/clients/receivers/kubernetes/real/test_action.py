@@ -25,6 +25,8 @@ from tests.clients.receivers.kubernetes.test_action import (
 )
 from tests.clients.receivers.kubernetes.world import World
 
+pytestmark = pytest.mark.real
+
 __all__ = [
     "test_another_of_the_same_name_is_left_alone",
     "test_every_kind_is_found_from_below_ended_and_let_go_on",

@@ -10,6 +10,8 @@ from evalstop_client.receivers.kubernetes.kinds import JOB, JOBSET
 from tests.clients.receivers.conformance import Conformance
 from tests.clients.receivers.kubernetes.world import KubernetesBench, World
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture
 def bench(request: pytest.FixtureRequest, kubernetes: World) -> KubernetesBench:

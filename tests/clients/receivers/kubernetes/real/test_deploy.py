@@ -12,6 +12,8 @@ from tests.acceptance.packaging.test_deploy import MANIFESTS, VALUES, rendered
 from tests.clients.receivers.kubernetes.admin import Admin
 from tests.clients.receivers.kubernetes.world import Server, manifests
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture
 def admin(server: Server) -> Iterator[Admin]:

@@ -18,6 +18,8 @@ from tests.clients.receivers.kubernetes.fake_cluster import ADMIN, FakeCluster
 from tests.clients.receivers.kubernetes.real.cluster import TOKEN
 from tests.clients.receivers.kubernetes.world import RECEIVER, Server, manifests
 
+pytestmark = pytest.mark.real
+
 Json = dict[str, Any]
 PODS = "/api/v1/namespaces/compared/pods"
 JOBS = "/apis/batch/v1/namespaces/compared/jobs"

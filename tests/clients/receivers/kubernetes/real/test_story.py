@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.clients.receivers.kubernetes.test_story import (
     test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits,
 )
+
+pytestmark = pytest.mark.real
 
 __all__ = ["test_hacking_run_is_stopped_and_its_gpu_goes_to_the_job_that_waits"]
