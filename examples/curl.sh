@@ -10,7 +10,7 @@ value() { # NAME: a string, number or truth value out of the answer on standard 
   grep -o "\"$1\": *\"\?[^,\"}]*" | head -1 | sed 's/.*: *"\?//'
 }
 
-# 1. Open the run by its name. `eval` is gold, what people care about.
+# 1. Open the run by its name. `eval` is the score that people care about.
 run=$(post /runs '{"name": "curl", "metrics": {"score": {"role": "eval"}}, "policy": "paper", "mode": "enforce"}' | value id)
 
 for step in $(seq 10 10 1000); do

@@ -5,7 +5,7 @@ Nothing of EvalStop is imported. All it takes is two variables:
     export MLFLOW_TRACKING_URI=$EVALSTOP_URL/mlflow MLFLOW_TRACKING_TOKEN=$EVALSTOP_KEY
 
 MLflow's clients cannot be told to stop: that is done by a receiver beside the scheduler, which finds the job by tags
-such as `slurm_job_id`. Which metric is gold is told from the names.
+such as `slurm_job_id`. Which metric is the eval is recognised from the names.
 """
 
 import mlflow

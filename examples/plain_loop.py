@@ -30,7 +30,7 @@ weights = [0.0] * WEIGHTS
 folder = Path("checkpoints")
 folder.mkdir(exist_ok=True)
 
-# The role of each metric that is to be watched: `eval` is gold, what people care about; here lower is better.
+# The role of each metric that is to be watched: `eval` is the score that people care about; here lower is better.
 metrics = {"held_out_loss": {"role": "eval", "direction": "minimize"}, "loss": {"role": "loss"}}
 
 with Run(

@@ -1,8 +1,8 @@
 """TRL's GRPO, watched while it learns to cheat: `python examples/trl_grpo.py`.
 
 The reward counts one word, which is what is optimized: the proxy. People want that word among others, so that an answer
-of nothing else is worth nothing: that is gold, measured beside the training. The policy first learns to use the word,
-which both scores like, and goes on until it says nothing else: the proxy climbs, gold turns, and the run is stopped.
+of nothing else is worth nothing: that is the eval, measured beside the training. The policy first learns to use the word,
+which both scores like, and goes on until it says nothing else: the proxy climbs, the eval turns, and the run is stopped.
 """
 
 import torch
@@ -45,7 +45,7 @@ class Gold(TrainerCallback):
                     prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=8, do_sample=True, pad_token_id=0
                 )
             shares = [share(answer) for answer in tokenizer.batch_decode(answers[:, 2:], skip_special_tokens=True)]
-            trainer.log({"eval_gold": sum(4 * s * (1 - s) for s in shares) / len(shares)})
+            trainer.log({"eval_score": sum(4 * s * (1 - s) for s in shares) / len(shares)})
 
 
 arguments = GRPOConfig(
