@@ -1,8 +1,9 @@
 """TRL's GRPO, watched while it learns to cheat: `python examples/trl_grpo.py`.
 
-The reward counts one word, which is what is optimized: the proxy. People want that word among others, so that an answer
-of nothing else is worth nothing: that is the eval, measured beside the training. The policy first learns to use the word,
-which both scores like, and goes on until it says nothing else: the proxy climbs, the eval turns, and the run is stopped.
+The reward counts one word, which is what is optimized: the proxy. People want that word among others, so that an
+answer of nothing else is worth nothing: that is the eval, measured beside the training. The policy first learns to use
+the word, which both scores like, and goes on until it says nothing else: the proxy climbs, the eval turns, and the run
+is stopped.
 """
 
 import torch
