@@ -81,7 +81,7 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An embedded database at head, to copy from."""
     file = tmp_path_factory.mktemp("template") / "template.db"
     database = Database(f"sqlite:///{file}")
-    schema.upgrade(database)
+    schema.upgrade_schema(database)
     database.close()  # the last connection to close folds the write-ahead log into the file
     return file
 
@@ -116,7 +116,7 @@ def clone_postgres(postgres_url: str) -> Iterator[ClonePostgres]:
 
     template = create()
     migrated = Database(url_of(template))
-    schema.upgrade(migrated)
+    schema.upgrade_schema(migrated)
     migrated.close()
     yield lambda empty=False: url_of(create(None if empty else template))
     if "TEST_DATABASE_URL" not in os.environ:

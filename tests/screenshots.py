@@ -57,7 +57,7 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         database = Database(f"sqlite:///{scratch}/evalstop.db", "NORMAL")
-        schema.upgrade(database)
+        schema.upgrade_schema(database)
         empty = add_tenant(database, NOW, "empty")
         tenant = add_tenant(database, NOW - timedelta(days=2))
         shown = tell(database, tenant)
@@ -101,9 +101,9 @@ def demonstrated(database: Database) -> Tenant:
     """The example runs of `evalstop demo-data`, which have a past and outcomes."""
     demo_data.fill(database, "demo", NOW)
     with database.transaction() as tx:
-        project = projects.find_by_name(tx, "demo")
+        project = projects.find_project_by_name(tx, "demo")
         assert project is not None
-        key, secret = keys.add(tx, project_id=project.id, name="dana", scopes=keys.SCOPES, now=NOW)
+        key, secret = keys.create_key(tx, project_id=project.id, name="dana", scopes=keys.SCOPES, now=NOW)
     return Tenant(project, key, secret)
 
 

@@ -30,7 +30,7 @@ from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue.breakers import Breaker
+from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.web import dashboard, mlflow, problems
 from evalstop_service.web.api import (
     audit,
@@ -258,7 +258,7 @@ async def _deliver(
                 poll_seconds=settings.delivery_poll_seconds,
                 lease_seconds=settings.delivery_lease_seconds,
             ),
-            breaker=Breaker(settings.delivery_breaker_failures, settings.delivery_breaker_seconds),
+            breaker=BreakerLimits(settings.delivery_breaker_failures, settings.delivery_breaker_seconds),
             encryption=create_encryption(settings),
             service_metrics=service_metrics,
             tracer=tracer,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from evalstop_service.store.database import is_passing
+from evalstop_service.store.database import is_transient
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def _repeat(chore: Chore, stop: threading.Event) -> None:
         try:
             rest_seconds = chore.do(stop.wait)
         except Exception as error:
-            if isinstance(error, sa.exc.TimeoutError) or (isinstance(error, sa.exc.DBAPIError) and is_passing(error)):
+            if isinstance(error, sa.exc.TimeoutError) or (isinstance(error, sa.exc.DBAPIError) and is_transient(error)):
                 log.warning("%s: the database does not answer, next try in %g s: %s", chore.name, pause_seconds, error)
             else:
                 log.exception("%s failed, next try in %g s", chore.name, pause_seconds)

@@ -43,9 +43,9 @@ def scene_of(database: Database, receiver: FakeReceiver) -> Scene:
     """A project that is told of everything, where a stop may wait for a moment only."""
     scene = set_up(database, grace_seconds=0.3)
     with database.transaction() as tx:
-        project = projects.lock(tx, scene.project_id)
-        projects.change(tx, replace(project, confirm_seconds=4.0, stops_per_hour=None, stops_share=None))
-        endpoint = endpoints.add(tx, scene.project_id, url=receiver.url, event_types=["*"], now=utc_now())
+        project = projects.lock_project(tx, scene.project_id)
+        projects.update_project(tx, replace(project, confirm_seconds=4.0, stops_per_hour=None, stops_share=None))
+        endpoint = endpoints.add_endpoint(tx, scene.project_id, url=receiver.url, event_types=["*"], now=utc_now())
     receiver.secret = endpoint.secret
     return scene
 
@@ -71,7 +71,7 @@ def kill_until_over(workers: list[Program], scene: Scene, chance: random.Random)
         kills += 1
         time.sleep(chance.uniform(0.2, 1.5))
         with scene.database.reading() as tx:
-            if {decision.state for decision in decisions.listing(tx, scene.project_id)} <= OVER:
+            if {decision.state for decision in decisions.list_decisions(tx, scene.project_id)} <= OVER:
                 return kills
         assert time.monotonic() < deadline, "they do not come to an end"
 

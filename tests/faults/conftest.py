@@ -52,7 +52,7 @@ def own_postgres(postgres_url: str) -> Iterator[Restartable]:
 def on_own_postgres(tmp_path: Path, own_postgres: Restartable) -> Iterator[Installation]:
     """A service on the PostgreSQL that nobody else uses."""
     database = Database(own_postgres.url)
-    schema.upgrade(database)
+    schema.upgrade_schema(database)
     database.close()
     yield from _installed(tmp_path, own_postgres.url)
 

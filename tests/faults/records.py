@@ -24,13 +24,13 @@ def installed(database: Database) -> tuple[Scene, str]:
     scene = set_up(database)
     unbound(database)
     with database.reading() as tx:
-        name = projects.get(tx, scene.project_id).name
+        name = projects.get_project(tx, scene.project_id).name
     return scene, api_keys.create_named_key(database, name, "all", ("ingest", "read", "operate", "admin"), utc_now())[1]
 
 
 def run_of(scene: Scene, run_id: str) -> Run:
     with scene.database.reading() as tx:
-        found = runs.find(tx, scene.project_id, UUID(run_id))
+        found = runs.find_run(tx, scene.project_id, UUID(run_id))
     assert found is not None
     return found
 

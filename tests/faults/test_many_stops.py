@@ -95,7 +95,7 @@ def tenant(database: Database, folder: Path, name: str, grace_seconds: float, st
     project = create_project(database, name, "enforce", grace_seconds, utc_now(), "paper")
     with database.transaction() as tx:
         bounded = replace(project, stops_per_hour=stops_per_hour, stops_share=None, confirm_seconds=CONFIRM_SECONDS)
-        projects.change(tx, bounded)
+        projects.update_project(tx, bounded)
     (folder / name).mkdir()
     return Tenant(name, api_keys.create_named_key(database, name, "all", SCOPES, utc_now())[1], folder / name)
 

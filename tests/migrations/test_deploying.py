@@ -36,7 +36,7 @@ def upgrade() -> None:
 
 def add_migration(folder: Path, revision: str, deploy: Phase, *statements: str) -> None:
     lines = "\n    ".join(f"op.execute({statement!r})" for statement in statements)
-    before = schema.head() if revision == "9001" else f"{int(revision) - 1}"
+    before = schema.head_revision() if revision == "9001" else f"{int(revision) - 1}"
     text = LATER.format(revision=revision, before=before, deploy=deploy, statements=lines)
     (folder / "versions" / f"{revision}.py").write_text(text)
 
@@ -67,25 +67,25 @@ def test_each_is_marked() -> None:
 
 def test_phases(empty: Database, later: Path) -> None:
     """The code runs on what the first phase leaves; the second brings it to head; either again changes nothing."""
-    assert not schema.serves(schema.current(empty), later)
-    schema.upgrade(empty)
-    assert not schema.serves(schema.current(empty), later)
-    schema.upgrade(empty, Phase.BEFORE, later)
-    assert schema.current(empty) == schema.needed(later) == "9001"
-    assert schema.serves("9001", later)
-    schema.upgrade(empty, folder=later)
-    assert schema.current(empty) == schema.head(later) == "9002"
-    schema.upgrade(empty, Phase.BEFORE, later)
-    assert schema.current(empty) == "9002"
-    assert schema.serves("9002", later)
-    assert schema.serves("9999", later)
+    assert not schema.is_served(schema.current_revision(empty), later)
+    schema.upgrade_schema(empty)
+    assert not schema.is_served(schema.current_revision(empty), later)
+    schema.upgrade_schema(empty, Phase.BEFORE, later)
+    assert schema.current_revision(empty) == schema.needed_revision(later) == "9001"
+    assert schema.is_served("9001", later)
+    schema.upgrade_schema(empty, folder=later)
+    assert schema.current_revision(empty) == schema.head_revision(later) == "9002"
+    schema.upgrade_schema(empty, Phase.BEFORE, later)
+    assert schema.current_revision(empty) == "9002"
+    assert schema.is_served("9002", later)
+    assert schema.is_served("9999", later)
 
 
 @pytest.fixture
 def previous(empty_postgres_url: str) -> Iterator[Database]:
     """A PostgreSQL at the first revision."""
     database = Database(empty_postgres_url)
-    schema.upgrade(database)
+    schema.upgrade_schema(database)
     yield database
     database.close()
 
@@ -97,7 +97,7 @@ def upgrading(database: Database, folder: Path) -> Iterator[list[BaseException]]
 
     def upgrade() -> None:
         try:
-            schema.upgrade(database, folder=folder)
+            schema.upgrade_schema(database, folder=folder)
         except BaseException as error:
             failures.append(error)
 
@@ -141,7 +141,7 @@ def test_gives_way(previous: Database, later: Path, relation: str) -> None:
             with previous.transaction() as short:  # behind the migration in the queue for the lock
                 short.exec_driver_sql(f"LOCK TABLE {relation} IN ROW EXCLUSIVE MODE")
     assert failures == []
-    assert schema.current(previous) == schema.head(later)
+    assert schema.current_revision(previous) == schema.head_revision(later)
 
 
 def test_gives_way_where_each_holds_what_the_other_wants(previous: Database, later: Path) -> None:
@@ -155,7 +155,7 @@ def test_gives_way_where_each_holds_what_the_other_wants(previous: Database, lat
             other.exec_driver_sql("SELECT FROM projects LIMIT 1")  # which the migration has altered by now
             ends.close()
     assert failures == []
-    assert schema.current(previous) == schema.head(later)
+    assert schema.current_revision(previous) == schema.head_revision(later)
 
 
 def test_a_migration_that_broke_off_is_run_again(previous: Database, later: Path) -> None:
@@ -165,9 +165,9 @@ def test_a_migration_that_broke_off_is_run_again(previous: Database, later: Path
         pid = wait_until(waiting(previous, "runs"))
         long.execute(sa.text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
     assert len(failures) == 1
-    assert schema.current(previous) == schema.head()
-    schema.upgrade(previous, folder=later)
-    assert schema.current(previous) == schema.head(later)
+    assert schema.current_revision(previous) == schema.head_revision()
+    schema.upgrade_schema(previous, folder=later)
+    assert schema.current_revision(previous) == schema.head_revision(later)
 
 
 def test_takes_no_long_lock(empty_postgres_url: str) -> None:
@@ -180,7 +180,7 @@ def test_takes_no_long_lock(empty_postgres_url: str) -> None:
 
     database = Database(empty_postgres_url)
     sa.event.listen(database.engine, "before_cursor_execute", record)
-    schema.upgrade(database)
+    schema.upgrade_schema(database)
     with database.reading() as tx:
         tables = set(sa.inspect(tx).get_table_names()) - {"alembic_version"}
     database.close()

@@ -46,15 +46,15 @@ def move(database: Database, revision: str) -> None:
 
 def test_head_is_what_the_code_expects(empty: Database) -> None:
     """Migrated from nothing, the database has the very tables, columns, indices and constraints of the code."""
-    assert schema.current(empty) is None
-    schema.upgrade(empty)
-    assert schema.current(empty) == schema.head()
+    assert schema.current_revision(empty) is None
+    schema.upgrade_schema(empty)
+    assert schema.current_revision(empty) == schema.head_revision()
     assert differences(empty) == []
 
 
 def test_partial_indices_are_there(empty: Database) -> None:
     """The indices that hold only what waits are partial in both databases, which Alembic does not compare."""
-    schema.upgrade(empty)
+    schema.upgrade_schema(empty)
     with empty.reading() as tx:
         for table, column, state in (("decisions", "due_at", "pending"), ("deliveries", "endpoint_id", "waiting")):
             indices = {index["name"]: index for index in sa.inspect(tx).get_indexes(table)}
@@ -64,22 +64,22 @@ def test_partial_indices_are_there(empty: Database) -> None:
 
 def test_down_and_up_again(empty: Database) -> None:
     """Every migration can be taken back, leaves nothing behind, and can be applied again."""
-    schema.upgrade(empty)
+    schema.upgrade_schema(empty)
     move(empty, "base")
     assert tables(empty) <= {"alembic_version"}
-    assert schema.current(empty) is None
+    assert schema.current_revision(empty) is None
     move(empty, "head")
     assert differences(empty) == []
 
 
 def test_a_newer_schema_is_refused(empty: Database) -> None:
     """A schema that a newer version made is left alone, and the message says so."""
-    schema.upgrade(empty)
+    schema.upgrade_schema(empty)
     with empty.transaction() as tx:
         tx.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(ServiceError, match="newer EvalStop"):
-        schema.upgrade(empty)
-    assert schema.current(empty) == "9999"
+        schema.upgrade_schema(empty)
+    assert schema.current_revision(empty) == "9999"
 
 
 def test_a_migration_is_one_transaction(empty: Database) -> None:
@@ -87,9 +87,9 @@ def test_a_migration_is_one_transaction(empty: Database) -> None:
     with empty.transaction() as tx:
         tx.exec_driver_sql("CREATE TABLE runs (id INTEGER)")
     with pytest.raises(sa.exc.DBAPIError):
-        schema.upgrade(empty)
+        schema.upgrade_schema(empty)
     assert tables(empty) - {"alembic_version"} == {"runs"}
-    assert schema.current(empty) is None
+    assert schema.current_revision(empty) is None
 
 
 def migrate(url: str, *options: str) -> subprocess.Popen[str]:
@@ -105,8 +105,8 @@ def test_migrating_twice(empty_url: str) -> None:
         out, errors = process.communicate(timeout=240)
         assert (process.returncode, errors) == (0, "")
         said.append(out)
-    assert said[0] == f"the schema is at {schema.head()} (was empty)\n"
-    assert said[1] == f"the schema is at {schema.head()}, as it was\n"
+    assert said[0] == f"the schema is at {schema.head_revision()} (was empty)\n"
+    assert said[1] == f"the schema is at {schema.head_revision()}, as it was\n"
 
 
 def test_migrating_at_once(empty_url: str) -> None:
@@ -121,7 +121,7 @@ def test_migrating_at_once(empty_url: str) -> None:
 
 def test_migrating_in_two_phases(empty_url: str) -> None:
     """`evalstop migrate --phase` does one half of the way and then the other."""
-    for phase, expected in (("before", schema.needed()), ("after", schema.head())):
+    for phase, expected in (("before", schema.needed_revision()), ("after", schema.head_revision())):
         process = migrate(empty_url, "--phase", phase)
         out, errors = process.communicate(timeout=240)
         assert (process.returncode, errors) == (0, "")

@@ -154,9 +154,9 @@ def test_old_and_new_side_by_side(empty_url: str, old: Release, tmp_path: Path) 
 
     database = Database(empty_url)
     with Writer(old, old.open("written meanwhile")) as writer:
-        schema.upgrade(database)
+        schema.upgrade_schema(database)
     assert writer.failures == []
-    assert schema.current(database) == schema.head()
+    assert schema.current_revision(database) == schema.head_revision()
     with database.transaction() as tx:  # else the new release withholds stops, a state that the old one cannot read
         tx.exec_driver_sql("UPDATE projects SET stops_per_hour = NULL, stops_share = NULL")
     database.close()

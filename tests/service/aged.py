@@ -37,7 +37,7 @@ def a_scene(database: Database, keep_days: int | None = KEEP_DAYS) -> Scene:
 
 def name_of(scene: Scene) -> str:
     with scene.database.reading() as tx:
-        return projects.get(tx, scene.project_id).name
+        return projects.get_project(tx, scene.project_id).name
 
 
 def ended(scene: Scene, days_ago: float | None, points: int = 20) -> Run:
@@ -76,12 +76,12 @@ def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
     )  # fmt: skip
     change = {**key, "decision_id": decision, "sequence": 1, "actor": "a", "at": NOW}
     tx.execute(tables.decision_changes.insert().values(**change, state="confirmed", reason="", details={}))
-    outcomes.add(tx, run.id, 1, outcome="right", turn_step=None, actor="a", note="", now=NOW)
+    outcomes.add_outcome(tx, run.id, 1, outcome="right", turn_step=None, actor="a", note="", now=NOW)
 
 
 def deliver(tx: Transaction, scene: Scene, run: Run, state: str, *, enabled: bool) -> None:
     """An event of a run with a delivery in this state and an attempt at it, to an endpoint of its own."""
-    endpoint = endpoints.add(tx, scene.project_id, url="https://example.org", event_types=("*",), now=NOW)
+    endpoint = endpoints.add_endpoint(tx, scene.project_id, url="https://example.org", event_types=("*",), now=NOW)
     event, delivery = new_id(), new_id()
     own = {"run_id": run.id, "created_at": NOW}
     tx.execute(tables.events.insert().values(**own, id=event, project_id=scene.project_id, type="t", body="{}"))
@@ -93,7 +93,7 @@ def deliver(tx: Transaction, scene: Scene, run: Run, state: str, *, enabled: boo
     attempt = {"run_id": run.id, "delivery_id": delivery, "number": 1, "at": NOW, "duration_ms": 1.0}
     tx.execute(tables.delivery_attempts.insert().values(attempt))
     if not enabled:
-        endpoints.disable(tx, endpoint.id)
+        endpoints.disable_endpoint(tx, endpoint.id)
 
 
 def held(database: Database, run: Run, wanted: tuple[sa.Table, ...]) -> dict[str, list[Any]]:

@@ -24,6 +24,6 @@ def graceful(database: Database) -> Iterator[Scene]:
     """A project whose stops wait a minute for a veto, with a subscribed endpoint."""
     scene = set_up(database, grace_seconds=60.0)
     with database.transaction() as tx:
-        endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
+        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
     yield scene
     check_events(database)

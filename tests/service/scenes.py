@@ -66,13 +66,13 @@ class Scene:
 
     def read(self, run: Run) -> Run:
         with self.database.reading() as tx:
-            found = runs.find(tx, self.project_id, run.id)
+            found = runs.find_run(tx, self.project_id, run.id)
         assert found is not None
         return found
 
     def decision(self, run: Run, attempt: int = 1) -> Decision | None:
         with self.database.reading() as tx:
-            return decisions.of_attempt(tx, run.id, attempt)
+            return decisions.find_decision_of_attempt(tx, run.id, attempt)
 
     def forget_state(self, run: Run) -> None:
         """Throw away what this process and the database keep of the monitor."""
@@ -116,7 +116,7 @@ def set_up(database: Database, mode: str = "enforce", grace_seconds: float = 0.0
     """A new project that also has the policy `watchful`."""
     project = create_project(database, uuid.uuid4().hex, mode, grace_seconds, NOW, "paper")
     with database.transaction() as tx:
-        policies.add(tx, projects.get(tx, project.id), "watchful", WATCHFUL, NOW)
+        policies.add_policy(tx, projects.get_project(tx, project.id), "watchful", WATCHFUL, NOW)
     return Scene(database, project.id)
 
 

@@ -93,7 +93,7 @@ def an_outbox(database: Database, url: str) -> Outbox:
     )
     run, _ = open_run.open_run(database, project.id, open_run.OpenRequest("ppo"), now)
     with database.transaction() as tx:
-        endpoint = endpoints.add(tx, project.id, url=url, event_types=("*",), now=now)
+        endpoint = endpoints.add_endpoint(tx, project.id, url=url, event_types=("*",), now=now)
     return Outbox(database, project.id, run.id, endpoint)
 
 
@@ -175,7 +175,7 @@ async def latencies(box: Outbox, count: int, arrived: asyncio.Queue[float]) -> l
         with box.database.transaction() as tx:
             data = {"number": 0}
             terms: dict[str, Any] = {"type": "run.suspected", "data": data, "now": utc_now()}
-            outbox.announce(tx, project_id=box.project_id, run_id=box.run_id, **terms)
+            outbox.add_event(tx, project_id=box.project_id, run_id=box.run_id, **terms)
         return time.perf_counter()
 
     async with Sender(address_policy=LOOPBACK) as sender:

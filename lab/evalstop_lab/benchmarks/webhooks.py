@@ -74,7 +74,7 @@ def _databases() -> Iterator[dict[str, Database]]:
     with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder, postgres() as server:
         databases = {"PostgreSQL": Database(server), "SQLite": Database(f"sqlite:///{Path(folder) / 'evalstop.db'}")}
         for database in databases.values():
-            schema.upgrade(database)
+            schema.upgrade_schema(database)
         yield databases
         for database in databases.values():
             database.close()

@@ -91,9 +91,9 @@ def _add_key(commands: Subcommands, add: Add) -> None:
 def migrate(settings: Settings, options: argparse.Namespace) -> int:
     """Bring the schema to head, or do one half of the way: what the new code needs, and what can wait for it."""
     database = app.create_database(settings)
-    before = schema.current(database)
-    schema.upgrade(database, Phase(options.phase))
-    after = schema.current(database)
+    before = schema.current_revision(database)
+    schema.upgrade_schema(database, Phase(options.phase))
+    after = schema.current_revision(database)
     text = f"the schema is at {after}" + (", as it was" if before == after else f" (was {before or 'empty'})")
     tell(options, {"before": before, "after": after}, text)
     return OK
@@ -110,7 +110,7 @@ def demo_data(settings: Settings, options: argparse.Namespace) -> int:
     """Fill a project with some hundred example runs of two months, so that there is something to look at."""
     logging.getLogger("evalstop_service").setLevel(logging.ERROR)  # what it tells of is two months of play
     database = app.create_database(settings.model_copy(update={"sqlite_synchronous": "NORMAL"}))
-    schema.upgrade(database)
+    schema.upgrade_schema(database)
     shown = None if options.json or not sys.stderr.isatty() else _bar
     filled = demonstration.fill(database, options.project, utc_now(), shown or (lambda _done, _of: None), options.runs)
     database.close()

@@ -32,7 +32,7 @@ class Add(Protocol):
 def open_database(settings: Settings) -> Database:
     """The database that the settings name; raises ServiceError unless this release runs on its schema."""
     database = app.create_database(settings)
-    schema.require(database)
+    schema.require_schema(database)
     return database
 
 

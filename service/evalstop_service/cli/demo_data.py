@@ -184,7 +184,7 @@ class Script:
     def tick(self, at: datetime) -> None:
         """Do what a worker does now and then."""
         with self.database.transaction() as tx:
-            decisions.request_due(tx, at)
+            decisions.request_due_decisions(tx, at)
         deadlines.process_overdue(self.database, at)
         while stale_runs.check_due_runs(self.database, at):
             pass
@@ -266,7 +266,7 @@ class Script:
     def _decision(self, story: Story) -> Decision | None:
         assert story.run is not None
         with self.database.reading() as tx:
-            return decisions.of_attempt(tx, story.run.id, 1)
+            return decisions.find_decision_of_attempt(tx, story.run.id, 1)
 
     def _judge(self, story: Story, decision: Decision | None, at: datetime) -> None:
         """A person who looked into it says what is true, now and then that nobody can tell."""
@@ -307,15 +307,15 @@ def fill(
     chance = random.Random(SEED)
     begins_at = now - timedelta(days=DAYS)
     with database.reading() as tx:
-        project = projects.find_by_name(tx, name)
-        if project is not None and audit.listing(tx, project.id, action=FILLED, limit=1):
+        project = projects.find_project_by_name(tx, name)
+        if project is not None and audit.list_entries(tx, project.id, action=FILLED, limit=1):
             return None
-        if project is not None and runs.find_by_name(tx, project.id, FIRST) is not None:
+        if project is not None and runs.find_run_by_name(tx, project.id, FIRST) is not None:
             raise Conflict(
                 f"filling the project {name!r} broke off half-way, or is going on; fill another by `--project NAME`, "
                 "or remove an embedded database that holds nothing else (its folder, .evalstop) and begin anew"
             )
-        if project is not None and runs.listing(tx, project.id, limit=1):
+        if project is not None and runs.list_runs(tx, project.id, limit=1):
             raise Conflict(f"the project {name!r} has runs of its own; give the name of another, or of a new one")
     if project is None:
         project = project_settings.create_project(database, NewProject(name=name), SERVICE, begins_at)
@@ -331,7 +331,7 @@ def fill(
     script.schedule(now, script.tick)
     script.play(tell)
     with database.transaction() as tx:
-        audit.record(tx, project.id, SERVICE, FILLED, f"project {name}", {"runs": len(stories)}, now)
+        audit.record_action(tx, project.id, SERVICE, FILLED, f"project {name}", {"runs": len(stories)}, now)
     return len(stories)
 
 

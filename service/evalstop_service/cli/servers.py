@@ -47,7 +47,7 @@ def add_to(commands: Subcommands, add: Add) -> None:
 def up(settings: Settings, options: argparse.Namespace) -> int:
     """Everything in one process: schema, HTTP and deliveries."""
     database = app.create_database(settings)
-    schema.upgrade(database)
+    schema.upgrade_schema(database)
     _tell_of_secrets(settings)
     first = api_keys.create_first_key(database, utc_now(), settings.held_out_share)
     secret = _session_secret(settings)

@@ -67,7 +67,7 @@ def release_decision(
 ) -> Decision:
     """Have a stop that is on_hold carried out; raises Conflict while the project is paused. Twice is harmless."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        project = projects.lock(tx, project_id)
+        project = projects.lock_project(tx, project_id)
         held_by = guards.find_guards(tx, project, run, now) if decision.state == DecisionState.ON_HOLD else ()
         released = decision_lifecycle.Released(now, actor, reason, held_by)
         return _move(tx, run, decision, released, "decision.released", proved)
@@ -101,13 +101,13 @@ def stop_run(
         run = _run(tx, project_id, run_id)
         if run.status not in ("running", Liveness.LOST):
             raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
-        before = decisions.of_attempt(tx, run.id, run.attempt)
+        before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         decision = transitions.order_stop(tx, run, actor, reason, now)
         if before is None or before.state != decision.state:
             # Whoever remembers the run has to look again: there is a decision, or another than there was.
-            runs.save(tx, structs.replace(run, version=run.version + 1, updated_at=now))
+            runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=now))
             subject, told = f"decision {decision.id}", {"run": run.name, "reason": reason}
-            audit.record(tx, project_id, actor, "run.stop_ordered", subject, told, now, proved)
+            audit.record_action(tx, project_id, actor, "run.stop_ordered", subject, told, now, proved)
         return decision
 
 
@@ -146,7 +146,7 @@ def record_decision_outcome(
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         said = _say(tx, run, decision.attempt, decision, (outcome, turn_step, note), actor, now)
         told = {"run": run.name} | said
-        audit.record(tx, project_id, actor, "decision.judged", f"decision {decision.id}", told, now, proved)
+        audit.record_action(tx, project_id, actor, "decision.judged", f"decision {decision.id}", told, now, proved)
         return decision
 
 
@@ -165,9 +165,9 @@ def record_run_outcome(
     """Record whether it was right to let a run go on, or to stop it if that was decided of its present attempt."""
     with database.transaction() as tx:
         run = _run(tx, project_id, run_id)
-        decision = decisions.of_attempt(tx, run.id, run.attempt)
+        decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         said = _say(tx, run, run.attempt, decision, (outcome, turn_step, note), actor, now)
-        audit.record(tx, project_id, actor, "run.judged", f"run {run.name}", said, now, proved)
+        audit.record_action(tx, project_id, actor, "run.judged", f"run {run.name}", said, now, proved)
         return run
 
 
@@ -189,7 +189,7 @@ def _say(
                 f"a stop is right at the turn or after it, and this one was decided at step {decision.step}, "
                 f"before {turn_step}: say wrong, or another turn_step"
             )
-    outcomes.add(tx, run.id, attempt, outcome=outcome, turn_step=turn_step, actor=actor, note=note, now=now)
+    outcomes.add_outcome(tx, run.id, attempt, outcome=outcome, turn_step=turn_step, actor=actor, note=note, now=now)
     cases.recompute_case(tx, run, attempt)
     return {"outcome": outcome, "turn_step": turn_step, "note": note}
 
@@ -207,10 +207,12 @@ def finish_run(database: Database, project_id: UUID, run_id: UUID, status: str, 
 def end_run(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     """Record that a run, which is locked and has not been stopped, has ended: as its trainer says, or lost."""
     run = _ended(tx, run, status, now)
-    decision = decisions.of_attempt(tx, run.id, run.attempt)
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is not None:
-        told = outbox.told(tx, run.id, decision.id).addressed
-        transitions.move_decision(tx, run, decisions.lock(tx, decision), decision_lifecycle.RunEnded(now, status, told))
+        told = outbox.read_stop_reach(tx, run.id, decision.id).addressed
+        transitions.move_decision(
+            tx, run, decisions.lock_decision(tx, decision), decision_lifecycle.RunEnded(now, status, told)
+        )
     cases.record_case(tx, run, now)
     return run
 
@@ -218,7 +220,7 @@ def end_run(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
 def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     turn = change_point.find_change_point(tx, run)
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
-    runs.save(tx, run)
+    runs.save_run(tx, run)
     return run
 
 
@@ -233,12 +235,12 @@ def _move(
     moved = transitions.move_decision(tx, run, decision, event)
     if moved.state != decision.state:
         subject, told = f"decision {decision.id}", {"run": run.name, "reason": event.reason}
-        audit.record(tx, run.project_id, event.actor, action, subject, told, event.at, proved)
+        audit.record_action(tx, run.project_id, event.actor, action, subject, told, event.at, proved)
     return moved
 
 
 def _run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
-    run = runs.lock(tx, project_id, run_id)
+    run = runs.lock_run(tx, project_id, run_id)
     if run is None:
         raise NotFound(f"there is no run {run_id} in this project")
     return run
@@ -248,8 +250,8 @@ def _run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
 def _locked(database: Database, project_id: UUID, decision_id: UUID) -> Iterator[tuple[Transaction, Run, Decision]]:
     """A decision and its run, locked run first as everywhere, so that two transactions cannot wait in a ring."""
     with database.transaction() as tx:
-        decision = decisions.find(tx, project_id, decision_id)
-        run = runs.lock(tx, project_id, decision.run_id) if decision else None
+        decision = decisions.find_decision(tx, project_id, decision_id)
+        run = runs.lock_run(tx, project_id, decision.run_id) if decision else None
         if run is None or decision is None:
             raise NotFound(f"there is no decision {decision_id} in this project")
-        yield tx, run, decisions.lock(tx, decision)
+        yield tx, run, decisions.lock_decision(tx, decision)

@@ -13,7 +13,7 @@ from evalstop_service.decisions import transitions
 from evalstop_service.rules.decision_lifecycle import DecisionState, TimePassed
 from evalstop_service.store import decisions, runs
 from evalstop_service.store.database import Database
-from evalstop_service.store.decisions import Overdue
+from evalstop_service.store.decisions import OverdueDecision
 from evalstop_service.store.queue import queues
 
 log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ def chore(database: Database, clock: Clock) -> Chore:
 
     def do(pause: Pause) -> float:
         with database.reading() as tx:
-            now, _ = queues.moment(tx, clock())
-            deadline_at = decisions.next_deadline(tx)
+            now, _ = queues.read_clock(tx, clock())
+            deadline_at = decisions.find_next_deadline(tx)
         if deadline_at is None or deadline_at > now:
             left_seconds = LOOK_SECONDS if deadline_at is None else (deadline_at - now).total_seconds()
             return min(left_seconds, LOOK_SECONDS)
@@ -44,10 +44,10 @@ def process_overdue(database: Database, now: datetime, pause: Pause = lambda _: 
     One that cannot be looked after keeps none of the others waiting; what it raised is raised in the end.
     """
     failure: Exception | None = None
-    last: Overdue | None = None
+    last: OverdueDecision | None = None
     while True:
         with database.reading() as tx:
-            found = decisions.overdue(tx, now, last)
+            found = decisions.list_overdue(tx, now, last)
         if not found:
             break
         for one in found:
@@ -65,13 +65,13 @@ def process_overdue(database: Database, now: datetime, pause: Pause = lambda _: 
         raise failure
 
 
-def _look_after(database: Database, overdue: Overdue, now: datetime) -> None:
+def _look_after(database: Database, overdue: OverdueDecision, now: datetime) -> None:
     with database.transaction() as tx:
-        run = runs.lock(tx, overdue.project_id, overdue.run_id)
-        decision = decisions.find(tx, overdue.project_id, overdue.id)
+        run = runs.lock_run(tx, overdue.project_id, overdue.run_id)
+        decision = decisions.find_decision(tx, overdue.project_id, overdue.id)
         if run is None or decision is None:
             return
-        decision = decisions.lock(tx, decision)  # which shows whether another process was faster
+        decision = decisions.lock_decision(tx, decision)  # which shows whether another process was faster
         if decision.state == DecisionState.ON_HOLD:
             moved = transitions.recheck_guards(tx, run, decision, now)
         else:

@@ -69,21 +69,21 @@ def _bounds(tx: Transaction, project: Project, run: Run, now: datetime) -> Itera
     most, share = project.stops_per_hour, project.stops_share
     if most is None and share is None:
         return
-    stops, ended = decisions.handed_out(tx, project.id, now - WINDOW, but_for=(run.id, run.attempt))
+    stops, ended = decisions.count_issued_stops(tx, project.id, now - WINDOW, but_for=(run.id, run.attempt))
     if most is not None and stops >= most:
         reason = f"{stops} runs were stopped within an hour, and the project allows {most}"
         yield Guard("stops_per_hour", reason, {"stops": stops, "stops_per_hour": most})
     if share is not None and stops > 0:  # one is always allowed: a project may have a single run
         # Of the runs that would be there if none had been stopped; counted no further than it takes to allow one more.
         enough = math.ceil((stops + 1) / share - 1e-9)
-        there = ended + runs.count_running(tx, project.id, max(0, enough - ended))
+        there = ended + runs.count_running_runs(tx, project.id, max(0, enough - ended))
         if there < enough:
             reason = f"{stops} of {there} runs were stopped within an hour, and the project allows {share:.0%} of them"
             yield Guard("stops_share", reason, {"stops": stops, "runs": there, "stops_share": share})
 
 
 def _reservations(tx: Transaction, project: Project, run: Run, policy: Policy | None, now: datetime) -> Iterator[Guard]:
-    pulse = run_health.of_runs(tx, [run.id]).get(run.id)
+    pulse = run_health.load_health(tx, [run.id]).get(run.id)
     heard_at = health.last_report_at(run, pulse)
     if health.find_liveness(run, pulse, project.stale_seconds, now) is not Liveness.ALIVE:
         reason = f"nothing was heard of the run since {rfc3339(heard_at)}: its metrics may not be what they were"

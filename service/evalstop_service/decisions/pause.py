@@ -24,12 +24,12 @@ def pause_project(
     """
     with database.transaction() as tx:
         # Whoever decides holds this lock: a stop is either on record by now, or will find the pause.
-        project = projects.lock(tx, project_id)
+        project = projects.lock_project(tx, project_id)
         if project.paused_at is None:
             project = replace(project, paused_at=now, paused_by=actor, paused_reason=reason or None)
-            projects.change(tx, project)
+            projects.update_project(tx, project)
             subject, told = f"project {project.name}", {"reason": reason}
-            audit.record(tx, project.id, actor, "project.paused", subject, told, now, proved)
+            audit.record_action(tx, project.id, actor, "project.paused", subject, told, now, proved)
     held = transitions.hold_pending_stops(database, project_id, guards.find_pause(project), now)
     log.warning("project %s is paused by %s; %d stops are on_hold", project.name, project.paused_by, held)
     return project
@@ -40,10 +40,10 @@ def resume_project(
 ) -> Project:
     """Let stops go on in a project; those that are on_hold are looked at again when their time comes."""
     with database.transaction() as tx:
-        project = projects.lock(tx, project_id)
+        project = projects.lock_project(tx, project_id)
         if project.paused_at is not None:
             project = replace(project, paused_at=None, paused_by=None, paused_reason=None)
-            projects.change(tx, project)
-            audit.record(tx, project.id, actor, "project.resumed", f"project {project.name}", None, now, proved)
+            projects.update_project(tx, project)
+            audit.record_action(tx, project.id, actor, "project.resumed", f"project {project.name}", None, now, proved)
     log.warning("project %s is resumed by %s", project.name, actor)
     return project

@@ -30,7 +30,7 @@ from evalstop_service.store import decisions, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.projects import Project
 from evalstop_service.store.queue import outbox
-from evalstop_service.store.run_health import StoredPulse
+from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -56,7 +56,7 @@ def chore(database: Database, clock: Clock) -> Chore:
             if pause(0.0):
                 return 0.0
         with database.reading() as tx:
-            look_at = run_health.next_look(tx)
+            look_at = run_health.find_next_check(tx)
         left_seconds = LOOK_SECONDS if look_at is None else (look_at - clock()).total_seconds()
         return min(max(left_seconds, 0.0), LOOK_SECONDS)
 
@@ -69,21 +69,23 @@ def check_due_runs(database: Database, now: datetime, known: Policies | None = N
     `known`: policies that were read before, by their ids.
     """
     with database.transaction() as tx:
-        due = run_health.due(tx, now, RUNS_AT_A_TIME)
+        due = run_health.claim_due_checks(tx, now, RUNS_AT_A_TIME)
         looks = _looks(tx, due, {} if known is None else known, now)
         new = [pulse for pulse in due if pulse.run_id not in looks]
         until = now + timedelta(seconds=HELD_SECONDS)
-        run_health.look_again(tx, looks | {pulse.run_id: until for pulse in new})
+        run_health.postpone_checks(tx, looks | {pulse.run_id: until for pulse in new})
     for pulse in new:
         _tell(database, pulse, now)
     return len(due)
 
 
-def _looks(tx: Transaction, due: list[StoredPulse], known: Policies, now: datetime) -> dict[UUID, datetime | None]:
+def _looks(tx: Transaction, due: list[RunHealth], known: Policies, now: datetime) -> dict[UUID, datetime | None]:
     """When to look again at each run of which there is nothing new; None for those that have ended."""
-    found = runs.load_many(tx, [pulse.run_id for pulse in due])
+    found = runs.load_runs(tx, [pulse.run_id for pulse in due])
     running = {run_id: run for run_id, run in found.items() if run.status == "running"}
-    settings = {project_id: projects.get(tx, project_id) for project_id in {run.project_id for run in running.values()}}
+    settings = {
+        project_id: projects.get_project(tx, project_id) for project_id in {run.project_id for run in running.values()}
+    }
     dead = _dead(tx, list(running.values()), known)
     looks: dict[UUID, datetime | None] = {}
     for pulse in due:
@@ -101,7 +103,7 @@ def _looks(tx: Transaction, due: list[StoredPulse], known: Policies, now: dateti
 
 
 def _judge(
-    run: Run, pulse: StoredPulse, stale_seconds: float, cadence_seconds: float | None, now: datetime
+    run: Run, pulse: RunHealth, stale_seconds: float, cadence_seconds: float | None, now: datetime
 ) -> tuple[Liveness, datetime | None]:
     """How a run is by this cadence, and when to look again."""
     silence = (now - health.last_report_at(run, pulse)).total_seconds()
@@ -114,14 +116,14 @@ def _judge(
     )
 
 
-def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
+def _tell(database: Database, held: RunHealth, now: datetime) -> None:
     """Record what is new about a run, and tell of it."""
     with database.transaction() as tx:
-        run = runs.lock(tx, held.project_id, held.run_id)
-        pulse = run_health.of_runs(tx, [held.run_id]).get(held.run_id)
+        run = runs.lock_run(tx, held.project_id, held.run_id)
+        pulse = run_health.load_health(tx, [held.run_id]).get(held.run_id)
         if run is None or pulse is None or run.status != "running":
             return
-        project = projects.get(tx, run.project_id)
+        project = projects.get_project(tx, run.project_id)
         cadence_seconds = health.load_cadence(tx, run)
         state, look_at = _judge(run, pulse, project.stale_seconds, cadence_seconds, now)
         dead = _dead(tx, [run], {})[run.id]
@@ -133,7 +135,7 @@ def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
             dead=dead_metrics.as_json(dead),
             changed_at=pulse.changed_at if state == pulse.state else now,
         )
-        run_health.save(tx, found)
+        run_health.save_health(tx, found)
         if state != pulse.state:
             _turned(tx, project, run, found, now)
         for one in dead_metrics.as_json(dead_metrics.news(pulse.dead, dead)):
@@ -142,14 +144,14 @@ def _tell(database: Database, held: StoredPulse, now: datetime) -> None:
         log.info("run %s is %s", run.name, state, extra={"run_id": run.id})
 
 
-def _turned(tx: Transaction, project: Project, run: Run, pulse: StoredPulse, now: datetime) -> None:
+def _turned(tx: Transaction, project: Project, run: Run, pulse: RunHealth, now: datetime) -> None:
     heard_at = health.last_report_at(run, pulse)
     told = {"state": pulse.state, "heard_at": rfc3339(heard_at), "cadence_seconds": pulse.cadence_seconds}
     if pulse.state == Liveness.STALE:
         _announce(tx, project, run, "run.stale", {"pulse": told}, now)
-        decision = decisions.of_attempt(tx, run.id, run.attempt)
+        decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         if decision is not None and decision.state == DecisionState.PENDING:
-            against = guards.find_guards(tx, projects.lock(tx, project.id), run, now)
+            against = guards.find_guards(tx, projects.lock_project(tx, project.id), run, now)
             transitions.hold_stop(tx, run, [guard for guard in against if guard.kind == GuardKind.STALE], now)
     elif pulse.state == Liveness.LOST:
         run = commands.end_run(tx, run, Liveness.LOST, now)
@@ -160,7 +162,7 @@ def _announce(
     tx: Transaction, project: Project, run: Run, event_type: str, data: dict[str, Any], now: datetime
 ) -> None:
     told = events.data(project, run, None) | data
-    outbox.announce(tx, project_id=project.id, run_id=run.id, type=event_type, data=told, now=now)
+    outbox.add_event(tx, project_id=project.id, run_id=run.id, type=event_type, data=told, now=now)
 
 
 def _dead(tx: Transaction, found: list[Run], known: Policies) -> dict[UUID, tuple[Dead, ...]]:

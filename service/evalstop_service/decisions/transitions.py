@@ -41,7 +41,7 @@ from evalstop_service.webhooks import events
 
 def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
     """Put the run's verdict on record as a decision, and have it carried out as mode, chance and guards allow."""
-    decision_id, project = new_id(), projects.get(tx, run.project_id)
+    decision_id, project = new_id(), projects.get_project(tx, run.project_id)
     enforced_share = _share_enforced(tx, run) if run.mode == Mode.ENFORCE else 0.0
     earned = random_assignment.draw_number(project.seed, decision_id, random_assignment.CARRIED_OUT)
     kept = random_assignment.draw_number(project.seed, decision_id, random_assignment.HELD_OUT)
@@ -51,7 +51,9 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
         actor=f"policy {run.policy_name} version {run.policy_version}",
         reason=str(run.verdict["reason"]),
         mode=Mode.ENFORCE if enforced else Mode.SHADOW,
-        guards=guards.find_guards(tx, projects.lock(tx, project.id), run, now) if enforced and not held_out else (),
+        guards=guards.find_guards(tx, projects.lock_project(tx, project.id), run, now)
+        if enforced and not held_out
+        else (),
         held_out=held_out,
         chance=_numbers(run, enforced, (enforced_share, earned), (project.held_out_share, kept)),
     )
@@ -64,11 +66,11 @@ def order_stop(tx: Transaction, run: Run, actor: str, reason: str, now: datetime
 
     Where its policy had called for no stop the decision is the person's alone: it has a reason and no evidence.
     """
-    project = projects.lock(tx, run.project_id)
+    project = projects.lock_project(tx, run.project_id)
     event = StopOrdered(now, actor, reason, paused=bool(guards.find_pause(project)))
-    found = decisions.of_attempt(tx, run.id, run.attempt)
+    found = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if found is not None:
-        return move_decision(tx, run, decisions.lock(tx, found), event)
+        return move_decision(tx, run, decisions.lock_decision(tx, found), event)
     step = run.last_step or 0
     verdict = {"verdict": "stop", "step": step, "turn_step": None, "reason": f"{actor}: {reason}", "evidence": []}
     return _born(tx, project, run, new_id(), event, step, verdict, 0.0)
@@ -107,14 +109,14 @@ def _born(
     refused = next((one for one in instructions if isinstance(one, decision_lifecycle.Refuse)), None)
     if refused is not None:
         raise Conflict(refused.why)
-    decisions.add(tx, decision)
+    decisions.add_decision(tx, decision)
     _carry_out(tx, project, run, decision, instructions, event.at)
     return decision
 
 
 def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decision:
     """Let an event befall a decision that was locked after its run. Raises Conflict when it cannot follow."""
-    project = projects.get(tx, run.project_id)
+    project = projects.get_project(tx, run.project_id)
     before = _life(tx, decision)
     life, instructions = decision_lifecycle.apply_event(before, event, _terms(project))
     moved = replace(
@@ -124,7 +126,7 @@ def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -
         deadline_at=life.deadline_at,
         escalations=life.escalations,
     )
-    if moved != decision and not decisions.move(tx, decision, life):
+    if moved != decision and not decisions.update_decision(tx, decision, life):
         raise Conflict(f"the decision {decision.id} was changed by another at the same time; read it and try again")
     _carry_out(tx, project, run, moved, instructions, event.at)
     if run.ended_at is not None or run.attempt != decision.attempt:
@@ -136,7 +138,7 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
     """Look whether the guards still hold back a stop that is on hold; the decision was locked after its run."""
     if decision.state != DecisionState.ON_HOLD:
         return decision
-    project = projects.lock(tx, run.project_id)
+    project = projects.lock_project(tx, run.project_id)
     wanted = run.verdict["verdict"] == "stop" and run.status == "running" and run.attempt == decision.attempt
     return move_decision(tx, run, decision, GuardsChecked(now, guards.find_guards(tx, project, run, now), wanted))
 
@@ -147,10 +149,10 @@ def hold_stop(tx: Transaction, run: Run, held_by: Sequence[Guard], now: datetime
     What waits to be sent is cancelled, `run.stop_on_hold` tells of the guards. A stop whose grace period is over has
     been requested, and is not called back.
     """
-    found = decisions.of_attempt(tx, run.id, run.attempt)
+    found = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if found is None or found.state != DecisionState.PENDING or not held_by:
         return None
-    moved = move_decision(tx, run, decisions.lock(tx, found), GuardsRaised(now, tuple(held_by)))
+    moved = move_decision(tx, run, decisions.lock_decision(tx, found), GuardsRaised(now, tuple(held_by)))
     return moved if moved.state == DecisionState.ON_HOLD else None
 
 
@@ -160,18 +162,20 @@ def hold_pending_stops(database: Database, project_id: UUID, held_by: Sequence[G
     To be called after the commit of what speaks against them: a stop that is decided from then on finds it by itself.
     """
     with database.reading() as tx:
-        pending = decisions.pending(tx, project_id)
+        pending = decisions.list_pending_runs(tx, project_id)
     count = 0
     for run_id in pending:
         with database.transaction() as tx:
-            run = runs.lock(tx, project_id, run_id)
+            run = runs.lock_run(tx, project_id, run_id)
             count += run is not None and hold_stop(tx, run, held_by, now) is not None
     return count
 
 
 def _share_enforced(tx: Transaction, run: Run) -> float:
     """Of the stops of a run's policy the share that is carried out, by what it has earned."""
-    return rollout_stage.share_enforced(rollout_stages.find(tx, run.project_id, run.policy_name), run.policy_version)
+    return rollout_stage.share_enforced(
+        rollout_stages.find_stage(tx, run.project_id, run.policy_name), run.policy_version
+    )
 
 
 def _numbers(run: Run, enforced: bool, earned: tuple[float, float], held_out: tuple[float, float]) -> dict[str, Any]:
@@ -190,12 +194,12 @@ def _carry_out(
             case decision_lifecycle.Refuse(why):
                 raise Conflict(why)
             case decision_lifecycle.Record():
-                decisions.record(tx, decision, instruction, now)
+                decisions.add_change(tx, decision, instruction, now)
             case decision_lifecycle.Cancel(why):
-                outbox.cancel(tx, run.id, decision.id, now, why)
+                outbox.cancel_stop(tx, run.id, decision.id, now, why)
             case decision_lifecycle.Announce(event_type, data, due_at):
                 told = replace(decision, state=DecisionState.REQUESTED) if due_at is not None else decision
-                outbox.announce(
+                outbox.add_event(
                     tx,
                     project_id=project.id,
                     run_id=run.id,
@@ -211,7 +215,7 @@ def _life(tx: Transaction, decision: Decision) -> Lifecycle:
     life = decision.life
     if life.state not in (DecisionState.ON_HOLD, DecisionState.UNDONE):
         return life
-    history = [(change.state, change.details) for change in decisions.history(tx, decision)]
+    history = [(change.state, change.details) for change in decisions.list_changes(tx, decision)]
     held_by, heard = decision_lifecycle.read_history(history)
     return replace(life, held_by=held_by, heard=heard)
 

@@ -32,7 +32,7 @@ from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome, judge_decision
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import audit, backtests, observations, projects
-from evalstop_service.store.backtests import DONE, FAILED, WAITING, Backtest, Past
+from evalstop_service.store.backtests import DONE, FAILED, WAITING, Backtest, PastRun
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import queues
@@ -82,7 +82,7 @@ def request_backtest(
     if not 1 <= most_runs <= MOST_RUNS:
         raise Invalid(f"runs is {most_runs}; it may be 1 to {MOST_RUNS}")
     with database.transaction() as tx:
-        projects.lock(tx, project_id)
+        projects.lock_project(tx, project_id)
         if backtests.count_unfinished(tx, project_id) >= MOST_UNFINISHED:
             raise Conflict(f"{MOST_UNFINISHED} backtests of this project are not done yet; wait for one of them")
         backtest = Backtest(
@@ -99,9 +99,9 @@ def request_backtest(
             created_at=now,
             ended_at=None,
         )
-        backtests.add(tx, backtest)
+        backtests.add_backtest(tx, backtest)
         details = {"policy": policy.name, "runs": most_runs}
-        audit.record(tx, project_id, actor, "policy.backtested", f"backtest {backtest.id}", details, now)
+        audit.record_action(tx, project_id, actor, "policy.backtested", f"backtest {backtest.id}", details, now)
     return backtest
 
 
@@ -117,8 +117,8 @@ def chore(database: Database, clock: Clock) -> Chore:
 def run_next_backtest(database: Database, clock: Clock, pause: Pause = lambda _: False) -> bool:
     """Take up one backtest and see it through, or until `pause` says that it is time to end; False: there is none."""
     with database.transaction() as tx:
-        now, _ = queues.moment(tx, clock())
-        held = backtests.claim(tx, now, now + timedelta(seconds=LEASE_SECONDS))
+        now, _ = queues.read_clock(tx, clock())
+        held = backtests.claim_backtest(tx, now, now + timedelta(seconds=LEASE_SECONDS))
     if held is None:
         return False
     try:
@@ -146,9 +146,9 @@ def _some(database: Database, held: Backtest, policy: Policy, clock: Clock) -> B
     """Replay a few more runs and keep what they show; None when it is in other hands."""
     before = UUID(held.findings[-1]["run_id"]) if held.findings else held.id
     with database.reading() as tx:
-        total = held.total or backtests.count_past(tx, held.project_id, held.id, held.most_runs)
+        total = held.total or backtests.count_past_runs(tx, held.project_id, held.id, held.most_runs)
         left = min(RUNS_AT_A_TIME, held.most_runs - held.done)
-        found = backtests.past(tx, held.project_id, before, left) if left > 0 else []
+        found = backtests.load_past_runs(tx, held.project_id, before, left) if left > 0 else []
     findings = []
     for one in found:
         with database.reading() as tx:
@@ -156,7 +156,7 @@ def _some(database: Database, held: Backtest, policy: Policy, clock: Clock) -> B
     done = held.done + len(findings)
     ended = len(found) < left or done >= held.most_runs
     with database.transaction() as tx:
-        now, _ = queues.moment(tx, clock())
+        now, _ = queues.read_clock(tx, clock())
         moved = replace(
             held,
             total=done if ended else max(total, done),
@@ -166,21 +166,21 @@ def _some(database: Database, held: Backtest, policy: Policy, clock: Clock) -> B
             lease_until=None if ended else now + timedelta(seconds=LEASE_SECONDS),
             ended_at=now if ended else None,
         )
-        return moved if backtests.keep(tx, held, moved) else None
+        return moved if backtests.save_progress(tx, held, moved) else None
 
 
 def _give_back(database: Database, held: Backtest) -> None:
     with database.transaction() as tx:
-        backtests.keep(tx, held, replace(held, lease_until=None))
+        backtests.save_progress(tx, held, replace(held, lease_until=None))
 
 
 def _end(database: Database, held: Backtest, state: str, clock: Clock) -> None:
     with database.transaction() as tx:
-        now, _ = queues.moment(tx, clock())
-        backtests.keep(tx, held, replace(held, state=state, lease_until=None, ended_at=now))
+        now, _ = queues.read_clock(tx, clock())
+        backtests.save_progress(tx, held, replace(held, state=state, lease_until=None, ended_at=now))
 
 
-def _replayed(tx: Transaction, past: Past, policy: Policy) -> dict[str, Any]:
+def _replayed(tx: Transaction, past: PastRun, policy: Policy) -> dict[str, Any]:
     """What the policy would have said of a run, beside what was decided and what was true of it."""
     run = past.run
     watch = WatchedMetrics(run, policy)
@@ -203,7 +203,9 @@ def _replayed(tx: Transaction, past: Past, policy: Policy) -> dict[str, Any]:
         "error": None,
     }
     try:
-        ends, _ = advance(policy, start(policy), watch.observations(observations.series(tx, run.id, watch.metrics)))
+        ends, _ = advance(
+            policy, start(policy), watch.observations(observations.load_series(tx, run.id, watch.metrics))
+        )
     except DetectorError as error:
         return finding | {"error": str(error)}
     step = ends.verdict.step if ends.verdict.stops else None
@@ -216,7 +218,7 @@ def _replayed(tx: Transaction, past: Past, policy: Policy) -> dict[str, Any]:
     }
 
 
-def _outcome(past: Past, step: int | None) -> DecisionOutcome:
+def _outcome(past: PastRun, step: int | None) -> DecisionOutcome:
     """Whether it would have been right to stop the run at this step or, when it is None, never to."""
     if past.truth is None:
         return DecisionOutcome.UNKNOWN
@@ -226,7 +228,7 @@ def _outcome(past: Past, step: int | None) -> DecisionOutcome:
     return judge_decision(RunOutcome(past.truth), step, turned)
 
 
-def _hours_after(past: Past, step: int | None) -> float | None:
+def _hours_after(past: PastRun, step: int | None) -> float | None:
     """The GPU-hours that the attempt spent after this step, by its share of the steps."""
     last = past.run.last_step
     if step is None or past.gpu_hours is None or last is None or last <= past.began_at_step:

@@ -46,8 +46,8 @@ MOST_GPUS = 1e6
 
 def record_case(tx: Transaction, run: Run, now: datetime) -> None:
     """Make the case of the present attempt of a run, which is locked and has ended, or is about to go on in another."""
-    decision = decisions.of_attempt(tx, run.id, run.attempt)
-    said = outcomes.latest(tx, run.id, run.attempt)
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    said = outcomes.find_outcome(tx, run.id, run.attempt)
     if (said is None or said.derived) and run.pruned_at is None:
         said = _derive(tx, run, decision, said, now)
     _count(tx, run, run.attempt, decision, said, run.ended_at or now)
@@ -55,16 +55,16 @@ def record_case(tx: Transaction, run: Run, now: datetime) -> None:
 
 def recompute_case(tx: Transaction, run: Run, attempt: int) -> None:
     """Make the case of an attempt anew after something was said of it; nothing while it goes on. The run is locked."""
-    known = cases.find(tx, run.id, attempt)
+    known = cases.find_case(tx, run.id, attempt)
     ended_at = known.ended_at if known else run.ended_at if attempt == run.attempt else None
     if ended_at is not None:
-        decision = decisions.of_attempt(tx, run.id, attempt)
-        _count(tx, run, attempt, decision, outcomes.latest(tx, run.id, attempt), ended_at)
+        decision = decisions.find_decision_of_attempt(tx, run.id, attempt)
+        _count(tx, run, attempt, decision, outcomes.find_outcome(tx, run.id, attempt), ended_at)
 
 
 def remove_case(tx: Transaction, run: Run) -> None:
     """Take the case of the present attempt of a run back: it goes on after all. What was said of it stays."""
-    cases.remove(tx, run.id, run.attempt)
+    cases.delete_case(tx, run.id, run.attempt)
 
 
 def _derive(
@@ -73,7 +73,7 @@ def _derive(
     """What the evals say of the attempt: a row of its own unless it is what they said before."""
     gold = watched_metrics.find_eval_metric(run)
     decided_step = decision.step if decision else None
-    evals = watched_metrics.select_evals(run, observations.series(tx, run.id, [gold])) if gold is not None else []
+    evals = watched_metrics.select_evals(run, observations.load_series(tx, run.id, [gold])) if gold is not None else []
     found = truth.assess_run(evals, decided_step)
     turned = _placed(tx, run, found)
     said = truth.judge_decision(found.truth, decided_step, turned)
@@ -81,7 +81,7 @@ def _derive(
     if before is not None and (before.outcome, before.turn_step, _truth_of(before)) == (said, turn_step, found.truth):
         return before
     details = _numbers(found, watched_metrics.metric_sign(run.metrics, gold) if gold is not None else 1.0)
-    outcomes.add(
+    outcomes.add_outcome(
         tx,
         run.id,
         run.attempt,
@@ -93,7 +93,7 @@ def _derive(
         derived=True,
         details=details,
     )
-    return outcomes.latest(tx, run.id, run.attempt)
+    return outcomes.find_outcome(tx, run.id, run.attempt)
 
 
 def _placed(tx: Transaction, run: Run, found: RunAssessment) -> tuple[int, int] | None:
@@ -126,7 +126,7 @@ def _count(
     tx: Transaction, run: Run, attempt: int, decision: Decision | None, said: Outcome | None, ended_at: datetime
 ) -> None:
     gpus = read_gpus(run.labels)
-    began = runs.attempt_of(tx, run.id, attempt)
+    began = runs.get_attempt(tx, run.id, attempt)
     hours = _Hours(gpus, began.started_at, began.resumed_from_step or 0, ended_at)
     case = Case(
         run_id=run.id,
@@ -152,11 +152,11 @@ def _count(
         ended_at=ended_at,
     )
     if decision is None:
-        cases.keep(tx, case)
+        cases.save_case(tx, case)
     elif decision.ordered:  # by a person: the policy has let the run go on, and is held to that
-        cases.keep(tx, replace(case, outcome=truth.judge_decision(RunOutcome(case.truth), None, None)))
+        cases.save_case(tx, replace(case, outcome=truth.judge_decision(RunOutcome(case.truth), None, None)))
     else:
-        cases.keep(tx, _with_decision(tx, case, run, decision, hours))
+        cases.save_case(tx, _with_decision(tx, case, run, decision, hours))
 
 
 def _with_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _Hours) -> Case:

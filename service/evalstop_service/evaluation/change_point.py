@@ -17,7 +17,7 @@ def find_change_point(tx: Transaction, run: Run) -> dict[str, Any] | None:
     gold = watched_metrics.find_eval_metric(run)
     if gold is None:
         return None
-    found = turn(watched_metrics.select_scores(run, observations.series(tx, run.id, [gold])))
+    found = turn(watched_metrics.select_scores(run, observations.load_series(tx, run.id, [gold])))
     if found is None:
         return None
     return {

@@ -15,7 +15,7 @@ from evalstop_service.clock import rfc3339
 from evalstop_service.rules import confidence_sequences
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum
 from evalstop_service.store import case_counts
-from evalstop_service.store.case_counts import Count, Delay, Grouping, Key, Wanted
+from evalstop_service.store.case_counts import CaseCount, CaseFilter, Delay, Grouping, Key
 from evalstop_service.store.database import Transaction
 
 OUTCOMES = ("right", "wrong", "unknown")
@@ -35,7 +35,7 @@ _PARTS: dict[Grouping, tuple[str, ...]] = {
 }
 """What the parts of a key are called."""
 
-_Counted = TypeVar("_Counted", Count, Delay)
+_Counted = TypeVar("_Counted", CaseCount, Delay)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class _Tally:
     unsaid: int = 0
     stated_risk: float | None = None
 
-    def add(self, count: Count) -> None:
+    def add(self, count: CaseCount) -> None:
         row = count.treatment or PASSED
         self.cells[row][count.outcome] += count.cases
         if row == PASSED:
@@ -120,16 +120,16 @@ class _Tally:
 
 
 def load_figures(
-    tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = (), alpha: float = ALPHA
+    tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = (), alpha: float = ALPHA
 ) -> list[GroupFigures]:
     """The figures of a project's cases, a group each, by their keys; one group without `by`, though it be empty."""
-    counts = case_counts.counts(tx, project_id, wanted, by)
-    late = case_counts.delays(tx, project_id, wanted, by)
+    counts = case_counts.count_cases(tx, project_id, wanted, by)
+    late = case_counts.count_delays(tx, project_id, wanted, by)
     whole = wanted.detector is None and "detector" not in by
     return compute_figures(counts, late, alpha, whole=whole) if counts or by else [compute_total((), ())]
 
 
-def compute_total(counts: Iterable[Count], late: Iterable[Delay]) -> GroupFigures:
+def compute_total(counts: Iterable[CaseCount], late: Iterable[Delay]) -> GroupFigures:
     """The figures of all groups together."""
     tally = _Tally()
     for count in counts:
@@ -138,7 +138,7 @@ def compute_total(counts: Iterable[Count], late: Iterable[Delay]) -> GroupFigure
 
 
 def compute_figures(
-    counts: Iterable[Count], late: Iterable[Delay], alpha: float = ALPHA, *, whole: bool = True
+    counts: Iterable[CaseCount], late: Iterable[Delay], alpha: float = ALPHA, *, whole: bool = True
 ) -> list[GroupFigures]:
     """The figures of each group, by their keys; `whole`: what was never flagged is among what was counted."""
     tallies: dict[Key, _Tally] = defaultdict(_Tally)
@@ -151,7 +151,7 @@ def compute_figures(
     return [_figures(key, tally, delays[key], alpha, whole=whole) for key, tally in ordered]
 
 
-def compute_running_figures(counts: Iterable[Count]) -> list[GroupFigures]:
+def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
     """The figures of all cases up to the end of each period, by which they were counted; the keys are its first day."""
     so_far, found = _Tally(), []
     for key, those in groupby(sorted(counts, key=lambda count: count.key), key=lambda count: count.key):
@@ -176,12 +176,12 @@ def name_key_parts(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
     return dict(zip((name for one in by for name in _PARTS[one]), key, strict=True))
 
 
-def select_cell(wanted: Wanted, row: str, outcome: str) -> Wanted:
+def select_cell(wanted: CaseFilter, row: str, outcome: str) -> CaseFilter:
     """What selects the cases behind one of the `counts` of a group."""
     return replace(wanted, outcome=outcome, flagged=row != PASSED, treatment=row if row != PASSED else None)
 
 
-def filter_to_query(wanted: Wanted) -> dict[str, str]:
+def filter_to_query(wanted: CaseFilter) -> dict[str, str]:
     """What selects cases, as the parameters of an address."""
     said = {name: value for name, value in vars(wanted).items() if value is not None}
     return {name: _spelled(value) for name, value in said.items()}
@@ -193,7 +193,7 @@ def _spelled(value: str | int | bool | datetime) -> str:
     return rfc3339(value) if isinstance(value, datetime) else str(value)
 
 
-def select_group(wanted: Wanted, by: Sequence[Grouping], key: Key) -> Wanted:
+def select_group(wanted: CaseFilter, by: Sequence[Grouping], key: Key) -> CaseFilter:
     """What selects the cases of one group alone."""
     own = name_key_parts(key, by)
     period = next((one for one in by if one in _PERIODS), None)

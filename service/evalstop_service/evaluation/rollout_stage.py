@@ -26,7 +26,7 @@ from evalstop_service.evaluation.figures import estimate_to_json, load_figures
 from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.store import audit, policies, projects, rollout_stages
-from evalstop_service.store.case_counts import Wanted
+from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.rollout_stages import RolloutStage
@@ -86,7 +86,7 @@ def chore(database: Database, clock: Clock) -> Chore:
 
     def do(pause: Pause) -> float:
         with database.reading() as tx:
-            found = rollout_stages.listing(tx)
+            found = rollout_stages.list_stages(tx)
         for held in found:
             if pause(0.0):
                 break
@@ -99,14 +99,14 @@ def chore(database: Database, clock: Clock) -> Chore:
 def review_rollout_stage(database: Database, project_id: UUID, policy_name: str, now: datetime) -> RolloutStage | None:
     """Weigh a policy by all that is known now, and have it move; how it stands then. Doing it twice is harmless."""
     with database.transaction() as tx:
-        held = rollout_stages.lock(tx, project_id, policy_name)
-        latest = policies.find(tx, project_id, policy_name)
+        held = rollout_stages.lock_stage(tx, project_id, policy_name)
+        latest = policies.find_policy(tx, project_id, policy_name)
         if held is None or latest is None:
             return held
         if held.version != latest.version:
             moved = replace(held, stage=Stage.SHADOW, version=latest.version, since=now, numbers={})
             return _keep(tx, held, moved, f"version {latest.version} has shown nothing yet", now)
-        wanted = Wanted(policy=policy_name, version=held.version)
+        wanted = CaseFilter(policy=policy_name, version=held.version)
         of_version = _precision(tx, project_id, wanted)
         since = _precision(tx, project_id, replace(wanted, since=held.since))
         move = choose_move(Stage(held.stage), held.precision_wanted, of_version, since)
@@ -120,8 +120,8 @@ def set_rollout_stage(
     tx: Transaction, project_id: UUID, policy_name: str, version: int, line: float, share: float, now: datetime
 ) -> RolloutStage:
     """Have a policy earn its rollout stage from now on, from shadow; or change the terms of one that does."""
-    projects.lock(tx, project_id)
-    held = rollout_stages.lock(tx, project_id, policy_name)
+    projects.lock_project(tx, project_id)
+    held = rollout_stages.lock_stage(tx, project_id, policy_name)
     if held is None:
         held = RolloutStage(
             project_id=project_id,
@@ -134,21 +134,21 @@ def set_rollout_stage(
             version=version,
         )
     changed = replace(held, precision_wanted=line, canary_share=share)
-    rollout_stages.keep(tx, changed)
+    rollout_stages.save_stage(tx, changed)
     return changed
 
 
-def _precision(tx: Transaction, project_id: UUID, wanted: Wanted) -> Estimate:
+def _precision(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> Estimate:
     (found,) = load_figures(tx, project_id, wanted)
     return found.precision
 
 
 def _keep(tx: Transaction, held: RolloutStage, moved: RolloutStage, reason: str, now: datetime) -> RolloutStage:
-    rollout_stages.keep(tx, moved)
-    run_id = rollout_stages.newest_run(tx, held.project_id, held.policy_name)
+    rollout_stages.save_stage(tx, moved)
+    run_id = rollout_stages.find_newest_run(tx, held.project_id, held.policy_name)
     if moved.stage == held.stage or run_id is None:
         return moved
-    project = projects.get(tx, held.project_id)
+    project = projects.get_project(tx, held.project_id)
     numbers = {
         "from": held.stage,
         "to": moved.stage,
@@ -157,7 +157,7 @@ def _keep(tx: Transaction, held: RolloutStage, moved: RolloutStage, reason: str,
         "canary_share": moved.canary_share,
         **moved.numbers,
     }
-    outbox.announce(
+    outbox.add_event(
         tx,
         project_id=project.id,
         run_id=run_id,  # events are kept by run: the newest that the policy looks after
@@ -169,6 +169,6 @@ def _keep(tx: Transaction, held: RolloutStage, moved: RolloutStage, reason: str,
         },
         now=now,
     )
-    audit.record(tx, project.id, SERVICE, "rollout_stage.moved", f"policy {moved.policy_name}", numbers, now)
+    audit.record_action(tx, project.id, SERVICE, "rollout_stage.moved", f"policy {moved.policy_name}", numbers, now)
     log.warning("policy %s of %s: %s -> %s: %s", moved.policy_name, project.name, held.stage, moved.stage, reason)
     return moved

@@ -28,7 +28,7 @@ def reconsider(work: Work, live: LiveRun) -> None:
     decision = work.decision(live)
     if decision is not None and decision.state == DecisionState.ON_HOLD:
         work.write()  # the guards look at what was observed
-        locked = decisions.lock(work.tx, decision)
+        locked = decisions.lock_decision(work.tx, decision)
         work.decided(live, transitions.recheck_guards(work.tx, live.run, locked, work.now))
 
 
@@ -47,18 +47,18 @@ def announce(work: Work, before: Run, run: Run, reached: Sequence[Verdict]) -> N
     for verdict in reached:
         if verdict.verdict != word:
             word = verdict.verdict
-            if word == "suspect" and not verdicts.reached(work.tx, run.id, run.attempt, "suspect"):
+            if word == "suspect" and not verdicts.has_reached(work.tx, run.id, run.attempt, "suspect"):
                 news.append(outbox.SUSPECTED)
                 if not verdict.rests_on_gold:
                     news.append(outbox.EVAL_REQUESTED)
-            verdicts.add(work.tx, run.id, run.attempt, verdict_to_document(verdict), work.now)
+            verdicts.add_verdict(work.tx, run.id, run.attempt, verdict_to_document(verdict), work.now)
     if _place(run) != _place(before):
         news.append("run.best_checkpoint_changed")
     if news:
-        project = projects.get(work.tx, run.project_id)
+        project = projects.get_project(work.tx, run.project_id)
         for event_type in news:
             data = events.data(project, run, None)
-            outbox.announce(work.tx, project_id=project.id, run_id=run.id, type=event_type, data=data, now=work.now)
+            outbox.add_event(work.tx, project_id=project.id, run_id=run.id, type=event_type, data=data, now=work.now)
 
 
 def _place(run: Run) -> tuple[int, str] | None:

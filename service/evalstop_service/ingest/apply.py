@@ -124,11 +124,11 @@ def _takes_more(live: LiveRun, seen: Sequence[Observation], gold: Sequence[Point
 
 def _take_checkpoint(work: Work, live: LiveRun, at: int, uri: str) -> Receipt:
     run = live.run
-    known = checkpoints.find(work.tx, run.id, at)
+    known = checkpoints.find_checkpoint(work.tx, run.id, at)
     if known is not None and known.uri != uri:
         raise Conflict(f"the checkpoint of step {at} is on record at {known.uri!r}; it cannot move")
     if known is None:
-        checkpoints.add(work.tx, run.id, Checkpoint(at, uri, run.attempt, work.now))
+        checkpoints.add_checkpoint(work.tx, run.id, Checkpoint(at, uri, run.attempt, work.now))
         if live.scores is not None:
             live.scores.saved(at, uri)
         _settle(work, live, _pointers(work, live))
@@ -150,7 +150,7 @@ def _take_correction(work: Work, live: LiveRun, metrics: dict[str, dict[str, str
     run, as_said = live.run, metric_roles.correct_roles(live.run, metrics)
     if (run.metrics, run.recognition) != as_said:
         details = {"before": run.metrics, "after": metrics}
-        audit.record(work.tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, work.now)
+        audit.record_action(work.tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, work.now)
         _settle(work, live, _recast(work, live, as_said), rewritten=True)
     return Receipt(live.run, work.decision(live))
 
@@ -164,7 +164,7 @@ def _names(live: LiveRun, points: Sequence[Point]) -> set[str] | None:
 
 def _recognise(work: Work, live: LiveRun, names: set[str]) -> dict[str, Any] | None:
     """Find out the roles of a run with these metrics; what it changes of the row if they are others than before."""
-    patterns = projects.get(work.tx, live.run.project_id).role_patterns
+    patterns = projects.get_project(work.tx, live.run.project_id).role_patterns
     found = metric_roles.assign_roles(names, live.run.labels, patterns)
     if found.metrics != live.run.metrics:
         return _recast(work, live, found)
@@ -183,7 +183,7 @@ def _recast(work: Work, live: LiveRun, roles: RoleAssignment) -> dict[str, Any]:
 
 
 def _store_cast(work: Work, live: LiveRun, roles: RoleAssignment) -> None:
-    runs.cast(work.tx, live.run.id, roles.metrics, roles.recognition)
+    runs.save_roles(work.tx, live.run.id, roles.metrics, roles.recognition)
     live.run = replace(live.run, metrics=roles.metrics, recognition=roles.recognition)
 
 
@@ -201,7 +201,7 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
     live.run = run = replace(before, version=version, updated_at=work.now, **changes)
     work.changed(live)
     if before.ended_at is not None and run.ended_at is None:  # it goes on after its end, and may fall silent again
-        run_health.watch(work.tx, run.id, run.project_id, work.now, work.now)
+        run_health.start_checks(work.tx, run.id, run.project_id, work.now, work.now)
         if run.attempt == before.attempt:
             cases.remove_case(work.tx, run)
     if verdict.stops and run.status == "running":

@@ -29,16 +29,16 @@ class Begun:
 def begin(work: Work, live: LiveRun, at: int) -> Begun | None:
     """Begin a new attempt at a step; None if it has begun there already. All that was observed has been written."""
     tx, run = work.tx, live.run
-    if run.status == "running" and runs.resumed_from(tx, run) == at and not _anything_since(tx, run):
+    if run.status == "running" and runs.get_resumed_step(tx, run) == at and not _anything_since(tx, run):
         return None
     _withdraw(tx, run, at, work.now)
     if run.ended_at is None:
         cases.record_case(tx, run, work.now)
     attempt = run.attempt + 1
-    superseded = observations.supersede(tx, run.id, at, attempt)
-    checkpoints.supersede(tx, run.id, at, attempt)
+    superseded = observations.supersede_observations(tx, run.id, at, attempt)
+    checkpoints.supersede_checkpoints(tx, run.id, at, attempt)
     runs.add_attempt(tx, run.id, attempt, at, work.now)
-    last_steps = observations.last_steps(tx, [run.id])[run.id]
+    last_steps = observations.load_last_steps(tx, [run.id])[run.id]
     changes = {
         "attempt": attempt,
         "status": "running",
@@ -50,13 +50,13 @@ def begin(work: Work, live: LiveRun, at: int) -> Begun | None:
 
 
 def _anything_since(tx: Transaction, run: Run) -> bool:
-    saved = any(checkpoint.attempt == run.attempt for checkpoint in checkpoints.listing(tx, run.id))
-    return saved or observations.any_since(tx, run.id, run.attempt)
+    saved = any(checkpoint.attempt == run.attempt for checkpoint in checkpoints.list_checkpoints(tx, run.id))
+    return saved or observations.has_observations(tx, run.id, run.attempt)
 
 
 def _withdraw(tx: Transaction, run: Run, at: int, now: datetime) -> None:
     """A stop that is not delivered yet is not for the attempt that begins now."""
-    decision = decisions.of_attempt(tx, run.id, run.attempt)
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is not None:
-        told = outbox.told(tx, run.id, decision.id).tried
-        transitions.move_decision(tx, run, decisions.lock(tx, decision), RunResumed(now, at, told))
+        told = outbox.read_stop_reach(tx, run.id, decision.id).tried
+        transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), RunResumed(now, at, told))

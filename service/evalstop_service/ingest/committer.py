@@ -32,7 +32,7 @@ from evalstop_service.ingest.run_cache import LiveRuns
 from evalstop_service.ingest.unit_of_work import Moved
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.store.database import Database, is_full, is_passing
+from evalstop_service.store.database import Database, is_disk_full, is_transient
 from evalstop_service.store.direct import Direct
 
 _log = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ class Committer:
         try:
             return self._take(group)
         except sa.exc.DBAPIError as error:
-            if is_passing(error) or is_full(error):
+            if is_transient(error) or is_disk_full(error):
                 return [error] * len(group)
             broken: Exception = error
         except Exception as error:
@@ -275,7 +275,7 @@ class Committer:
                         mistaken=mistaken,
                     )
             except sa.exc.DBAPIError as error:
-                if pause_seconds is None or not is_passing(error):
+                if pause_seconds is None or not is_transient(error):
                     raise
                 _log.warning("a commit of %d requests failed (%s); it is tried again", len(group), error.orig)
                 time.sleep(pause_seconds)

@@ -40,7 +40,7 @@ def sort_out(work: Work, live: LiveRun, points: Sequence[Point]) -> Sorted:
         return Sorted(fresh, last_steps)
     work.needs_transaction()
     work.write()
-    known = observations.live_values(work.tx, live.run.id, {point.identity for point in doubtful})
+    known = observations.load_live_values(work.tx, live.run.id, {point.identity for point in doubtful})
     known |= {point.identity: point.value for point in fresh}
     past_all, contradictions = len(fresh), list[Contradiction]()
     for point in doubtful:

@@ -16,7 +16,7 @@ from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import checkpoints, decisions, monitor_states, observations, runs
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.monitor_states import KeptMonitor
+from evalstop_service.store.monitor_states import StoredMonitorState
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
@@ -34,7 +34,7 @@ def recall(
     news: dict[UUID, list[News]] = defaultdict(list)
     for arrival in arrivals:
         news[arrival.run_id].append(arrival.news)
-    stamps = runs.lock_many(tx, list(news))
+    stamps = runs.lock_runs(tx, list(news))
     remembered = live.take_out(stamps)
     held = {run_id: known for run_id, known in remembered.items() if known.stamp == stamps[run_id]}
     service_metrics.live_runs.labels("hit").inc(len(held))
@@ -56,10 +56,10 @@ def _brought_back(
 ) -> dict[UUID, LiveRun]:
     """These runs, in as many statements as one would take."""
     run_ids = list(news)
-    rows = runs.load_many(tx, run_ids)  # after they were locked: what is read now stands until the commit
-    kept = monitor_states.find_many(tx, run_ids)
-    last_steps = observations.last_steps(tx, run_ids)
-    decided = decisions.of_runs(tx, run_ids)
+    rows = runs.load_runs(tx, run_ids)  # after they were locked: what is read now stands until the commit
+    kept = monitor_states.load_states(tx, run_ids)
+    last_steps = observations.load_last_steps(tx, run_ids)
+    decided = decisions.load_decisions(tx, run_ids)
     back = {}
     for run_id, run in rows.items():
         policy = live.policy(tx, run.policy_id)
@@ -75,7 +75,7 @@ def _brought_back(
     return back
 
 
-def _left_off(run: Run, policy: Policy, held: LiveRun | None, kept: KeptMonitor | None) -> tuple[LiveRun, str]:
+def _left_off(run: Run, policy: Policy, held: LiveRun | None, kept: StoredMonitorState | None) -> tuple[LiveRun, str]:
     """The run with its monitor as it was left, and how it is brought back from there."""
     if held is not None and _goes_on(held.run, run):
         held.run, held.told, held.shared = run, None, SHARED_FOR
@@ -102,7 +102,7 @@ def _weighs(run: Run, news: Iterable[News]) -> bool:
     )
 
 
-def _restored(policy: Policy, kept: KeptMonitor) -> MonitorState | None:
+def _restored(policy: Policy, kept: StoredMonitorState) -> MonitorState | None:
     try:
         return state_from_json(policy, kept.state)
     except StaleState:
@@ -115,9 +115,9 @@ def _read_on(tx: Transaction, back: Mapping[UUID, LiveRun], weighed: Collection[
         if found.scores is None and (run_id in weighed or found.run.last_step is None):
             found.scores = Scores()
     scored = [run_id for run_id, found in back.items() if found.scores is not None]
-    saved = checkpoints.of_runs(tx, scored) if scored else {}
+    saved = checkpoints.load_checkpoints(tx, scored) if scored else {}
     wanted = {(run_id, name): step for run_id, found in back.items() for name, step in _unseen(found).items()}
-    points = observations.after_many(tx, wanted, KEEP_EVERY) if wanted else {}
+    points = observations.load_series_after(tx, wanted, KEEP_EVERY) if wanted else {}
     for run_id, found in back.items():
         run, some = found.run, points.get(run_id, [])
         if some is None:  # there are many: they are read for this run alone, and its scores when they are asked for
@@ -150,7 +150,7 @@ def _unseen(found: LiveRun) -> dict[str, int]:
 def after(tx: Transaction, run: Run, watch: WatchedMetrics, state: MonitorState) -> list[Observation]:
     """What the monitor has not seen yet."""
     step = 0 if state.last is None else state.last[0]
-    return _past(watch, observations.after(tx, run.id, watch.metrics, step), state)
+    return _past(watch, observations.load_observations_after(tx, run.id, watch.metrics, step), state)
 
 
 def _past(watch: WatchedMetrics, points: Iterable[Point], state: MonitorState) -> list[Observation]:
@@ -164,8 +164,8 @@ def _past(watch: WatchedMetrics, points: Iterable[Point], state: MonitorState) -
 def scores_of(tx: Transaction, run: Run, gold: str) -> Scores:
     """All finite gold scores and all checkpoints of a run."""
     scores = Scores()
-    points = observations.series(tx, run.id, [gold])
-    _take_in(scores, watched_metrics.select_scores(run, points), checkpoints.listing(tx, run.id))
+    points = observations.load_series(tx, run.id, [gold])
+    _take_in(scores, watched_metrics.select_scores(run, points), checkpoints.list_checkpoints(tx, run.id))
     return scores
 
 

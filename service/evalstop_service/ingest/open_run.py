@@ -48,10 +48,10 @@ class OpenRequest:
 def open_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> tuple[Run, bool]:
     """The run of this name, and whether it is new. Raises Conflict when its metrics differ from those on record."""
     with database.transaction() as tx:
-        project = projects.get(tx, project_id)
-        if runs.find_by_name(tx, project_id, request.name) is None:
+        project = projects.get_project(tx, project_id)
+        if runs.find_run_by_name(tx, project_id, request.name) is None:
             run = _new(tx, project, request, now)
-            if runs.add(tx, run):
+            if runs.add_run(tx, run):
                 _look_after(tx, project, run, now)
                 return run, True
         return _reopen(tx, project, request, now), False
@@ -60,13 +60,13 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
 def create_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> Run:
     """A new run, called by this name or, where that is taken, by it and the end of the run's id."""
     with database.transaction() as tx:
-        project = projects.get(tx, project_id)
+        project = projects.get_project(tx, project_id)
         run = _new(tx, project, request, now)
         tail = f"-{run.id.hex[-12:]}"
         run = replace(run, name=request.name[:LONGEST_NAME])
-        if not runs.add(tx, run):
+        if not runs.add_run(tx, run):
             run = replace(run, name=request.name[: LONGEST_NAME - len(tail)] + tail)
-            if not runs.add(tx, run):
+            if not runs.add_run(tx, run):
                 raise Conflict(f"a run called {run.name!r} is on record; send the same again")
         _look_after(tx, project, run, now)
         return run
@@ -81,7 +81,7 @@ def relabel_run(
 ) -> Run:
     """Give a run the labels that `relabelled` makes of those on record. Raises NotFound, and Conflict if pruned."""
     with database.transaction() as tx:
-        run = runs.lock(tx, project_id, run_id)
+        run = runs.lock_run(tx, project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
         refuse_if_pruned(run)
@@ -89,34 +89,34 @@ def relabel_run(
         if labels == run.labels:
             return run
         run = replace(run, labels=labels, version=run.version + 1, updated_at=now)
-        runs.save(tx, run)
+        runs.save_run(tx, run)
         return run
 
 
 def reopen_run(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
     """Have a run that has ended go on, as opening it by its name does. Raises NotFound, and Conflict if pruned."""
     with database.transaction() as tx:
-        run = runs.lock(tx, project_id, run_id)
+        run = runs.lock_run(tx, project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
-        return _brought_up_to_date(tx, projects.get(tx, project_id), run, OpenRequest(run.name), now)
+        return _brought_up_to_date(tx, projects.get_project(tx, project_id), run, OpenRequest(run.name), now)
 
 
 def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
     """Take note that a run is there though it has nothing to tell; one that was lost goes on. Raises NotFound."""
     with database.transaction() as tx:
-        run = runs.find(tx, project_id, run_id)
+        run = runs.find_run(tx, project_id, run_id)
         if run is not None and run.status == Liveness.LOST:
-            run = runs.lock(tx, project_id, run_id)
+            run = runs.lock_run(tx, project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
         if run.status == Liveness.LOST:
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
-            runs.save(tx, run)
+            runs.save_run(tx, run)
             cases.remove_case(tx, run)
-            run_health.watch(tx, run.id, project_id, now, now)
+            run_health.start_checks(tx, run.id, project_id, now, now)
         if run.status == "running":
-            run_health.beat(tx, run.id, project_id, now)
+            run_health.record_heartbeat(tx, run.id, project_id, now)
         return run
 
 
@@ -150,8 +150,8 @@ def _new(tx: Transaction, project: Project, request: OpenRequest, now: datetime)
 
 
 def _reopen(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
-    known = runs.find_by_name(tx, project.id, request.name)
-    run = runs.lock(tx, project.id, known.id) if known else None
+    known = runs.find_run_by_name(tx, project.id, request.name)
+    run = runs.lock_run(tx, project.id, known.id) if known else None
     if run is None:
         raise Conflict(f"run {request.name!r} is being removed; open it again")
     return _brought_up_to_date(tx, project, run, request, now)
@@ -181,7 +181,7 @@ def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Op
     changed = replace(changed, version=run.version + 1, updated_at=now)
     if (changed.policy_id, changed.total_steps) != (run.policy_id, run.total_steps):
         changed = replace(changed, rewritten_version=changed.version)  # the past is judged by other terms now
-    runs.save(tx, changed)
+    runs.save_run(tx, changed)
     if run.status != "running":
         cases.remove_case(tx, run)
         _look_after(tx, project, changed, now)
@@ -189,4 +189,4 @@ def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Op
 
 
 def _look_after(tx: Transaction, project: Project, run: Run, now: datetime) -> None:
-    run_health.watch(tx, run.id, project.id, now + timedelta(seconds=project.stale_seconds), now)
+    run_health.start_checks(tx, run.id, project.id, now + timedelta(seconds=project.stale_seconds), now)

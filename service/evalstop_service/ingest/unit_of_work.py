@@ -14,7 +14,7 @@ from evalstop_service.store import decisions, monitor_states, observations, runs
 from evalstop_service.store.compare_and_save import Stroke
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import New, Point
+from evalstop_service.store.observations import NewObservation, Point
 
 
 class NeedsTransaction(Exception):
@@ -41,8 +41,8 @@ class Work:
         self._stamps = {run_id: live.stamp for run_id, live in held.items()}
         self._decided = [run_id for run_id, live in held.items() if live.decided]
         self._decisions: dict[UUID, Decision] | None = None
-        self._points: list[New] = []
-        self._late: list[New] = []
+        self._points: list[NewObservation] = []
+        self._late: list[NewObservation] = []
         self._changed: dict[int, LiveRun] = {}
         self._following: dict[UUID, list[Callable[[], None]]] = {}
 
@@ -76,7 +76,7 @@ class Work:
     def store(self, live: LiveRun, points: Sequence[Point], late: int) -> None:
         """Points whose identities have no live observation are to be stored; the last `late` belong among others."""
         run = live.run
-        self._points += [New(run.id, run.attempt, point) for point in points]
+        self._points += [NewObservation(run.id, run.attempt, point) for point in points]
         if late:
             self._late += self._points[-late:]
 
@@ -103,12 +103,12 @@ class Work:
     def write(self) -> None:
         """Write all that was gathered."""
         if self._points:
-            observations.add_many(self.tx, self._points, self.now, self._late)
+            observations.add_observations(self.tx, self._points, self.now, self._late)
             self._points, self._late = [], []
         if self._changed:
             changed = list(self._changed.values())
             self._changed = {}
-            runs.save_many(self.tx, [live.run for live in changed])
+            runs.save_runs(self.tx, [live.run for live in changed])
             self._keep([live for live in changed if live.unkept >= KEEP_EVERY])
 
     def stroke(self) -> Stroke:
@@ -118,7 +118,7 @@ class Work:
 
     def go_on_in(self, tx: Transaction) -> None:
         """Lock the runs, do what waits, and write; raises Moved if one is not as it was remembered."""
-        if runs.lock_many(tx, list(self._stamps)) != self._stamps:
+        if runs.lock_runs(tx, list(self._stamps)) != self._stamps:
             raise Moved
         self._tx = tx
         for actions in self._following.values():
@@ -128,7 +128,7 @@ class Work:
 
     def _on_record(self) -> dict[UUID, Decision]:
         if self._decisions is None:
-            self._decisions = decisions.of_runs(self.tx, self._decided) if self._decided else {}
+            self._decisions = decisions.load_decisions(self.tx, self._decided) if self._decided else {}
         return self._decisions
 
     def _keep(self, due: list[LiveRun]) -> None:
@@ -136,6 +136,6 @@ class Work:
             states = [
                 (live.run.id, live.run.version, state_to_json(live.policy, live.monitor).decode()) for live in due
             ]
-            monitor_states.keep(self.tx, states, self.now)
+            monitor_states.save_states(self.tx, states, self.now)
             for live in due:
                 live.unkept = 0

@@ -40,9 +40,9 @@ def create_named_key(
 def create_first_key(database: Database, now: datetime, held_out_share: float = 0.0) -> str | None:
     """The secret of a key with all scopes in the project `default`, which is created too; None if any key exists."""
     with database.transaction() as tx:
-        if keys.any_exists(tx):
+        if keys.has_any_key(tx):
             return None
-        project = projects.find_by_name(tx, FIRST_PROJECT) or insert_project(
+        project = projects.find_project_by_name(tx, FIRST_PROJECT) or insert_project(
             tx, NewProject(name=FIRST_PROJECT, held_out_share=held_out_share), COMMAND_LINE, now
         )
         return _insert_key(tx, project.id, COMMAND_LINE, "first", SCOPES, now)[1]
@@ -51,8 +51,8 @@ def create_first_key(database: Database, now: datetime, held_out_share: float = 
 def find_reading_key(database: Database) -> Key | None:
     """A key in use that may read the project `default`."""
     with database.reading() as tx:
-        project = projects.find_by_name(tx, FIRST_PROJECT)
-        listed = keys.listing(tx, project.id) if project else []
+        project = projects.find_project_by_name(tx, FIRST_PROJECT)
+        listed = keys.list_keys(tx, project.id) if project else []
     readers = (key for key in listed if key.revoked_at is None and {"read", "admin"} & set(key.scopes))
     return next(readers, None)
 
@@ -62,10 +62,10 @@ def revoke_key(
 ) -> None:
     """Revoke a key for good; raises NotFound. Other processes accept it until their caches expire."""
     with database.transaction() as tx:
-        key = keys.revoke(tx, project_id, key_id, now)
+        key = keys.revoke_key(tx, project_id, key_id, now)
         if key is None:
             raise NotFound(f"there is no key {key_id} in use in this project")
-        audit.record(tx, project_id, actor, "key.revoked", f"key {key.name}", {"id": str(key_id)}, now)
+        audit.record_action(tx, project_id, actor, "key.revoked", f"key {key.name}", {"id": str(key_id)}, now)
     key_cache.clear()
 
 
@@ -73,8 +73,8 @@ def _insert_key(
     tx: Transaction, project_id: UUID | None, actor: str, name: str, scopes: Iterable[str], now: datetime
 ) -> tuple[Key, str]:
     granted = tuple(scope for scope in SCOPES if scope in set(scopes))
-    key, secret = keys.add(tx, project_id=project_id, name=name, scopes=granted, now=now)
+    key, secret = keys.create_key(tx, project_id=project_id, name=name, scopes=granted, now=now)
     if project_id is not None:
         details = {"id": str(key.id), "scopes": list(granted)}
-        audit.record(tx, project_id, actor, "key.made", f"key {name}", details, now)
+        audit.record_action(tx, project_id, actor, "key.made", f"key {name}", details, now)
     return key, secret

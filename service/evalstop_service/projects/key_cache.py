@@ -45,7 +45,7 @@ class KeyCache:
     def _load(self, secret: str) -> Key | None:
         clears = self._clears
         with self._database.reading() as tx:
-            key = keys.authenticate(tx, secret)
+            key = keys.authenticate_key(tx, secret)
         with self._lock:
             if key is not None and self._clears == clears:  # else it may have been revoked since it was read
                 self._keys[_digest(secret)] = key

@@ -43,7 +43,7 @@ Version = StoredPolicy | Shipped
 
 def listing(tx: Transaction, project_id: UUID) -> list[Version]:
     """All versions of all policies, by name, the newest first."""
-    own = policies.listing(tx, project_id)
+    own = policies.list_policies(tx, project_id)
     names = {policy.name for policy in own}
     shipped = [_shipped(name) for name in POLICIES if name not in names]
     return sorted([*own, *shipped], key=lambda policy: (policy.name, -policy.version))
@@ -51,7 +51,7 @@ def listing(tx: Transaction, project_id: UUID) -> list[Version]:
 
 def find(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version | None:
     """That version of a policy, or its latest."""
-    found = policies.find(tx, project_id, name, version)
+    found = policies.find_policy(tx, project_id, name, version)
     return _shipped(name) if found is None and name in POLICIES and version in (None, 1) else found
 
 
@@ -77,25 +77,25 @@ def add(tx: Transaction, project: Project, policy: Policy, now: datetime) -> Sto
     latest = find(tx, project.id, policy.name)
     if latest is not None:
         _stored(tx, project, latest, now)
-    return policies.add(tx, project, policy.name, policy_to_document(policy), now)
+    return policies.add_policy(tx, project, policy.name, policy_to_document(policy), now)
 
 
 def add_policy(database: Database, project_id: UUID, actor: str, policy: Policy, now: datetime) -> StoredPolicy:
     """Store a policy as the next version of its name, in the audit log; gives the latest version if it is the same."""
     with database.transaction() as tx:
-        project = projects.get(tx, project_id)
+        project = projects.get_project(tx, project_id)
         before = find(tx, project.id, policy.name)
         stored = add(tx, project, policy, now)
         if before is None or stored.version != before.version:
             details = {"id": str(stored.id)}
-            audit.record(tx, project_id, actor, "policy.added", f"policy {stored.reference}", details, now)
+            audit.record_action(tx, project_id, actor, "policy.added", f"policy {stored.reference}", details, now)
         return stored
 
 
 def read(tx: Transaction, policy_id: UUID) -> Policy | None:
     """The policy with this id, which a run refers to; None, and a line in the log, when a later release stored it and
     this one cannot read it."""
-    stored = policies.get(tx, policy_id)
+    stored = policies.get_policy(tx, policy_id)
     try:
         return policy_from_document(stored.document)
     except InvalidPolicy as error:
@@ -106,7 +106,7 @@ def read(tx: Transaction, policy_id: UUID) -> Policy | None:
 def _stored(tx: Transaction, project: Project, policy: Version, now: datetime) -> StoredPolicy:
     if isinstance(policy, StoredPolicy):
         return policy
-    return policies.add(tx, project, policy.name, policy.document, now)
+    return policies.add_policy(tx, project, policy.name, policy.document, now)
 
 
 def _shipped(name: str) -> Shipped:

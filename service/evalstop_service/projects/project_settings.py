@@ -120,17 +120,17 @@ def create_project(database: Database, settings: NewProject, actor: str, now: da
 def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datetime) -> Project:
     """The same within a transaction."""
     project = Project(id=new_id(), created_at=now, seed=secrets.token_hex(16), **settings.model_dump())
-    if not projects.add(tx, project):
+    if not projects.add_project(tx, project):
         raise Conflict(f"there is a project called {project.name!r} already")
     policies.resolve(tx, project, project.default_policy, now)
-    audit.record(tx, project.id, actor, "project.made", f"project {project.name}", None, now)
+    audit.record_action(tx, project.id, actor, "project.made", f"project {project.name}", None, now)
     return project
 
 
 def find_project(database: Database, name: str) -> Project:
     """The project with this name; raises NotFound."""
     with database.reading() as tx:
-        project = projects.find_by_name(tx, name)
+        project = projects.find_project_by_name(tx, name)
     if project is None:
         raise NotFound(f"there is no project {name!r}; `evalstop project create` makes one")
     return project
@@ -143,13 +143,13 @@ def change_project_settings(
     values = change.model_dump(exclude_none=True)
     values |= {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
     with database.transaction() as tx:
-        before = projects.lock(tx, project_id)
+        before = projects.lock_project(tx, project_id)
         project = replace(before, **values)
         policies.resolve(tx, project, project.default_policy, now)
         changed = {name: value for name, value in values.items() if getattr(before, name) != value}
         if changed:
-            projects.change(tx, project)
-            audit.record(tx, project.id, actor, "project.changed", f"project {project.name}", changed, now)
+            projects.update_project(tx, project)
+            audit.record_action(tx, project.id, actor, "project.changed", f"project {project.name}", changed, now)
     return project
 
 
@@ -159,8 +159,8 @@ def change_role_patterns(
     """Replace the role patterns of a project. Open runs apply them when a metric is reported for the first time."""
     patterns = [pattern.model_dump(exclude_none=True) for pattern in change.role_patterns]
     with database.transaction() as tx:
-        project = replace(projects.lock(tx, project_id), role_patterns=patterns)
-        projects.change(tx, project)
+        project = replace(projects.lock_project(tx, project_id), role_patterns=patterns)
+        projects.update_project(tx, project)
         details = {"role_patterns": patterns}
-        audit.record(tx, project.id, actor, "project.changed", f"project {project.name}", details, now)
+        audit.record_action(tx, project.id, actor, "project.changed", f"project {project.name}", details, now)
     return project

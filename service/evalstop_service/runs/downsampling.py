@@ -45,23 +45,23 @@ def summarize_grown_runs(
     """
     found: dict[UUID, int] = {}
     with database.reading() as tx:
-        project_ids = [project.id for project in projects.listing(tx)]
+        project_ids = [project.id for project in projects.list_projects(tx)]
     for project_id in project_ids:
         after: UUID | None = UUID(int=0)
         while after is not None:
             begun = time.perf_counter()
             with database.reading() as tx:
-                page = series.running(tx, project_id, after, RUNS_AT_A_TIME)
+                page = series.list_running_runs(tx, project_id, after, RUNS_AT_A_TIME)
                 long = {run_id: last_step for run_id, last_step in page if last_step >= series.OBSERVATIONS_AT_A_TIME}
                 # After a resumption the last step lies before the one that was looked at.
                 found |= {run_id: min(looked_at.get(run_id, 0), last_step) for run_id, last_step in long.items()}
                 grown = [run_id for run_id in long if long[run_id] - found[run_id] >= series.OBSERVATIONS_AT_A_TIME]
-                metrics = observations.last_steps(tx, grown) if grown else {}
+                metrics = observations.load_last_steps(tx, grown) if grown else {}
             if pause(RESTS * (time.perf_counter() - begun)):
                 return found
             for run_id in grown:
                 for metric in metrics[run_id]:
-                    if series.catch_up(database, run_id, metric, lambda seconds: pause(RESTS * seconds)):
+                    if series.catch_up_summaries(database, run_id, metric, lambda seconds: pause(RESTS * seconds)):
                         return found
                 found[run_id] = long[run_id]
             after = page[-1][0] if len(page) == RUNS_AT_A_TIME else None

@@ -14,17 +14,17 @@ from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store import run_health, runs
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.run_health import StoredPulse
+from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 
 
-def last_report_at(run: Run, pulse: StoredPulse | None) -> datetime:
+def last_report_at(run: Run, pulse: RunHealth | None) -> datetime:
     """When the run last posted or its trainer's client said that it is there."""
     beat = pulse.heartbeat_at if pulse is not None else None
     return run.updated_at if beat is None else max(run.updated_at, beat)
 
 
-def find_liveness(run: Run, pulse: StoredPulse | None, stale_seconds: float, now: datetime) -> Liveness:
+def find_liveness(run: Run, pulse: RunHealth | None, stale_seconds: float, now: datetime) -> Liveness:
     """How a run is at this moment, by what is known of its cadence: one that has ended is as its status says, and one
     that runs is lost only on record."""
     if run.status != "running":
@@ -35,14 +35,14 @@ def find_liveness(run: Run, pulse: StoredPulse | None, stale_seconds: float, now
 
 def load_cadence(tx: Transaction, run: Run) -> float | None:
     """The cadence of a run's posts; see `liveness.cadence`."""
-    return liveness.measure_cadence(run_health.posts(tx, run), run_health.POSTS_LOOKED_AT)
+    return liveness.measure_cadence(run_health.list_post_times(tx, run), run_health.POSTS_LOOKED_AT)
 
 
 def load_metric_faults(tx: Transaction, judged: Sequence[tuple[Run, Policy]]) -> Mapping[UUID, tuple[Dead, ...]]:
     """The dead metrics among those on whose evidence the policy of each run may stop it."""
     needed = {run.id: _needed(run, policy) for run, policy in judged}
-    found = run_health.readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
-    began = runs.attempts_began(tx, [run.id for run, _ in judged])
+    found = run_health.load_readings(tx, [(run, metric) for run, _ in judged for metric in needed[run.id]])
+    began = runs.load_attempt_starts(tx, [run.id for run, _ in judged])
     return {
         run.id: dead_metrics.dead(
             [Watched(metric, found[run.id, metric], promised) for metric, promised in needed[run.id].items()],

@@ -18,7 +18,7 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import projects, retention
 from evalstop_service.store.database import Database
 from evalstop_service.store.projects import Project
-from evalstop_service.store.retention import Position
+from evalstop_service.store.retention import DeletePosition
 from evalstop_service.store.runs import Run
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def prune_runs(
     wanted = _wanted(database, project, older_than_days, now)
     if dry_run:
         return _count(database, wanted)
-    with retention.alone(database) as alone:
+    with retention.hold_retention_lock(database) as alone:
         if not alone:
             raise Conflict("another process prunes at the moment; what is old goes with that")
         return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(wanted)
@@ -136,20 +136,20 @@ class _Pass:
 
     def _mark(self, project: Project, ended_before: datetime) -> int:
         with self._database.reading() as tx:
-            run_ids = retention.old(tx, project.id, ended_before, RUNS_AT_A_TIME)
+            run_ids = retention.list_expired_runs(tx, project.id, ended_before, RUNS_AT_A_TIME)
         if not run_ids:
             return 0
         with self._database.transaction() as tx:
-            return retention.begin(tx, run_ids, ended_before, self._now)
+            return retention.mark_runs(tx, run_ids, ended_before, self._now)
 
     def _empty(self) -> bool:
         """Remove the details of all runs that are marked; False when it was told to stop before."""
-        position: Position | None = None
+        position: DeletePosition | None = None
         left = True
         while left:
             begun = time.perf_counter()
             with self._database.transaction() as tx:
-                emptied = retention.empty(tx, self._pace.rows, position)
+                emptied = retention.delete_details(tx, self._pace.rows, position)
             position, left = emptied.position, emptied.left
             self._rows += emptied.rows
             self._service_metrics.pruned_rows.inc(emptied.rows)
@@ -167,9 +167,9 @@ def _wanted(
         raise Invalid("a time is given but no project: name the one whose runs shall go")
     with database.reading() as tx:
         if name is None:
-            found = projects.listing(tx)
+            found = projects.list_projects(tx)
         else:
-            one = projects.find_by_name(tx, name)
+            one = projects.find_project_by_name(tx, name)
             if one is None:
                 raise NotFound(f"there is no project {name!r}")
             found = [one]
@@ -181,7 +181,7 @@ def _count(database: Database, wanted: list[tuple[Project, datetime]]) -> Pruned
     found, rows = {}, 0
     with database.reading() as tx:
         for project, ended_before in wanted:
-            count, held = retention.count_old(tx, project.id, ended_before)
+            count, held = retention.count_expired_runs(tx, project.id, ended_before)
             rows += held
             if count:
                 found[project.name] = count

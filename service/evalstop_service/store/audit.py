@@ -9,13 +9,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, like
+from evalstop_service.store.database import Transaction, contains_text
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import audit_log
 
 
 @dataclass(frozen=True)
-class Entry:
+class AuditEntry:
     """One change. `action` is what was done (`key.made`), `subject` to what (`key trainers`), `details` how."""
 
     id: UUID
@@ -26,7 +26,7 @@ class Entry:
     at: datetime
 
 
-def record(
+def record_action(
     tx: Transaction,
     project_id: UUID,
     actor: str,
@@ -54,7 +54,7 @@ def record(
     )
 
 
-def listing(
+def list_entries(
     tx: Transaction,
     project_id: UUID,
     *,
@@ -62,20 +62,20 @@ def listing(
     action: str | None = None,
     before: UUID | None = None,
     limit: int = 50,
-) -> list[Entry]:
+) -> list[AuditEntry]:
     """What was changed in a project, newest first, before the entry `before`.
 
     `actor`: by those alone with this in their name. `action`: this one, or (`key`) all that begin with it (`key.made`).
     """
     query = sa.select(*_COLUMNS).where(audit_log.c.project_id == project_id)
     if actor is not None:
-        query = query.where(like(audit_log.c.actor, actor))
+        query = query.where(contains_text(audit_log.c.actor, actor))
     if action is not None:
         kind = audit_log.c.action.startswith(f"{action}.", autoescape=True)
         query = query.where((audit_log.c.action == action) | kind)
     if before is not None:
         query = query.where(audit_log.c.id < before)
-    return [Entry(*row) for row in tx.execute(query.order_by(audit_log.c.id.desc()).limit(limit))]
+    return [AuditEntry(*row) for row in tx.execute(query.order_by(audit_log.c.id.desc()).limit(limit))]
 
 
 _COLUMNS = [column for column in audit_log.c if column.name != "project_id"]

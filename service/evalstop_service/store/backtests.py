@@ -39,7 +39,7 @@ class Backtest:
 
 
 @dataclass(frozen=True)
-class Past:
+class PastRun:
     """A run that has ended, with the decision on its last attempt and what turned out to be true of it."""
 
     run: Run
@@ -52,26 +52,26 @@ class Past:
     gpu_hours: float | None
 
 
-def add(tx: Transaction, backtest: Backtest) -> None:
+def add_backtest(tx: Transaction, backtest: Backtest) -> None:
     """Store a new one."""
     tx.execute(backtests.insert().values(**vars(backtest)))
 
 
-def find(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backtest | None:
+def find_backtest(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backtest | None:
     """The project's backtest with this id."""
     query = sa.select(backtests).where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)
     row = tx.execute(query).mappings().one_or_none()
     return Backtest(**row) if row else None
 
 
-def revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str | None:
+def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str | None:
     """Differs whenever the backtest has got on; None when there is none."""
     query = sa.select(backtests.c.state, backtests.c.done, backtests.c.total)
     row = tx.execute(query.where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)).one_or_none()
     return "-".join(map(str, row)) if row else None
 
 
-def listing(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int = 20) -> list[Backtest]:
+def list_backtests(tx: Transaction, project_id: UUID, *, before: UUID | None = None, limit: int = 20) -> list[Backtest]:
     """A project's backtests, newest first, without their findings."""
     columns = [column for column in backtests.c if column.name != "findings"]
     query = sa.select(*columns).where(backtests.c.project_id == project_id)
@@ -87,7 +87,7 @@ def count_unfinished(tx: Transaction, project_id: UUID) -> int:
     return tx.execute(query).scalar_one()
 
 
-def claim(tx: Transaction, now: datetime, lease_until: datetime) -> Backtest | None:
+def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Backtest | None:
     """The oldest that nobody holds, held until `lease_until`; None when there is none."""
     free = backtests.c.lease_until.is_(None) | (backtests.c.lease_until <= now)
     query = sa.select(backtests).where(_UNFINISHED, free).order_by(backtests.c.id).limit(1)
@@ -99,7 +99,7 @@ def claim(tx: Transaction, now: datetime, lease_until: datetime) -> Backtest | N
     return Backtest(**taken)
 
 
-def keep(tx: Transaction, held: Backtest, changed: Backtest) -> bool:
+def save_progress(tx: Transaction, held: Backtest, changed: Backtest) -> bool:
     """Store how far it got; False when the lease by which it was held has gone to another, and nothing is stored."""
     query = backtests.update().where(
         backtests.c.id == held.id, backtests.c.state == RUNNING, backtests.c.lease_until == held.lease_until
@@ -107,13 +107,13 @@ def keep(tx: Transaction, held: Backtest, changed: Backtest) -> bool:
     return tx.execute(query.values(**vars(changed))).rowcount == 1
 
 
-def count_past(tx: Transaction, project_id: UUID, before: UUID, most: int) -> int:
+def count_past_runs(tx: Transaction, project_id: UUID, before: UUID, most: int) -> int:
     """How many runs there are to replay, up to `most`."""
     query = _ended(sa.select(runs.c.id), project_id, before).limit(most)
     return tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
 
 
-def past(tx: Transaction, project_id: UUID, before: UUID, limit: int) -> list[Past]:
+def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) -> list[PastRun]:
     """Runs that have ended and were not pruned, made before the id `before`, newest first."""
     page = _ended(sa.select(*runs.c), project_id, before).order_by(runs.c.id.desc()).limit(limit).subquery()
     query = (
@@ -139,7 +139,7 @@ def past(tx: Transaction, project_id: UUID, before: UUID, limit: int) -> list[Pa
     found = []
     for row in tx.execute(query):
         values = tuple(row)
-        found.append(Past(Run(**dict(zip(names, values, strict=False))), *values[len(names) :]))
+        found.append(PastRun(Run(**dict(zip(names, values, strict=False))), *values[len(names) :]))
     return found
 
 

@@ -34,7 +34,7 @@ names of the detectors."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CaseFilter:
     """Which cases of a project; what is None does not matter.
 
     `job_kind`: "" means jobs that do not say what they are. `since`, `until`: ended from then on, and before then.
@@ -54,7 +54,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Count:
+class CaseCount:
     """How many cases of one kind there are, and what they cost.
 
     `key`: of its group, as `counts` was asked for. `treatment`: None for what was never flagged. `probability`: with
@@ -84,7 +84,7 @@ class Delay:
 
 
 @dataclass(frozen=True)
-class Listed(Case):
+class ListedCase(Case):
     """A case as a list shows it: with the names of its run and its policy."""
 
     run_name: str
@@ -101,7 +101,7 @@ Place = tuple[datetime, UUID, int]
 """Where a case stands in the list: by its end, newest first, then by its key."""
 
 
-def place(cursor: str | None) -> Place | None:
+def parse_cursor(cursor: str | None) -> Place | None:
     """Where a cursor stands in the list; None for none. Raises Invalid when it is none of ours."""
     if cursor is None:
         return None
@@ -115,16 +115,16 @@ def place(cursor: str | None) -> Place | None:
         raise Invalid("the cursor is none that this list has given; begin without one") from None
 
 
-def counts(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = ()) -> list[Count]:
+def count_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = ()) -> list[CaseCount]:
     """The cases of a project by group, by what was done and by what turned out; without those that were never flagged
     where cases are chosen by detector."""
-    found = flagged(tx, project_id, wanted, by)
+    found = count_flagged(tx, project_id, wanted, by)
     if wanted.detector is not None or "detector" in by:
         return found
-    return found + passed(tx, project_id, wanted, by)
+    return found + count_unflagged(tx, project_id, wanted, by)
 
 
-def flagged(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Split] = ()) -> list[Count]:
+def count_flagged(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Split] = ()) -> list[CaseCount]:
     """The cases with a decision to stop, by group, by what was done and by what turned out."""
     keys = [_key(tx, one) for one in by]
     kinds = [cases.c.treatment, cases.c.observed_probability, cases.c.outcome]
@@ -139,10 +139,12 @@ def flagged(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Spli
     ]
     query = _from(tx, sa.select(*columns), project_id, wanted, by).where(_FLAGGED).group_by(*keys, *kinds)
     named = _names(tx, project_id, by)
-    return [Count(named(row), *row[len(keys) :]) for row in tx.execute(query)]
+    return [CaseCount(named(row), *row[len(keys) :]) for row in tx.execute(query)]
 
 
-def passed(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Grouping] = ()) -> list[Count]:
+def count_unflagged(
+    tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = ()
+) -> list[CaseCount]:
     """The cases that were never flagged, by group and by what turned out.
 
     There are many times as many of them; by policy or as a whole they are counted out of an index alone.
@@ -151,10 +153,10 @@ def passed(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Group
     query = _from(tx, sa.select(*keys, cases.c.outcome, sa.func.count()), project_id, wanted, by)
     rows = tx.execute(query.where(~_FLAGGED).group_by(*keys, cases.c.outcome))
     named = _names(tx, project_id, by)
-    return [Count(named(row), None, None, *row[len(keys) :]) for row in rows]
+    return [CaseCount(named(row), None, None, *row[len(keys) :]) for row in rows]
 
 
-def delays(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Split] = ()) -> list[Delay]:
+def count_delays(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
     """The delays of all stops that were let run and right, of which the turn is known."""
     kinds = [*(_key(tx, one) for one in by), cases.c.delay_steps, cases.c.observed_probability]
     query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, by).where(
@@ -164,7 +166,7 @@ def delays(tx: Transaction, project_id: UUID, wanted: Wanted, by: Sequence[Split
     return [Delay(named(row), *row[len(by) :]) for row in tx.execute(query.group_by(*kinds))]
 
 
-def revision(tx: Transaction, project_id: UUID) -> str:
+def read_revision(tx: Transaction, project_id: UUID) -> str:
     """Differs as soon as a case of a project has come, or turned out otherwise; nothing is counted for it.
 
     Of several of the newest, because what is committed last was not always made last.
@@ -174,9 +176,9 @@ def revision(tx: Transaction, project_id: UUID) -> str:
     return hashlib.sha256(b"".join(one.bytes for one in newest)).hexdigest()[:16]
 
 
-def listing(
-    tx: Transaction, project_id: UUID, wanted: Wanted, *, before: Place | None = None, limit: int = 50
-) -> list[Listed]:
+def list_cases(
+    tx: Transaction, project_id: UUID, wanted: CaseFilter, *, before: Place | None = None, limit: int = 50
+) -> list[ListedCase]:
     """The cases that a count is made of, those that ended last first, after the place `before` in that order."""
     columns = [
         *(cases.c[name] for name in Case.__dataclass_fields__),
@@ -190,10 +192,10 @@ def listing(
     if before is not None:
         query = query.where(sa.tuple_(*order) < before)
     rows = tx.execute(query.order_by(*(column.desc() for column in order)).limit(limit)).mappings()
-    return [Listed(**row) for row in rows]
+    return [ListedCase(**row) for row in rows]
 
 
-def job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
+def list_job_kinds(tx: Transaction, project_id: UUID) -> list[str]:
     """All kinds of jobs that were ever flagged in a project, by name."""
     kind = cases.c.job_kind
     query = sa.select(kind).where(cases.c.project_id == project_id, _FLAGGED, kind.is_not(None))
@@ -206,7 +208,7 @@ _FLAGGED = cases.c.decision_id.is_not(None)
 
 
 def _from(
-    tx: Transaction, query: sa.Select[Any], project_id: UUID, wanted: Wanted, by: Sequence[Split]
+    tx: Transaction, query: sa.Select[Any], project_id: UUID, wanted: CaseFilter, by: Sequence[Split]
 ) -> sa.Select[Any]:
     query = query.select_from(cases)
     if "detector" in by:
@@ -268,7 +270,7 @@ def _names(tx: Transaction, project_id: UUID, by: Sequence[Split]) -> Callable[[
     return lambda row: tuple(part for one, found in zip(by, row, strict=False) for part in parts(one, found))
 
 
-def _policies(project_id: UUID, wanted: Wanted) -> sa.Select[Any]:
+def _policies(project_id: UUID, wanted: CaseFilter) -> sa.Select[Any]:
     query = sa.select(policies.c.id).where(policies.c.project_id == project_id)
     if wanted.policy is not None:
         query = query.where(policies.c.name == wanted.policy)

@@ -44,18 +44,18 @@ class Case:
     ended_at: datetime
 
 
-def keep(tx: Transaction, case: Case) -> None:
+def save_case(tx: Transaction, case: Case) -> None:
     """Store a case in place of what was known of that attempt; its run is locked in this transaction."""
-    remove(tx, case.run_id, case.attempt)
+    delete_case(tx, case.run_id, case.attempt)
     tx.execute(cases.insert().values(**vars(case)))
 
 
-def remove(tx: Transaction, run_id: UUID, attempt: int) -> None:
+def delete_case(tx: Transaction, run_id: UUID, attempt: int) -> None:
     """Forget the case of an attempt that goes on after all."""
     tx.execute(cases.delete().where(*_of(run_id, attempt)))
 
 
-def find(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
+def find_case(tx: Transaction, run_id: UUID, attempt: int) -> Case | None:
     """The case of an attempt; None while it goes on."""
     own = (cases.c[name] for name in Case.__dataclass_fields__)
     row = tx.execute(sa.select(*own).where(*_of(run_id, attempt))).mappings().one_or_none()

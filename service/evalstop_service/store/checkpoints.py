@@ -25,24 +25,24 @@ class Checkpoint:
     created_at: datetime
 
 
-def add(tx: Transaction, run_id: UUID, checkpoint: Checkpoint) -> None:
+def add_checkpoint(tx: Transaction, run_id: UUID, checkpoint: Checkpoint) -> None:
     """Store a checkpoint whose step has no live one."""
     tx.execute(checkpoints.insert().values(run_id=run_id, superseded_by=LIVE, **vars(checkpoint)))
 
 
-def find(tx: Transaction, run_id: UUID, step: int) -> Checkpoint | None:
+def find_checkpoint(tx: Transaction, run_id: UUID, step: int) -> Checkpoint | None:
     """The live checkpoint of a step."""
     row = tx.execute(_LIVE.where(checkpoints.c.run_id == run_id, checkpoints.c.step == step)).one_or_none()
     return Checkpoint(*row) if row else None
 
 
-def listing(tx: Transaction, run_id: UUID) -> list[Checkpoint]:
+def list_checkpoints(tx: Transaction, run_id: UUID) -> list[Checkpoint]:
     """A run's live checkpoints by ascending step."""
     query = _LIVE.where(checkpoints.c.run_id == run_id).order_by(checkpoints.c.step)
     return [Checkpoint(*row) for row in tx.execute(query)]
 
 
-def of_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, list[Checkpoint]]:
+def load_checkpoints(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, list[Checkpoint]]:
     """The live checkpoints of each of these runs that has any, by ascending step."""
     query = _LIVE.add_columns(checkpoints.c.run_id).where(checkpoints.c.run_id.in_(run_ids))
     found: dict[UUID, list[Checkpoint]] = defaultdict(list)
@@ -51,7 +51,7 @@ def of_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, list[Checkpo
     return found
 
 
-def supersede(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> None:
+def supersede_checkpoints(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> None:
     """Put the live checkpoints past a step out of force."""
     query = checkpoints.update().where(
         checkpoints.c.run_id == run_id, checkpoints.c.step > after_step, checkpoints.c.superseded_by == LIVE

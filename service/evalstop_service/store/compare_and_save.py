@@ -13,7 +13,7 @@ from datetime import datetime
 import msgspec
 
 from evalstop_service.store import observations, runs
-from evalstop_service.store.observations import New
+from evalstop_service.store.observations import NewObservation
 from evalstop_service.store.runs import Run, Stamp
 
 
@@ -26,14 +26,14 @@ class Stroke:
     """
 
     moves: Sequence[tuple[Stamp, Run]]
-    points: Sequence[New]
+    points: Sequence[NewObservation]
     now: datetime
 
     @property
     def parameters(self) -> list[bytes]:
         """Of `COMPARE_AND_SAVE`, as texts."""
-        moves = [{"was": was, "was_at": was_at} | runs.moving(run) for (was, was_at), run in self.moves]
-        return [msgspec.json.encode(moves), observations.recordset(self.points), self.now.isoformat().encode()]
+        moves = [{"was": was, "was_at": was_at} | runs.changed_columns(run) for (was, was_at), run in self.moves]
+        return [msgspec.json.encode(moves), observations.encode_records(self.points), self.now.isoformat().encode()]
 
 
 # A row that somebody holds is waited for and compared as it is then. Rows are locked by ascending id, as everywhere.

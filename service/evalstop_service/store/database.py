@@ -145,7 +145,7 @@ def _prepare_sqlite(engine: sa.Engine, synchronous: str) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def driver(tx: Transaction) -> Any:
+def driver_connection(tx: Transaction) -> Any:
     """The driver's own connection under a transaction, psycopg's or sqlite3's, for the few statements that are hot.
 
     Its errors leave the transaction as SQLAlchemy's, like those of all other statements.
@@ -155,7 +155,7 @@ def driver(tx: Transaction) -> Any:
 
 @contextmanager
 def _translated(tx: Transaction) -> Iterator[None]:
-    connection, errors = driver(tx), tx.dialect.loaded_dbapi.Error
+    connection, errors = driver_connection(tx), tx.dialect.loaded_dbapi.Error
     try:
         yield
     except errors as error:
@@ -167,7 +167,7 @@ def _translated(tx: Transaction) -> Iterator[None]:
         ) from error
 
 
-def is_passing(error: sa.exc.DBAPIError) -> bool:
+def is_transient(error: sa.exc.DBAPIError) -> bool:
     """Whether the same transaction may well succeed when it is tried again: nothing is wrong with it.
 
     It was chosen as a deadlock's victim, could not be serialized, met a locked file, or its connection was lost. After
@@ -182,7 +182,7 @@ def is_passing(error: sa.exc.DBAPIError) -> bool:
     return isinstance(error, sa.exc.OperationalError)  # PostgreSQL cannot be reached
 
 
-def is_full(error: sa.exc.DBAPIError) -> bool:
+def is_disk_full(error: sa.exc.DBAPIError) -> bool:
     """Whether there is no room left where the database keeps its files."""
     return getattr(error.orig, "sqlstate", None) == "53100" or getattr(error.orig, "sqlite_errorname", None) in (
         "SQLITE_FULL",
@@ -198,6 +198,6 @@ def insert_if_new(tx: Transaction, table: sa.Table, values: dict[str, Any], uniq
     return tx.execute(statement.returning(sa.literal_column("1"))).first() is not None
 
 
-def like(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:
+def contains_text(column: sa.ColumnElement[str], part: str) -> sa.ColumnElement[bool]:
     """The condition that a text contains `part`, whatever its case, with no character in it special."""
     return column.icontains(part, autoescape=True)

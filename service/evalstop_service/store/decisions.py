@@ -17,7 +17,7 @@ from evalstop_service.store.tables import decision_changes, decisions, policies,
 
 
 @dataclass(frozen=True)
-class Change:
+class DecisionChange:
     """One step in the life of a decision: the state it came to, when, through whom and why."""
 
     sequence: int
@@ -29,7 +29,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Overdue:
+class OverdueDecision:
     """The key of a decision whose deadline is over."""
 
     deadline_at: datetime
@@ -81,12 +81,12 @@ class Decision:
         return Lifecycle(DecisionState(self.state), self.due_at, self.deadline_at, self.escalations)
 
 
-def add(tx: Transaction, decision: Decision) -> None:
+def add_decision(tx: Transaction, decision: Decision) -> None:
     """Store a new decision."""
     tx.execute(decisions.insert().values({column.name: getattr(decision, column.name) for column in decisions.c}))
 
 
-def lock(tx: Transaction, decision: Decision) -> Decision:
+def lock_decision(tx: Transaction, decision: Decision) -> Decision:
     """The decision as it stands now, locked until the transaction ends; its run was locked before."""
     wanted = (decisions.c.run_id == decision.run_id, decisions.c.id == decision.id)
     # Locked alone and read afterwards, as a run is; what refers to its key need not wait.
@@ -94,7 +94,7 @@ def lock(tx: Transaction, decision: Decision) -> Decision:
     return Decision(**tx.execute(_SELECT.where(*wanted)).mappings().one())
 
 
-def move(tx: Transaction, decision: Decision, life: Lifecycle) -> bool:
+def update_decision(tx: Transaction, decision: Decision, life: Lifecycle) -> bool:
     """Move a decision on from the state in which it was read; False if another was faster."""
     query = decisions.update().where(
         decisions.c.run_id == decision.run_id, decisions.c.id == decision.id, decisions.c.state == decision.state
@@ -108,7 +108,7 @@ def move(tx: Transaction, decision: Decision, life: Lifecycle) -> bool:
     return tx.execute(query.values(values)).rowcount == 1
 
 
-def record(tx: Transaction, decision: Decision, entry: Record, now: datetime) -> None:
+def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime) -> None:
     """Append to the history of a decision that was moved, or made, in this transaction."""
     tx.execute(
         decision_changes.insert().values(
@@ -124,7 +124,7 @@ def record(tx: Transaction, decision: Decision, entry: Record, now: datetime) ->
     )
 
 
-def request_due(tx: Transaction, now: datetime) -> int:
+def request_due_decisions(tx: Transaction, now: datetime) -> int:
     """Move the decisions whose grace period is over from pending to requested; gives their number."""
     # In one order, so that two workers cannot wait for each other.
     query = _SELECT.add_columns(projects.c.confirm_seconds).join(projects, projects.c.id == decisions.c.project_id)
@@ -135,58 +135,62 @@ def request_due(tx: Transaction, now: datetime) -> int:
         terms = Timeouts(grace_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
         decision = Decision(**fields)
         life, instructions = decision_lifecycle.apply_event(decision.life, TimePassed(now), terms)
-        if move(tx, decision, life):
+        if update_decision(tx, decision, life):
             count += 1
             for entry in instructions:
                 assert isinstance(entry, Record), "the event was written when the grace period began"
-                record(tx, decision, entry, now)
+                add_change(tx, decision, entry, now)
     return count
 
 
-def any_due(tx: Transaction, now: datetime) -> bool:
+def is_any_due(tx: Transaction, now: datetime) -> bool:
     """Whether any pending decision's grace period is over."""
     query = sa.exists().where(_due(now))
     return tx.execute(sa.select(query)).scalar_one()
 
 
-def pending(tx: Transaction, project_id: UUID) -> list[UUID]:
+def list_pending_runs(tx: Transaction, project_id: UUID) -> list[UUID]:
     """The runs of a project that have a pending decision, the longest pending first."""
     query = sa.select(decisions.c.run_id).where(_PENDING, decisions.c.project_id == project_id)
     return list(tx.execute(query.order_by(decisions.c.due_at, decisions.c.id)).scalars())
 
 
-def overdue(tx: Transaction, now: datetime, after: Overdue | None = None, limit: int = 100) -> list[Overdue]:
+def list_overdue(
+    tx: Transaction, now: datetime, after: OverdueDecision | None = None, limit: int = 100
+) -> list[OverdueDecision]:
     """Decisions whose deadline is over, the longest first, those after the one that was given last."""
     table = decisions.c
     query = sa.select(table.deadline_at, table.id, table.run_id, table.project_id).where(table.deadline_at <= now)
     if after is not None:
         query = query.where(sa.tuple_(table.deadline_at, table.id) > (after.deadline_at, after.id))
-    return [Overdue(*row) for row in tx.execute(query.order_by(table.deadline_at, table.id).limit(limit))]
+    return [OverdueDecision(*row) for row in tx.execute(query.order_by(table.deadline_at, table.id).limit(limit))]
 
 
-def next_deadline(tx: Transaction) -> datetime | None:
+def find_next_deadline(tx: Transaction) -> datetime | None:
     """The first deadline of all decisions, over or not; None when there is none."""
     query = sa.select(decisions.c.deadline_at).where(decisions.c.deadline_at.is_not(None))
     return tx.execute(query.order_by(decisions.c.deadline_at).limit(1)).scalar()
 
 
-def find(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision | None:
+def find_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision | None:
     """The project's decision with this id."""
     return _one(tx, (decisions.c.id == decision_id) & (decisions.c.project_id == project_id))
 
 
-def of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Decision | None:
+def find_decision_of_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Decision | None:
     """The decision on an attempt of a run."""
     return _one(tx, (decisions.c.run_id == run_id) & (decisions.c.attempt == attempt))
 
 
-def of_runs(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
+def load_decisions(tx: Transaction, run_ids: Iterable[UUID]) -> dict[UUID, Decision]:
     """The decision on the present attempt of each of these runs that has one."""
     query = _SELECT.where(decisions.c.run_id.in_(list(run_ids)), decisions.c.attempt == runs.c.attempt)
     return {row["run_id"]: Decision(**row) for row in tx.execute(query).mappings()}
 
 
-def handed_out(tx: Transaction, project_id: UUID, since: datetime, but_for: tuple[UUID, int]) -> tuple[int, int]:
+def count_issued_stops(
+    tx: Transaction, project_id: UUID, since: datetime, but_for: tuple[UUID, int]
+) -> tuple[int, int]:
     """How many stops of a project were or will be handed to receivers after a moment, and of these how many are of runs
     that run no longer; that of the run and attempt `but_for` is left out."""
     never = ("shadow", "held_out", "on_hold", "vetoed", "moot")
@@ -204,7 +208,7 @@ def handed_out(tx: Transaction, project_id: UUID, since: datetime, but_for: tupl
     return count, ended
 
 
-def listing(
+def list_decisions(
     tx: Transaction,
     project_id: UUID,
     *,
@@ -224,12 +228,12 @@ def listing(
     return [Decision(**row) for row in tx.execute(query.order_by(decisions.c.id.desc()).limit(limit)).mappings()]
 
 
-def history(tx: Transaction, decision: Decision) -> list[Change]:
+def list_changes(tx: Transaction, decision: Decision) -> list[DecisionChange]:
     """All changes of a decision, oldest first."""
     table = decision_changes.c
     query = sa.select(table.sequence, table.state, table.actor, table.reason, table.details, table.at)
     query = query.where(table.run_id == decision.run_id, table.decision_id == decision.id)
-    return [Change(*row) for row in tx.execute(query.order_by(table.sequence))]
+    return [DecisionChange(*row) for row in tx.execute(query.order_by(table.sequence))]
 
 
 _SELECT = (

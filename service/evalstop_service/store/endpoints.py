@@ -50,19 +50,21 @@ class Endpoint:
         return "*" in self.event_types or event_type in self.event_types
 
 
-def new_secret() -> str:
+def generate_secret() -> str:
     """A fresh signing secret in the form of Standard Webhooks: `whsec_` and 32 random bytes in base64."""
     return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def valid_secrets(secret: str, previous: str | None, previous_until: datetime | None, now: datetime) -> tuple[str, ...]:
+def select_valid_secrets(
+    secret: str, previous: str | None, previous_until: datetime | None, now: datetime
+) -> tuple[str, ...]:
     """The secrets to sign with: the present one, and the previous one while it is still good."""
     if previous is not None and previous_until is not None and now < previous_until:
         return (secret, previous)
     return (secret,)
 
 
-def add(
+def add_endpoint(
     tx: Transaction,
     project_id: UUID,
     *,
@@ -79,7 +81,7 @@ def add(
         "project_id": project_id,
         "url": url,
         "event_types": list(event_types),
-        "secret": encryption.encrypt(new_secret(), key),
+        "secret": encryption.encrypt(generate_secret(), key),
         "previous_secret": None,
         "previous_secret_until": None,
         "enabled": True,
@@ -92,18 +94,18 @@ def add(
     return _endpoint(row)
 
 
-def find(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
+def find_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
     """The endpoint of that id; None when the project has none, or has deleted it."""
     row = tx.execute(_of(project_id).where(endpoints.c.id == endpoint_id)).mappings().one_or_none()
     return None if row is None else _endpoint(row)
 
 
-def listing(tx: Transaction, project_id: UUID) -> list[Endpoint]:
+def list_endpoints(tx: Transaction, project_id: UUID) -> list[Endpoint]:
     """The endpoints of a project, oldest first."""
     return [_endpoint(row) for row in tx.execute(_of(project_id).order_by(endpoints.c.id)).mappings()]
 
 
-def change(
+def update_endpoint(
     tx: Transaction,
     project_id: UUID,
     endpoint_id: UUID,
@@ -131,8 +133,8 @@ def change(
     if values:
         tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
     if enabled:
-        wakeup.workers(tx)
-    return find(tx, project_id, endpoint_id)
+        wakeup.wake_workers(tx)
+    return find_endpoint(tx, project_id, endpoint_id)
 
 
 def rotate_secret(
@@ -146,12 +148,12 @@ def rotate_secret(
 ) -> Endpoint | None:
     """Give the endpoint a new secret; the one it had signs along for `previous_valid_hours`."""
     values = {
-        "secret": encryption.encrypt(new_secret(), endpoint_id),
+        "secret": encryption.encrypt(generate_secret(), endpoint_id),
         "previous_secret": endpoints.c.secret,
         "previous_secret_until": now + timedelta(hours=previous_valid_hours),
     }
     tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
-    return find(tx, project_id, endpoint_id)
+    return find_endpoint(tx, project_id, endpoint_id)
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def reencrypt_secrets(tx: Transaction, encryption: Encryption) -> ReencryptedSec
     return ReencryptedSecrets(count, were_plain)
 
 
-def delete(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> bool:
+def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetime) -> bool:
     """Delete the endpoint and cancel what waits for it; its past deliveries stay. False when there was none."""
     gone = tx.execute(
         sa.update(endpoints).where(_is(project_id, endpoint_id)).values(deleted_at=now, enabled=False)
@@ -195,7 +197,7 @@ def delete(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now: datetim
     return bool(gone)
 
 
-def disable(tx: Transaction, endpoint_id: UUID) -> None:
+def disable_endpoint(tx: Transaction, endpoint_id: UUID) -> None:
     """Send nothing more there: the receiver said that it is gone for good."""
     tx.execute(sa.update(endpoints).where(endpoints.c.id == endpoint_id).values(enabled=False))
 

@@ -23,23 +23,25 @@ class Experiment:
     created_at: datetime
 
 
-def add(tx: Transaction, project_id: UUID, name: str, now: datetime) -> Experiment | None:
+def add_experiment(tx: Transaction, project_id: UUID, name: str, now: datetime) -> Experiment | None:
     """Store a new experiment; None if the project has one of that name."""
     experiment = Experiment(new_id(), project_id, name, now)
     return experiment if insert_if_new(tx, experiments, vars(experiment), ["project_id", "name"]) else None
 
 
-def find(tx: Transaction, project_id: UUID, experiment_id: UUID) -> Experiment | None:
+def find_experiment(tx: Transaction, project_id: UUID, experiment_id: UUID) -> Experiment | None:
     """The project's experiment with this id."""
     return _one(tx, project_id, experiments.c.id == experiment_id)
 
 
-def find_by_name(tx: Transaction, project_id: UUID, name: str) -> Experiment | None:
+def find_experiment_by_name(tx: Transaction, project_id: UUID, name: str) -> Experiment | None:
     """The project's experiment with this name."""
     return _one(tx, project_id, experiments.c.name == name)
 
 
-def listing(tx: Transaction, project_id: UUID, before: UUID | None = None, limit: int = 1000) -> list[Experiment]:
+def list_experiments(
+    tx: Transaction, project_id: UUID, before: UUID | None = None, limit: int = 1000
+) -> list[Experiment]:
     """A project's experiments, newest first: those made before the experiment `before`."""
     query = sa.select(experiments).where(experiments.c.project_id == project_id)
     if before is not None:

@@ -15,7 +15,7 @@ from evalstop_service.store.tables import decision_changes, decisions, deliverie
 
 
 @dataclass(frozen=True)
-class Figures:
+class InstallationCounts:
     """Where an installation stands.
 
     `running_runs`: those that have not ended; `stale_runs` of these nothing was heard for long, and of `blind_runs` a
@@ -42,7 +42,7 @@ class Figures:
     oldest_waiting_seconds: float
 
 
-def read(tx: Transaction, now: datetime) -> Figures:
+def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
     """The figures of this moment; reads what waits and what runs, not what has been."""
     # A project at a time, so that the index of what is not pruned leads straight to the runs that have not ended.
     unended = runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)
@@ -64,7 +64,7 @@ def read(tx: Transaction, now: datetime) -> Figures:
     found = {row[0]: row for row in tx.execute(query)}
     counts = {name: found[name][1] if name in found else 0 for name in ("due", "later", "held")}
     made = [found[name][3] for name in ("due", "later") if name in found]
-    return Figures(
+    return InstallationCounts(
         running_runs=running_runs,
         stale_runs=stale_runs,
         blind_runs=blind_runs,

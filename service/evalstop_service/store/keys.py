@@ -31,7 +31,7 @@ class Key:
     revoked_at: datetime | None
 
 
-def add(
+def create_key(
     tx: Transaction, *, project_id: UUID | None, name: str, scopes: tuple[str, ...], now: datetime
 ) -> tuple[Key, str]:
     """Make a key; gives its row and the secret itself, which is stored nowhere."""
@@ -41,28 +41,28 @@ def add(
     return key, secret
 
 
-def authenticate(tx: Transaction, secret: str) -> Key | None:
+def authenticate_key(tx: Transaction, secret: str) -> Key | None:
     """The unrevoked key with this secret."""
     return _one(tx, (keys.c.hash == _hash(secret)) & keys.c.revoked_at.is_(None))
 
 
-def find(tx: Transaction, key_id: UUID) -> Key | None:
+def find_key(tx: Transaction, key_id: UUID) -> Key | None:
     """The unrevoked key with this id."""
     return _one(tx, (keys.c.id == key_id) & keys.c.revoked_at.is_(None))
 
 
-def listing(tx: Transaction, project_id: UUID) -> list[Key]:
+def list_keys(tx: Transaction, project_id: UUID) -> list[Key]:
     """All keys of a project, the revoked ones too, oldest first."""
     query = sa.select(*_COLUMNS).where(keys.c.project_id == project_id).order_by(keys.c.id)
     return [_key(row) for row in tx.execute(query).mappings()]
 
 
-def any_exists(tx: Transaction) -> bool:
+def has_any_key(tx: Transaction) -> bool:
     """Whether any key was ever made."""
     return tx.execute(sa.select(sa.exists().select_from(keys))).scalar_one()
 
 
-def revoke(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -> Key | None:
+def revoke_key(tx: Transaction, project_id: UUID, key_id: UUID, now: datetime) -> Key | None:
     """Take a key out of use for good; None if the project has no such key in use."""
     condition = (keys.c.id == key_id) & (keys.c.project_id == project_id) & keys.c.revoked_at.is_(None)
     change = keys.update().where(condition).values(revoked_at=now).returning(*_COLUMNS)

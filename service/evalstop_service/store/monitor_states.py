@@ -9,35 +9,35 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, driver
+from evalstop_service.store.database import Transaction, driver_connection
 from evalstop_service.store.tables import moment_text, monitors
 
 
-class KeptMonitor(NamedTuple):
+class StoredMonitorState(NamedTuple):
     """The opaque state of a monitor, and the version of its run that it belongs to."""
 
     version: int
     state: str
 
 
-def find_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, KeptMonitor]:
+def load_states(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, StoredMonitorState]:
     """Those of these runs' monitors that are kept."""
     rows: Iterable[Sequence[Any]]
     if tx.dialect.name == "postgresql":
-        rows = driver(tx).cursor(binary=True).execute(_FIND, (list(run_ids),), prepare=True)
+        rows = driver_connection(tx).cursor(binary=True).execute(_FIND, (list(run_ids),), prepare=True)
     else:
         query = sa.select(monitors.c.run_id, monitors.c.version, monitors.c.state)
         rows = tx.execute(query.where(monitors.c.run_id.in_(run_ids)))
-    return {run_id: KeptMonitor(version, state) for run_id, version, state in rows}
+    return {run_id: StoredMonitorState(version, state) for run_id, version, state in rows}
 
 
-def keep(tx: Transaction, kept: Sequence[tuple[UUID, int, str]], now: datetime) -> None:
+def save_states(tx: Transaction, kept: Sequence[tuple[UUID, int, str]], now: datetime) -> None:
     """Keep monitors of runs that are locked, each in place of the one before: (run, version, state)."""
     if not kept:
         return
     if tx.dialect.name == "postgresql":
         run_ids, versions, states = (list(column) for column in zip(*kept, strict=True))
-        driver(tx).execute(_KEEP_ALL, (now, run_ids, versions, states), prepare=True)
+        driver_connection(tx).execute(_KEEP_ALL, (now, run_ids, versions, states), prepare=True)
     else:
         at = moment_text(now)
         tx.exec_driver_sql(_KEEP, [(run_id.hex, version, state, at) for run_id, version, state in kept])

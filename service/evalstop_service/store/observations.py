@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from evalstop_service.clock import in_utc
 from evalstop_service.store import series as summaries
-from evalstop_service.store.database import Transaction, driver
+from evalstop_service.store.database import Transaction, driver_connection
 from evalstop_service.store.tables import moment_text, observations
 
 LIVE = 0
@@ -58,7 +58,7 @@ class Point(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         return self.metric, self.step
 
 
-class New(NamedTuple):
+class NewObservation(NamedTuple):
     """A point on its way into the store, and the attempt of the run that measured it."""
 
     run_id: UUID
@@ -81,7 +81,7 @@ class StoredPoint:
 
 
 @dataclass(frozen=True)
-class Latest:
+class LatestObservation:
     """A metric's last live observation, and how many there are."""
 
     metric: str
@@ -91,33 +91,41 @@ class Latest:
     stderr: float | None
 
 
-def add_many(tx: Transaction, rows: Sequence[New], now: datetime, late: Sequence[New] | None = None) -> None:
+def add_observations(
+    tx: Transaction, rows: Sequence[NewObservation], now: datetime, late: Sequence[NewObservation] | None = None
+) -> None:
     """Store points of many runs, all locked, whose identities have no live observation.
 
     `late`: those among them that are not past the last step of their metric; None: any may be, which costs a statement.
     """
     if not rows:
         return
-    summaries.forget(tx, ((row.run_id, row.point.metric, row.point.step) for row in (rows if late is None else late)))
+    summaries.forget_summaries(
+        tx, ((row.run_id, row.point.metric, row.point.step) for row in (rows if late is None else late))
+    )
     if tx.dialect.name != "postgresql":
         received_at = moment_text(now)
         tx.exec_driver_sql(_INSERT, [_columns(row, received_at) for row in rows])
     elif len(rows) <= FEW:
-        driver(tx).execute(_INSERT_RECORDS, {"now": now, "points": recordset(rows).decode()}, prepare=True)
+        driver_connection(tx).execute(
+            _INSERT_RECORDS, {"now": now, "points": encode_records(rows).decode()}, prepare=True
+        )
     else:
-        with driver(tx).cursor() as cursor, cursor.copy(_COPY) as copy:
+        with driver_connection(tx).cursor() as cursor, cursor.copy(_COPY) as copy:
             copy.set_types(_COPIED_TYPES)
             for run_id, attempt, point in rows:
                 value = None if point.value != point.value else point.value
                 copy.write_row((run_id, point.metric, point.step, LIVE, value, point.stderr, attempt, point.time, now))
 
 
-def recordset(rows: Iterable[New]) -> bytes:
+def encode_records(rows: Iterable[NewObservation]) -> bytes:
     """These points as `INSERT_RECORDS` takes them."""
     return msgspec.json.encode([_record(row) for row in rows])
 
 
-def live_values(tx: Transaction, run_id: UUID, identities: Collection[tuple[str, int]]) -> dict[tuple[str, int], float]:
+def load_live_values(
+    tx: Transaction, run_id: UUID, identities: Collection[tuple[str, int]]
+) -> dict[tuple[str, int], float]:
     """The stored value of each of these identities that has a live observation."""
     by_metric: dict[str, list[int]] = defaultdict(list)
     for metric, step in identities:
@@ -135,12 +143,12 @@ def live_values(tx: Transaction, run_id: UUID, identities: Collection[tuple[str,
     return found
 
 
-def series(tx: Transaction, run_id: UUID, metrics: Collection[str]) -> list[Point]:
+def load_series(tx: Transaction, run_id: UUID, metrics: Collection[str]) -> list[Point]:
     """The live observations of these metrics by ascending step."""
-    return after(tx, run_id, metrics, 0)
+    return load_observations_after(tx, run_id, metrics, 0)
 
 
-def after(tx: Transaction, run_id: UUID, metrics: Collection[str], step: int) -> list[Point]:
+def load_observations_after(tx: Transaction, run_id: UUID, metrics: Collection[str], step: int) -> list[Point]:
     """The live observations of these metrics at this step and past it, by ascending step."""
     query = (
         sa.select(*_POINT)
@@ -155,7 +163,9 @@ def after(tx: Transaction, run_id: UUID, metrics: Collection[str], step: int) ->
     return [Point(*row) for row in tx.execute(query)]
 
 
-def after_many(tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: int) -> dict[UUID, list[Point] | None]:
+def load_series_after(
+    tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: int
+) -> dict[UUID, list[Point] | None]:
     """The live observations of each series (run, metric) at its step and past it, without their times.
 
     A run's come metric by metric, each by ascending step; None for a run of which one metric has more than `most`.
@@ -180,19 +190,19 @@ def _after_many(tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: i
             "metrics": [metric for _, metric in wanted],
             "steps": list(wanted.values()),
         }
-        cursor = driver(tx).cursor(binary=True)
+        cursor = driver_connection(tx).cursor(binary=True)
         rows: Iterable[Sequence[Any]] = cursor.execute(_AFTER_MANY_ON_POSTGRESQL, {**given, "most": most}, prepare=True)
         return rows
     series = [(run_id.hex, metric, step) for (run_id, metric), step in wanted.items()]
     return tx.exec_driver_sql(_AFTER_MANY_ON_SQLITE, {"series": msgspec.json.encode(series).decode(), "most": most})
 
 
-def last_steps(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
+def load_last_steps(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
     """The highest live step of each metric of these runs; a run without any has an empty dict."""
     found: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
     if tx.dialect.name == "postgresql":
         for run_id, metric, step in (
-            driver(tx).cursor(binary=True).execute(_LAST_STEPS_ON_POSTGRESQL, (list(run_ids),), prepare=True)
+            driver_connection(tx).cursor(binary=True).execute(_LAST_STEPS_ON_POSTGRESQL, (list(run_ids),), prepare=True)
         ):
             found[run_id][metric] = step
     else:
@@ -201,27 +211,27 @@ def last_steps(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, dict[str,
     return found
 
 
-def latest(tx: Transaction, run_id: UUID) -> list[Latest]:
+def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
     """Each metric of a run, by name."""
     if tx.dialect.name == "postgresql":
-        rows = driver(tx).cursor(binary=True).execute(_LATEST_ON_POSTGRESQL, ([run_id],))
+        rows = driver_connection(tx).cursor(binary=True).execute(_LATEST_ON_POSTGRESQL, ([run_id],))
     else:
         rows = tx.exec_driver_sql(_LATEST_ON_SQLITE, (_json_array([run_id]),))
     return [
-        Latest(metric, int(count), step, math.nan if value is None else value, stderr)
+        LatestObservation(metric, int(count), step, math.nan if value is None else value, stderr)
         for metric, count, step, value, stderr in rows
     ]
 
 
-def any_since(tx: Transaction, run_id: UUID, attempt: int) -> bool:
+def has_observations(tx: Transaction, run_id: UUID, attempt: int) -> bool:
     """Whether this attempt has observed anything."""
     query = sa.exists().where(observations.c.run_id == run_id, observations.c.attempt == attempt)
     return tx.execute(sa.select(query)).scalar_one()
 
 
-def supersede(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> int:
+def supersede_observations(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -> int:
     """Put the live observations past a step out of force; gives their number."""
-    summaries.forget_after(tx, run_id, after_step)
+    summaries.forget_summaries_after(tx, run_id, after_step)
     query = observations.update().where(
         observations.c.run_id == run_id,
         observations.c.step > after_step,
@@ -230,7 +240,7 @@ def supersede(tx: Transaction, run_id: UUID, after_step: int, by_attempt: int) -
     return tx.execute(query.values(superseded_by=by_attempt)).rowcount
 
 
-def page(
+def list_observations(
     tx: Transaction, run_id: UUID, *, metric: str, after: tuple[int, int] | None = None, limit: int = 1000
 ) -> Sequence[StoredPoint]:
     """One metric's observations, superseded ones too, by (step, superseded_by), past the key `after`."""
@@ -248,7 +258,7 @@ def _json_array(run_ids: Sequence[UUID]) -> str:
     return msgspec.json.encode([run_id.hex for run_id in run_ids]).decode()
 
 
-def _columns(row: New, received_at: str) -> tuple[Any, ...]:
+def _columns(row: NewObservation, received_at: str) -> tuple[Any, ...]:
     """A row as the embedded database holds it."""
     run_id, attempt, point = row
     value = None if point.value != point.value else point.value
@@ -256,7 +266,7 @@ def _columns(row: New, received_at: str) -> tuple[Any, ...]:
     return run_id.hex, point.metric, point.step, LIVE, value, point.stderr, attempt, observed_at, received_at
 
 
-def _record(row: New) -> _Record:
+def _record(row: NewObservation) -> _Record:
     run_id, attempt, point = row
     value: float | str | None = point.value
     if not math.isfinite(point.value):

@@ -31,7 +31,7 @@ class Outcome:
     at: datetime
 
 
-def add(
+def add_outcome(
     tx: Transaction,
     run_id: UUID,
     attempt: int,
@@ -62,19 +62,19 @@ def add(
     )
 
 
-def history(tx: Transaction, run_id: UUID, attempt: int) -> list[Outcome]:
+def list_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> list[Outcome]:
     """All that was ever said of an attempt, oldest first; the last counts."""
     rows = tx.execute(_SELECT.where(*_of(run_id, attempt)).order_by(outcomes.c.sequence))
     return [Outcome(*row) for row in rows]
 
 
-def latest(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:
+def find_outcome(tx: Transaction, run_id: UUID, attempt: int) -> Outcome | None:
     """What counts of an attempt."""
     row = tx.execute(_SELECT.where(*_of(run_id, attempt)).order_by(outcomes.c.sequence.desc()).limit(1)).one_or_none()
     return Outcome(*row) if row else None
 
 
-def latest_of(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], Outcome]:
+def load_outcomes(tx: Transaction, attempts: Sequence[tuple[UUID, int]]) -> dict[tuple[UUID, int], Outcome]:
     """What counts of each of several attempts, of which something was ever said."""
     key = sa.tuple_(outcomes.c.run_id, outcomes.c.attempt)
     query = sa.select(outcomes).where(key.in_(attempts)).order_by(outcomes.c.sequence)

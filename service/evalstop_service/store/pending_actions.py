@@ -27,7 +27,7 @@ WAITING = (
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingStop:
     """A stop that is not at its end, of a run that still runs."""
 
     id: UUID
@@ -41,7 +41,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Noted:
+class RunAlert:
     """A running run, and what is the matter with it."""
 
     id: UUID
@@ -51,14 +51,14 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class Found:
+class Excerpt:
     """The first of a kind, newest first, and how many there are."""
 
     items: Sequence[Any]
     count: int
 
 
-def waiting(tx: Transaction, project_id: UUID, limit: int) -> Found:
+def list_waiting_stops(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
     """Stops that wait for a veto, for what holds them back, or for a confirmation, the newest first."""
     query = sa.select(
         decisions.c.id,
@@ -72,32 +72,32 @@ def waiting(tx: Transaction, project_id: UUID, limit: int) -> Found:
     ).join(runs, (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt))
     query = query.where(runs.c.project_id == project_id, runs.c.status == "running", decisions.c.state.in_(WAITING))
     rows, count = _first(tx, query, decisions.c.id, limit)
-    return Found([Waiting(**row) for row in rows], count)
+    return Excerpt([WaitingStop(**row) for row in rows], count)
 
 
-def suspects(tx: Transaction, project_id: UUID, limit: int) -> Found:
+def list_suspect_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
     """Running runs whose policy suspects that they have turned."""
     verdict = runs.c.verdict
     query = sa.select(
         runs.c.id, runs.c.name, verdict["reason"].as_string().label("why"), runs.c.updated_at.label("since")
     ).where(runs.c.project_id == project_id, runs.c.status == "running", verdict["verdict"].as_string() == "suspect")
     rows, count = _first(tx, query, runs.c.id, limit)
-    return Found([Noted(**row) for row in rows], count)
+    return Excerpt([RunAlert(**row) for row in rows], count)
 
 
-def stale(tx: Transaction, project_id: UUID, limit: int) -> Found:
+def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
     """Running runs of which nothing was heard for longer than is usual for them, as of the last look at each."""
     query = _looked_after(project_id, sa.literal("silent"), pulses.c.changed_at)
     rows, count = _first(tx, query.where(pulses.c.state == Liveness.STALE), pulses.c.run_id, limit)
-    return Found([Noted(**row) for row in rows], count)
+    return Excerpt([RunAlert(**row) for row in rows], count)
 
 
-def blind(tx: Transaction, project_id: UUID, limit: int) -> Found:
+def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
     """Running runs with a metric that tells its detectors nothing, as of the last look at each."""
     query = _looked_after(project_id, pulses.c.dead, pulses.c.changed_at)
     rows, count = _first(tx, query.where(sa.cast(pulses.c.dead, sa.Text) != "[]"), pulses.c.run_id, limit)
     found = [dict(row) for row in rows]
-    return Found([Noted(**row | {"why": _told(row["why"])}) for row in found], count)
+    return Excerpt([RunAlert(**row | {"why": _told(row["why"])}) for row in found], count)
 
 
 def _told(dead: Sequence[dict[str, str]]) -> str:

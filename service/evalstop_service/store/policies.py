@@ -33,10 +33,10 @@ class StoredPolicy:
         return f"{self.name}@{self.version}"
 
 
-def add(tx: Transaction, project: Project, name: str, document: dict[str, Any], now: datetime) -> StoredPolicy:
+def add_policy(tx: Transaction, project: Project, name: str, document: dict[str, Any], now: datetime) -> StoredPolicy:
     """Store a document as the next version of its name; the latest version itself if it says the same."""
-    projects.lock(tx, project.id)  # what two writers of one name wait for
-    latest = find(tx, project.id, name)
+    projects.lock_project(tx, project.id)  # what two writers of one name wait for
+    latest = find_policy(tx, project.id, name)
     if latest is not None and latest.document == document:
         return latest
     version = latest.version + 1 if latest else 1
@@ -45,7 +45,7 @@ def add(tx: Transaction, project: Project, name: str, document: dict[str, Any], 
     return policy
 
 
-def find(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> StoredPolicy | None:
+def find_policy(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> StoredPolicy | None:
     """That version of a project's policy, or its latest."""
     query = sa.select(policies).where(policies.c.project_id == project_id, policies.c.name == name)
     if version is not None:
@@ -54,12 +54,12 @@ def find(tx: Transaction, project_id: UUID, name: str, version: int | None = Non
     return StoredPolicy(**row) if row else None
 
 
-def get(tx: Transaction, policy_id: UUID) -> StoredPolicy:
+def get_policy(tx: Transaction, policy_id: UUID) -> StoredPolicy:
     """The policy with this id, which some row refers to."""
     return StoredPolicy(**tx.execute(sa.select(policies).where(policies.c.id == policy_id)).mappings().one())
 
 
-def listing(tx: Transaction, project_id: UUID, name: str | None = None) -> list[StoredPolicy]:
+def list_policies(tx: Transaction, project_id: UUID, name: str | None = None) -> list[StoredPolicy]:
     """A project's policies with all their versions, by name, the newest version first."""
     query = sa.select(policies).where(policies.c.project_id == project_id)
     if name is not None:

@@ -45,12 +45,12 @@ class Project:
     role_patterns: list[dict[str, str]] = field(default_factory=list)
 
 
-def add(tx: Transaction, project: Project) -> bool:
+def add_project(tx: Transaction, project: Project) -> bool:
     """Store a new project; False if its name is taken."""
     return insert_if_new(tx, projects, vars(project), ["name"])
 
 
-def change(tx: Transaction, project: Project) -> None:
+def update_project(tx: Transaction, project: Project) -> None:
     """Store other defaults for a project."""
     tx.execute(
         projects.update()
@@ -61,7 +61,7 @@ def change(tx: Transaction, project: Project) -> None:
     )
 
 
-def lock(tx: Transaction, project_id: UUID) -> Project:
+def lock_project(tx: Transaction, project_id: UUID) -> Project:
     """The project with this id, which some row refers to, locked until the transaction ends.
 
     Whoever locks a run as well locks it before its project, never after: two stops of a project then wait for each
@@ -69,25 +69,25 @@ def lock(tx: Transaction, project_id: UUID) -> Project:
     has added an event and comes to a decision afterwards would otherwise wait for another who did the same.
     """
     tx.execute(sa.select(projects.c.id).where(projects.c.id == project_id).with_for_update(key_share=True))
-    return get(tx, project_id)
+    return get_project(tx, project_id)
 
 
-def find(tx: Transaction, project_id: UUID) -> Project | None:
+def find_project(tx: Transaction, project_id: UUID) -> Project | None:
     """The project with this id."""
     return _one(tx, projects.c.id == project_id)
 
 
-def get(tx: Transaction, project_id: UUID) -> Project:
+def get_project(tx: Transaction, project_id: UUID) -> Project:
     """The project with this id, which some row refers to."""
     return Project(**tx.execute(sa.select(projects).where(projects.c.id == project_id)).mappings().one())
 
 
-def find_by_name(tx: Transaction, name: str) -> Project | None:
+def find_project_by_name(tx: Transaction, name: str) -> Project | None:
     """The project with this name."""
     return _one(tx, projects.c.name == name)
 
 
-def listing(tx: Transaction) -> list[Project]:
+def list_projects(tx: Transaction) -> list[Project]:
     """All projects, by name."""
     return [Project(**row) for row in tx.execute(sa.select(projects).order_by(projects.c.name)).mappings()]
 

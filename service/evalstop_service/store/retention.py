@@ -41,7 +41,7 @@ _RUNS_AT_A_TIME = 50
 
 
 @dataclass(frozen=True)
-class Position:
+class DeletePosition:
     """How far the emptying of a run has come: this table, up to and with this key."""
 
     run_id: UUID
@@ -50,16 +50,16 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Emptied:
+class DeletedRows:
     """What one transaction removed. `position`: where it stopped in the middle of a table; `left`: there is more."""
 
     rows: int
-    position: Position | None
+    position: DeletePosition | None
     left: bool
 
 
 @contextmanager
-def alone(database: Database) -> Iterator[bool]:
+def hold_retention_lock(database: Database) -> Iterator[bool]:
     """Whether nobody else prunes; nobody will until the block ends. The embedded database has one process."""
     if database.embedded:
         yield True
@@ -73,7 +73,7 @@ def alone(database: Database) -> Iterator[bool]:
                 guard.exec_driver_sql(f"SELECT pg_advisory_unlock({_LOCK})")
 
 
-def old(tx: Transaction, project_id: UUID, ended_before: datetime, limit: int) -> list[UUID]:
+def list_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime, limit: int) -> list[UUID]:
     """Up to `limit` runs of a project that ended before a moment and still have their details, longest ended first.
 
     One with a delivery that waits for an endpoint in service is left alone until that is settled.
@@ -82,7 +82,7 @@ def old(tx: Transaction, project_id: UUID, ended_before: datetime, limit: int) -
     return list(tx.execute(query.order_by(runs.c.ended_at, runs.c.id).limit(limit)).scalars())
 
 
-def count_old(tx: Transaction, project_id: UUID, ended_before: datetime) -> tuple[int, int]:
+def count_expired_runs(tx: Transaction, project_id: UUID, ended_before: datetime) -> tuple[int, int]:
     """How many runs `old` would find without a limit, and how many rows they hold."""
     found = sa.select(runs.c.id).where(runs.c.project_id == project_id, _old(ended_before)).subquery()
     rows = [
@@ -92,7 +92,7 @@ def count_old(tx: Transaction, project_id: UUID, ended_before: datetime) -> tupl
     return tx.execute(sa.select(sa.func.count()).select_from(found)).scalar_one(), sum(rows)
 
 
-def begin(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now: datetime) -> int:
+def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now: datetime) -> int:
     """Mark those of these runs as pruned that are old still and that nobody holds at the moment; gives their number."""
     query = sa.select(runs.c.id).where(runs.c.id.in_(run_ids), _old(ended_before)).order_by(runs.c.id)
     taken = list(tx.execute(query.with_for_update(skip_locked=True, of=runs)).scalars())
@@ -104,7 +104,7 @@ def begin(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, now:
     return len(taken)
 
 
-def empty(tx: Transaction, limit: int, since: Position | None = None) -> Emptied:
+def delete_details(tx: Transaction, limit: int, since: DeletePosition | None = None) -> DeletedRows:
     """Remove up to `limit` rows of runs that are marked.
 
     `since`: where the transaction before this one stopped, so that what it removed is not walked over again: the index
@@ -116,14 +116,14 @@ def empty(tx: Transaction, limit: int, since: Position | None = None) -> Emptied
     for run_id in waiting:
         for table in REMOVED:
             if removed >= limit:
-                return Emptied(removed, None, left=True)
+                return DeletedRows(removed, None, left=True)
             after = since.key if since is not None and (since.run_id, since.table) == (run_id, table.name) else None
             count, last = _remove(tx, table, run_id, limit - removed, after)
             removed += count
             if last is not None:
-                return Emptied(removed, Position(run_id, table.name, last), left=True)
+                return DeletedRows(removed, DeletePosition(run_id, table.name, last), left=True)
         tx.execute(prunings.delete().where(prunings.c.run_id == run_id))
-    return Emptied(removed, None, left=len(waiting) == _RUNS_AT_A_TIME)
+    return DeletedRows(removed, None, left=len(waiting) == _RUNS_AT_A_TIME)
 
 
 def _old(ended_before: datetime) -> sa.ColumnElement[bool]:

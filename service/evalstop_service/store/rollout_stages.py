@@ -31,20 +31,20 @@ class RolloutStage:
     version: int
 
 
-def find(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
+def find_stage(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
     """What a policy may do by itself; None: all that its runs' mode says."""
     row = tx.execute(sa.select(rollout_stages).where(*_of(project_id, policy_name))).mappings().one_or_none()
     return RolloutStage(**row) if row else None
 
 
-def lock(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
+def lock_stage(tx: Transaction, project_id: UUID, policy_name: str) -> RolloutStage | None:
     """The same, locked until the transaction ends."""
     query = sa.select(rollout_stages).where(*_of(project_id, policy_name)).with_for_update()
     row = tx.execute(query).mappings().one_or_none()
     return RolloutStage(**row) if row else None
 
 
-def listing(tx: Transaction, project_id: UUID | None = None) -> list[RolloutStage]:
+def list_stages(tx: Transaction, project_id: UUID | None = None) -> list[RolloutStage]:
     """All rollout stages, of one project or of all, by project and policy."""
     query = sa.select(rollout_stages).order_by(rollout_stages.c.project_id, rollout_stages.c.policy_name)
     if project_id is not None:
@@ -52,18 +52,18 @@ def listing(tx: Transaction, project_id: UUID | None = None) -> list[RolloutStag
     return [RolloutStage(**row) for row in tx.execute(query).mappings()]
 
 
-def keep(tx: Transaction, rollout_stage: RolloutStage) -> None:
+def save_stage(tx: Transaction, rollout_stage: RolloutStage) -> None:
     """Store a rollout stage in place of what the policy had before; its project is locked, or its row."""
-    remove(tx, rollout_stage.project_id, rollout_stage.policy_name)
+    delete_stage(tx, rollout_stage.project_id, rollout_stage.policy_name)
     tx.execute(rollout_stages.insert().values(**vars(rollout_stage)))
 
 
-def remove(tx: Transaction, project_id: UUID, policy_name: str) -> bool:
+def delete_stage(tx: Transaction, project_id: UUID, policy_name: str) -> bool:
     """Have the mode of its runs alone count again; False if it did."""
     return tx.execute(rollout_stages.delete().where(*_of(project_id, policy_name))).rowcount > 0
 
 
-def newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID | None:
+def find_newest_run(tx: Transaction, project_id: UUID, policy_name: str) -> UUID | None:
     """The run that was opened last with any version of a policy."""
     query = sa.select(runs.c.id).join(policies, policies.c.id == runs.c.policy_id)
     query = query.where(runs.c.project_id == project_id, policies.c.name == policy_name)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.dead_metrics import NEWEST, Reading
 from evalstop_service.rules.liveness import Liveness
-from evalstop_service.store.database import Transaction, driver, insert_if_new
+from evalstop_service.store.database import Transaction, driver_connection, insert_if_new
 from evalstop_service.store.observations import LIVE
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import observations, pulses
@@ -27,7 +27,7 @@ POSTS_LOOKED_AT = 2000
 
 
 @dataclass(frozen=True)
-class StoredPulse:
+class RunHealth:
     """How a run was when it was last looked at.
 
     `look_at`: when to look again; None once the run has ended. `heartbeat_at`: the last sign of life that was no post.
@@ -45,7 +45,7 @@ class StoredPulse:
     dead: list[dict[str, str]] = field(default_factory=list)
 
 
-def watch(
+def start_checks(
     tx: Transaction,
     run_id: UUID,
     project_id: UUID,
@@ -55,52 +55,52 @@ def watch(
     heartbeat_at: datetime | None = None,
 ) -> None:
     """Have a run looked after from now on, as one that is alive: it was opened, or it goes on after its end."""
-    fresh = StoredPulse(run_id, project_id, Liveness.ALIVE, look_at, now, heartbeat_at)
+    fresh = RunHealth(run_id, project_id, Liveness.ALIVE, look_at, now, heartbeat_at)
     if not insert_if_new(tx, pulses, vars(fresh), ["run_id"]):
         again = {"state": Liveness.ALIVE, "look_at": look_at, "changed_at": now}
         tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(again))
 
 
-def beat(tx: Transaction, run_id: UUID, project_id: UUID, now: datetime) -> None:
+def record_heartbeat(tx: Transaction, run_id: UUID, project_id: UUID, now: datetime) -> None:
     """Record a sign of life of a run that is being looked after, or will be."""
     if tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(heartbeat_at=now)).rowcount == 0:
-        watch(tx, run_id, project_id, now, now, heartbeat_at=now)
+        start_checks(tx, run_id, project_id, now, now, heartbeat_at=now)
 
 
-def of_runs(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, StoredPulse]:
+def load_health(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunHealth]:
     """The pulses of those of these runs that have one."""
     query = sa.select(pulses).where(pulses.c.run_id.in_(list(run_ids)))
-    return {row["run_id"]: StoredPulse(**row) for row in tx.execute(query).mappings()}
+    return {row["run_id"]: RunHealth(**row) for row in tx.execute(query).mappings()}
 
 
-def save(tx: Transaction, pulse: StoredPulse) -> None:
+def save_health(tx: Transaction, pulse: RunHealth) -> None:
     """Store what a look at a run, which is locked, has found; its heartbeats are not the look's to change."""
     found = {name: value for name, value in vars(pulse).items() if name not in ("run_id", "heartbeat_at")}
     tx.execute(pulses.update().where(pulses.c.run_id == pulse.run_id).values(found))
 
 
-def due(tx: Transaction, now: datetime, limit: int) -> list[StoredPulse]:
+def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[RunHealth]:
     """Up to `limit` pulses whose time has come, longest due first, held until the transaction ends; those that another
     process holds are passed over."""
     query = sa.select(pulses).where(pulses.c.look_at <= now).order_by(pulses.c.look_at).limit(limit)
-    return [StoredPulse(**row) for row in tx.execute(query.with_for_update(skip_locked=True)).mappings()]
+    return [RunHealth(**row) for row in tx.execute(query.with_for_update(skip_locked=True)).mappings()]
 
 
-def next_look(tx: Transaction) -> datetime | None:
+def find_next_check(tx: Transaction) -> datetime | None:
     """When the next look is due; None when no run is being looked after."""
     query = sa.select(pulses.c.look_at).where(pulses.c.look_at.is_not(None)).order_by(pulses.c.look_at).limit(1)
     found: datetime | None = tx.execute(query).scalar_one_or_none()
     return found
 
 
-def look_again(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> None:
+def postpone_checks(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> None:
     """Put off the next look at runs of which there is nothing new; None: there will be none."""
     if looks:
         later = pulses.update().where(pulses.c.run_id == sa.bindparam("run")).values(look_at=sa.bindparam("at"))
         tx.execute(later, [{"run": run_id, "at": at} for run_id, at in looks.items()])
 
 
-def posts(tx: Transaction, run: Run) -> list[list[datetime]]:
+def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
     """Of each watched metric the moments at which its newest values came, as `liveness.cadence` wants them."""
     return [
         list(tx.execute(_newest(run, metric, POSTS_LOOKED_AT).with_only_columns(observations.c.received_at)).scalars())
@@ -108,12 +108,12 @@ def posts(tx: Transaction, run: Run) -> list[list[datetime]]:
     ]
 
 
-def readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tuple[UUID, str], list[Reading]]:
+def load_readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tuple[UUID, str], list[Reading]]:
     """The newest readings of these metrics of runs, each by ascending step."""
     found: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in wanted}
     if tx.dialect.name == "postgresql":
         columns = [run.id for run, _ in wanted], [metric for _, metric in wanted], [run.last_step for run, _ in wanted]
-        rows = driver(tx).cursor(binary=True).execute(_NEWEST, columns, prepare=True).fetchall()
+        rows = driver_connection(tx).cursor(binary=True).execute(_NEWEST, columns, prepare=True).fetchall()
         for run_id, metric, step, value, at in rows:
             found[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
     else:

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
-from evalstop_service.store.database import Transaction, driver, insert_if_new, like
+from evalstop_service.store.database import Transaction, contains_text, driver_connection, insert_if_new
 from evalstop_service.store.tables import attempts, decision_changes, moment_text, outcomes, policies, pulses, runs
 
 
@@ -62,7 +62,7 @@ Stamp = tuple[int, datetime]
 """A run's `version` and `updated_at`: another stamp, another row."""
 
 
-def add(tx: Transaction, run: Run) -> bool:
+def add_run(tx: Transaction, run: Run) -> bool:
     """Store a new run and its first attempt; False if the project has a run of that name."""
     if not insert_if_new(tx, runs, _columns_of(run), ["project_id", "name"]):
         return False
@@ -70,12 +70,12 @@ def add(tx: Transaction, run: Run) -> bool:
     return True
 
 
-def save(tx: Transaction, run: Run) -> None:
+def save_run(tx: Transaction, run: Run) -> None:
     """Store a run that was locked in this transaction."""
     tx.execute(runs.update().where(runs.c.id == run.id).values(**_columns_of(run)))
 
 
-def cast(
+def save_roles(
     tx: Transaction, run_id: UUID, metrics: Mapping[str, Mapping[str, str]], recognition: Mapping[str, Any]
 ) -> None:
     """Store which metrics of a run that is locked play which role, and how that was found."""
@@ -89,18 +89,18 @@ def add_attempt(tx: Transaction, run_id: UUID, attempt: int, resumed_from_step: 
     )
 
 
-def attempt_of(tx: Transaction, run_id: UUID, attempt: int) -> Attempt:
+def get_attempt(tx: Transaction, run_id: UUID, attempt: int) -> Attempt:
     """How this attempt of a run, which there is, began."""
     query = sa.select(attempts.c.resumed_from_step, attempts.c.started_at)
     return Attempt(*tx.execute(query.where(attempts.c.run_id == run_id, attempts.c.attempt == attempt)).one())
 
 
-def resumed_from(tx: Transaction, run: Run) -> int | None:
+def get_resumed_step(tx: Transaction, run: Run) -> int | None:
     """The step from which the present attempt was resumed; None for the first."""
-    return attempt_of(tx, run.id, run.attempt).resumed_from_step
+    return get_attempt(tx, run.id, run.attempt).resumed_from_step
 
 
-def attempts_began(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, datetime]:
+def load_attempt_starts(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, datetime]:
     """When the present attempt of each of these runs began."""
     query = sa.select(runs.c.id, attempts.c.started_at).join(
         attempts, (attempts.c.run_id == runs.c.id) & (attempts.c.attempt == runs.c.attempt)
@@ -108,17 +108,17 @@ def attempts_began(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, datet
     return {row.id: row.started_at for row in tx.execute(query.where(runs.c.id.in_(run_ids)))}
 
 
-def find(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
+def find_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The project's run with this id."""
     return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.id == run_id))
 
 
-def find_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
+def find_run_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
     """The project's run with this name."""
     return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.name == name))
 
 
-def lock(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
+def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     """The run, locked until the transaction ends."""
     # Locked alone and read afterwards: in a join PostgreSQL finds no row when it had to wait for the lock and the run
     # came out of the wait with another policy.
@@ -127,45 +127,47 @@ def lock(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     return _one(tx, _SELECT.where(*wanted))
 
 
-def lock_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Stamp]:
+def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Stamp]:
     """The stamps of those of these runs that exist, locked until the transaction ends, the lowest id first."""
     if tx.dialect.name == "postgresql":
         # The rows are sorted before they are locked; whoever locks many does it in this order, so that no two can
         # wait for each other.
-        cursor = driver(tx).cursor(binary=True)
+        cursor = driver_connection(tx).cursor(binary=True)
         cursor.execute(_LOCK_MANY, (list(run_ids),), prepare=True)
         return {run_id: (version, updated_at) for run_id, version, updated_at in cursor}
     query = sa.select(runs.c.id, runs.c.version, runs.c.updated_at).where(runs.c.id.in_(run_ids))
     return {run_id: (version, updated_at) for run_id, version, updated_at in tx.execute(query)}
 
 
-def load_many(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
+def load_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
     """Those of these runs that exist."""
     if tx.dialect.name == "postgresql":
-        rows = driver(tx).cursor(binary=True).execute(_LOAD_MANY, (list(run_ids),), prepare=True)
+        rows = driver_connection(tx).cursor(binary=True).execute(_LOAD_MANY, (list(run_ids),), prepare=True)
         found = (Run(**dict(zip(_LOADED, row, strict=True))) for row in rows)
         return {run.id: run for run in found}
     query = _SELECT.where(runs.c.id.in_(run_ids))
     return {row["id"]: Run(**row) for row in tx.execute(query).mappings()}
 
 
-def save_many(tx: Transaction, changed: Sequence[Run]) -> None:
+def save_runs(tx: Transaction, changed: Sequence[Run]) -> None:
     """Store what ingestion changes of runs that are locked: all but names, terms, `created_at` and kept monitors."""
     if not changed:
         return
     if tx.dialect.name == "postgresql":
-        driver(tx).execute(_SAVE_MANY, (msgspec.json.encode([moving(run) for run in changed]).decode(),), prepare=True)
+        driver_connection(tx).execute(
+            _SAVE_MANY, (msgspec.json.encode([changed_columns(run) for run in changed]).decode(),), prepare=True
+        )
         return
     tx.exec_driver_sql(_SAVE, [(*(_embedded(getattr(run, name)) for name in _MOVING), run.id.hex) for run in changed])
 
 
-def moving(run: Run) -> dict[str, Any]:
+def changed_columns(run: Run) -> dict[str, Any]:
     """What ingestion changes of a run, as the database reads it from JSON: see `MOVE`."""
     return {name: getattr(run, name) for name in ("id", *_MOVING)}
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunFilter:
     """Which runs of a project: those whose name contains `name`, of this status, and so on; None: any.
 
     `order`: `newest`, `updated` or `step`, the highest first. `before`: those that come after this run, as it stood
@@ -192,10 +194,10 @@ class Wanted:
         return rare or self.order != "newest" or any((self.verdict, self.mode, self.policy, self.job_kind))
 
 
-def listing(
+def list_runs(
     tx: Transaction,
     project_id: UUID,
-    wanted: Wanted = Wanted(),
+    wanted: RunFilter = RunFilter(),
     limit: int = 50,
 ) -> list[Run]:
     """A project's runs, newest first, or as they are wanted.
@@ -208,21 +210,21 @@ def listing(
     return [Run(**row) for row in tx.execute(query.order_by(*_ordered(page.c, wanted.order))).mappings()]
 
 
-def count_running(tx: Transaction, project_id: UUID, most: int) -> int:
+def count_running_runs(tx: Transaction, project_id: UUID, most: int) -> int:
     """How many runs of a project have not ended, counted up to `most`."""
     query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == "running").limit(most)
     return tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
 
 
-def revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
+def read_run_revision(tx: Transaction, project_id: UUID, run_id: UUID) -> str:
     """Differs whenever the run, its pulse, or anything on record about its decisions, has changed."""
     return _digest(tx, _REVISION.where(runs.c.project_id == project_id, runs.c.id == run_id))
 
 
-def listing_revision(
+def read_list_revision(
     tx: Transaction,
     project_id: UUID,
-    wanted: Wanted = Wanted(),
+    wanted: RunFilter = RunFilter(),
     limit: int = 50,
 ) -> str:
     """Differs whenever `listing` of the same arguments would, or the decisions on those runs."""
@@ -279,10 +281,10 @@ _REVISION = sa.select(
 )
 
 
-def _page(query: sa.Select[Any], project_id: UUID, wanted: Wanted, limit: int) -> sa.Select[Any]:
+def _page(query: sa.Select[Any], project_id: UUID, wanted: RunFilter, limit: int) -> sa.Select[Any]:
     query = query.where(runs.c.project_id == project_id)
     if wanted.name is not None:
-        query = query.where(like(runs.c.name, wanted.name))
+        query = query.where(contains_text(runs.c.name, wanted.name))
     if wanted.status is not None:
         query = query.where(runs.c.status == wanted.status)
     if wanted.verdict is not None:
@@ -315,7 +317,7 @@ def _ordered(columns: Any, order: str) -> tuple[sa.ColumnElement[Any], ...]:
     return (newest,)
 
 
-def _after(wanted: Wanted) -> sa.ColumnElement[bool]:
+def _after(wanted: RunFilter) -> sa.ColumnElement[bool]:
     """Those that come after the run `before` in the order."""
     older = runs.c.id < wanted.before
     if wanted.order == "newest" or wanted.place is None:

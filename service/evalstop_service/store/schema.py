@@ -37,12 +37,12 @@ class Phase(StrEnum):
     ALL = "all"
 
 
-def upgrade(database: Database, phase: Phase = Phase.ALL, folder: Path = MIGRATIONS) -> None:
+def upgrade_schema(database: Database, phase: Phase = Phase.ALL, folder: Path = MIGRATIONS) -> None:
     """Apply every migration of this phase that is missing; harmless when there is none.
 
     On SQLite in one transaction, on PostgreSQL in one a migration, or in many where it says so.
     """
-    target = needed(folder) if phase is Phase.BEFORE else head(folder)
+    target = needed_revision(folder) if phase is Phase.BEFORE else head_revision(folder)
     with _alone(database) as connection:
         config = _config(folder)
         config.attributes.update(connection=connection, metadata=metadata)
@@ -58,34 +58,36 @@ def upgrade(database: Database, phase: Phase = Phase.ALL, folder: Path = MIGRATI
             time.sleep(_WAIT_SECONDS)
 
 
-def current(database: Database) -> str | None:
+def current_revision(database: Database) -> str | None:
     """The revision that the database is at; None for an empty one."""
     with database.reading() as tx:
         return MigrationContext.configure(tx).get_current_revision()
 
 
-def head(folder: Path = MIGRATIONS) -> str:
+def head_revision(folder: Path = MIGRATIONS) -> str:
     """The newest revision."""
     return _revisions(folder)[-1].revision
 
 
-def needed(folder: Path = MIGRATIONS) -> str:
+def needed_revision(folder: Path = MIGRATIONS) -> str:
     """The oldest revision that this code runs on: what comes after it may as well be done once the code is deployed."""
     return [script for script in _revisions(folder) if script.module.deploy == Phase.BEFORE][-1].revision
 
 
-def serves(revision: str | None, folder: Path = MIGRATIONS) -> bool:
+def is_served(revision: str | None, folder: Path = MIGRATIONS) -> bool:
     """Whether this code runs on a schema at this revision; one that a newer EvalStop made is compatible by promise."""
     known = [script.revision for script in _revisions(folder)]
-    return revision is not None and (revision not in known or known.index(revision) >= known.index(needed(folder)))
+    return revision is not None and (
+        revision not in known or known.index(revision) >= known.index(needed_revision(folder))
+    )
 
 
-def require(database: Database) -> None:
+def require_schema(database: Database) -> None:
     """Raise ServiceError unless this code runs on the schema of the database."""
-    revision = current(database)
-    if not serves(revision):
+    revision = current_revision(database)
+    if not is_served(revision):
         raise ServiceError(
-            f"the schema is at {revision or 'nothing'}, {needed()} is needed; run `evalstop migrate` first"
+            f"the schema is at {revision or 'nothing'}, {needed_revision()} is needed; run `evalstop migrate` first"
         )
 
 

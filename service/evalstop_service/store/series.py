@@ -20,7 +20,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store import runs
-from evalstop_service.store.database import Database, Transaction, driver
+from evalstop_service.store.database import Database, Transaction, driver_connection
 from evalstop_service.store.tables import runs as run_rows
 from evalstop_service.store.tables import series_buckets
 
@@ -46,7 +46,9 @@ class Bucket:
     infinite_count: int
 
 
-def resolved(tx: Transaction, run_id: UUID, metric: str, first_step: int, last_step: int, buckets: int) -> list[Bucket]:
+def load_buckets(
+    tx: Transaction, run_id: UUID, metric: str, first_step: int, last_step: int, buckets: int
+) -> list[Bucket]:
     """The live observations between two steps, both included, in at most so many buckets of about equal count."""
     bounds = {"run_id": run_id, "metric": metric}
     inside = {**bounds, "first_step": first_step, "last_step": last_step}
@@ -60,7 +62,9 @@ def resolved(tx: Transaction, run_id: UUID, metric: str, first_step: int, last_s
     return _merged([*before, *covered, *after], buckets)
 
 
-def catch_up(database: Database, run_id: UUID, metric: str, pause: Callable[[float], bool] = lambda _: False) -> bool:
+def catch_up_summaries(
+    database: Database, run_id: UUID, metric: str, pause: Callable[[float], bool] = lambda _: False
+) -> bool:
     """Summarize what was observed since the last time, with the run held for some ten milliseconds at a time.
 
     After each time `pause` is told how many seconds it took; whether that said that it is time to end.
@@ -70,8 +74,8 @@ def catch_up(database: Database, run_id: UUID, metric: str, pause: Callable[[flo
         behind = is_behind(tx, run_id, metric)
     while behind:
         with database.transaction() as tx:
-            runs.lock_many(tx, [run_id])
-            behind = summarize(tx, run_id, metric)
+            runs.lock_runs(tx, [run_id])
+            behind = summarize_series(tx, run_id, metric)
         ended = time.perf_counter()
         if pause(ended - begun):
             return True
@@ -79,7 +83,7 @@ def catch_up(database: Database, run_id: UUID, metric: str, pause: Callable[[flo
     return False
 
 
-def running(tx: Transaction, project_id: UUID, after: UUID, limit: int) -> list[tuple[UUID, int]]:
+def list_running_runs(tx: Transaction, project_id: UUID, after: UUID, limit: int) -> list[tuple[UUID, int]]:
     """The next running runs of a project by id, each with its last step; -1 for one that has observed nothing."""
     query = sa.select(run_rows.c.id, sa.func.coalesce(run_rows.c.last_step, -1)).where(
         run_rows.c.project_id == project_id, run_rows.c.status == "running", run_rows.c.id > after
@@ -87,7 +91,7 @@ def running(tx: Transaction, project_id: UUID, after: UUID, limit: int) -> list[
     return [(run_id, last_step) for run_id, last_step in tx.execute(query.order_by(run_rows.c.id).limit(limit))]
 
 
-def is_long(tx: Transaction, run_id: UUID, metric: str) -> bool:
+def is_long_series(tx: Transaction, run_id: UUID, metric: str) -> bool:
     """Whether a series has too many live observations to be read one by one."""
     return tx.execute(_IS_LONG, {"run_id": run_id, "metric": metric}).first() is not None
 
@@ -97,12 +101,12 @@ def is_behind(tx: Transaction, run_id: UUID, metric: str) -> bool:
     return tx.execute(_IS_BEHIND, {"run_id": run_id, "metric": metric}).first() is not None
 
 
-def summarize(tx: Transaction, run_id: UUID, metric: str) -> bool:
+def summarize_series(tx: Transaction, run_id: UUID, metric: str) -> bool:
     """Summarize some of what is not yet, in a run that is locked; False when there was nothing worth it."""
     return tx.execute(_SUMMARIZE, {"run_id": run_id, "metric": metric}).first() is not None
 
 
-def forget(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) -> None:
+def forget_summaries(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) -> None:
     """Drop the summaries that something new or gone at (run, metric, step) makes wrong, the runs being locked."""
     lowest: dict[tuple[UUID, str], int] = {}
     for run_id, metric, step in changes:
@@ -113,12 +117,12 @@ def forget(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) -> None:
         return
     if tx.dialect.name == "postgresql":
         run_ids, metrics = (list(column) for column in zip(*lowest, strict=True))
-        driver(tx).execute(_FORGET_ALL, (run_ids, metrics, list(lowest.values())), prepare=True)
+        driver_connection(tx).execute(_FORGET_ALL, (run_ids, metrics, list(lowest.values())), prepare=True)
     else:
         tx.exec_driver_sql(_FORGET, [(run_id.hex, metric, step) for (run_id, metric), step in lowest.items()])
 
 
-def forget_after(tx: Transaction, run_id: UUID, step: int) -> None:
+def forget_summaries_after(tx: Transaction, run_id: UUID, step: int) -> None:
     """Drop the summaries of all that a run observed past a step."""
     tx.execute(sa.delete(series_buckets).where(series_buckets.c.run_id == run_id, series_buckets.c.last_step > step))
 

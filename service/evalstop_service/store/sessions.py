@@ -27,7 +27,7 @@ class Session:
     expires_at: datetime
 
 
-def add(tx: Transaction, session: Session) -> str:
+def create_session(tx: Transaction, session: Session) -> str:
     """Begin a session, and give its token; those that have expired are forgotten."""
     tx.execute(sessions.delete().where(sessions.c.expires_at <= session.created_at))
     token = PREFIX + secrets.token_urlsafe(32)
@@ -35,14 +35,14 @@ def add(tx: Transaction, session: Session) -> str:
     return token
 
 
-def find(tx: Transaction, token: str, now: datetime) -> Session | None:
+def find_session(tx: Transaction, token: str, now: datetime) -> Session | None:
     """The session of this token, unless it has ended or expired."""
     query = sa.select(*_COLUMNS).where(sessions.c.hash == _hash(token), sessions.c.expires_at > now)
     row = tx.execute(query).one_or_none()
     return Session(*row) if row else None
 
 
-def end(tx: Transaction, token: str) -> None:
+def delete_session(tx: Transaction, token: str) -> None:
     """End a session for good."""
     tx.execute(sessions.delete().where(sessions.c.hash == _hash(token)))
 

@@ -20,7 +20,7 @@ OUTLINED = 1_000
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Some neighbouring values of a series: where they end, the lowest and the highest of them."""
 
     step: int
@@ -28,13 +28,13 @@ class Stretch:
     highest: float
 
 
-def of_runs(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> dict[UUID, list[Stretch]]:
+def load_segments(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> dict[UUID, list[Segment]]:
     """One metric a run: the finite live values in so many stretches of equal count, by ascending step.
 
     Of a series longer than `OUTLINED` as many single values, evenly over its steps: it is not read as a whole.
     """
     long = _longer(tx, metrics)
-    found: dict[UUID, list[Stretch]] = defaultdict(list)
+    found: dict[UUID, list[Segment]] = defaultdict(list)
     for run_id in long:
         found[run_id] = _sampled(tx, run_id, metrics[run_id], stretches)
     short = {run_id: metric for run_id, metric in metrics.items() if run_id not in long}
@@ -57,7 +57,7 @@ def of_runs(tx: Transaction, metrics: Mapping[UUID, str], stretches: int) -> dic
         .order_by(rows.c.run_id, rows.c.bucket)
     )
     for run_id, *stretch in tx.execute(query):
-        found[run_id].append(Stretch(*stretch))
+        found[run_id].append(Segment(*stretch))
     return found
 
 
@@ -87,7 +87,7 @@ def _series(metrics: Mapping[UUID, str]) -> sa.CTE:
     return sa.values(*columns, name="given").data(list(metrics.items())).cte("series")
 
 
-def _sampled(tx: Transaction, run_id: UUID, metric: str, places: int) -> list[Stretch]:
+def _sampled(tx: Transaction, run_id: UUID, metric: str, places: int) -> list[Segment]:
     """The first value at or past each of so many steps, evenly from the first to the last."""
     of_series = (
         observations.c.run_id == run_id,
@@ -107,4 +107,4 @@ def _sampled(tx: Transaction, run_id: UUID, metric: str, places: int) -> list[St
         for step in steps
     ]
     rows = tx.execute(sa.union_all(*(sa.select(probe.c.step, probe.c.value) for probe in probes)))
-    return [Stretch(step, value, value) for step, value in sorted(set(map(tuple, rows))) if math.isfinite(value)]
+    return [Segment(step, value, value) for step, value in sorted(set(map(tuple, rows))) if math.isfinite(value)]

@@ -23,7 +23,7 @@ class VerdictChange:
     at: datetime
 
 
-def add(tx: Transaction, run_id: UUID, attempt: int, document: dict[str, Any], now: datetime) -> None:
+def add_verdict(tx: Transaction, run_id: UUID, attempt: int, document: dict[str, Any], now: datetime) -> None:
     """Append a change; the run is locked in this transaction."""
     latest = tx.execute(sa.select(sa.func.max(verdicts.c.sequence)).where(verdicts.c.run_id == run_id)).scalar()
     tx.execute(
@@ -31,7 +31,7 @@ def add(tx: Transaction, run_id: UUID, attempt: int, document: dict[str, Any], n
     )
 
 
-def reached(tx: Transaction, run_id: UUID, attempt: int, verdict: str) -> bool:
+def has_reached(tx: Transaction, run_id: UUID, attempt: int, verdict: str) -> bool:
     """Whether this attempt's verdict was ever that word."""
     query = sa.exists().where(
         verdicts.c.run_id == run_id,
@@ -41,7 +41,7 @@ def reached(tx: Transaction, run_id: UUID, attempt: int, verdict: str) -> bool:
     return tx.execute(sa.select(query)).scalar_one()
 
 
-def listing(tx: Transaction, run_id: UUID, before: int | None = None, limit: int = 100) -> list[VerdictChange]:
+def list_verdicts(tx: Transaction, run_id: UUID, before: int | None = None, limit: int = 100) -> list[VerdictChange]:
     """A run's changes of verdict, newest first, those before the sequence number `before`."""
     query = sa.select(verdicts.c.sequence, verdicts.c.attempt, verdicts.c.document, verdicts.c.at)
     query = query.where(verdicts.c.run_id == run_id)

@@ -18,7 +18,7 @@ CHANNEL = "evalstop_deliveries"
 _MARK = "evalstop_wakes_workers"
 
 
-def workers(tx: Transaction) -> None:
+def wake_workers(tx: Transaction) -> None:
     """Have the workers look into the outbox when this transaction is committed."""
     if tx.dialect.name == "postgresql":
         tx.execute(sa.select(sa.func.pg_notify(CHANNEL, "")))
@@ -27,7 +27,7 @@ def workers(tx: Transaction) -> None:
 
 
 @contextmanager
-def ringing(database: Database, ring: Callable[[], None]) -> Iterator[None]:
+def calling_on_commit(database: Database, ring: Callable[[], None]) -> Iterator[None]:
     """Within the block, `ring` is called, from any thread, after each transaction here that wakes the workers.
 
     It is called after a rollback too: a look in vain does no harm. Nothing is rung for transactions of PostgreSQL.

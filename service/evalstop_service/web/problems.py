@@ -20,7 +20,7 @@ from evalstop_service.errors import Behind, Closed, Conflict, Invalid, NotFound,
 from evalstop_service.observability import logs
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.security.encryption import UnreadableSecret
-from evalstop_service.store.database import is_full
+from evalstop_service.store.database import is_disk_full
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -155,7 +155,7 @@ def _methods(request: Request) -> set[str]:
 
 
 def _database_away(error: Exception) -> Problem:
-    if isinstance(error, sa.exc.DBAPIError) and is_full(error):
+    if isinstance(error, sa.exc.DBAPIError) and is_disk_full(error):
         _log.error("the database's disk is full: %s", error.orig)
         detail = "the disk is full; nothing was stored, make room and send the same again"
         return Problem(503, "The database's disk is full", detail, headers={"Retry-After": "10"})

@@ -52,7 +52,7 @@ def send_test_event(
     """
     with database.reading() as tx:
         endpoint = require_enabled(tx, project_id, endpoint_id)
-        project = projects.get(tx, project_id)
+        project = projects.get_project(tx, project_id)
     if endpoint.url.startswith(pull.PREFIX):
         raise Conflict("the receiver of this endpoint fetches its events; nothing can be sent to it")
     data = {
@@ -62,7 +62,9 @@ def send_test_event(
     event = json.dumps({"type": TEST, "timestamp": rfc3339(now), "data": data}, separators=(",", ":"))
     body = render_body(endpoint.format, event).encode()
     event_id = new_id()
-    stored = endpoints.valid_secrets(endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now)
+    stored = endpoints.select_valid_secrets(
+        endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now
+    )
     secrets = [encryption.decrypt(secret, endpoint.id) for secret in stored]
     headers = sign_headers(secrets, str(event_id), int(now.timestamp()), body)
 

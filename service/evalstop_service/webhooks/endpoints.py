@@ -69,7 +69,7 @@ def create_endpoint(
     """Add an endpoint; raises AddressRefused when its URL is not allowed."""
     _require_allowed(url, address_policy)
     with database.transaction() as tx:
-        endpoint = endpoints.add(
+        endpoint = endpoints.add_endpoint(
             tx, project_id, url=url, event_types=event_types, format=format, now=now, encryption=encryption
         )
         record_endpoint_change(tx, actor, "endpoint.made", endpoint, now)
@@ -88,7 +88,9 @@ def create_pull_endpoint(
 ) -> Endpoint:
     """Add an endpoint whose receiver fetches its events."""
     with database.transaction() as tx:
-        endpoint = pull.add(tx, project_id, name=name, event_types=event_types, now=now, encryption=encryption)
+        endpoint = pull.add_pull_endpoint(
+            tx, project_id, name=name, event_types=event_types, now=now, encryption=encryption
+        )
         record_endpoint_change(tx, actor, "endpoint.made", endpoint, now)
         return endpoint
 
@@ -107,7 +109,9 @@ def change_endpoint(
     if changes.url is not None:
         _require_allowed(changes.url, address_policy)
     with database.transaction() as tx:
-        endpoint = _require_present(endpoints.change(tx, project_id, endpoint_id, **vars(changes)), endpoint_id)
+        endpoint = _require_present(
+            endpoints.update_endpoint(tx, project_id, endpoint_id, **vars(changes)), endpoint_id
+        )
         record_endpoint_change(tx, actor, "endpoint.changed", endpoint, now)
         return endpoint
 
@@ -126,15 +130,15 @@ def rotate_endpoint_secret(
 def delete_endpoint(database: Database, project_id: UUID, actor: str, endpoint_id: UUID, now: datetime) -> None:
     """Delete an endpoint and cancel its waiting deliveries; raises NotFound."""
     with database.transaction() as tx:
-        endpoint = _require_present(endpoints.find(tx, project_id, endpoint_id), endpoint_id)
-        if not endpoints.delete(tx, project_id, endpoint_id, now=now):
+        endpoint = _require_present(endpoints.find_endpoint(tx, project_id, endpoint_id), endpoint_id)
+        if not endpoints.delete_endpoint(tx, project_id, endpoint_id, now=now):
             _require_present(None, endpoint_id)
         record_endpoint_change(tx, actor, "endpoint.deleted", endpoint, now)
 
 
 def require_enabled(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
     """The endpoint; raises NotFound, and Conflict when it is disabled."""
-    endpoint = _require_present(endpoints.find(tx, project_id, endpoint_id), endpoint_id)
+    endpoint = _require_present(endpoints.find_endpoint(tx, project_id, endpoint_id), endpoint_id)
     if not endpoint.enabled:
         raise Conflict("the endpoint is disabled; enable it first")
     return endpoint
@@ -151,7 +155,9 @@ def record_endpoint_change(
     """Write to the audit log what was done to an endpoint."""
     host = endpoint.url if endpoint.url.startswith(pull.PREFIX) else urlsplit(endpoint.url).hostname
     recorded = {"host": host, "event_types": list(endpoint.event_types), "enabled": endpoint.enabled}
-    audit.record(tx, endpoint.project_id, actor, action, f"endpoint {endpoint.id}", recorded | dict(details or {}), now)
+    audit.record_action(
+        tx, endpoint.project_id, actor, action, f"endpoint {endpoint.id}", recorded | dict(details or {}), now
+    )
 
 
 def _require_present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:

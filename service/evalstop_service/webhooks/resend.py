@@ -12,7 +12,7 @@ from evalstop_service.store import audit
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import deliveries, replays
 from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.store.queue.replays import Replayed
+from evalstop_service.store.queue.replays import Replay
 from evalstop_service.webhooks.endpoints import record_endpoint_change, require_enabled
 
 MAX_REPLAYED_EVENTS = 1000
@@ -22,9 +22,9 @@ def retry_delivery(database: Database, project_id: UUID, actor: str, delivery_id
     """Make a dead delivery due now; raises NotFound, and Conflict when it is not dead or its event no longer holds."""
     with database.transaction() as tx:
         dead = _find_delivery(tx, project_id, delivery_id)
-        if not replays.holds(tx, project_id, dead.event_id):
+        if not replays.may_replay(tx, project_id, dead.event_id):
             raise _outdated(dead)
-        revived = deliveries.retry(tx, project_id, delivery_id, now)
+        revived = deliveries.retry_delivery(tx, project_id, delivery_id, now)
         delivery = _find_delivery(tx, project_id, delivery_id)
         if not revived:
             raise Conflict(
@@ -39,7 +39,7 @@ def replay_delivery(database: Database, project_id: UUID, actor: str, delivery_i
     with database.transaction() as tx:
         earlier = _find_delivery(tx, project_id, delivery_id)
         require_enabled(tx, project_id, earlier.endpoint_id)
-        new_delivery_id = replays.of_event(tx, project_id, earlier.endpoint_id, earlier.event_id, now)
+        new_delivery_id = replays.replay_event(tx, project_id, earlier.endpoint_id, earlier.event_id, now)
         if new_delivery_id is None:
             raise _outdated(earlier)
         _record_delivery(tx, actor, "delivery.replayed", project_id, earlier, now)
@@ -57,11 +57,11 @@ def replay_events(
     types: Sequence[str] | None,
     after: UUID | None,
     now: datetime,
-) -> Replayed:
+) -> Replay:
     """Send the events of a period again, at most `MAX_REPLAYED_EVENTS`; raises NotFound, and Conflict when disabled."""
     with database.transaction() as tx:
         endpoint = require_enabled(tx, project_id, endpoint_id)
-        replayed = replays.of_range(
+        replayed = replays.replay_range(
             tx,
             project_id,
             endpoint_id,
@@ -82,7 +82,7 @@ def replay_events(
 
 
 def _find_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery:
-    delivery = deliveries.find(tx, project_id, delivery_id)
+    delivery = deliveries.find_delivery(tx, project_id, delivery_id)
     if delivery is None:
         raise NotFound(f"there is no delivery {delivery_id} in this project")
     return delivery
@@ -96,4 +96,4 @@ def _record_delivery(
     tx: Transaction, actor: str, action: str, project_id: UUID, delivery: Delivery, now: datetime
 ) -> None:
     details = {"event_type": delivery.event_type, "endpoint_id": str(delivery.endpoint_id)}
-    audit.record(tx, project_id, actor, action, f"delivery {delivery.id}", details, now)
+    audit.record_action(tx, project_id, actor, action, f"delivery {delivery.id}", details, now)

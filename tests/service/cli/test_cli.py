@@ -93,7 +93,7 @@ def test_up_tells_a_person(environment: dict[str, str]) -> None:
 
 def test_prepares_by_hand(environment: dict[str, str]) -> None:
     """Migrate, make a project, make keys: each says what it did, for machines too."""
-    assert json.loads(run(environment, "migrate", "--json").stdout) == {"before": None, "after": schema.head()}
+    assert json.loads(run(environment, "migrate", "--json").stdout) == {"before": None, "after": schema.head_revision()}
     project = run(environment, "project", "create", "alignment", "--mode", "enforce", "--grace-seconds", "5", "--json")
     assert json.loads(project.stdout)["name"] == "alignment"
     made = run(environment, "key", "create", "--project", "alignment", "--name", "k", "--scopes", "read", "--json")
@@ -175,7 +175,7 @@ def test_a_newer_schema(environment: dict[str, str], tmp_path: Path) -> None:
     """A schema that a newer version made is not touched."""
     url = f"sqlite:///{tmp_path / 'newer.db'}"
     database = Database(url)
-    schema.upgrade(database)
+    schema.upgrade_schema(database)
     with database.transaction() as tx:
         tx.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     database.close()
@@ -213,12 +213,12 @@ def test_secrets_are_sealed_by_command(environment: dict[str, str]) -> None:
     database = Database(f"sqlite:///{environment['EVALSTOP_DATA_FOLDER']}/evalstop.db")
     project = create_project(database, "sealed", "shadow", 0.0, utc_now(), "paper")
     with database.transaction() as tx:
-        plain = endpoints.add(tx, project.id, url="http://x.example", event_types=["*"], now=utc_now())
+        plain = endpoints.add_endpoint(tx, project.id, url="http://x.example", event_types=["*"], now=utc_now())
     key = base64.b64encode(bytes(range(32))).decode()
     done = run(environment | {"EVALSTOP_SECRET_KEYS": key}, "secrets", "rotate", "--json")
     assert json.loads(done.stdout) == {"secrets": 1, "were_plain": 1}
     with database.reading() as tx:
-        (sealed,) = endpoints.listing(tx, project.id)
+        (sealed,) = endpoints.list_endpoints(tx, project.id)
     assert Encryption([bytes(range(32))]).decrypt(sealed.secret, sealed.id) == plain.secret != sealed.secret
     database.close()
 

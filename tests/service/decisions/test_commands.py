@@ -38,7 +38,7 @@ def test_veto_within_grace(graceful: Scene) -> None:
         assert said.state == DecisionState.VETOED
     assert deliveries_of_stops(graceful) == ["cancelled"]
     with graceful.database.transaction() as tx:
-        bodies = [claimed.body for claimed in leases.claim(tx, LATER, 60.0, 10, 10)]
+        bodies = [claimed.body for claimed in leases.claim_deliveries(tx, LATER, 60.0, 10, 10)]
     assert not any("run.stop_requested" in body for body in bodies)
 
 
@@ -185,7 +185,7 @@ def test_a_person_stops_a_run_that_was_never_flagged(graceful: Scene) -> None:
     with pytest.raises(Conflict, match="has ended"):
         order(graceful, run)
     with graceful.database.reading() as tx:
-        case = cases.find(tx, run.id, 1)
+        case = cases.find_case(tx, run.id, 1)
     assert case is not None
     assert case.decision_id is None, "the policy is not held to what a person did"
 

@@ -18,7 +18,7 @@ from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import leases
-from evalstop_service.store.queue.leases import Delivered, Ended
+from evalstop_service.store.queue.leases import Delivered, FinishedAttempt
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import FALLING, NOW, Scene, at_once, unbound
@@ -32,7 +32,7 @@ def scene(scene: Scene) -> Scene:
     """A project with an endpoint, which may have all its runs stopped."""
     unbound(scene.database)
     with scene.database.transaction() as tx:
-        endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
+        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
     return scene
 
 
@@ -64,8 +64,8 @@ def report(scene: Scene, run: Run, state: DecisionState, now: datetime, expected
 
 def send_what_waits(scene: Scene) -> None:
     with scene.database.transaction() as tx:
-        held = leases.claim(tx, utc_now(), 60.0, 100, 100)
-        leases.settle(tx, [Ended(one, Delivered(), utc_now()) for one in held])
+        held = leases.claim_deliveries(tx, utc_now(), 60.0, 100, 100)
+        leases.settle_deliveries(tx, [FinishedAttempt(one, Delivered(), utc_now()) for one in held])
 
 
 def test_what_nobody_confirms_is_escalated_and_told_to_a_person(scene: Scene) -> None:
@@ -91,7 +91,7 @@ def test_a_stop_that_comes_due_has_a_deadline(graceful: Scene) -> None:
     assert json.loads(event["body"])["data"]["decision"]["state"] == "requested", "as it is when it is sent"
     due_at = NOW + timedelta(seconds=60)
     with graceful.database.transaction() as tx:
-        assert decisions.request_due(tx, due_at) == 1
+        assert decisions.request_due_decisions(tx, due_at) == 1
     assert decided(graceful, run).deadline_at == due_at + CONFIRM
     deadlines.process_overdue(graceful.database, due_at + CONFIRM)
     assert states(graceful, run) == ["pending", "requested", "escalated"]

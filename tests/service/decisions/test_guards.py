@@ -27,9 +27,9 @@ def holding(scene: Scene, run: Run, now: datetime = NOW) -> tuple[Guard, ...]:
 
 
 def _holding(tx: Transaction, run: Run, now: datetime) -> tuple[Guard, ...]:
-    locked = runs.lock(tx, run.project_id, run.id)
+    locked = runs.lock_run(tx, run.project_id, run.id)
     assert locked is not None
-    return guards.find_guards(tx, projects.lock(tx, run.project_id), locked, now)
+    return guards.find_guards(tx, projects.lock_project(tx, run.project_id), locked, now)
 
 
 def kinds(scene: Scene, run: Run, now: datetime = NOW) -> list[str]:
@@ -39,14 +39,14 @@ def kinds(scene: Scene, run: Run, now: datetime = NOW) -> list[str]:
 def settle(scene: Scene, **settings: Any) -> None:
     """Change the project."""
     with scene.database.transaction() as tx:
-        projects.change(tx, replace(projects.lock(tx, scene.project_id), **settings))
+        projects.update_project(tx, replace(projects.lock_project(tx, scene.project_id), **settings))
 
 
 def lift(scene: Scene, run_name: str, *despite: str) -> Run:
     """A run under a policy that stops despite these reservations."""
     document = {"name": "bold", "members": [{"detector": "k_decline"}], "stops_despite": list(despite)}
     with scene.database.transaction() as tx:
-        policies.add(tx, projects.get(tx, scene.project_id), "bold", document, NOW)
+        policies.add_policy(tx, projects.get_project(tx, scene.project_id), "bold", document, NOW)
     return scene.open(run_name, policy="bold")
 
 
@@ -177,7 +177,7 @@ def test_a_silent_run_is_not_stopped(scene: Scene) -> None:
     assert kinds(scene, run, later) == ["stale"]
     assert kinds(scene, bold, later) == []
     with scene.database.transaction() as tx:
-        run_health.beat(tx, run.id, run.project_id, NOW + timedelta(seconds=10))
+        run_health.record_heartbeat(tx, run.id, run.project_id, NOW + timedelta(seconds=10))
     assert kinds(scene, run, later) == []
 
 

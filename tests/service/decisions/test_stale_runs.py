@@ -13,7 +13,7 @@ from evalstop_service.ingest import Resumed, Saved, open_run
 from evalstop_service.store import run_health, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
-from evalstop_service.store.run_health import StoredPulse
+from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import FALLING, NOW, Scene, evals, set_up
@@ -31,9 +31,9 @@ def look(scene: Scene, now: datetime) -> int:
     return count
 
 
-def pulse(scene: Scene, run: Run) -> StoredPulse:
+def pulse(scene: Scene, run: Run) -> RunHealth:
     with scene.database.reading() as tx:
-        return run_health.of_runs(tx, [run.id])[run.id]
+        return run_health.load_health(tx, [run.id])[run.id]
 
 
 def told(scene: Scene, run: Run) -> list[str]:
@@ -242,7 +242,7 @@ def test_a_stop_that_is_being_decided_does_not_slip_past_a_pause(postgres_databa
     scene = set_up(postgres_database, grace_seconds=60)
     run = scene.open()
     with postgres_database.transaction() as tx:
-        locked = runs.lock(tx, scene.project_id, run.id)
+        locked = runs.lock_run(tx, scene.project_id, run.id)
         assert locked is not None
         decision = transitions.create_decision(tx, locked, 4, NOW)
         thread = threading.Thread(

@@ -25,7 +25,7 @@ PAUSE = Guard(PAUSED, "the project was paused by dana")
 def settle(scene: Scene, **changes: Any) -> None:
     """Change the project's settings."""
     with scene.database.transaction() as tx:
-        projects.change(tx, replace(projects.lock(tx, scene.project_id), **changes))
+        projects.update_project(tx, replace(projects.lock_project(tx, scene.project_id), **changes))
 
 
 def pause(scene: Scene) -> None:
@@ -59,7 +59,7 @@ def guards_told(scene: Scene, run: Run) -> list[list[str]]:
 
 def hold(scene: Scene, run: Run, now: datetime) -> Decision | None:
     with scene.database.transaction() as tx:
-        locked = runs.lock(tx, scene.project_id, run.id)
+        locked = runs.lock_run(tx, scene.project_id, run.id)
         assert locked is not None
         return transitions.hold_stop(tx, locked, [PAUSE], now)
 
@@ -183,7 +183,7 @@ def test_a_hold_and_the_end_of_the_grace_period_meet(database: Database, gracefu
 
         def come_due() -> None:
             with database.transaction() as tx:
-                decisions.request_due(tx, NOW + MINUTE)
+                decisions.request_due_decisions(tx, NOW + MINUTE)
 
         calls = (come_due, lambda run=run: hold(graceful, run, NOW + MINUTE / 2))
         assert at_once(*(calls if turn % 2 else reversed(calls))) == []

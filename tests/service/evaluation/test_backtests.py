@@ -57,7 +57,7 @@ def asked(database: Database, tenant: Tenant, document: dict[str, Any], runs: in
 
 def result(database: Database, asked_for: Backtest) -> Backtest:
     with database.reading() as tx:
-        found = backtest_rows.find(tx, asked_for.project_id, asked_for.id)
+        found = backtest_rows.find_backtest(tx, asked_for.project_id, asked_for.id)
     assert found is not None
     return found
 
@@ -109,7 +109,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
     assert 0 < left.done < len(ids)
     assert not backtests.run_next_backtest(database, utc_now), "the lease of whoever was killed still runs"
     with database.transaction() as tx:  # time passes
-        assert backtest_rows.keep(tx, left, replace(left, lease_until=now))
+        assert backtest_rows.save_progress(tx, left, replace(left, lease_until=now))
     assert backtests.run_next_backtest(database, utc_now)
     found = result(database, wanted)
     assert found.state == "done"

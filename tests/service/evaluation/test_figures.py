@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from evalstop_service.evaluation import figures
 from evalstop_service.store import case_counts, cases, policies, projects
-from evalstop_service.store.case_counts import Grouping, Key, Wanted
+from evalstop_service.store.case_counts import CaseFilter, Grouping, Key
 from evalstop_service.store.database import Database
 
 from tests.service.cases_written import write
@@ -22,7 +22,7 @@ def told(scene: Scene) -> Scene:
     database = scene.database
     first, second = scene.open(policy="paper"), scene.open(policy="watchful")
     with database.transaction() as tx:
-        policies.add(tx, projects.get(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, NOW)
+        policies.add_policy(tx, projects.get_project(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, NOW)
     third = scene.open(policy="watchful")
     write(database, first, 8, delay_steps=10, gpu_hours=4.0, gpu_hours_saved=2.0)
     write(database, first, 2, outcome="wrong", truth="healthy", gpu_hours=4.0, gpu_hours_lost=3.0)
@@ -40,7 +40,7 @@ def told(scene: Scene) -> Scene:
 
 def measure(scene: Scene, *by: Grouping, **wanted: object) -> dict[Key, figures.GroupFigures]:
     with scene.database.reading() as tx:
-        found = figures.load_figures(tx, scene.project_id, Wanted(**wanted), by)  # type: ignore[arg-type]
+        found = figures.load_figures(tx, scene.project_id, CaseFilter(**wanted), by)  # type: ignore[arg-type]
     return {one.key: one for one in found}
 
 
@@ -80,11 +80,13 @@ BY: list[tuple[Grouping, ...]] = [
 def test_each_count_leads_to_its_cases(told: Scene, by: tuple[Grouping, ...]) -> None:
     """The cases that are listed for a cell of a group are as many as it counts."""
     for one in measure(told, *by).values():
-        own = figures.select_group(Wanted(), by, one.key)
+        own = figures.select_group(CaseFilter(), by, one.key)
         for row in figures.ROWS:
             for outcome in figures.OUTCOMES:
                 with told.database.reading() as tx:
-                    listed = case_counts.listing(tx, told.project_id, figures.select_cell(own, row, outcome), limit=100)
+                    listed = case_counts.list_cases(
+                        tx, told.project_id, figures.select_cell(own, row, outcome), limit=100
+                    )
                 assert len(listed) == one.counts[row][outcome]
 
 
@@ -114,7 +116,7 @@ def test_pages_of_cases(told: Scene) -> None:
     """Read page by page the list holds each case once, those that ended last first."""
     found, before = [], None
     with told.database.reading() as tx:
-        while page := case_counts.listing(tx, told.project_id, Wanted(), before=before, limit=7):
+        while page := case_counts.list_cases(tx, told.project_id, CaseFilter(), before=before, limit=7):
             found += page
             before = page[-1].ended_at, page[-1].run_id, page[-1].attempt
     assert len({(one.run_id, one.attempt) for one in found}) == len(found) == 66
@@ -130,9 +132,9 @@ def test_counted_once_for_all_groups(told: Scene) -> None:
     """What is counted by the detectors that called together gives the same figures as each grouping counted by itself,
     and a case of two detectors counts once for its policy."""
     with told.database.reading() as tx:
-        flagged = case_counts.flagged(tx, told.project_id, Wanted(), ("policy", "called"))
-        late = case_counts.delays(tx, told.project_id, Wanted(), ("policy", "called"))
-        passed = case_counts.passed(tx, told.project_id, Wanted(), ("policy",))
+        flagged = case_counts.count_flagged(tx, told.project_id, CaseFilter(), ("policy", "called"))
+        late = case_counts.count_delays(tx, told.project_id, CaseFilter(), ("policy", "called"))
+        passed = case_counts.count_unflagged(tx, told.project_id, CaseFilter(), ("policy",))
     counts = [*flagged, *passed]
 
     def policy(key: Key) -> list[Key]:
@@ -153,13 +155,13 @@ def test_the_revision_of_cases(told: Scene) -> None:
 
     def revision() -> str:
         with told.database.reading() as tx:
-            return case_counts.revision(tx, told.project_id)
+            return case_counts.read_revision(tx, told.project_id)
 
     before = revision()
     assert revision() == before
     with told.database.transaction() as tx:
-        oldest = min(case_counts.listing(tx, told.project_id, Wanted(), limit=100), key=lambda one: one.attempt)
-        known = cases.find(tx, oldest.run_id, oldest.attempt)
+        oldest = min(case_counts.list_cases(tx, told.project_id, CaseFilter(), limit=100), key=lambda one: one.attempt)
+        known = cases.find_case(tx, oldest.run_id, oldest.attempt)
         assert known is not None
-        cases.keep(tx, known)
+        cases.save_case(tx, known)
     assert revision() != before

@@ -89,7 +89,7 @@ def to(move: rollout_stage.Move | None) -> Stage | None:
 def granted(scene: Scene, name: str = "watchful") -> None:
     with scene.database.transaction() as tx:
         rollout_stage.set_rollout_stage(tx, scene.project_id, name, 1, LINE, 0.25, NOW)
-        endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
+        endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
 
 
 def told(scene: Scene) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def test_every_move_is_told_with_its_numbers(scene: Scene) -> None:
     assert up["precision"]["bounds"]["low"] > LINE
     assert back["precision_since"]["decided"] == 7
     with scene.database.reading() as tx:
-        moves = audit.listing(tx, scene.project_id, action="rollout_stage")
+        moves = audit.list_entries(tx, scene.project_id, action="rollout_stage")
         assert [entry.action for entry in moves] == ["rollout_stage.moved"] * 2
 
 
@@ -131,11 +131,13 @@ def test_a_new_version_begins_in_shadow(scene: Scene) -> None:
     assert stage(scene) == "canary"
     with scene.database.transaction() as tx:
         assert rollout_stage.set_rollout_stage(tx, scene.project_id, "watchful", 1, 0.85, 0.5, LATER).stage == "canary"
-        policies.add(tx, projects.get(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, LATER)
+        policies.add_policy(
+            tx, projects.get_project(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, LATER
+        )
     assert stage(scene) == "shadow"
     assert told(scene)[-1]["reason"] == "version 2 has shown nothing yet"
     with scene.database.reading() as tx:
-        held = rollout_stages.find(tx, scene.project_id, "watchful")
+        held = rollout_stages.find_stage(tx, scene.project_id, "watchful")
     assert held is not None
     assert (held.version, held.canary_share) == (2, 0.5)
 

@@ -80,14 +80,16 @@ def test_resume_within_grace_withdraws(graceful: Scene) -> None:
 def test_resume_before_anybody_had_the_stop(scene: Scene) -> None:
     """A stop that has reached no receiver is moot for an attempt that is over; one that may have waits for its word."""
     with scene.database.transaction() as tx:
-        endpoints.add(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["run.stop_requested"], now=NOW)
+        endpoints.add_endpoint(
+            tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["run.stop_requested"], now=NOW
+        )
     run = scene.open()
     scene.post(run, FALLING)
     scene.take(run, Resumed(1))
     assert (state_of(scene, run, 1), deliveries_of_stops(scene)) == (DecisionState.MOOT, ["cancelled"])
     assert scene.post(run, evals(0.8, 0.7, 0.6, start=2)).decision is not None
     with scene.database.transaction() as tx:
-        assert len(leases.claim(tx, utc_now(), 60.0, 10, 10)) == 1
+        assert len(leases.claim_deliveries(tx, utc_now(), 60.0, 10, 10)) == 1
     scene.take(run, Resumed(1))
     assert (state_of(scene, run, 2), deliveries_of_stops(scene)) == (DecisionState.REQUESTED, ["cancelled"] * 2)
 

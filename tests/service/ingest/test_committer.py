@@ -199,7 +199,7 @@ def test_a_call_for_a_flusher_does_not_reach_whoever_closes(postgres_database: D
     """A verdict that turns while the committer closes is stored: what it takes is seen by a flusher, and all ends."""
     scene = set_up(postgres_database)
     with postgres_database.transaction() as tx:
-        policies.add(tx, projects.get(tx, scene.project_id), "slow", SLOW, utc_now())
+        policies.add_policy(tx, projects.get_project(tx, scene.project_id), "slow", SLOW, utc_now())
 
     async def round_trip() -> None:
         committer = Committer(scene.database, LiveRuns(), utc_now, ServiceMetrics(), Limits(flushers=1, waiting=100))

@@ -18,7 +18,7 @@ from evalstop_detectors import Call, Score, state_to_json
 from evalstop_service.ingest import CHOOSER, Arrival, LiveRuns, News, Points, Resumed, Saved
 from evalstop_service.store import checkpoints, monitor_states, observations, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import New, Point
+from evalstop_service.store.observations import NewObservation, Point
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -235,7 +235,7 @@ def keep(process: Scene, run_ids: list[UUID]) -> None:
             (run_id, live.run.version, state_to_json(live.policy, live.monitor).decode())
             for run_id, live in found.items()
         ]
-        monitor_states.keep(tx, kept, NOW)
+        monitor_states.save_states(tx, kept, NOW)
     process.live.put_back(found.values())
 
 
@@ -258,13 +258,15 @@ def test_series_are_read_together_as_one_by_one(
     """Of each series from its step on the same points come, or nothing of a run where one is too long."""
     opened = [scene.open() for _ in range(3)]
     with scene.database.transaction() as tx:
-        rows = [New(opened[at].id, 1, Point(metric, step, value)) for (at, metric, step), value in cells.items()]
-        observations.add_many(tx, rows, NOW)
-        observations.supersede(tx, opened[0].id, superseded, 2)
+        rows = [
+            NewObservation(opened[at].id, 1, Point(metric, step, value)) for (at, metric, step), value in cells.items()
+        ]
+        observations.add_observations(tx, rows, NOW)
+        observations.supersede_observations(tx, opened[0].id, superseded, 2)
     with scene.database.reading() as tx:
         asked = {(opened[at].id, metric): step for (at, metric), step in wanted.items()}
-        together = observations.after_many(tx, asked, most)
-        alone = {key: observations.after(tx, key[0], [key[1]], step) for key, step in asked.items()}
+        together = observations.load_series_after(tx, asked, most)
+        alone = {key: observations.load_observations_after(tx, key[0], [key[1]], step) for key, step in asked.items()}
     assert together.keys() == {run_id for run_id, _ in asked}
     for run_id, points in together.items():
         each = [some for key, some in alone.items() if key[0] == run_id]
@@ -314,7 +316,7 @@ def test_agrees_with_the_obvious(scene: Scene, story: Story) -> None:
     counted = [point for point in story.first if point.step <= cut] + story.second
     gold = [(p.step, sign * p.value) for p in counted if p.metric == "eval" and math.isfinite(p.value)]
     with scene.database.reading() as tx:
-        saved = {item.step for item in checkpoints.listing(tx, run.id)}
+        saved = {item.step for item in checkpoints.list_checkpoints(tx, run.id)}
     assert saved == {step for step in story.saved if step <= cut}
     raw = max(gold, key=lambda item: (item[1], -item[0]), default=None)
     chosen = CHOOSER.choose([Score(step, value) for step, value in sorted(gold)], saved)

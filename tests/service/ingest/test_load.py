@@ -79,7 +79,7 @@ def test_a_cold_process_starts_from_what_was_kept(scene: Scene) -> None:
     for start_step in range(0, 3 * run_cache.KEEP_EVERY, 64):
         scene.post(run, evals(*(step % 7 / 7 for step in range(64)), start=start_step))
     with scene.database.reading() as tx:
-        assert run.id in monitor_states.find_many(tx, [run.id])
+        assert run.id in monitor_states.load_states(tx, [run.id])
     cold = replace(scene, live=LiveRuns())
     assert how(cold, run, evals(0.5, start=3 * run_cache.KEEP_EVERY)) == "restored"
     scene.forget_live(run)

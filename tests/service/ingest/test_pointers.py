@@ -104,7 +104,7 @@ def test_a_confirmed_stop_records_the_turn(scene: Scene) -> None:
     turn = scene.read(run).turn
     assert turn is not None
     with scene.database.reading() as tx:
-        change = decisions.history(tx, decision)[-1]
+        change = decisions.list_changes(tx, decision)[-1]
     assert change.details == {"exit_status": 0, "turn_step": turn["step"]}
 
 

@@ -79,7 +79,7 @@ def test_a_person_has_the_last_word(scene: Scene) -> None:
     assert receipt.run.recognition is not None
     assert receipt.run.recognition["sources"] == {"odd": "person"}
     with scene.database.reading() as tx:
-        (entry,) = audit.listing(tx, scene.project_id, action="run.metrics_changed")
+        (entry,) = audit.list_entries(tx, scene.project_id, action="run.metrics_changed")
     assert (entry.actor, entry.details["after"]) == ("dana", {"odd": GOLD})
     assert scene.post(run, falling("eval_f1")).run.metrics == {"odd": GOLD}
     assert scene.open(run.name, metrics={"eval_accuracy": GOLD}).metrics == {"odd": GOLD}
@@ -91,7 +91,7 @@ def test_correcting_twice_is_harmless(scene: Scene) -> None:
     first = scene.take(run, Corrected({"odd": GOLD}, "dana")).run
     assert scene.take(run, Corrected({"odd": GOLD}, "dana")).run.version == first.version
     with scene.database.reading() as tx:
-        assert len(audit.listing(tx, scene.project_id, action="run.metrics_changed")) == 1
+        assert len(audit.list_entries(tx, scene.project_id, action="run.metrics_changed")) == 1
 
 
 def test_another_process_notices(scene: Scene) -> None:
@@ -117,8 +117,8 @@ def test_gold_that_is_taken_away(scene: Scene) -> None:
 def test_patterns_of_the_project(scene: Scene) -> None:
     """In a project with patterns, runs that do not say their metrics get their roles by them."""
     with scene.database.transaction() as tx:
-        project = projects.lock(tx, scene.project_id)
-        projects.change(tx, replace(project, role_patterns=[{"pattern": "odd/*", "role": "eval"}]))
+        project = projects.lock_project(tx, scene.project_id)
+        projects.update_project(tx, replace(project, role_patterns=[{"pattern": "odd/*", "role": "eval"}]))
     run = scene.open(policy="paper")
     assert scene.post(run, falling("odd/one")).run.verdict["verdict"] == "stop"
     said = scene.open(metrics={"odd/two": GOLD | {"direction": "minimize"}})

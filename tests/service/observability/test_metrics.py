@@ -214,14 +214,14 @@ def test_tells_where_the_installation_stands(database: Database) -> None:
     running, ended = scene.open("running"), scene.open("ended")
     with database.transaction() as tx:
         tx.execute(tables.runs.update().where(tables.runs.c.id == ended.id).values(ended_at=NOW, status="completed"))
-        project = projects.get(tx, scene.project_id)
+        project = projects.get_project(tx, scene.project_id)
         taken, disabled = (
-            endpoints.add(tx, project.id, url=f"https://example.org/{name}", event_types=("*",), now=NOW)
+            endpoints.add_endpoint(tx, project.id, url=f"https://example.org/{name}", event_types=("*",), now=NOW)
             for name in ("taken", "disabled")
         )
         for age, wait in ((500, -100), (400, -300), (300, 60)):
             announce(tx, scene, running.id, NOW - timedelta(seconds=age), NOW + timedelta(seconds=wait))
-        endpoints.disable(tx, disabled.id)
+        endpoints.disable_endpoint(tx, disabled.id)
     assert taken.enabled
     found = samples(generate_latest(figures_of(database)[1]).decode())
     assert found["evalstop_database_up"] == {(): 1}
@@ -242,7 +242,7 @@ def test_the_database_tells_what_is_held_back(database: Database) -> None:
     pause.pause_project(database, paused.project_id, "dana", "", NOW)
     document = {"name": "strict", "members": [{"detector": "k_decline"}]}
     with database.transaction() as tx:
-        policies.add(tx, projects.get(tx, paused.project_id), "strict", document, NOW)
+        policies.add_policy(tx, projects.get_project(tx, paused.project_id), "strict", document, NOW)
     for name, policy in (("a", "paper"), ("b", "strict")):
         paused.post(paused.open(name, policy=policy), scenes.FALLING)
     found = samples(generate_latest(figures_of(database)[1]).decode())
@@ -268,7 +268,7 @@ def test_the_database_tells_what_is_not_confirmed(database: Database) -> None:
 
 def announce(tx: Transaction, scene: scenes.Scene, run_id: uuid.UUID, now: datetime, due_at: datetime) -> None:
     data: dict[str, Any] = {}
-    outbox.announce(
+    outbox.add_event(
         tx, project_id=scene.project_id, run_id=run_id, type="run.stopped", data=data, now=now, due_at=due_at
     )
 

@@ -107,7 +107,7 @@ def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
     hold_out(scene, 0.5)
     with database.transaction() as tx:
         canary = RolloutStage(scene.project_id, "paper", "canary", 0.9, 0.4, LATER, {}, 1)
-        rollout_stages.keep(tx, canary)
+        rollout_stages.save_stage(tx, canary)
     for _ in range(30):
         run = scene.open(uuid.uuid4().hex)
         decision = scene.post(run, FALLING).decision

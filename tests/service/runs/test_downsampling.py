@@ -51,8 +51,8 @@ def summarized(scene: Scene, run: Run) -> int:
 def check(scene: Scene, run: Run) -> None:
     """A look at the series, with nothing summarized for it, says what the observations say."""
     with scene.database.reading() as tx:
-        points = observations.series(tx, run.id, ["loss"])
-        found = series.resolved(tx, run.id, "loss", 0, 2**53 - 1, CLOSELY)
+        points = observations.load_series(tx, run.id, ["loss"])
+        found = series.load_buckets(tx, run.id, "loss", 0, 2**53 - 1, CLOSELY)
     assert sum(bucket.count for bucket in found) == len(points)
     rest = iter(points)
     for bucket in found:
@@ -87,10 +87,10 @@ def test_a_look_pays_for_what_is_new(scene: Scene) -> None:
         pieces.append(seconds)
         return False
 
-    series.catch_up(scene.database, run.id, "loss", pause)
+    series.catch_up_summaries(scene.database, run.id, "loss", pause)
     assert pieces == []
     scene.post(run, losses(END, END + OBSERVATIONS_AT_A_TIME))
-    series.catch_up(scene.database, run.id, "loss", pause)
+    series.catch_up_summaries(scene.database, run.id, "loss", pause)
     assert summarized(scene, run) == 3 * OBSERVATIONS_AT_A_TIME
     check(scene, run)
 
@@ -101,7 +101,7 @@ def test_what_did_not_grow_is_not_looked_at(scene: Scene) -> None:
     scene.post(run, losses(0, END))
     process.keep_up()
     with scene.database.transaction() as tx:
-        series.forget_after(tx, run.id, -1)
+        series.forget_summaries_after(tx, run.id, -1)
     scene.post(run, losses(END, END + OBSERVATIONS_AT_A_TIME - 1))
     process.keep_up()
     assert summarized(scene, run) == 0

@@ -132,11 +132,11 @@ def test_no_transaction_removes_more_than_it_may(database: Database, limit: int,
             deliver(tx, scene, run, "dead", enabled=True)
     total = sum(len(found) for run in runs for found in held(database, run, rows.REMOVED).values())
     with database.transaction() as tx:
-        assert rows.begin(tx, [run.id for run in runs], NOW, NOW) == 3
+        assert rows.mark_runs(tx, [run.id for run in runs], NOW, NOW) == 3
     removed, position, left = 0, None, True
     while left:
         with database.transaction() as tx:
-            emptied = rows.empty(tx, limit, None if forgetful else position)
+            emptied = rows.delete_details(tx, limit, None if forgetful else position)
         assert emptied.rows <= limit
         removed, position, left = removed + emptied.rows, emptied.position, emptied.left
     assert removed == total

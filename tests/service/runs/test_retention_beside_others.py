@@ -35,12 +35,12 @@ def test_a_run_that_goes_on_is_left_alone(database: Database) -> None:
     scene = a_scene(database)
     run = ended(scene, 100)
     with database.reading() as tx:
-        found = rows.old(tx, scene.project_id, NOW - timedelta(days=KEEP_DAYS), 10)
+        found = rows.list_expired_runs(tx, scene.project_id, NOW - timedelta(days=KEEP_DAYS), 10)
     assert found == [run.id]
     with database.transaction() as tx:
         end(tx, run, None)
     with database.transaction() as tx:
-        assert rows.begin(tx, found, NOW - timedelta(days=KEEP_DAYS), NOW) == 0
+        assert rows.mark_runs(tx, found, NOW - timedelta(days=KEEP_DAYS), NOW) == 0
     assert not is_marked(scene, run)
 
 
@@ -72,12 +72,12 @@ def test_it_stands_in_nobodys_way(postgres_database: Database) -> None:
 
     with impatient(postgres_database):
         with postgres_database.transaction() as tx:
-            assert rows.begin(tx, [old.id], NOW, NOW) == 1
+            assert rows.mark_runs(tx, [old.id], NOW, NOW) == 1
             others_work()
         position = None
         for _ in range(3):
             with postgres_database.transaction() as tx:
-                position = rows.empty(tx, 10, position).position
+                position = rows.delete_details(tx, 10, position).position
                 others_work()
     assert not is_marked(scene, live)
 
@@ -144,7 +144,7 @@ def test_one_process_at_a_time(postgres_database: Database) -> None:
     """While one prunes another says so and leaves it to that; afterwards it may."""
     scene = a_scene(postgres_database)
     run = ended(scene, 100)
-    with rows.alone(postgres_database) as alone:
+    with rows.hold_retention_lock(postgres_database) as alone:
         assert alone
         with pytest.raises(Conflict, match="another process"):
             retention.prune_runs(postgres_database, NOW)

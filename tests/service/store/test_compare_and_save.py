@@ -14,7 +14,7 @@ from evalstop_service.store.compare_and_save import Stroke
 from evalstop_service.store.database import Database
 from evalstop_service.store.direct import Direct
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.observations import New, Point
+from evalstop_service.store.observations import NewObservation, Point
 from evalstop_service.store.runs import Run
 from msgspec.structs import replace
 
@@ -43,7 +43,7 @@ def changed(run: Run) -> Run:
     )
 
 
-def save(scene: Scene, held: list[Run], moved: list[Run], points: list[New]) -> bool:
+def save(scene: Scene, held: list[Run], moved: list[Run], points: list[NewObservation]) -> bool:
     stamps = [(run.version, run.updated_at) for run in held]
     stroke = Stroke(list(zip(stamps, moved, strict=True)), points, LATER)
     saved = asyncio.run(saved_directly(scene.database, stroke))
@@ -66,10 +66,10 @@ async def saved_directly(database: Database, stroke: Stroke) -> bool | None:
 def test_writes_what_several_statements_would(scene: Scene) -> None:
     """Rows of runs and observations are the same to the last bit, whichever way they were written."""
     one, other = scene.open(), scene.open()
-    assert save(scene, [one], [changed(one)], [New(one.id, 1, point) for point in STRANGE])
+    assert save(scene, [one], [changed(one)], [NewObservation(one.id, 1, point) for point in STRANGE])
     with scene.database.transaction() as tx:
-        observations.add_many(tx, [New(other.id, 1, point) for point in STRANGE], LATER, [])
-        runs.save_many(tx, [changed(other)])
+        observations.add_observations(tx, [NewObservation(other.id, 1, point) for point in STRANGE], LATER, [])
+        runs.save_runs(tx, [changed(other)])
 
     def rows(run: Run, table: sa.Table, key: str) -> list[str]:
         query = sa.select(table).where(table.c[key] == run.id).order_by(*table.primary_key)
@@ -84,7 +84,7 @@ def test_writes_what_several_statements_would(scene: Scene) -> None:
 def test_writes_nothing_when_one_run_moved_on(scene: Scene) -> None:
     """One stamp that is another keeps the news of all from being written, be it by version, by time or by absence."""
     here, moved = scene.open(), scene.open()
-    points = [New(run.id, 1, Point("eval", 0, 1.0)) for run in (here, moved)]
+    points = [NewObservation(run.id, 1, Point("eval", 0, 1.0)) for run in (here, moved)]
     for wrong in (
         replace(moved, version=moved.version + 1),
         replace(moved, updated_at=LATER),
@@ -93,7 +93,7 @@ def test_writes_nothing_when_one_run_moved_on(scene: Scene) -> None:
         assert not save(scene, [here, wrong], [changed(here), changed(wrong)], points)
     assert scene.rows(tables.observations, here) == scene.rows(tables.observations, moved) == []
     with scene.database.reading() as tx:
-        assert runs.find(tx, scene.project_id, here.id) == here
+        assert runs.find_run(tx, scene.project_id, here.id) == here
     assert save(scene, [here, moved], [changed(here), changed(moved)], points)
 
 
@@ -104,17 +104,19 @@ def test_waits_for_whoever_holds_the_run(scene: Scene) -> None:
 
     def saving(mine: Run) -> threading.Thread:
         def work() -> None:
-            answers[mine.name] = save(scene, [mine], [changed(mine)], [New(mine.id, 1, Point("eval", 0, 1.0))])
+            answers[mine.name] = save(
+                scene, [mine], [changed(mine)], [NewObservation(mine.id, 1, Point("eval", 0, 1.0))]
+            )
 
         thread = threading.Thread(target=work)
         thread.start()
         return thread
 
     with scene.database.transaction() as tx:
-        runs.lock_many(tx, [run.id, kept.id])
+        runs.lock_runs(tx, [run.id, kept.id])
         threads = [saving(run), saving(kept)]
         wait_for_locks(scene.database, 2)
-        runs.save_many(tx, [replace(run, version=run.version + 1, updated_at=LATER)])
+        runs.save_runs(tx, [replace(run, version=run.version + 1, updated_at=LATER)])
     for thread in threads:
         thread.join(60)
     assert answers == {run.name: False, kept.name: True}

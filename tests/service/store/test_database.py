@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from evalstop_service.store import schema
-from evalstop_service.store.database import Database, insert_if_new, like
+from evalstop_service.store.database import Database, contains_text, insert_if_new
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import metadata, projects
 
@@ -63,9 +63,9 @@ def test_keeps_moments(database: Database) -> None:
 
 def test_is_at_head(database: Database) -> None:
     """The fixture's database carries the newest schema, and bringing it there again is harmless."""
-    assert schema.current(database) == schema.head()
-    schema.upgrade(database)
-    assert schema.current(database) == schema.head()
+    assert schema.current_revision(database) == schema.head_revision()
+    schema.upgrade_schema(database)
+    assert schema.current_revision(database) == schema.head_revision()
 
 
 def test_has_all_tables(database: Database) -> None:
@@ -88,7 +88,7 @@ def test_searches_literally(database: Database, part: str) -> None:
     with database.transaction() as tx:
         for name in ("100% done", "100 done", "a_b", "axb", "back\\slash", "ppo-7b"):
             tx.execute(sa.insert(projects).values(a_project(name)))
-        found = list(tx.execute(sa.select(projects.c.name).where(like(projects.c.name, part))).scalars())
+        found = list(tx.execute(sa.select(projects.c.name).where(contains_text(projects.c.name, part))).scalars())
     assert len(found) == 1
     assert part.lower() in found[0]
 
@@ -157,7 +157,7 @@ def test_migrates_once(empty_postgres_url: str) -> None:
 
     def migrate(database: Database) -> None:
         try:
-            schema.upgrade(database)
+            schema.upgrade_schema(database)
         except BaseException as error:
             failures.append(error)
 
@@ -166,11 +166,11 @@ def test_migrates_once(empty_postgres_url: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    current = schema.current(databases[0])
+    current = schema.current_revision(databases[0])
     for database in databases:
         database.close()
     assert failures == []
-    assert current == schema.head()
+    assert current == schema.head_revision()
 
 
 def test_patience_with_silence() -> None:

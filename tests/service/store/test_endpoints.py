@@ -20,12 +20,12 @@ def test_deleting_an_endpoint_cancels(database: Database, scene: Scene) -> None:
         scene.announce(tx)
         claimed = take(tx, EPOCH, 10, 1)[0]
         settle(tx, claimed, Dead("HTTP 400"), EPOCH)
-        assert endpoints.delete(tx, scene.project_id, endpoint.id, now=EPOCH)
-        assert not endpoints.delete(tx, scene.project_id, endpoint.id, now=EPOCH)
-        assert endpoints.find(tx, scene.project_id, endpoint.id) is None
-        assert endpoints.listing(tx, scene.project_id) == []
+        assert endpoints.delete_endpoint(tx, scene.project_id, endpoint.id, now=EPOCH)
+        assert not endpoints.delete_endpoint(tx, scene.project_id, endpoint.id, now=EPOCH)
+        assert endpoints.find_endpoint(tx, scene.project_id, endpoint.id) is None
+        assert endpoints.list_endpoints(tx, scene.project_id) == []
         assert sorted(one.state for one in scene.all(tx)) == ["cancelled", "dead"]
-        assert not deliveries.retry(tx, scene.project_id, claimed.id, EPOCH)
+        assert not deliveries.retry_delivery(tx, scene.project_id, claimed.id, EPOCH)
 
 
 def test_endpoints_belong_to_projects(database: Database, scene: Scene) -> None:
@@ -33,11 +33,11 @@ def test_endpoints_belong_to_projects(database: Database, scene: Scene) -> None:
     endpoint = scene.endpoint(database, "http://x.example")
     stranger = a_scene(database).project_id
     with database.transaction() as tx:
-        assert endpoints.find(tx, stranger, endpoint.id) is None
-        assert endpoints.change(tx, stranger, endpoint.id, url="http://evil.example") is None
+        assert endpoints.find_endpoint(tx, stranger, endpoint.id) is None
+        assert endpoints.update_endpoint(tx, stranger, endpoint.id, url="http://evil.example") is None
         assert endpoints.rotate_secret(tx, stranger, endpoint.id, now=EPOCH) is None
-        assert not endpoints.delete(tx, stranger, endpoint.id, now=EPOCH)
-        assert endpoints.find(tx, scene.project_id, endpoint.id) == endpoint
+        assert not endpoints.delete_endpoint(tx, stranger, endpoint.id, now=EPOCH)
+        assert endpoints.find_endpoint(tx, scene.project_id, endpoint.id) == endpoint
 
 
 def test_changes_what_is_given(database: Database, scene: Scene) -> None:
@@ -45,10 +45,10 @@ def test_changes_what_is_given(database: Database, scene: Scene) -> None:
     endpoint = scene.endpoint(database, "http://old.example")
     with database.transaction() as tx:
         scene.announce(tx)
-        changed = endpoints.change(tx, scene.project_id, endpoint.id, url="http://new.example")
+        changed = endpoints.update_endpoint(tx, scene.project_id, endpoint.id, url="http://new.example")
         assert changed is not None
         assert (changed.url, changed.event_types, changed.enabled) == ("http://new.example", ("*",), True)
-        assert endpoints.change(tx, scene.project_id, endpoint.id) == changed
+        assert endpoints.update_endpoint(tx, scene.project_id, endpoint.id) == changed
         assert take(tx, EPOCH, 10, 1)[0].url == "http://new.example"
 
 

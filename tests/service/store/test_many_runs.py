@@ -15,9 +15,9 @@ from evalstop_service.ingest import Resumed
 from evalstop_service.store import monitor_states, observations, runs, sparklines, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.monitor_states import KeptMonitor
-from evalstop_service.store.observations import New, Point
-from evalstop_service.store.runs import Wanted
+from evalstop_service.store.monitor_states import StoredMonitorState
+from evalstop_service.store.observations import NewObservation, Point
+from evalstop_service.store.runs import RunFilter
 from msgspec.structs import replace
 
 from tests.service.scenes import NOW, Scene, evals, set_up
@@ -42,7 +42,7 @@ def test_locks_what_there_is(scene: Scene) -> None:
     """Locking many runs gives the stamp of each that exists, and nothing for those that do not."""
     present = [scene.open() for _ in range(3)]
     with scene.database.transaction() as tx:
-        stamps = runs.lock_many(tx, [new_id(), *(run.id for run in present)])
+        stamps = runs.lock_runs(tx, [new_id(), *(run.id for run in present)])
     assert stamps == {run.id: (run.version, run.updated_at) for run in present}
 
 
@@ -52,14 +52,14 @@ def test_locks_in_order_of_ids(postgres_database: Database) -> None:
     made = [scene.open() for _ in range(5)]
     ids = [run.id for run in made]
     with postgres_database.transaction() as tx:
-        runs.save_many(tx, [replace(made[0], version=1)])  # it lies last in the table now
+        runs.save_runs(tx, [replace(made[0], version=1)])  # it lies last in the table now
 
     def lock() -> None:
         with postgres_database.transaction() as tx:
-            runs.lock_many(tx, ids[::-1])
+            runs.lock_runs(tx, ids[::-1])
 
     with postgres_database.transaction() as tx:
-        runs.lock_many(tx, ids[:1])
+        runs.lock_runs(tx, ids[:1])
         thread = threading.Thread(target=lock)
         thread.start()
         wait_for_a_waiter(tx, thread)
@@ -81,14 +81,14 @@ def test_waits_for_a_lock_and_sees_what_came_of_it(postgres_database: Database) 
 
     def look() -> None:
         with postgres_database.transaction() as tx:
-            seen.append(runs.lock_many(tx, [run.id])[run.id])
+            seen.append(runs.lock_runs(tx, [run.id])[run.id])
 
     with postgres_database.transaction() as tx:
-        runs.lock_many(tx, [run.id])
+        runs.lock_runs(tx, [run.id])
         thread = threading.Thread(target=look)
         thread.start()
         wait_for_a_waiter(tx, thread)
-        runs.save_many(tx, [replace(run, version=7, updated_at=LATER)])
+        runs.save_runs(tx, [replace(run, version=7, updated_at=LATER)])
     thread.join()
     assert seen == [(7, LATER)]
 
@@ -115,23 +115,23 @@ def test_saves_what_ingestion_changes(scene: Scene) -> None:
     ]
     scene.forget_state(first)
     with scene.database.transaction() as tx:
-        runs.save_many(tx, changed)
-        runs.save_many(tx, [])
+        runs.save_runs(tx, changed)
+        runs.save_runs(tx, [])
     assert [scene.read(run) for run in (first, second, other)] == [*changed, other]
     with scene.database.reading() as tx:
-        assert runs.load_many(tx, [second.id, first.id]) == {run.id: run for run in changed}
+        assert runs.load_runs(tx, [second.id, first.id]) == {run.id: run for run in changed}
 
 
 def test_keeps_monitors(scene: Scene) -> None:
     """A kept monitor takes the place of the one before."""
     one, two, none = (new_id() for _ in range(3))
     with scene.database.transaction() as tx:
-        monitor_states.keep(tx, [(one, 1, "a"), (two, 1, "b")], NOW)
-        monitor_states.keep(tx, [(one, 5, "c" * 100_000)], LATER)
-        monitor_states.keep(tx, [], LATER)
-        assert monitor_states.find_many(tx, [one, two, none]) == {
-            one: KeptMonitor(5, "c" * 100_000),
-            two: KeptMonitor(1, "b"),
+        monitor_states.save_states(tx, [(one, 1, "a"), (two, 1, "b")], NOW)
+        monitor_states.save_states(tx, [(one, 5, "c" * 100_000)], LATER)
+        monitor_states.save_states(tx, [], LATER)
+        assert monitor_states.load_states(tx, [one, two, none]) == {
+            one: StoredMonitorState(5, "c" * 100_000),
+            two: StoredMonitorState(1, "b"),
         }
 
 
@@ -140,19 +140,22 @@ def test_stores_observations_of_many_runs(scene: Scene, repeats: int) -> None:
     """Every number, name and moment comes back as it was sent, in few rows and in many."""
     first, second = scene.open(), scene.open()
     more = [Point("loss", step, step / 7) for step in range(repeats)]
-    rows = [New(first.id, 1, point) for point in [*STRANGE, *more]] + [New(second.id, 3, Point("eval", 0, 1.0))]
+    rows = [NewObservation(first.id, 1, point) for point in [*STRANGE, *more]] + [
+        NewObservation(second.id, 3, Point("eval", 0, 1.0))
+    ]
     with scene.database.transaction() as tx:
-        observations.add_many(tx, rows, LATER)
-        observations.add_many(tx, [], LATER)
+        observations.add_observations(tx, rows, LATER)
+        observations.add_observations(tx, [], LATER)
         stored = {
-            metric: observations.page(tx, first.id, metric=metric) for metric in {p.metric for p in STRANGE + more}
+            metric: observations.list_observations(tx, first.id, metric=metric)
+            for metric in {p.metric for p in STRANGE + more}
         }
         read = [
             Point(item.metric, item.step, item.value, item.stderr, item.observed_at)
             for items in stored.values()
             for item in items
         ]
-        assert observations.page(tx, second.id, metric="eval")[0].attempt == 3
+        assert observations.list_observations(tx, second.id, metric="eval")[0].attempt == 3
     assert {(item.attempt, item.superseded_by, item.received_at) for items in stored.values() for item in items} == {
         (1, observations.LIVE, LATER)
     }
@@ -167,12 +170,12 @@ def in_utc(point: Point) -> Point:
 def test_refuses_an_identity_twice(scene: Scene, repeats: int) -> None:
     """The key itself keeps an identity from being stored twice, and the whole transaction is undone."""
     run = scene.open()
-    rows = [New(run.id, 1, Point("eval", step, 1.0)) for step in range(repeats)]
+    rows = [NewObservation(run.id, 1, Point("eval", step, 1.0)) for step in range(repeats)]
 
     def store_twice() -> None:
         with scene.database.transaction() as tx:
-            observations.add_many(tx, rows, NOW)
-            observations.add_many(tx, [*rows[1:], rows[0]], NOW)
+            observations.add_observations(tx, rows, NOW)
+            observations.add_observations(tx, [*rows[1:], rows[0]], NOW)
 
     with pytest.raises(sa.exc.IntegrityError) as caught:
         store_twice()
@@ -191,13 +194,13 @@ def test_a_lost_connection_is_told_as_such(postgres_database: Database) -> None:
             with psycopg.connect(postgres_database.url.set(drivername="postgresql").render_as_string(False)) as other:
                 other.execute("SELECT pg_terminate_backend(%s)", (victim,))
             while True:
-                runs.lock_many(tx, [run.id])
+                runs.lock_runs(tx, [run.id])
 
     with pytest.raises(sa.exc.OperationalError) as caught:
         lock_until_it_breaks()
     assert caught.value.connection_invalidated
     with postgres_database.transaction() as tx:
-        assert set(runs.lock_many(tx, [run.id])) == {run.id}
+        assert set(runs.lock_runs(tx, [run.id])) == {run.id}
 
 
 def test_last_steps(scene: Scene) -> None:
@@ -208,7 +211,7 @@ def test_last_steps(scene: Scene) -> None:
     scene.take(second, Resumed(6))
     scene.post(second, [Point("kl", 6, 1.0)])
     with scene.database.reading() as tx:
-        found = observations.last_steps(tx, [empty.id, second.id, first.id])
+        found = observations.load_last_steps(tx, [empty.id, second.id, first.id])
     assert found == {
         first.id: {"eval": 2, "loss": 9, "ends/with/Ω": 4},
         second.id: {"eval": 5, "kl": 6},
@@ -222,8 +225,8 @@ def test_after(scene: Scene) -> None:
     scene.post(run, [*evals(0.1, 0.2, 0.3), Point("loss", 1, 1.0), Point("loss", 3, 2.0), Point("kl", 2, 1.0)])
     scene.take(run, Resumed(2))
     with scene.database.reading() as tx:
-        found = observations.after(tx, run.id, ["loss", "eval"], 1)
-        assert observations.after(tx, run.id, [], 0) == []
+        found = observations.load_observations_after(tx, run.id, ["loss", "eval"], 1)
+        assert observations.load_observations_after(tx, run.id, [], 0) == []
     assert found == [Point("eval", 1, 0.2), Point("loss", 1, 1.0), Point("eval", 2, 0.3)]
 
 
@@ -266,11 +269,11 @@ def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
     """Runs are found by any part of their name, in either case, and by their status, the newest first."""
     made = [scene.open(name) for name in ("ppo-7b", "dpo-7B", "grpo-13b", "x")]
     with scene.database.transaction() as tx:
-        runs.save_many(tx, [replace(made[2], status="failed")])
+        runs.save_runs(tx, [replace(made[2], status="failed")])
 
     def found(**wanted: Any) -> list[str]:
         with scene.database.reading() as tx:
-            return [run.name for run in runs.listing(tx, scene.project_id, Wanted(**wanted))]
+            return [run.name for run in runs.list_runs(tx, scene.project_id, RunFilter(**wanted))]
 
     assert found() == ["x", "grpo-13b", "dpo-7B", "ppo-7b"]
     assert found(name="PO-7b") == ["dpo-7B", "ppo-7b"]
@@ -286,9 +289,9 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
     for number, run in enumerate(made[1:]):
         scene.post(run, [Point("eval", 10 * (number % 3), 0.5)])
 
-    def listed(wanted: Wanted = Wanted(), limit: int = 50) -> list[runs.Run]:  # noqa: B008 - it is frozen
+    def listed(wanted: RunFilter = RunFilter(), limit: int = 50) -> list[runs.Run]:  # noqa: B008 - it is frozen
         with scene.database.reading() as tx:
-            return runs.listing(tx, scene.project_id, wanted, limit)
+            return runs.list_runs(tx, scene.project_id, wanted, limit)
 
     rows = listed()
     expected = {
@@ -298,14 +301,19 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
     }
     for order, whole in expected.items():
         seen: list[str] = []
-        wanted = Wanted(order=order)
+        wanted = RunFilter(order=order)
         while found := listed(wanted, 2):
             seen += [run.name for run in found]
             last = found[-1]
             step = -1 if last.last_step is None else last.last_step
-            wanted = Wanted(order=order, before=last.id, place=last.updated_at if order == "updated" else step)
+            wanted = RunFilter(order=order, before=last.id, place=last.updated_at if order == "updated" else step)
         assert seen == [run.name for run in whole]
-    for wanted in (Wanted(verdict="stop"), Wanted(mode="enforce"), Wanted(policy="gone"), Wanted(job_kind="dpo")):
+    for wanted in (
+        RunFilter(verdict="stop"),
+        RunFilter(mode="enforce"),
+        RunFilter(policy="gone"),
+        RunFilter(job_kind="dpo"),
+    ):
         assert listed(wanted) == [
             run
             for run in rows
@@ -322,7 +330,7 @@ def test_the_outline_of_a_long_series(scene: Scene) -> None:
     count = sparklines.OUTLINED + 500
     scene.post(run, [Point("eval", 3 * step, float(step)) for step in range(count)])
     with scene.database.reading() as tx:
-        outline = sparklines.of_runs(tx, {run.id: "eval"}, 124)[run.id]
+        outline = sparklines.load_segments(tx, {run.id: "eval"}, 124)[run.id]
     assert len(outline) == 124
     assert (outline[0].step, outline[-1].step) == (0, 3 * (count - 1))
     assert all(item.lowest == item.highest == item.step / 3 for item in outline)
@@ -335,8 +343,8 @@ def test_latest(scene: Scene) -> None:
     scene.take(run, Resumed(4))
     scene.post(run, [Point("loss", 6, 2.0, 0.25)])
     with scene.database.reading() as tx:
-        found = observations.latest(tx, run.id)
-        assert observations.latest(tx, new_id()) == []
+        found = observations.list_latest(tx, run.id)
+        assert observations.list_latest(tx, new_id()) == []
     assert [(item.metric, item.count, item.step, item.stderr) for item in found] == [
         ("eval", 3, 2, None),
         ("loss", 1, 6, 0.25),

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from evalstop_service.store import observations, runs, series, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import New, Point
+from evalstop_service.store.observations import NewObservation, Point
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import OBSERVATIONS_AT_A_TIME
 
@@ -41,17 +41,17 @@ def value_at(step: int) -> float:
 
 def store(scene: Scene, run: Run, points: Sequence[Point], late: bool = True) -> None:
     with scene.database.transaction() as tx:
-        rows = [New(run.id, 1, point) for point in points]
-        runs.lock_many(tx, [run.id])
-        observations.add_many(tx, rows, NOW, late=None if late else [])
+        rows = [NewObservation(run.id, 1, point) for point in points]
+        runs.lock_runs(tx, [run.id])
+        observations.add_observations(tx, rows, NOW, late=None if late else [])
 
 
 def summarize(scene: Scene, run: Run) -> int:
     times = 0
     while True:
         with scene.database.transaction() as tx:
-            runs.lock_many(tx, [run.id])
-            if not series.summarize(tx, run.id, "loss"):
+            runs.lock_runs(tx, [run.id])
+            if not series.summarize_series(tx, run.id, "loss"):
                 return times
             times += 1
 
@@ -59,8 +59,8 @@ def summarize(scene: Scene, run: Run) -> int:
 def check(scene: Scene, run: Run, first: int, last: int, buckets: int) -> None:
     """The buckets are what the points themselves say."""
     with scene.database.reading() as tx:
-        points = [point for point in observations.series(tx, run.id, ["loss"]) if first <= point.step <= last]
-        found = series.resolved(tx, run.id, "loss", first, last, buckets)
+        points = [point for point in observations.load_series(tx, run.id, ["loss"]) if first <= point.step <= last]
+        found = series.load_buckets(tx, run.id, "loss", first, last, buckets)
     assert len(found) <= buckets
     assert all(one.last_step < other.first_step for one, other in pairwise(found))
     assert sum(bucket.count for bucket in found) == len(points)
@@ -95,7 +95,7 @@ def test_reads_summaries(scene: Scene, run: Run) -> None:
     with scene.database.transaction() as tx:
         tx.execute(tables.series_buckets.update().values(highest=5e9))
     with scene.database.reading() as tx:
-        assert series.resolved(tx, run.id, "loss", *WHOLE, 1)[0].highest == 5e9
+        assert series.load_buckets(tx, run.id, "loss", *WHOLE, 1)[0].highest == 5e9
 
 
 @pytest.mark.parametrize("step", [1, 2 * OBSERVATIONS_AT_A_TIME + 1, 2 * END + 5])
@@ -119,8 +119,8 @@ def test_what_is_not_late_leaves_the_summaries(scene: Scene, run: Run) -> None:
 def test_what_is_superseded_is_gone(scene: Scene, run: Run) -> None:
     """After a resume the superseded points count no more, and those that take their place do."""
     with scene.database.transaction() as tx:
-        runs.lock_many(tx, [run.id])
-        assert observations.supersede(tx, run.id, 10_000, 2) > 0
+        runs.lock_runs(tx, [run.id])
+        assert observations.supersede_observations(tx, run.id, 10_000, 2) > 0
     check(scene, run, *WHOLE, 50)
     store(scene, run, [Point("loss", step, 3e9) for step in range(10_001, 10_011)])
     summarize(scene, run)
@@ -131,5 +131,5 @@ def test_what_is_summarized_is_counted(scene: Scene, run: Run) -> None:
     """The number of a metric's live observations is the same, however many of them are summarized."""
     with scene.database.transaction() as tx:
         tx.execute(tables.runs.update().where(tables.runs.c.id == run.id).values(last_step=2 * END))
-        counts = {item.metric: item.count for item in observations.latest(tx, run.id)}
+        counts = {item.metric: item.count for item in observations.list_latest(tx, run.id)}
     assert counts == {"loss": END, "eval": 100}

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 import standardwebhooks
-from evalstop_service.store.endpoints import new_secret, valid_secrets
+from evalstop_service.store.endpoints import generate_secret, select_valid_secrets
 from evalstop_service.webhooks import signature
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,9 +49,11 @@ def test_every_secret_verifies(secrets: list[str], text: str) -> None:
 
 def test_another_secret_does_not_verify() -> None:
     """A receiver that knows none of the secrets refuses the message."""
-    sent = signature.sign_headers([new_secret(), new_secret()], "msg_1", int(datetime.now(UTC).timestamp()), b"{}")
+    sent = signature.sign_headers(
+        [generate_secret(), generate_secret()], "msg_1", int(datetime.now(UTC).timestamp()), b"{}"
+    )
     with pytest.raises(standardwebhooks.WebhookVerificationError):
-        standardwebhooks.Webhook(new_secret()).verify("{}", sent)
+        standardwebhooks.Webhook(generate_secret()).verify("{}", sent)
 
 
 @given(first=keys, second=keys, one=bodies, other=bodies)
@@ -70,7 +72,7 @@ def test_refuses_what_is_no_secret(secret: str) -> None:
 
 def test_new_secrets_differ() -> None:
     """Secrets are random, of 32 bytes, and of the form that Standard Webhooks asks for."""
-    made = {new_secret() for _ in range(100)}
+    made = {generate_secret() for _ in range(100)}
     assert len(made) == 100
     assert {len(base64.b64decode(secret.removeprefix("whsec_"))) for secret in made} == {32}
 
@@ -78,6 +80,6 @@ def test_new_secrets_differ() -> None:
 def test_the_previous_secret_expires() -> None:
     """The secret before signs along until its time is over, and not at that moment."""
     until = datetime(2026, 1, 2, tzinfo=UTC)
-    assert valid_secrets("new", "old", until, datetime(2026, 1, 1, 23, 59, 59, tzinfo=UTC)) == ("new", "old")
-    assert valid_secrets("new", "old", until, until) == ("new",)
-    assert valid_secrets("new", None, None, until) == ("new",)
+    assert select_valid_secrets("new", "old", until, datetime(2026, 1, 1, 23, 59, 59, tzinfo=UTC)) == ("new", "old")
+    assert select_valid_secrets("new", "old", until, until) == ("new",)
+    assert select_valid_secrets("new", None, None, until) == ("new",)

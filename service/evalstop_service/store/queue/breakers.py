@@ -20,7 +20,7 @@ from evalstop_service.store.tables import endpoints
 
 
 @dataclass(frozen=True)
-class Breaker:
+class BreakerLimits:
     """After `failures` one after the other, nothing is sent for `seconds`."""
 
     failures: int = 10
@@ -28,7 +28,7 @@ class Breaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class AttemptResult:
     """One attempt at an endpoint; `well`: it answered like one that works, be it with a refusal of the event."""
 
     endpoint_id: UUID
@@ -36,7 +36,7 @@ class Tried:
     well: bool
 
 
-def take_turn(tx: Transaction, seen: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
+def claim_trials(tx: Transaction, seen: Mapping[UUID, datetime], lease_until: datetime) -> set[UUID]:
     """Of endpoints whose `open_until` was `seen` to be over: those that are this worker's to try, and nobody else's.
 
     An endpoint that another transaction has locked is passed over, so that nobody waits here with deliveries locked.
@@ -55,9 +55,9 @@ def take_turn(tx: Transaction, seen: Mapping[UUID, datetime], lease_until: datet
     return mine
 
 
-def record(tx: Transaction, tried: Iterable[Tried], breaker: Breaker) -> frozenset[UUID]:
+def record_results(tx: Transaction, tried: Iterable[AttemptResult], breaker: BreakerLimits) -> frozenset[UUID]:
     """Count what failed one after the other; returns the endpoints that are open since. Their rows are locked."""
-    attempts: dict[UUID, list[Tried]] = {}
+    attempts: dict[UUID, list[AttemptResult]] = {}
     for one in sorted(tried, key=lambda one: one.at):
         attempts.setdefault(one.endpoint_id, []).append(one)
     opened = set()
@@ -76,7 +76,7 @@ def record(tx: Transaction, tried: Iterable[Tried], breaker: Breaker) -> frozens
     return frozenset(opened)
 
 
-def _since_it_went_well(tried: Sequence[Tried]) -> tuple[int, bool]:
+def _since_it_went_well(tried: Sequence[AttemptResult]) -> tuple[int, bool]:
     failures, ever_well = 0, False
     for one in tried:
         failures = 0 if one.well else failures + 1

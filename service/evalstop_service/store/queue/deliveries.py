@@ -36,7 +36,7 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class DeliveryAttempt:
     """One sending that was settled; a number that is missing belongs to a worker that died."""
 
     number: int
@@ -49,20 +49,20 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Content:
+class DeliveryContent:
     """What a delivery carries, and the format in which its endpoint gets it."""
 
     body: str
     format: str
 
 
-def find(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery | None:
+def find_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery | None:
     """The project's delivery with this id."""
     row = tx.execute(_of(project_id).where(deliveries.c.id == delivery_id)).mappings().one_or_none()
     return Delivery(**row) if row else None
 
 
-def listing(
+def list_deliveries(
     tx: Transaction,
     project_id: UUID,
     *,
@@ -85,25 +85,25 @@ def listing(
     return [Delivery(**row) for row in tx.execute(query.order_by(deliveries.c.id.desc()).limit(limit)).mappings()]
 
 
-def attempts(tx: Transaction, delivery: Delivery) -> list[Attempt]:
+def list_attempts(tx: Transaction, delivery: Delivery) -> list[DeliveryAttempt]:
     """All settled attempts of a delivery, oldest first."""
     table = delivery_attempts.c
     query = sa.select(
         table.number, table.at, table.duration_ms, table.status_code, table.error, table.url, table.answer
     )
     query = query.where(table.run_id == delivery.run_id, table.delivery_id == delivery.id)
-    return [Attempt(*row) for row in tx.execute(query.order_by(table.number))]
+    return [DeliveryAttempt(*row) for row in tx.execute(query.order_by(table.number))]
 
 
-def content(tx: Transaction, delivery: Delivery) -> Content:
+def get_content(tx: Transaction, delivery: Delivery) -> DeliveryContent:
     """What a delivery carries."""
     query = _of_delivery(sa.select(events.c.body, endpoints.c.format)).where(
         deliveries.c.run_id == delivery.run_id, deliveries.c.id == delivery.id
     )
-    return Content(*tx.execute(query).one())
+    return DeliveryContent(*tx.execute(query).one())
 
 
-def retry(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -> bool:
+def retry_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -> bool:
     """Send a dead delivery again, now. False when it is not dead (any more), or its endpoint was deleted.
 
     Attempts go on counting: once they have reached the worker's most, each retry by hand is one further attempt.
@@ -120,7 +120,7 @@ def retry(tx: Transaction, project_id: UUID, delivery_id: UUID, now: datetime) -
     )
     done = tx.execute(revived).rowcount == 1
     if done:
-        wakeup.workers(tx)
+        wakeup.wake_workers(tx)
     return done
 
 

@@ -21,9 +21,9 @@ import sqlalchemy as sa
 
 from evalstop_service.security.encryption import Encryption, UnreadableSecret
 from evalstop_service.store import endpoints
-from evalstop_service.store.database import Transaction, driver
+from evalstop_service.store.database import Transaction, driver_connection
 from evalstop_service.store.queue import breakers, queues
-from evalstop_service.store.queue.breakers import Breaker, Tried
+from evalstop_service.store.queue.breakers import AttemptResult, BreakerLimits
 from evalstop_service.store.tables import deliveries, moment_text
 from evalstop_service.store.tables import endpoints as targets
 
@@ -32,7 +32,7 @@ UNREADABLE_PAUSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedDelivery:
     """A delivery in the hands of one worker until `lease_until`; `attempts` counts this one. It was due at `due_at`.
 
     `failures`: of its endpoint, one after the other, when it was claimed. `open_until`: it is the one attempt after it.
@@ -75,18 +75,18 @@ class Dead:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenBack:
+class Released:
     """It was not tried: any worker may have it at once."""
 
 
-Result = Delivered | Retry | Dead | GivenBack
+Result = Delivered | Retry | Dead | Released
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class FinishedAttempt:
     """What became of a claimed delivery, and when; `answer`: the start of what came back."""
 
-    claimed: Claimed
+    claimed: ClaimedDelivery
     result: Result
     at: datetime
     duration_ms: float = 0.0
@@ -95,7 +95,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Settlement:
     """What was recorded: the deliveries still held, and those cancelled meanwhile. All others had been taken over.
 
     `opened`: endpoints that have failed so often that nothing is sent there for a while.
@@ -106,7 +106,7 @@ class Settled:
     opened: frozenset[UUID] = frozenset()
 
 
-def claim(
+def claim_deliveries(
     tx: Transaction,
     now: datetime,
     lease_seconds: float,
@@ -114,7 +114,7 @@ def claim(
     per_endpoint: int,
     room: Mapping[UUID, int] | None = None,
     encryption: Encryption = endpoints.UNENCRYPTED,
-) -> list[Claimed]:
+) -> list[ClaimedDelivery]:
     """Take up to `limit` deliveries that are due, longest due first, and at most `per_endpoint` of one endpoint.
 
     `room`: endpoints for which it is another number than `per_endpoint`. No other worker gets what was claimed until
@@ -128,15 +128,17 @@ def claim(
     return _ready(tx, take(tx, now, lease_until, limit, per_endpoint, room or {}), now, lease_until, encryption)
 
 
-def settle(tx: Transaction, ended: Sequence[Ended], breaker: Breaker | None = None) -> Settled:
+def settle_deliveries(
+    tx: Transaction, ended: Sequence[FinishedAttempt], breaker: BreakerLimits | None = None
+) -> Settlement:
     """Record what became of many attempts. Nothing is changed where the lease ran out and another worker took over.
 
     `breaker`: when an endpoint that fails is left alone; None: never.
     """
     if not ended:
-        return Settled(frozenset(), frozenset())
+        return Settlement(frozenset(), frozenset())
     gone = {one.claimed.endpoint_id for one in ended if isinstance(one.result, Dead) and one.result.gone}
-    tried = [one for one in ended if not isinstance(one.result, GivenBack)] if breaker is not None else []
+    tried = [one for one in ended if not isinstance(one.result, Released)] if breaker is not None else []
     shaky = {one.claimed.endpoint_id for one in tried if one.claimed.failures or not _went_well(one)}
     if gone or shaky:  # the endpoint's row before the delivery's, as deleting one does: else the two can deadlock
         lock = sa.select(targets.c.id).where(targets.c.id.in_(gone | shaky)).order_by(targets.c.id)
@@ -147,32 +149,32 @@ def settle(tx: Transaction, ended: Sequence[Ended], breaker: Breaker | None = No
     for endpoint_id in sorted(
         {one.claimed.endpoint_id for one in kept if isinstance(one.result, Dead) and one.result.gone}
     ):
-        endpoints.disable(tx, endpoint_id)
+        endpoints.disable_endpoint(tx, endpoint_id)
     opened = frozenset[UUID]()
     if breaker is not None and shaky:
-        counted = [one for one in kept if one.claimed.endpoint_id in shaky and not isinstance(one.result, GivenBack)]
-        opened = breakers.record(
-            tx, [Tried(one.claimed.endpoint_id, one.at, _went_well(one)) for one in counted], breaker
+        counted = [one for one in kept if one.claimed.endpoint_id in shaky and not isinstance(one.result, Released)]
+        opened = breakers.record_results(
+            tx, [AttemptResult(one.claimed.endpoint_id, one.at, _went_well(one)) for one in counted], breaker
         )
-    return Settled(
+    return Settlement(
         frozenset(one.claimed.id for one in kept),
         frozenset(key for key, (state, _) in present.items() if state == "cancelled"),
         opened,
     )
 
 
-def _went_well(ended: Ended) -> bool:
+def _went_well(ended: FinishedAttempt) -> bool:
     """Whether the endpoint works: it took the event, or has read it and will never like it."""
     answered = ended.status_code is not None and ended.status_code < 500
     return isinstance(ended.result, Delivered) or (isinstance(ended.result, Dead) and answered)
 
 
 def _ready(
-    tx: Transaction, taken: list[Claimed], now: datetime, lease_until: datetime, encryption: Encryption
-) -> list[Claimed]:
+    tx: Transaction, taken: list[ClaimedDelivery], now: datetime, lease_until: datetime, encryption: Encryption
+) -> list[ClaimedDelivery]:
     """What was taken, with its secrets opened; what is another worker's to try, or has no key, is put back."""
     turns = {one.endpoint_id: one.open_until for one in taken if one.open_until is not None}
-    mine = breakers.take_turn(tx, turns, lease_until) if turns else set()
+    mine = breakers.claim_trials(tx, turns, lease_until) if turns else set()
     ready = []
     for one in taken:
         if one.open_until is not None and one.endpoint_id not in mine:
@@ -187,7 +189,7 @@ def _ready(
     return ready
 
 
-def _put_back(tx: Transaction, claimed: Claimed, due_at: datetime, error: str | None) -> None:
+def _put_back(tx: Transaction, claimed: ClaimedDelivery, due_at: datetime, error: str | None) -> None:
     """Undo a claim that nobody has seen yet."""
     table = deliveries.c
     values: dict[str, Any] = {"due_at": due_at, "attempts": table.attempts - 1}
@@ -198,11 +200,11 @@ def _put_back(tx: Transaction, claimed: Claimed, due_at: datetime, error: str | 
 
 def _claim_postgresql(
     tx: Transaction, now: datetime, lease_until: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]
-) -> list[Claimed]:
-    values = queues.among(now, limit, per_endpoint, room) | {"lease_until": lease_until}
-    rows = driver(tx).cursor(binary=True).execute(_CLAIM_POSTGRESQL, values, prepare=True)
+) -> list[ClaimedDelivery]:
+    values = queues.claim_parameters(now, limit, per_endpoint, room) | {"lease_until": lease_until}
+    rows = driver_connection(tx).cursor(binary=True).execute(_CLAIM_POSTGRESQL, values, prepare=True)
     return [
-        Claimed(
+        ClaimedDelivery(
             run_id,
             key,
             event_id,
@@ -211,7 +213,7 @@ def _claim_postgresql(
             due_at.astimezone(UTC),
             lease_until,
             url,
-            endpoints.valid_secrets(secrets[0], secrets[1], secrets[2], now),
+            endpoints.select_valid_secrets(secrets[0], secrets[1], secrets[2], now),
             body,
             form,
             failures,
@@ -223,15 +225,15 @@ def _claim_postgresql(
 
 def _claim_sqlite(
     tx: Transaction, now: datetime, lease_until: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]
-) -> list[Claimed]:
-    found = queues.due(tx, now, limit, per_endpoint, room)
+) -> list[ClaimedDelivery]:
+    found = queues.find_due_deliveries(tx, now, limit, per_endpoint, room)
     keys = [(one.run_id.hex, one.id.hex) for one in found]
-    connection = driver(tx)
+    connection = driver_connection(tx)
     connection.executemany(_TAKE_SQLITE, [(moment_text(lease_until), *key) for key in keys])
     # The look read the queues alone, lest the bodies of what is passed over be read with it.
     contents = [connection.execute(_CONTENTS_SQLITE, key).fetchone() for key in keys]
     return [
-        Claimed(
+        ClaimedDelivery(
             one.run_id,
             one.id,
             UUID(event_id),
@@ -240,7 +242,7 @@ def _claim_sqlite(
             one.due_at,
             lease_until,
             url,
-            endpoints.valid_secrets(secret, previous, until and datetime.fromisoformat(until + "+00:00"), now),
+            endpoints.select_valid_secrets(secret, previous, until and datetime.fromisoformat(until + "+00:00"), now),
             body,
             form,
             failures,
@@ -250,14 +252,14 @@ def _claim_sqlite(
     ]
 
 
-def _settle_postgresql(tx: Transaction, ended: Sequence[Ended]) -> dict[UUID, tuple[str, int]]:
+def _settle_postgresql(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, tuple[str, int]]:
     document = msgspec.json.encode([_row(one) for one in ended]).decode()
-    rows = driver(tx).cursor(binary=True).execute(_SETTLE_POSTGRESQL, (document,), prepare=True)
+    rows = driver_connection(tx).cursor(binary=True).execute(_SETTLE_POSTGRESQL, (document,), prepare=True)
     return {key: (state, attempts) for key, state, attempts in rows}
 
 
-def _settle_sqlite(tx: Transaction, ended: Sequence[Ended]) -> dict[UUID, tuple[str, int]]:
-    connection = driver(tx)
+def _settle_sqlite(tx: Transaction, ended: Sequence[FinishedAttempt]) -> dict[UUID, tuple[str, int]]:
+    connection = driver_connection(tx)
     present: dict[UUID, tuple[str, int]] = {}
     kept = []
     for one in ended:
@@ -273,7 +275,7 @@ def _settle_sqlite(tx: Transaction, ended: Sequence[Ended]) -> dict[UUID, tuple[
     return present
 
 
-def _row(ended: Ended) -> dict[str, Any]:
+def _row(ended: FinishedAttempt) -> dict[str, Any]:
     """What becomes of the delivery's row, and what is kept of the attempt."""
     claimed, result = ended.claimed, ended.result
     state, due_at, error = "waiting", claimed.due_at, None
@@ -284,7 +286,7 @@ def _row(ended: Ended) -> dict[str, Any]:
             due_at, error = result.due_at, result.error
         case Dead():
             state, error = "dead", result.error
-        case GivenBack():
+        case Released():
             due_at = ended.at
     return {
         "of_run": claimed.run_id,
@@ -296,7 +298,7 @@ def _row(ended: Ended) -> dict[str, Any]:
         "ended_at": ended.at,
         "took_ms": ended.duration_ms,
         "code": ended.status_code,
-        "tried": not isinstance(result, GivenBack),
+        "tried": not isinstance(result, Released),
         "sent_to": claimed.url,
         "answer": ended.answer,
     }

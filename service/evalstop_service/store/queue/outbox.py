@@ -57,14 +57,14 @@ EVENT_TYPES = (
 
 
 @dataclass(frozen=True)
-class Told:
+class StopReach:
     """Whether a stop is `addressed` to any receiver, and whether it was `tried` to send it to one."""
 
     addressed: bool
     tried: bool
 
 
-def announce(
+def add_event(
     tx: Transaction,
     *,
     project_id: UUID,
@@ -94,7 +94,7 @@ def announce(
             created_at=now,
         )
     )
-    targets = [one for one in endpoints.listing(tx, project_id) if one.enabled and one.wants(type)]
+    targets = [one for one in endpoints.list_endpoints(tx, project_id) if one.enabled and one.wants(type)]
     if targets:
         if type in STOPS and decision_id is not None:
             waiting = deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets])
@@ -119,11 +119,11 @@ def announce(
             due = sa.func.least(sa.bindparam("due_at"), sa.func.now())
             statement = statement.values(due_at=due)
         tx.execute(statement, rows)
-        wakeup.workers(tx)
+        wakeup.wake_workers(tx)
     return event_id
 
 
-def cancel(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, why: str) -> int:
+def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, why: str) -> int:
     """Cancel what waits to be sent of a decision's stop; returns how many deliveries.
 
     What a worker has in its hands at this moment may still arrive. News of the decision, such as `run.stopped`, still
@@ -132,7 +132,7 @@ def cancel(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, why:
     return _cancel(tx, run_id, _stops(run_id, decision_id), now, why)
 
 
-def told(tx: Transaction, run_id: UUID, decision_id: UUID) -> Told:
+def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopReach:
     """How far the stop of a decision has come towards receivers; who reads messages in a chat is none."""
     query = (
         sa.select(sa.func.count(), sa.func.coalesce(sa.func.max(deliveries.c.attempts), 0))
@@ -145,7 +145,7 @@ def told(tx: Transaction, run_id: UUID, decision_id: UUID) -> Told:
         )
     )
     count, attempts = tx.execute(query).one()
-    return Told(addressed=count > 0, tried=attempts > 0)
+    return StopReach(addressed=count > 0, tried=attempts > 0)
 
 
 def _stops(run_id: UUID, decision_id: UUID) -> sa.Select[Any]:

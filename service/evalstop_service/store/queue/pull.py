@@ -17,13 +17,13 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import leases, queues
-from evalstop_service.store.queue.leases import Claimed, Ended, Result
+from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.tables import UtcTime, deliveries, events
 
 PREFIX = "pull:"
 
 
-def add(
+def add_pull_endpoint(
     tx: Transaction,
     project_id: UUID,
     *,
@@ -33,28 +33,30 @@ def add(
     encryption: Encryption = endpoints.UNENCRYPTED,
 ) -> Endpoint:
     """A new pull endpoint, with a secret of its own."""
-    return endpoints.add(tx, project_id, url=PREFIX + name, event_types=event_types, now=now, encryption=encryption)
+    return endpoints.add_endpoint(
+        tx, project_id, url=PREFIX + name, event_types=event_types, now=now, encryption=encryption
+    )
 
 
-def find(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
+def find_pull_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint | None:
     """The project's pull endpoint of that id; None when there is none, or when it is one that events are sent to."""
-    endpoint = endpoints.find(tx, project_id, endpoint_id)
+    endpoint = endpoints.find_endpoint(tx, project_id, endpoint_id)
     return endpoint if endpoint is not None and endpoint.url.startswith(PREFIX) else None
 
 
-def any_due(tx: Transaction, endpoint_id: UUID, now: datetime) -> bool:
+def is_any_due(tx: Transaction, endpoint_id: UUID, now: datetime) -> bool:
     """Whether anything waits for the endpoint: a read, so that those who wait leave the write lock alone."""
     return tx.execute(sa.select(sa.exists().where(_is_due(endpoint_id, now)))).scalar_one()
 
 
-def claim(
+def claim_deliveries(
     tx: Transaction,
     endpoint: Endpoint,
     now: datetime,
     lease_seconds: float,
     limit: int,
     encryption: Encryption = endpoints.UNENCRYPTED,
-) -> list[Claimed]:
+) -> list[ClaimedDelivery]:
     """Take up to `limit` deliveries, longest due first, for `lease_seconds`; claims at one time get different ones.
 
     Raises Unreadable when no key at hand opens the endpoint's secrets.
@@ -69,10 +71,12 @@ def claim(
         .with_for_update(skip_locked=True, of=deliveries)
     )
     lease_until = now + timedelta(seconds=lease_seconds)
-    valid = endpoints.valid_secrets(endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now)
+    valid = endpoints.select_valid_secrets(
+        endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now
+    )
     secrets = tuple(encryption.decrypt(kept, endpoint.id) for kept in valid)
     claimed = [
-        Claimed(
+        ClaimedDelivery(
             run_id=row.run_id,
             id=row.id,
             event_id=row.event_id,
@@ -92,7 +96,7 @@ def claim(
     return claimed
 
 
-def settle(
+def settle_delivery(
     tx: Transaction, endpoint: Endpoint, delivery_id: UUID, attempt: int, result: Result, status_code: int, at: datetime
 ) -> bool | None:
     """Record what a receiver made of a delivery. False: its lease had run out, or it was cancelled; None: unknown."""
@@ -100,7 +104,7 @@ def settle(
     row = tx.execute(query.where(deliveries.c.id == delivery_id, deliveries.c.endpoint_id == endpoint.id)).one_or_none()
     if row is None:
         return None
-    claimed = Claimed(
+    claimed = ClaimedDelivery(
         run_id=row.run_id,
         id=delivery_id,
         event_id=row.event_id,
@@ -112,7 +116,10 @@ def settle(
         secrets=(),
         body="",
     )
-    return delivery_id in leases.settle(tx, [Ended(claimed, result, at, status_code=status_code)]).kept
+    return (
+        delivery_id
+        in leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, status_code=status_code)]).kept
+    )
 
 
 def _is_due(endpoint_id: UUID, now: datetime) -> sa.ColumnElement[bool]:

@@ -19,12 +19,12 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store import decisions
-from evalstop_service.store.database import Transaction, driver
+from evalstop_service.store.database import Transaction, driver_connection
 from evalstop_service.store.tables import UtcTime, deliveries
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueDelivery:
     """The key of a delivery that may be claimed; `open_until`: it is the one attempt at an endpoint that failed."""
 
     run_id: UUID
@@ -35,9 +35,9 @@ class Due:
     open_until: datetime | None = None
 
 
-def due(
+def find_due_deliveries(
     tx: Transaction, now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int] | None = None
-) -> list[Due]:
+) -> list[DueDelivery]:
     """Up to `limit` deliveries to claim, longest due first, and at most `per_endpoint` of one endpoint.
 
     `room`: endpoints for which it is another number than `per_endpoint`. On PostgreSQL what is found is locked, and
@@ -45,13 +45,17 @@ def due(
     """
     room = room or {}
     if tx.dialect.name == "postgresql":
-        rows = driver(tx).cursor(binary=True).execute(QUEUES + HEAD_POSTGRESQL, among(now, limit, per_endpoint, room))
-        return [Due(*row) for row in rows]
+        rows = (
+            driver_connection(tx)
+            .cursor(binary=True)
+            .execute(QUEUES + HEAD_POSTGRESQL, claim_parameters(now, limit, per_endpoint, room))
+        )
+        return [DueDelivery(*row) for row in rows]
     most = max(per_endpoint, *room.values(), 0) if room else per_endpoint
     left = dict(room)
-    found: list[Due] = []
+    found: list[DueDelivery] = []
     for row in tx.execute(_DUE_SQLITE, {"now": now, "most": most}):
-        one = Due(*row)
+        one = DueDelivery(*row)
         left.setdefault(one.endpoint_id, per_endpoint)
         if one.open_until is not None:
             left[one.endpoint_id] = min(left[one.endpoint_id], 1)
@@ -61,13 +65,13 @@ def due(
     return found
 
 
-def among(now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]) -> dict[str, Any]:
+def claim_parameters(now: datetime, limit: int, per_endpoint: int, room: Mapping[UUID, int]) -> dict[str, Any]:
     """The parameters of `HEAD_POSTGRESQL`."""
     rooms = {"known": list(room), "room": [max(0, one) for one in room.values()]}
     return {"now": now, "per_endpoint": per_endpoint, "limit": limit} | rooms
 
 
-def moment(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
+def read_clock(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
     """The time that leases and due times are compared with, and whether the grace period of any decision is over.
 
     It is PostgreSQL's own time, one for the workers of any number of machines; on the embedded database this
@@ -76,16 +80,16 @@ def moment(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
     if tx.dialect.name == "postgresql":
         now, over = tx.execute(_MOMENT).one()
         return now, over
-    return here, decisions.any_due(tx, here)
+    return here, decisions.is_any_due(tx, here)
 
 
-def next_due(tx: Transaction, now: datetime) -> datetime | None:
+def find_next_due(tx: Transaction, now: datetime) -> datetime | None:
     """When, after `now`, a delivery or the grace period of a decision is the next to come due; None: nothing waits."""
     moments = tx.execute(_NEXT, {"now": now}).one()
-    return min((moment for moment in moments if moment is not None), default=None)
+    return min((read_clock for read_clock in moments if read_clock is not None), default=None)
 
 
-def left_behind(tx: Transaction, now: datetime, longest_seconds: float) -> frozenset[Due]:
+def find_misdated(tx: Transaction, now: datetime, longest_seconds: float) -> frozenset[DueDelivery]:
     """Deliveries put off for longer than anybody puts one off: the clock was set back since.
 
     Those never tried are due at once by `hasten`. Of the others a worker may still hold one: `hasten` those that are
@@ -96,10 +100,10 @@ def left_behind(tx: Transaction, now: datetime, longest_seconds: float) -> froze
     untried = sa.and_(table.attempts == 0, table.due_at <= table.created_at)
     tried = sa.and_(table.attempts > 0, table.due_at > now + timedelta(seconds=longest_seconds))
     query = sa.select(table.run_id, table.id, table.endpoint_id, table.attempts, table.due_at)
-    return frozenset(Due(*row) for row in tx.execute(query.where(waits, untried | tried)))
+    return frozenset(DueDelivery(*row) for row in tx.execute(query.where(waits, untried | tried)))
 
 
-def hasten(tx: Transaction, found: Iterable[Due], now: datetime) -> None:
+def make_due(tx: Transaction, found: Iterable[DueDelivery], now: datetime) -> None:
     """Make due now what is still as it was found."""
     rows = [
         {"of_run": one.run_id, "of_id": one.id, "as_found": one.attempts, "until": one.due_at, "now": now}

@@ -24,7 +24,7 @@ from evalstop_service.store.tables import decisions, deliveries, events, runs
 
 
 @dataclass(frozen=True)
-class Replayed:
+class Replay:
     """The new deliveries, how many events were `passed_over`, and the last event looked at if there may be more."""
 
     deliveries: Sequence[UUID]
@@ -32,7 +32,7 @@ class Replayed:
     last: UUID | None
 
 
-def of_range(
+def replay_range(
     tx: Transaction,
     project_id: UUID,
     endpoint_id: UUID,
@@ -43,7 +43,7 @@ def of_range(
     after: UUID | None,
     limit: int,
     now: datetime,
-) -> Replayed:
+) -> Replay:
     """Send the events of a project from `since` to before `until` once more, oldest first, at most `limit` of them.
 
     `types`: these alone. `after`: those made after this one, to go on where an earlier replay had to end.
@@ -55,16 +55,16 @@ def of_range(
         query = query.where(events.c.id > after)
     found = tx.execute(query.order_by(events.c.id).limit(limit)).all()
     made = _send(tx, endpoint_id, found, now)
-    return Replayed(made, len(found) - len(made), found[-1].id if len(found) == limit else None)
+    return Replay(made, len(found) - len(made), found[-1].id if len(found) == limit else None)
 
 
-def of_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id: UUID, now: datetime) -> UUID | None:
+def replay_event(tx: Transaction, project_id: UUID, endpoint_id: UUID, event_id: UUID, now: datetime) -> UUID | None:
     """Send one event of a project once more; the new delivery. None: there is none, or it holds no longer."""
     made = _send(tx, endpoint_id, tx.execute(_events(project_id).where(events.c.id == event_id)).all(), now)
     return made[0] if made else None
 
 
-def holds(tx: Transaction, project_id: UUID, event_id: UUID) -> bool:
+def may_replay(tx: Transaction, project_id: UUID, event_id: UUID) -> bool:
     """Whether an event may be sent (again) now, which is always so but for stops and for stops taken back."""
     return bool(_holding(tx, tx.execute(_events(project_id).where(events.c.id == event_id)).all()))
 
@@ -94,7 +94,7 @@ def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetim
         if tx.dialect.name == "postgresql":  # as `outbox.announce` does
             statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
         tx.execute(statement, rows)
-        wakeup.workers(tx)
+        wakeup.wake_workers(tx)
     return [row["id"] for row in rows]
 
 

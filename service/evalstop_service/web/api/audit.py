@@ -47,6 +47,6 @@ def list_changes(
 ) -> AuditPage:
     """What was changed in the project, newest first; by `actor` (a part of the name), or of one kind (`key`)."""
     with database.reading() as tx:
-        found = audit.listing(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
+        found = audit.list_entries(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
     items = [AuditEntryOut.model_validate(entry) for entry in found]
     return AuditPage(items=items, next_cursor=next_cursor(found, limit))

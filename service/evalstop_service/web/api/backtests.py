@@ -102,7 +102,7 @@ def list_backtests(
 ) -> BacktestPage:
     """The project's backtests, newest first."""
     with database.reading() as tx:
-        found = backtest_rows.listing(tx, caller.project_id, before=cursor, limit=limit)
+        found = backtest_rows.list_backtests(tx, caller.project_id, before=cursor, limit=limit)
     items = [BacktestOut.model_validate(vars(one) | {"findings": None}) for one in found]
     return BacktestPage(items=items, next_cursor=next_cursor(found, limit))
 
@@ -121,7 +121,7 @@ def ask_for_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) 
 def get_backtest(backtest_id: UUID, caller: Read, database: Db) -> BacktestOut:
     """How far it got, and what it has found so far."""
     with database.reading() as tx:
-        found = backtest_rows.find(tx, caller.project_id, backtest_id)
+        found = backtest_rows.find_backtest(tx, caller.project_id, backtest_id)
     if found is None:
         raise NotFound(f"there is no backtest {backtest_id} in this project")
     return _out(found)

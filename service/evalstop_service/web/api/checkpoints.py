@@ -69,4 +69,4 @@ def list_checkpoints(run_id: UUID, caller: Read, database: Db) -> CheckpointList
     """The run's checkpoints that count."""
     with database.reading() as tx:
         found(tx, caller.project_id, run_id)
-        return CheckpointList.model_validate({"items": checkpoints.listing(tx, run_id)})
+        return CheckpointList.model_validate({"items": checkpoints.list_checkpoints(tx, run_id)})

@@ -75,7 +75,7 @@ def list_decisions(
 ) -> DecisionPage:
     """The project's decisions, newest first."""
     with database.reading() as tx:
-        found = decisions.listing(tx, caller.project_id, state=state, run_id=run_id, before=cursor, limit=limit)
+        found = decisions.list_decisions(tx, caller.project_id, state=state, run_id=run_id, before=cursor, limit=limit)
         items = [decision_out(tx, decision) for decision in found]
     return DecisionPage(items=items, next_cursor=next_cursor(found, limit))
 
@@ -156,7 +156,7 @@ def _answer(database: Database, project_id: UUID, decision_id: UUID) -> Decision
 
 
 def _found(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision:
-    decision = decisions.find(tx, project_id, decision_id)
+    decision = decisions.find_decision(tx, project_id, decision_id)
     if decision is None:
         raise NotFound(f"there is no decision {decision_id} in this project")
     return decision

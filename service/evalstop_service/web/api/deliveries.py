@@ -88,7 +88,7 @@ def list_deliveries(
 ) -> DeliveryPage:
     """The project's deliveries, newest first."""
     with database.reading() as tx:
-        found = deliveries.listing(
+        found = deliveries.list_deliveries(
             tx,
             caller.project_id,
             state=state,
@@ -105,10 +105,10 @@ def list_deliveries(
 def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetail:
     """A delivery with its request and every attempt at it."""
     with database.reading() as tx:
-        delivery = deliveries.find(tx, caller.project_id, delivery_id)
+        delivery = deliveries.find_delivery(tx, caller.project_id, delivery_id)
         if delivery is None:
             raise NotFound(f"there is no delivery {delivery_id} in this project")
-        content = deliveries.content(tx, delivery)
+        content = deliveries.get_content(tx, delivery)
         shown = delivery_out(tx, delivery)
     request = RequestOut(
         url=delivery.url,
@@ -128,4 +128,4 @@ def retry(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> Deliver
 
 def delivery_out(tx: Transaction, delivery: Delivery) -> DeliveryOut:
     """A delivery with all attempts at it."""
-    return DeliveryOut.model_validate(vars(delivery) | {"log": deliveries.attempts(tx, delivery)})
+    return DeliveryOut.model_validate(vars(delivery) | {"log": deliveries.list_attempts(tx, delivery)})

@@ -80,7 +80,7 @@ class EndpointList(Answer):
 def list_endpoints(caller: Admin, database: Db) -> EndpointList:
     """All endpoints of the project."""
     with database.reading() as tx:
-        return EndpointList.model_validate({"items": endpoints.listing(tx, caller.project_id)})
+        return EndpointList.model_validate({"items": endpoints.list_endpoints(tx, caller.project_id)})
 
 
 @router.post("", status_code=201)

@@ -15,7 +15,7 @@ from evalstop_service.evaluation import figures
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate
 from evalstop_service.store import case_counts
-from evalstop_service.store.case_counts import Grouping, Wanted
+from evalstop_service.store.case_counts import CaseFilter, Grouping
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import CaseOut
 from evalstop_service.web.api.schemas import Answer, Line, Name, Page, PolicyName, Time, Whole
@@ -140,11 +140,11 @@ def _chosen(
     job_kind: Line | None = None,
     since: Time | None = None,
     until: Time | None = None,
-) -> Wanted:
-    return Wanted(policy, version, detector, job_kind, since, until)
+) -> CaseFilter:
+    return CaseFilter(policy, version, detector, job_kind, since, until)
 
 
-Chosen = Annotated[Wanted, Depends(_chosen)]
+Chosen = Annotated[CaseFilter, Depends(_chosen)]
 """The cases that figures are made of, and that are listed."""
 
 
@@ -179,7 +179,9 @@ def list_cases(
     """The attempts that have ended, with what was decided about them and what turned out."""
     wanted = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, truth=truth)
     with database.reading() as tx:
-        found = case_counts.listing(tx, caller.project_id, wanted, before=case_counts.place(cursor), limit=limit)
+        found = case_counts.list_cases(
+            tx, caller.project_id, wanted, before=case_counts.parse_cursor(cursor), limit=limit
+        )
     items = [
         ListedCaseOut.model_validate(
             vars(one) | {"policy": PolicyName(name=one.policy_name, version=one.policy_version)}
@@ -189,7 +191,7 @@ def list_cases(
     return CasePage(items=items, next_cursor=found[-1].cursor if len(found) == limit else None)
 
 
-def _group(one: GroupFigures, wanted: Wanted, by: list[Grouping]) -> GroupOut:
+def _group(one: GroupFigures, wanted: CaseFilter, by: list[Grouping]) -> GroupOut:
     named = figures.name_key_parts(one.key, by)
     own = figures.select_group(wanted, by, one.key)
     return GroupOut.model_validate(
@@ -217,5 +219,5 @@ def _estimate(found: Estimate | None) -> dict[str, Any] | None:
     return None if found is None else figures.estimate_to_json(found)
 
 
-def _address(wanted: Wanted) -> str:
+def _address(wanted: CaseFilter) -> str:
     return f"/api/v1/cases?{urlencode(figures.filter_to_query(wanted))}"

@@ -29,11 +29,13 @@ def live() -> Health:
 def ready(database: Db) -> Health:
     """The database answers and its schema is one that this code can serve on."""
     try:
-        revision = schema.current(database)
+        revision = schema.current_revision(database)
     except sa.exc.SQLAlchemyError as error:
         raise Problem(503, "The database does not answer", str(error).splitlines()[0]) from error
-    if not schema.serves(revision):
+    if not schema.is_served(revision):
         raise Problem(
-            503, "The schema is too old", f"it is at {revision}, {schema.needed()} is needed; run `evalstop migrate`"
+            503,
+            "The schema is too old",
+            f"it is at {revision}, {schema.needed_revision()} is needed; run `evalstop migrate`",
         )
     return Health()

@@ -50,7 +50,7 @@ class KeyList(Answer):
 def list_keys(caller: Admin, database: Db) -> KeyList:
     """All keys of the project, the revoked ones too."""
     with database.reading() as tx:
-        return KeyList.model_validate({"items": keys.listing(tx, caller.project_id)})
+        return KeyList.model_validate({"items": keys.list_keys(tx, caller.project_id)})
 
 
 @router.post("", status_code=201)

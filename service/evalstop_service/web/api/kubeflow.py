@@ -73,7 +73,7 @@ def post_report(
     total = told.pop(TOTAL_STEPS, None)
     total_steps = int(total) if total is not None and 1 <= total <= MAX_STEP else None
     with database.reading() as tx:
-        run = runs.find_by_name(tx, caller.project_id, name)
+        run = runs.find_run_by_name(tx, caller.project_id, name)
     if run is None:  # one that has ended is not opened again by a report that comes late
         request = open_run.OpenRequest(name, recognise=True, total_steps=total_steps)
         run, _ = open_run.open_run(database, caller.project_id, request, now)
@@ -89,7 +89,7 @@ def post_report(
 def _new(run: Run, told: dict[str, float], database: Database) -> tuple[Point, ...]:
     """What differs from the last values on record, at the step of the report; the last report of a run names none."""
     with database.reading() as tx:
-        latest = {item.metric: item for item in observations.latest(tx, run.id)}
+        latest = {item.metric: item for item in observations.list_latest(tx, run.id)}
     said = told.pop(STEP, None)
     if said is not None and 0 <= said <= MAX_STEP:
         step = int(said)

@@ -91,7 +91,7 @@ def list_observations(
     after = _cursor(cursor)
     with database.reading() as tx:
         found(tx, caller.project_id, run_id)
-        items = observations.page(tx, run_id, metric=metric, after=after, limit=limit)
+        items = observations.list_observations(tx, run_id, metric=metric, after=after, limit=limit)
     last = items[-1] if len(items) == limit else None
     return ObservationPage(
         items=[

@@ -45,14 +45,14 @@ def add_project(body: NewProject, key: Installation, database: Db, now: Now) -> 
 def list_projects(_key: Installation, database: Db) -> ProjectList:
     """All projects of the installation."""
     with database.reading() as tx:
-        return ProjectList.model_validate({"items": projects.listing(tx)})
+        return ProjectList.model_validate({"items": projects.list_projects(tx)})
 
 
 @router.get("/project")
 def get_project(caller: Read, database: Db) -> ProjectOut:
     """The project of the key."""
     with database.reading() as tx:
-        return ProjectOut.model_validate(projects.get(tx, caller.project_id))
+        return ProjectOut.model_validate(projects.get_project(tx, caller.project_id))
 
 
 @router.patch("/project")

@@ -23,7 +23,7 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION
 from evalstop_service.store import installation_counts
 from evalstop_service.store.database import Database
-from evalstop_service.store.installation_counts import Figures
+from evalstop_service.store.installation_counts import InstallationCounts
 from evalstop_service.web.context import AnyKey
 from evalstop_service.web.problems import Problem
 
@@ -80,7 +80,7 @@ class Installation(Collector):
         self._lock = threading.Lock()
         self._asking: threading.Thread | None = None
         self._asked_at = float("-inf")
-        self._latest: Figures | None = None
+        self._latest: InstallationCounts | None = None
 
     def describe(self) -> list[Metric]:
         """The families, without asking for their values."""
@@ -101,7 +101,7 @@ class Installation(Collector):
         found = None
         try:
             with self._database.reading() as tx:
-                found = installation_counts.read(tx, self._clock())
+                found = installation_counts.read_counts(tx, self._clock())
         except sa.exc.SQLAlchemyError as error:
             log.warning("the database does not answer for /metrics: %s", error)
         except Exception:
@@ -109,7 +109,7 @@ class Installation(Collector):
         self._latest, self._asked_at, self._asking = found, time.monotonic(), None
 
 
-def _families(found: Figures | None) -> Iterator[Metric]:
+def _families(found: InstallationCounts | None) -> Iterator[Metric]:
     up = GaugeMetricFamily("evalstop_database_up", "1 if the database answered the last time it was asked, else 0.")
     up.add_metric([], 0 if found is None else 1)
     running = GaugeMetricFamily("evalstop_running_runs", "Runs that have not ended.")

@@ -16,7 +16,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import RESUME_REQUESTED
 from evalstop_service.store import decisions
 from evalstop_service.store.queue import pull, queues
-from evalstop_service.store.queue.leases import Claimed
+from evalstop_service.store.queue.leases import ClaimedDelivery
 from evalstop_service.store.queue.outbox import STOPS
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
@@ -126,33 +126,33 @@ async def claim_events(
 def settle_event(endpoint_id: UUID, body: SettleIn, caller: Operate, database: Db, now: Now) -> Settlement:
     """Say what became of an event."""
     with database.transaction() as tx:
-        endpoint = pull.find(tx, caller.project_id, endpoint_id)
+        endpoint = pull.find_pull_endpoint(tx, caller.project_id, endpoint_id)
         if endpoint is None:
             raise _no_endpoint(endpoint_id)
-        at, _ = queues.moment(tx, now)
+        at, _ = queues.read_clock(tx, now)
         result = judge_pull_status(body.status, body.error, body.attempt, at)
-        settled = pull.settle(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
+        settled = pull.settle_delivery(tx, endpoint, body.delivery_id, body.attempt, result, body.status, at)
     if settled is None:
         raise NotFound(f"there is no delivery {body.delivery_id} to this endpoint")
     return Settlement(settled=settled)
 
 
-def _claim(context: Context, project_id: UUID, endpoint_id: UUID, wanted: ClaimIn) -> list[Claimed]:
+def _claim(context: Context, project_id: UUID, endpoint_id: UUID, wanted: ClaimIn) -> list[ClaimedDelivery]:
     with context.database.reading() as tx:
-        endpoint = pull.find(tx, project_id, endpoint_id)
+        endpoint = pull.find_pull_endpoint(tx, project_id, endpoint_id)
         if endpoint is None:
             raise _no_endpoint(endpoint_id)
-        now, over = queues.moment(tx, context.clock())
-        if not endpoint.enabled or not (over or pull.any_due(tx, endpoint_id, now)):
+        now, over = queues.read_clock(tx, context.clock())
+        if not endpoint.enabled or not (over or pull.is_any_due(tx, endpoint_id, now)):
             return []
     with context.database.transaction() as tx:
-        now, over = queues.moment(tx, context.clock())
+        now, over = queues.read_clock(tx, context.clock())
         if over:
-            decisions.request_due(tx, now)  # what is handed out is requested, whether or not a worker runs
-        return pull.claim(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.encryption)
+            decisions.request_due_decisions(tx, now)  # what is handed out is requested, whether or not a worker runs
+        return pull.claim_deliveries(tx, endpoint, now, wanted.lease_seconds, wanted.limit, context.encryption)
 
 
-def _sign_event(claimed: Claimed, now: datetime) -> PulledEvent:
+def _sign_event(claimed: ClaimedDelivery, now: datetime) -> PulledEvent:
     headers = sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), claimed.body.encode())
     return PulledEvent(
         delivery_id=claimed.id,

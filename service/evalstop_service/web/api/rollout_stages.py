@@ -47,7 +47,7 @@ PolicyName = Annotated[str, Path(max_length=256)]
 def get_rollout_stage(name: PolicyName, caller: Read, database: Db) -> RolloutStageOut:
     """How far the policy has come; 404 where the mode of its runs alone counts."""
     with database.reading() as tx:
-        held = rollout_stages.find(tx, caller.project_id, name)
+        held = rollout_stages.find_stage(tx, caller.project_id, name)
     if held is None:
         raise NotFound(f"the policy {name!r} need not earn its rollout_stage: the mode of its runs alone counts")
     return RolloutStageOut.model_validate(held)
@@ -61,7 +61,9 @@ def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, dat
         held = rollout_stage.set_rollout_stage(
             tx, caller.project_id, name, version, body.precision_wanted, body.canary_share, now
         )
-        audit.record(tx, caller.project_id, caller.actor, "rollout_stage.set", f"policy {name}", body.model_dump(), now)
+        audit.record_action(
+            tx, caller.project_id, caller.actor, "rollout_stage.set", f"policy {name}", body.model_dump(), now
+        )
     return RolloutStageOut.model_validate(held)
 
 
@@ -70,8 +72,8 @@ def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now
     """Have the mode of its runs alone count again. Doing it twice is harmless."""
     with database.transaction() as tx:
         _version(tx, caller, name)
-        if rollout_stages.remove(tx, caller.project_id, name):
-            audit.record(tx, caller.project_id, caller.actor, "rollout_stage.removed", f"policy {name}", {}, now)
+        if rollout_stages.delete_stage(tx, caller.project_id, name):
+            audit.record_action(tx, caller.project_id, caller.actor, "rollout_stage.removed", f"policy {name}", {}, now)
     return Response(status_code=204)
 
 

@@ -177,15 +177,15 @@ class RunPage(Page):
 def decision_out(tx: Transaction, decision: Decision) -> DecisionOut:
     """A decision with its history and its outcome."""
     policy = PolicyName(name=decision.policy_name, version=decision.policy_version)
-    outcome = outcomes.latest(tx, decision.run_id, decision.attempt)
+    outcome = outcomes.find_outcome(tx, decision.run_id, decision.attempt)
     return DecisionOut.model_validate(
-        vars(decision) | {"policy": policy, "outcome": outcome, "history": decisions.history(tx, decision)}
+        vars(decision) | {"policy": policy, "outcome": outcome, "history": decisions.list_changes(tx, decision)}
     )
 
 
 def outcomes_out(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
     """What was said of an attempt, and what follows from it."""
-    items, case = outcomes.history(tx, run_id, attempt), cases.find(tx, run_id, attempt)
+    items, case = outcomes.list_outcomes(tx, run_id, attempt), cases.find_case(tx, run_id, attempt)
     return OutcomesOut.model_validate({"attempt": attempt, "items": items, "case": case})
 
 
@@ -197,7 +197,7 @@ def run_out(tx: Transaction, run: Run, now: datetime) -> RunOut:
 def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOut]:
     """Runs of one project with the decisions on their present attempts."""
     pulse = _pulses(tx, found, now)
-    on_record = decisions.of_runs(tx, [run.id for run in found])
+    on_record = decisions.load_decisions(tx, [run.id for run in found])
     return [
         RunOut.model_validate(
             structs.asdict(run)
@@ -218,8 +218,8 @@ def _pulses(tx: Transaction, found: Sequence[Run], now: datetime) -> dict[UUID, 
     living = [run for run in found if run.status in ("running", Liveness.LOST)]
     if not living:
         return {}
-    stale_seconds = projects.get(tx, living[0].project_id).stale_seconds
-    stored = run_health.of_runs(tx, [run.id for run in living])
+    stale_seconds = projects.get_project(tx, living[0].project_id).stale_seconds
+    stored = run_health.load_health(tx, [run.id for run in living])
     return {
         run.id: PulseOut(
             state=health.find_liveness(run, one := stored.get(run.id), stale_seconds, now).value,

@@ -15,7 +15,7 @@ from evalstop_service.ingest import Arrival, Resumed
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.store import runs, verdicts
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.runs import Run, Wanted
+from evalstop_service.store.runs import Run, RunFilter
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
     OutcomesOut,
@@ -151,7 +151,7 @@ def list_runs(
 ) -> RunPage:
     """The project's runs, newest first."""
     with database.reading() as tx:
-        found = runs.listing(tx, caller.project_id, Wanted(name=name, status=status, before=cursor), limit)
+        found = runs.list_runs(tx, caller.project_id, RunFilter(name=name, status=status, before=cursor), limit)
         return RunPage(items=runs_out(tx, found, now), next_cursor=next_cursor(found, limit))
 
 
@@ -238,7 +238,7 @@ def list_verdicts(
     """Every change of the run's verdict, newest first."""
     with database.reading() as tx:
         found(tx, caller.project_id, run_id)
-        changes = verdicts.listing(tx, run_id, before=cursor, limit=limit)
+        changes = verdicts.list_verdicts(tx, run_id, before=cursor, limit=limit)
     return VerdictPage(
         items=[VerdictChangeOut.model_validate(vars(item) | {"verdict": item.document}) for item in changes],
         next_cursor=str(changes[-1].sequence) if len(changes) == limit else None,
@@ -247,7 +247,7 @@ def list_verdicts(
 
 def found(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     """The project's run, or a 404."""
-    run = runs.find(tx, project_id, run_id)
+    run = runs.find_run(tx, project_id, run_id)
     if run is None:
         raise NotFound(f"there is no run {run_id} in this project")
     return run

@@ -51,7 +51,7 @@ def get_series(
     """The lowest, the highest and the last value of each bucket; buckets hold about as many observations each."""
     with database.reading() as tx:
         found(tx, caller.project_id, run_id)
-    series.catch_up(database, run_id, metric)
+    series.catch_up_summaries(database, run_id, metric)
     with database.reading() as tx:
-        items = series.resolved(tx, run_id, metric, first_step, last_step, buckets)
+        items = series.load_buckets(tx, run_id, metric, first_step, last_step, buckets)
     return SeriesOut(metric=metric, buckets=[BucketOut.model_validate(item) for item in items])

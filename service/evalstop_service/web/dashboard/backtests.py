@@ -40,8 +40,8 @@ def ask(
 def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """How far it got, what it found, and where that differs from what was decided."""
     with site.database.reading() as tx:
-        revision = backtest_rows.revision(tx, visitor.project.id, backtest_id)
-        found = backtest_rows.find(tx, visitor.project.id, backtest_id)
+        revision = backtest_rows.read_revision(tx, visitor.project.id, backtest_id)
+        found = backtest_rows.find_backtest(tx, visitor.project.id, backtest_id)
     if found is None:
         raise NotFound
     ordered = backtests.sort_findings(found.findings)
@@ -62,6 +62,6 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
 def follow_backtest(backtest_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, seen: Seen) -> Response:
     """Tell whenever it has got on."""
     with site.database.reading() as tx:
-        if backtest_rows.revision(tx, visitor.project.id, backtest_id) is None:
+        if backtest_rows.read_revision(tx, visitor.project.id, backtest_id) is None:
             raise NotFound
-    return follow(request, site, seen, lambda tx: backtest_rows.revision(tx, visitor.project.id, backtest_id))
+    return follow(request, site, seen, lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id))

@@ -19,7 +19,7 @@ from evalstop_service.evaluation import figures as measured
 from evalstop_service.evaluation.figures import GroupFigures, regroup
 from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.store import case_counts, policies, rollout_stages
-from evalstop_service.store.case_counts import Delay, Grouping, Key, Wanted
+from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.live_updates import Seen, follow
 from evalstop_service.web.dashboard.responses import PageRoute, page
@@ -43,7 +43,7 @@ class Asked:
         since = site.clock() - timedelta(days=int(days)) if days else None
         # To the hour, so that the links on a page that is rendered again are the same.
         since = since.replace(minute=0, second=0, microsecond=0) if since else None
-        self.wanted = Wanted(
+        self.wanted = CaseFilter(
             policy=forms.printable(policy) or None, job_kind=forms.printable(job_kind) or None, since=since
         )
 
@@ -62,13 +62,13 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
     project_id = visitor.project.id
     with site.database.reading() as tx:
         # Read first: what follows may be newer, never older.
-        revision = case_counts.revision(tx, project_id)
-        flagged = case_counts.flagged(tx, project_id, asked.wanted, ("policy", "called"))
-        passed = case_counts.passed(tx, project_id, asked.wanted, ("policy",))
-        late = case_counts.delays(tx, project_id, asked.wanted, ("policy", "called"))
-        kinds = case_counts.job_kinds(tx, project_id)
-        names = sorted({policy.name for policy in policies.listing(tx, project_id)})
-        held = {one.policy_name: one for one in rollout_stages.listing(tx, project_id)}
+        revision = case_counts.read_revision(tx, project_id)
+        flagged = case_counts.count_flagged(tx, project_id, asked.wanted, ("policy", "called"))
+        passed = case_counts.count_unflagged(tx, project_id, asked.wanted, ("policy",))
+        late = case_counts.count_delays(tx, project_id, asked.wanted, ("policy", "called"))
+        kinds = case_counts.list_job_kinds(tx, project_id)
+        names = sorted({policy.name for policy in policies.list_policies(tx, project_id)})
+        held = {one.policy_name: one for one in rollout_stages.list_stages(tx, project_id)}
     counts = [*flagged, *passed]
     whole = measured.compute_total(counts, late)
     return page(
@@ -98,8 +98,8 @@ def show_precision(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> Response:
 def show_figures(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> JSONResponse:
     """What the charts draw."""
     with site.database.reading() as tx:
-        counts = case_counts.counts(tx, visitor.project.id, asked.wanted, ("policy", "week"))
-        late = case_counts.delays(tx, visitor.project.id, asked.wanted)
+        counts = case_counts.count_cases(tx, visitor.project.id, asked.wanted, ("policy", "week"))
+        late = case_counts.count_delays(tx, visitor.project.id, asked.wanted)
     by_week = regroup(counts, lambda key: [key[2:]])
     return JSONResponse(
         {
@@ -118,7 +118,7 @@ def show_figures(site: SiteOf, visitor: SignedIn, asked: AskedOf) -> JSONRespons
 @router.get("/precision/events")
 def follow_precision(request: Request, site: SiteOf, visitor: SignedIn, asked: AskedOf, seen: Seen) -> Response:
     """Tell whenever a case was added, or turned out otherwise."""
-    return follow(request, site, seen, lambda tx: case_counts.revision(tx, visitor.project.id))
+    return follow(request, site, seen, lambda tx: case_counts.read_revision(tx, visitor.project.id))
 
 
 Moment = Annotated[datetime, AfterValidator(in_utc)]
@@ -139,7 +139,7 @@ class Chosen:
         treatment: Literal["", "let_run", "stopped", "prevented"] = "",
         outcome: Literal["", "right", "wrong", "unknown"] = "",
     ) -> None:
-        self.wanted = Wanted(
+        self.wanted = CaseFilter(
             forms.printable(policy) or None,
             version,
             forms.printable(detector) or None,
@@ -158,11 +158,11 @@ def show_cases(
 ) -> Response:
     """The cases that a figure is made of."""
     try:
-        before = case_counts.place(cursor)
+        before = case_counts.parse_cursor(cursor)
     except Invalid as error:
         raise NotFound from error
     with site.database.reading() as tx:
-        found = case_counts.listing(tx, visitor.project.id, chosen.wanted, before=before, limit=PAGE + 1)
+        found = case_counts.list_cases(tx, visitor.project.id, chosen.wanted, before=before, limit=PAGE + 1)
     parameters = measured.filter_to_query(chosen.wanted)
     more = {"cursor": found[PAGE - 1].cursor} if len(found) > PAGE else None
     return page(
@@ -176,7 +176,7 @@ def show_cases(
 
 
 def _cases(
-    wanted: Wanted, one: GroupFigures, by: tuple[Grouping, ...], row: str | None = None, outcome: str | None = None
+    wanted: CaseFilter, one: GroupFigures, by: tuple[Grouping, ...], row: str | None = None, outcome: str | None = None
 ) -> str:
     own = measured.select_group(wanted, by, one.key)
     if row is not None and outcome is not None:

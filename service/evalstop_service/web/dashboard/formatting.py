@@ -8,7 +8,7 @@ from typing import Any
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.store.decisions import Change, Decision
+from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
 
 STATES: dict[str, str] = {
@@ -78,7 +78,7 @@ def iso(at: datetime) -> str:
     return rfc3339(at.replace(microsecond=0))
 
 
-def told(change: Change) -> dict[str, Any]:
+def told(change: DecisionChange) -> dict[str, Any]:
     """The details of a change as the page shows them: each guard by its kind and reason."""
     if change.state not in (DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.REQUESTED):
         return change.details  # what a receiver said, in whatever words

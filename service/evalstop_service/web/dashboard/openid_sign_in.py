@@ -82,7 +82,7 @@ def _finished(request: Request, site: Site, openid: OpenId, flow: dict[str, Any]
         open_to = granted(tx, session.grants)
         if not open_to:
             return login_form(request, site, target, _NOTHING, 403)
-        token = sessions.add(tx, session)
+        token = sessions.create_session(tx, session)
         _enter(tx, session, open_to[0], site)
     # As with a signed link: a strict cookie does not travel with a redirect that began on another site.
     response = page("signed_in.html", visitor=None, target=target)
@@ -109,7 +109,7 @@ def choose_project(request: Request, site: SiteOf, visitor: SignedIn, project: A
     if visitor.session is None:
         raise NotFound
     with site.database.transaction() as tx:
-        wanted = projects.find(tx, project)
+        wanted = projects.find_project(tx, project)
         if wanted is None or role_in(visitor.session.grants, wanted.name) is None:
             raise NotFound
         _enter(tx, visitor.session, wanted, site)
@@ -121,7 +121,7 @@ def choose_project(request: Request, site: SiteOf, visitor: SignedIn, project: A
 def _enter(tx: Transaction, session: Session, project: Project, site: Site) -> None:
     told = {"issuer": session.issuer, "subject": session.subject, "role": role_in(session.grants, project.name)}
     name = user(session)
-    audit.record(tx, project.id, name, "session.opened", name, told, site.clock())
+    audit.record_action(tx, project.id, name, "session.opened", name, told, site.clock())
 
 
 def _openid(site: Site) -> OpenId:

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request, Response
 
 from evalstop_service.evaluation import figures
 from evalstop_service.store import case_counts, decisions, outcomes, pending_actions, runs
-from evalstop_service.store.case_counts import Wanted
+from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
-from evalstop_service.store.pending_actions import Found
+from evalstop_service.store.pending_actions import Excerpt
 from evalstop_service.web.dashboard import formatting
 from evalstop_service.web.dashboard.live_updates import Seen, follow
 from evalstop_service.web.dashboard.responses import PageRoute, page
@@ -31,10 +31,10 @@ class Standing:
     """What the page shows beside its figures, and the revision of these; two that are the same look the same."""
 
     cases: str
-    waiting: Found
-    suspects: Found
-    stale: Found
-    blind: Found
+    waiting: Excerpt
+    suspects: Excerpt
+    stale: Excerpt
+    blind: Excerpt
     recent: list[tuple[Decision, Outcome | None]]
     any_run: bool
 
@@ -49,7 +49,7 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         # Read first: what follows may be newer, never older.
         standing = _standing(tx, visitor.project.id)
-        (whole,) = figures.load_figures(tx, visitor.project.id, Wanted())
+        (whole,) = figures.load_figures(tx, visitor.project.id, CaseFilter())
     return page(
         "overview.html",
         visitor=visitor,
@@ -68,15 +68,15 @@ def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen: See
 
 
 def _standing(tx: Transaction, project_id: UUID) -> Standing:
-    cases = case_counts.revision(tx, project_id)
-    recent = decisions.listing(tx, project_id, limit=MOST_DECISIONS)
-    said = outcomes.latest_of(tx, [(decision.run_id, decision.attempt) for decision in recent])
+    cases = case_counts.read_revision(tx, project_id)
+    recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
+    said = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
     return Standing(
         cases,
-        pending_actions.waiting(tx, project_id, MOST_SHOWN),
-        pending_actions.suspects(tx, project_id, MOST_SHOWN),
-        pending_actions.stale(tx, project_id, MOST_SHOWN),
-        pending_actions.blind(tx, project_id, MOST_SHOWN),
+        pending_actions.list_waiting_stops(tx, project_id, MOST_SHOWN),
+        pending_actions.list_suspect_runs(tx, project_id, MOST_SHOWN),
+        pending_actions.list_stale_runs(tx, project_id, MOST_SHOWN),
+        pending_actions.list_runs_without_data(tx, project_id, MOST_SHOWN),
         [(decision, said.get((decision.run_id, decision.attempt))) for decision in recent],
-        bool(recent) or bool(runs.listing(tx, project_id, limit=1)),
+        bool(recent) or bool(runs.list_runs(tx, project_id, limit=1)),
     )

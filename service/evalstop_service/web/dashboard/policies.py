@@ -37,7 +37,7 @@ def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     """Each policy by its newest version, and the backtests of late."""
     with site.database.reading() as tx:
         versions = policies.listing(tx, visitor.project.id)
-        recent = backtests.listing(tx, visitor.project.id, limit=MOST_BACKTESTS)
+        recent = backtests.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
     newest: dict[str, Version] = {}
     for version in versions:
         newest.setdefault(version.name, version)

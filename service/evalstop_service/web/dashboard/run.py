@@ -14,7 +14,7 @@ from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
 from evalstop_service.runs import health, metric_roles
 from evalstop_service.store import decisions, observations, outcomes, run_health, runs, series, verdicts
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import MAX_STEP, Latest, Point
+from evalstop_service.store.observations import MAX_STEP, LatestObservation, Point
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import formatting, roles
 from evalstop_service.web.dashboard.downsampling import outlined, thin
@@ -35,15 +35,15 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """A run with its present decision, and those of its earlier attempts."""
     with site.database.reading() as tx:
         # Read first: what follows may be newer, never older.
-        revision = runs.revision(tx, visitor.project.id, run_id)
+        revision = runs.read_run_revision(tx, visitor.project.id, run_id)
         run = visitor.run(tx, run_id)
-        on_record = decisions.listing(tx, run.project_id, run_id=run.id)
-        histories = {decision.id: decisions.history(tx, decision) for decision in on_record}
-        judged = {decision.id: outcomes.latest(tx, run.id, decision.attempt) for decision in on_record}
-        changes = verdicts.listing(tx, run.id, limit=MOST_VERDICTS)
-        metrics = _by_role(run, observations.latest(tx, run.id))
-        resumed_from = runs.resumed_from(tx, run)
-        stored = run_health.of_runs(tx, [run.id]).get(run.id)
+        on_record = decisions.list_decisions(tx, run.project_id, run_id=run.id)
+        histories = {decision.id: decisions.list_changes(tx, decision) for decision in on_record}
+        judged = {decision.id: outcomes.find_outcome(tx, run.id, decision.attempt) for decision in on_record}
+        changes = verdicts.list_verdicts(tx, run.id, limit=MOST_VERDICTS)
+        metrics = _by_role(run, observations.list_latest(tx, run.id))
+        resumed_from = runs.get_resumed_step(tx, run)
+        stored = run_health.load_health(tx, [run.id]).get(run.id)
     present = _present(run, on_record)
     return page(
         "run.html",
@@ -79,17 +79,17 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """What the chart draws; values that are not finite are null."""
     with site.database.reading() as tx:
         run = visitor.run(tx, run_id)
-        present = decisions.of_attempt(tx, run.id, run.attempt)
+        present = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         charted = {metric: role for metric, role in run.metrics.items() if role["role"] in CHARTED}
-        long = {metric for metric in charted if series.is_long(tx, run.id, metric)}
+        long = {metric for metric in charted if series.is_long_series(tx, run.id, metric)}
     for metric in long:
-        series.catch_up(site.database, run_id, metric)
+        series.catch_up_summaries(site.database, run_id, metric)
     with site.database.reading() as tx:
         points: dict[str, list[Point]] = {metric: [] for metric in charted}
-        for point in observations.series(tx, run.id, set(charted) - long):
+        for point in observations.load_series(tx, run.id, set(charted) - long):
             points[point.metric].append(point)
         for metric in long:
-            points[metric] = outlined(series.resolved(tx, run.id, metric, 0, MAX_STEP, MOST_POINTS // 3), metric)
+            points[metric] = outlined(series.load_buckets(tx, run.id, metric, 0, MAX_STEP, MOST_POINTS // 3), metric)
     return JSONResponse(
         {
             # A list, because a metric may be called __proto__.
@@ -110,7 +110,7 @@ def follow_run(run_id: UUID, request: Request, site: SiteOf, visitor: SignedIn, 
     """Tell whenever the run or a decision on it has changed."""
     with site.database.reading() as tx:
         visitor.run(tx, run_id)
-    return follow(request, site, seen, lambda tx: runs.revision(tx, visitor.project.id, run_id))
+    return follow(request, site, seen, lambda tx: runs.read_run_revision(tx, visitor.project.id, run_id))
 
 
 def _present(run: Run, on_record: list[Decision]) -> Decision | None:
@@ -138,7 +138,7 @@ def _turn(run: Run, decision: Decision | None) -> int | None:
     return turn
 
 
-def _by_role(run: Run, metrics: list[Latest]) -> list[tuple[Latest, dict[str, str] | None]]:
+def _by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[LatestObservation, dict[str, str] | None]]:
     """The metrics with their roles, the watched ones first."""
     order = list(run.metrics)
     placed = [(item, run.metrics.get(item.metric)) for item in metrics]

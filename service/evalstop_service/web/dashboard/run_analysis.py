@@ -44,9 +44,9 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         run = visitor.run(tx, run_id)
         policy = policies.read(tx, run.policy_id)
         paired = _paired(run)
-        long = {metric for metric in run.metrics if series.is_long(tx, run.id, metric)}
+        long = {metric for metric in run.metrics if series.is_long_series(tx, run.id, metric)}
     for metric in long & set(paired):
-        series.catch_up(site.database, run.id, metric)
+        series.catch_up_summaries(site.database, run.id, metric)
     with site.database.reading() as tx:
         tracks, note = _tracks(tx, run, policy, long)
         picture = gao_chart.picture(_pairs(tx, run, paired, long)) if len(paired) == 2 else None
@@ -68,20 +68,20 @@ def _tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str]) ->
     if policy is not None:
         watch = WatchedMetrics(run, policy)
         if not long & set(watch.metrics):
-            points = observations.series(tx, run.id, watch.metrics)
+            points = observations.load_series(tx, run.id, watch.metrics)
             if len(points) <= MOST_REPLAYED:
                 return evidence.replayed(policy, watch.observations(points)), REPLAYED
-    changes = verdicts.listing(tx, run.id, limit=MOST_CHANGES)
+    changes = verdicts.list_verdicts(tx, run.id, limit=MOST_CHANGES)
     present = [change.document for change in reversed(changes) if change.attempt == run.attempt]
     return evidence.told([*present, run.verdict]), UNREADABLE if policy is None else TOO_LONG
 
 
 def _pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str]) -> list[Observation]:
     """Gold and KL in the order of their steps; of a long series the last value of each bucket, as it was observed."""
-    points = observations.series(tx, run.id, [metric for metric in metrics if metric not in long])
+    points = observations.load_series(tx, run.id, [metric for metric in metrics if metric not in long])
     for metric in metrics:
         if metric in long:
-            buckets = series.resolved(tx, run.id, metric, 0, MAX_STEP, MOST_PAIRS)
+            buckets = series.load_buckets(tx, run.id, metric, 0, MAX_STEP, MOST_PAIRS)
             points += [Point(metric, bucket.last_step, bucket.last) for bucket in buckets]
     gold = watched_metrics.find_eval_metric(run)
     evals = [point for point in points if point.metric == gold]

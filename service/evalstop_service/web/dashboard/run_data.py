@@ -43,11 +43,13 @@ def show_numbers(
     """One metric's observations past a step, superseded ones too."""
     with site.database.reading() as tx:
         run = visitor.run(tx, run_id)
-        known = observations.latest(tx, run.id)
+        known = observations.list_latest(tx, run.id)
         names = [item.metric for item in known]
         chosen = metric if metric in names else next((name for name in [*run.metrics, *names] if name in names), None)
         found = (
-            observations.page(tx, run.id, metric=chosen, after=(step, superseded_by), limit=PAGE + 1) if chosen else []
+            observations.list_observations(tx, run.id, metric=chosen, after=(step, superseded_by), limit=PAGE + 1)
+            if chosen
+            else []
         )
     rows, more = found[:PAGE], len(found) > PAGE
     return page(
@@ -118,12 +120,12 @@ def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
 def _all(site: Site, run: Run) -> Iterator[StoredPoint]:
     """All observations by metric and step; a short transaction for some thousand, so that a slow reader holds none."""
     with site.database.reading() as tx:
-        names = [item.metric for item in observations.latest(tx, run.id)]
+        names = [item.metric for item in observations.list_latest(tx, run.id)]
     for name in names:
         after = (-1, 0)
         while True:
             with site.database.reading() as tx:
-                found = observations.page(tx, run.id, metric=name, after=after, limit=AT_A_TIME)
+                found = observations.list_observations(tx, run.id, metric=name, after=after, limit=AT_A_TIME)
             yield from found
             if len(found) < AT_A_TIME:
                 break

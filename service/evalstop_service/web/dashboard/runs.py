@@ -19,7 +19,7 @@ from evalstop_service.store import decisions, policies, run_health, runs, sparkl
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP
-from evalstop_service.store.runs import Run, Wanted
+from evalstop_service.store.runs import Run, RunFilter
 from evalstop_service.web.dashboard import formatting, forms, sparkline
 from evalstop_service.web.dashboard.live_updates import follow
 from evalstop_service.web.dashboard.responses import PageRoute, page
@@ -71,10 +71,10 @@ class Filters(BaseModel):
     cursor: UUID | Literal[""] = ""
     place: Annotated[str, Field(max_length=40)] = ""
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> RunFilter:
         """The same for the store; raises NotFound for a page that never was."""
         order = self.order or "newest"
-        return Wanted(
+        return RunFilter(
             name=forms.plain(self.name) or None,
             status=self.status or None,
             verdict=self.verdict or None,
@@ -99,10 +99,10 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
     wanted = filters.wanted()
     with site.database.reading() as tx:
         # Read first: what follows may be newer, never older.
-        revision = runs.listing_revision(tx, visitor.project.id, wanted, PAGE)
-        found = runs.listing(tx, visitor.project.id, wanted, PAGE + 1)
+        revision = runs.read_list_revision(tx, visitor.project.id, wanted, PAGE)
+        found = runs.list_runs(tx, visitor.project.id, wanted, PAGE + 1)
         rows = _rows(tx, found[:PAGE], visitor.project.stale_seconds, site.clock())
-        names = sorted({one.name for one in policies.listing(tx, visitor.project.id)})
+        names = sorted({one.name for one in policies.list_policies(tx, visitor.project.id)})
     first = {"cursor": "", "place": ""}
     last = rows[-1].run if len(found) > PAGE else None
     return page(
@@ -140,14 +140,14 @@ def follow_runs(
 ) -> Response:
     """Tell whenever what the list shows has changed."""
     wanted, seen = filters.wanted(), last_event_id or filters.since
-    return follow(request, site, seen, lambda tx: runs.listing_revision(tx, visitor.project.id, wanted, PAGE))
+    return follow(request, site, seen, lambda tx: runs.read_list_revision(tx, visitor.project.id, wanted, PAGE))
 
 
 def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
-    decided = decisions.of_runs(tx, [run.id for run in found])
+    decided = decisions.load_decisions(tx, [run.id for run in found])
     gold = {run.id: metric for run in found if (metric := watched_metrics.find_eval_metric(run)) is not None}
-    stored = run_health.of_runs(tx, [run.id for run in found])
-    drawn = sparklines.of_runs(tx, gold, sparkline.STRETCHES)
+    stored = run_health.load_health(tx, [run.id for run in found])
+    drawn = sparklines.load_segments(tx, gold, sparkline.STRETCHES)
     return [
         Row(
             run,

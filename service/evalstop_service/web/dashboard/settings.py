@@ -184,7 +184,7 @@ def show_audit(
     """What was changed, newest first."""
     actor, action = forms.plain(actor), forms.plain(action)
     with site.database.reading() as tx:
-        found = audit.listing(
+        found = audit.list_entries(
             tx, visitor.project.id, actor=actor or None, action=action or None, before=cursor, limit=PAGE + 1
         )
     query = {"actor": actor, "action": action}
@@ -203,7 +203,7 @@ def show_audit(
 
 def _show(site: Site, visitor: Visitor, *, status: int = 200, **told: Any) -> Response:
     with site.database.reading() as tx:
-        found = keys.listing(tx, visitor.project.id) if visitor.may("admin") else []
+        found = keys.list_keys(tx, visitor.project.id) if visitor.may("admin") else []
     values: dict[str, Any] = {"problem": None, "secret": None, "written": {}} | told
     project = visitor.project
     return page(

@@ -32,7 +32,7 @@ def show_login(request: Request, site: SiteOf, token: str | None = None) -> Resp
         return login_form(request, site, target)
     key_id = site.sessions.of_link(token)
     with site.database.reading() as tx:
-        key = keys.find(tx, key_id) if key_id else None
+        key = keys.find_key(tx, key_id) if key_id else None
     if key is None or not may_look(key):
         return login_form(request, site, target, _DEAD_LINK, 401)
     # A strict cookie does not travel with a redirect that began on another site (a link in a chat): the page that is
@@ -54,7 +54,7 @@ def sign_in(
     if foreign(request) or not visit or not site.sessions.is_form(visit, csrf):
         return login_form(request, site, target, _FOREIGN_FORM, 403)
     with site.database.reading() as tx:
-        found = keys.authenticate(tx, key.strip())
+        found = keys.authenticate_key(tx, key.strip())
     if found is None:
         return login_form(request, site, target, _UNKNOWN_KEY, 401)
     if not may_look(found):
@@ -74,7 +74,7 @@ def sign_out(request: Request, site: SiteOf, visitor: SignedIn) -> Response:
     """Forget the session; one that a provider vouched for is ended for whoever else may hold its cookie."""
     if visitor.session is not None:
         with site.database.transaction() as tx:
-            sessions.end(tx, request.cookies[SESSION])
+            sessions.delete_session(tx, request.cookies[SESSION])
     response = RedirectResponse("/login", 303)
     drop_cookie(response, SESSION)
     drop_cookie(response, PROJECT)

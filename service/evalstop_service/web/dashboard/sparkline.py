@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalstop_service.store.sparklines import Stretch
+from evalstop_service.store.sparklines import Segment
 
 WIDTH, HEIGHT, MARGIN = 132, 34, 4
 
@@ -23,7 +23,7 @@ class Sparkline:
     stop_x: float | None
 
 
-def draw(stretches: Sequence[Stretch], best: dict[str, Any] | None, stop_step: int | None) -> Sparkline | None:
+def draw(stretches: Sequence[Segment], best: dict[str, Any] | None, stop_step: int | None) -> Sparkline | None:
     """The drawing; None when there is nothing to draw."""
     if not stretches:
         return None

@@ -69,7 +69,7 @@ class Visitor:
 
     def run(self, tx: Transaction, run_id: UUID) -> Run:
         """A run of the project that they look at; raises NotFound."""
-        found = runs.find(tx, self.project.id, run_id)
+        found = runs.find_run(tx, self.project.id, run_id)
         if found is None:
             raise NotFound
         return found
@@ -101,18 +101,18 @@ def known(tx: Transaction, site: Site, request: Request) -> Visitor | None:
     cookie = request.cookies.get(SESSION, "")
     form = site.sessions.form(cookie)
     if cookie.startswith(sessions.PREFIX):
-        session = sessions.find(tx, cookie, site.clock())
+        session = sessions.find_session(tx, cookie, site.clock())
         project = _entered(tx, session, request.cookies.get(PROJECT, "")) if session else None
         role = role_in(session.grants, project.name) if session and project else None
         if session is None or project is None or role is None:
             return None
         return Visitor(project, role, user(session), form, session)
     key_id = site.sessions.of_session(cookie)
-    key = keys.find(tx, key_id) if key_id else None
+    key = keys.find_key(tx, key_id) if key_id else None
     role = of_scopes(key.scopes) if key else None
     if key is None or key.project_id is None or role is None:
         return None
-    return Visitor(projects.get(tx, key.project_id), role, f"key {key.name}", form)
+    return Visitor(projects.get_project(tx, key.project_id), role, f"key {key.name}", form)
 
 
 def user(session: Session) -> str:
@@ -123,14 +123,14 @@ def user(session: Session) -> str:
 def granted(tx: Transaction, grants: Mapping[str, str]) -> list[Project]:
     """The projects that these grants open and that there are, by name."""
     if EVERY in grants:
-        return projects.listing(tx)
-    return [found for name in sorted(grants) if (found := projects.find_by_name(tx, name)) is not None]
+        return projects.list_projects(tx)
+    return [found for name in sorted(grants) if (found := projects.find_project_by_name(tx, name)) is not None]
 
 
 def _entered(tx: Transaction, session: Session, chosen: str) -> Project | None:
     """The project that the visitor chose, if it is open to them, else the first that is."""
     try:
-        project = projects.find(tx, UUID(chosen))
+        project = projects.find_project(tx, UUID(chosen))
     except ValueError:
         project = None
     if project is not None and role_in(session.grants, project.name) is not None:

@@ -50,11 +50,11 @@ def show_webhooks(
 def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """One delivery: what is sent, and every attempt with its answer."""
     with site.database.reading() as tx:
-        delivery = deliveries.find(tx, visitor.project.id, delivery_id)
+        delivery = deliveries.find_delivery(tx, visitor.project.id, delivery_id)
         if delivery is None:
             raise NotFound
-        content = deliveries.content(tx, delivery)
-        log = deliveries.attempts(tx, delivery)
+        content = deliveries.get_content(tx, delivery)
+        log = deliveries.list_attempts(tx, delivery)
     return page(
         "delivery.html",
         visitor=visitor,
@@ -210,8 +210,8 @@ def _show(
     **told: Any,
 ) -> Response:
     with site.database.reading() as tx:
-        found = endpoints.listing(tx, visitor.project.id)
-        sent = deliveries.listing(
+        found = endpoints.list_endpoints(tx, visitor.project.id)
+        sent = deliveries.list_deliveries(
             tx, visitor.project.id, state=state or None, endpoint_id=endpoint, before=cursor, limit=PAGE + 1
         )
     more = str(sent[PAGE - 1].id) if len(sent) > PAGE else ""

@@ -26,7 +26,9 @@ def create_experiment(body: CreateExperiment, caller: Ingesting, database: Db, n
     if labels.clean(body.name) != body.name:
         raise invalid(f"experiment {body.name!r:.100}: its name may hold no control characters")
     with database.transaction() as tx:
-        experiment = experiments.add(tx, caller.project_id, body.name, now) if body.name != DEFAULT_NAME else None
+        experiment = (
+            experiments.add_experiment(tx, caller.project_id, body.name, now) if body.name != DEFAULT_NAME else None
+        )
     if experiment is None:
         raise exists(f"there is an experiment called {body.name!r} already")
     return {"experiment_id": experiment.id.hex}
@@ -45,7 +47,7 @@ def get_experiment_by_name(caller: Either, database: Db, experiment_name: str) -
     experiment = None
     if experiment_name != DEFAULT_NAME:
         with database.reading() as tx:
-            experiment = experiments.find_by_name(tx, caller.project_id, labels.clean(experiment_name))
+            experiment = experiments.find_experiment_by_name(tx, caller.project_id, labels.clean(experiment_name))
         if experiment is None:
             raise missing(f"there is no experiment called {experiment_name!r:.500} in this project")
     return {"experiment": experiment_document(experiment)}
@@ -61,7 +63,7 @@ def search_experiments(body: SearchExperiments, caller: Reading, database: Db) -
     before = None if body.page_token is None else UUID(body.page_token)
     most = min(body.max_results, 1000)
     with database.reading() as tx:
-        items = experiments.listing(tx, caller.project_id, before, most)
+        items = experiments.list_experiments(tx, caller.project_id, before, most)
     if body.view_type == "DELETED_ONLY":
         return {"experiments": []}
     if len(items) == most:
@@ -76,7 +78,7 @@ def found(tx: Transaction, project_id: UUID, experiment_id: str) -> Experiment |
     """The project's experiment with this id, None for the default one. Raises Failure."""
     if experiment_id == DEFAULT_ID:
         return None
-    experiment = experiments.find(tx, project_id, UUID(experiment_id)) if is_id(experiment_id) else None
+    experiment = experiments.find_experiment(tx, project_id, UUID(experiment_id)) if is_id(experiment_id) else None
     if experiment is None:
         raise missing(f"there is no experiment {experiment_id!r:.100} in this project")
     return experiment

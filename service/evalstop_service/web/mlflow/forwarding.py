@@ -179,7 +179,7 @@ class Tee:
             return known
         try:
             with self._database.reading() as tx:
-                run = runs.find(tx, project_id, run_id)
+                run = runs.find_run(tx, project_id, run_id)
             if run is None:
                 raise _Refused("the run is no longer on record here")
             twin = run.labels.get(TWIN)

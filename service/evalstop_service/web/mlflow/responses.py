@@ -39,7 +39,7 @@ def experiment_document(experiment: Experiment | None) -> dict[str, Any]:
 
 def run_documents(tx: Transaction, found: Sequence[Run], now: datetime) -> Iterator[dict[str, Any]]:
     """Runs with the newest value of each metric, and what is to be told to their trainers as tags."""
-    on_record = decisions.of_runs(tx, [run.id for run in found])
+    on_record = decisions.load_decisions(tx, [run.id for run in found])
     for run in found:
         decision = on_record.get(run.id)
         should_stop = decision is not None and decision.attempt == run.attempt and decision.stops(now)
@@ -47,7 +47,7 @@ def run_documents(tx: Transaction, found: Sequence[Run], now: datetime) -> Itera
         updated = milliseconds(run.updated_at)
         metrics = [
             {"key": item.metric, "value": written(item.value), "step": item.step, "timestamp": updated}
-            for item in observations.latest(tx, run.id)
+            for item in observations.list_latest(tx, run.id)
         ]
         data = {"metrics": metrics, "params": _pairs(labels.params_of(run.labels)), "tags": _pairs(tags)}
         yield {"info": run_info(tx, run), "data": data, "inputs": {}, "outputs": {}}
@@ -73,7 +73,7 @@ def run_info(tx: Transaction, run: Run) -> dict[str, Any]:
 def experiment_id(tx: Transaction, run: Run) -> str:
     """The id of the experiment that a run belongs to."""
     name = run.labels.get(labels.EXPERIMENT)
-    experiment = None if name is None else experiments.find_by_name(tx, run.project_id, name)
+    experiment = None if name is None else experiments.find_experiment_by_name(tx, run.project_id, name)
     return DEFAULT_ID if experiment is None else experiment.id.hex
 
 

@@ -15,7 +15,7 @@ from evalstop_service.ingest import Arrival, Points, Saved, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.runs import Run, Wanted
+from evalstop_service.store.runs import Run, RunFilter
 from evalstop_service.web.api.schemas import Name
 from evalstop_service.web.context import Commit, Context, Db, Now
 from evalstop_service.web.mlflow import errors, experiments, labels, search
@@ -264,7 +264,7 @@ def search_runs(body: SearchRuns, caller: Reading, database: Db, now: Now) -> di
             experiment.name if (experiment := experiments.found(tx, caller.project_id, one)) else None
             for one in body.experiment_ids
         }
-        looked_at = runs.listing(tx, caller.project_id, Wanted(before=before), LOOKED_THROUGH)
+        looked_at = runs.list_runs(tx, caller.project_id, RunFilter(before=before), LOOKED_THROUGH)
         near = [
             run
             for run in looked_at
@@ -297,7 +297,7 @@ def get_history(
         after = (step, superseded_by)
     with database.reading() as tx:
         run = found(tx, caller.project_id, run_id_of(run_id or run_uuid))
-        points = observations.page(tx, run.id, metric=metric_key, after=after, limit=limit)
+        points = observations.list_observations(tx, run.id, metric=metric_key, after=after, limit=limit)
     answer: dict[str, Any] = {"metrics": answers.history_document(points, metric_key)}
     if len(points) == limit:
         answer["next_page_token"] = f"{points[-1].step}.{points[-1].superseded_by}"
@@ -336,7 +336,7 @@ def unknown(path: str, request: Request) -> None:
 
 def found(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     """The project's run. Raises Failure."""
-    run = runs.find(tx, project_id, run_id)
+    run = runs.find_run(tx, project_id, run_id)
     if run is None:
         raise missing(f"there is no run {run_id.hex} in this project")
     return run

@@ -16,8 +16,8 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import leases, queues
-from evalstop_service.store.queue.breakers import Breaker
-from evalstop_service.store.queue.leases import Claimed, Ended, Settled
+from evalstop_service.store.queue.breakers import BreakerLimits
+from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt, Settlement
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Exchanged:
     """What came of it. `next_due`: when something comes due that is not yet; told only when nothing was claimed."""
 
     now: datetime
-    settled: Settled
-    claimed: Sequence[Claimed]
+    settled: Settlement
+    claimed: Sequence[ClaimedDelivery]
     next_due: datetime | None
 
 
@@ -44,46 +44,52 @@ class Exchanged:
 class Rules:
     """By what all transactions of a worker go: when an endpoint is left alone, and what opens its secrets."""
 
-    breaker: Breaker
+    breaker: BreakerLimits
     encryption: Encryption
 
 
-NOTHING_SETTLED = Settled(frozenset(), frozenset())
+NOTHING_SETTLED = Settlement(frozenset(), frozenset())
 
 
-def exchange(database: Database, clock: Clock, rules: Rules, ended: Sequence[Ended], wanted: Wanted) -> Exchanged:
+def exchange(
+    database: Database, clock: Clock, rules: Rules, ended: Sequence[FinishedAttempt], wanted: Wanted
+) -> Exchanged:
     """Settle what has ended, let decisions come due, and claim; all of it or nothing."""
     if database.embedded and not ended:
         idle = _look(database, clock, wanted)
         if idle is not None:
             return idle
     with database.transaction() as tx:
-        settled = leases.settle(tx, ended, rules.breaker)
+        settled = leases.settle_deliveries(tx, ended, rules.breaker)
         # The time is asked for after what may have waited for a lock, so that a lease begins when it is written.
-        now, over = queues.moment(tx, clock())
+        now, over = queues.read_clock(tx, clock())
         if over:
-            decisions.request_due(tx, now)
-        claimed = leases.claim(
+            decisions.request_due_decisions(tx, now)
+        claimed = leases.claim_deliveries(
             tx, now, wanted.lease_seconds, wanted.limit, wanted.per_endpoint, wanted.room, rules.encryption
         )
         return Exchanged(now, settled, claimed, _next_due(tx, now, claimed))
 
 
-def settle(database: Database, rules: Rules, ended: Sequence[Ended]) -> Settled:
+def settle(database: Database, rules: Rules, ended: Sequence[FinishedAttempt]) -> Settlement:
     """Settle what has ended and claim nothing."""
     with database.transaction() as tx:
-        return leases.settle(tx, ended, rules.breaker)
+        return leases.settle_deliveries(tx, ended, rules.breaker)
 
 
 def _look(database: Database, clock: Clock, wanted: Wanted) -> Exchanged | None:
     """Whether there is nothing to do: a look, so that idle workers leave SQLite's one lock for writing alone."""
     with database.reading() as tx:
-        now, over = queues.moment(tx, clock())
-        due = queues.due(tx, now, wanted.limit, wanted.per_endpoint, wanted.room) if wanted.limit > 0 else []
+        now, over = queues.read_clock(tx, clock())
+        due = (
+            queues.find_due_deliveries(tx, now, wanted.limit, wanted.per_endpoint, wanted.room)
+            if wanted.limit > 0
+            else []
+        )
         if due or over:
             return None
         return Exchanged(now, NOTHING_SETTLED, (), _next_due(tx, now, ()))
 
 
-def _next_due(tx: Transaction, now: datetime, claimed: Sequence[Claimed]) -> datetime | None:
-    return None if claimed else queues.next_due(tx, now)
+def _next_due(tx: Transaction, now: datetime, claimed: Sequence[ClaimedDelivery]) -> datetime | None:
+    return None if claimed else queues.find_next_due(tx, now)

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import queues
-from evalstop_service.store.queue.queues import Due
+from evalstop_service.store.queue.queues import DueDelivery
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Setback:
         self._longest_seconds = longest_seconds
         self._lease_seconds = lease_seconds
         self._looked: float | None = None
-        self._seen: dict[Due, float] = {}
+        self._seen: dict[DueDelivery, float] = {}
 
     def is_due(self, back: bool, monotonic: float) -> bool:
         """Whether to look: at first, when the clock went `back`, and once in a while."""
@@ -34,11 +34,11 @@ class Setback:
         """Look, and make due what was left behind; whether anything was."""
         self._looked = monotonic
         with database.reading() as tx:
-            found = queues.left_behind(tx, now, self._longest_seconds)
+            found = queues.find_misdated(tx, now, self._longest_seconds)
         self._seen = {one: self._seen.get(one, monotonic) for one in found if one.attempts}
         ready = [one for one in found if not one.attempts or monotonic - self._seen[one] >= self._lease_seconds]
         if ready:
             with database.transaction() as tx:
-                queues.hasten(tx, ready, now)
+                queues.make_due(tx, ready, now)
             log.warning("the clock was set back: %d deliveries that it left behind are due now", len(ready))
         return bool(ready)

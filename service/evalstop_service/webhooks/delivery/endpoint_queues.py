@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from uuid import UUID
 
-from evalstop_service.store.queue.leases import Claimed
+from evalstop_service.store.queue.leases import ClaimedDelivery
 
 
 class _Line:
@@ -20,7 +20,7 @@ class _Line:
     __slots__ = ("prompt", "under_way", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Claimed] = deque()
+        self.waiting: deque[ClaimedDelivery] = deque()
         self.under_way = 0
         self.prompt = False
 
@@ -61,7 +61,7 @@ class Backlog:
             for endpoint, line in self._lines.items()
         }
 
-    def add(self, claimed: Iterable[Claimed]) -> None:
+    def add(self, claimed: Iterable[ClaimedDelivery]) -> None:
         """Take in what was claimed, in the order in which it is to be sent to its endpoint.
 
         An endpoint of which nothing was held, and for which nothing was claimed, is a stranger again.
@@ -77,7 +77,7 @@ class Backlog:
                 del self._lines[endpoint]
         self._idle = []
 
-    def begin(self) -> Claimed | None:
+    def begin(self) -> ClaimedDelivery | None:
         """The next for which there is room, under way from now on; endpoints take turns. None: nothing can begin."""
         if self._under_way >= self._concurrency:
             return None
@@ -94,14 +94,14 @@ class Backlog:
                 return one
         return None
 
-    def end(self, claimed: Claimed, prompt: bool) -> None:
+    def end(self, claimed: ClaimedDelivery, prompt: bool) -> None:
         """An attempt is over; `prompt`: the endpoint took the event."""
         line = self._lines[claimed.endpoint_id]
         line.under_way -= 1
         line.prompt = prompt
         self._under_way -= 1
 
-    def give_up(self, endpoint: UUID) -> list[Claimed]:
+    def give_up(self, endpoint: UUID) -> list[ClaimedDelivery]:
         """Give up what has not begun of one endpoint."""
         line = self._lines.get(endpoint)
         if line is None or not line.waiting:
@@ -112,7 +112,7 @@ class Backlog:
         self._waits -= len(given)
         return given
 
-    def clear(self) -> list[Claimed]:
+    def clear(self) -> list[ClaimedDelivery]:
         """Give up all that has not begun."""
         given = [one for line in self._turns for one in line.waiting]
         for line in self._turns:

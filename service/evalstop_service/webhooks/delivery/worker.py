@@ -31,8 +31,16 @@ from evalstop_service.observability.tracing import Tracer
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue.breakers import Breaker
-from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Ended, GivenBack, Retry, Settled
+from evalstop_service.store.queue.breakers import BreakerLimits
+from evalstop_service.store.queue.leases import (
+    ClaimedDelivery,
+    Dead,
+    Delivered,
+    FinishedAttempt,
+    Released,
+    Retry,
+    Settlement,
+)
 from evalstop_service.webhooks import signature
 from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.delivery.claim import Exchanged, Rules, Wanted, exchange, settle
@@ -101,7 +109,7 @@ class Worker:
         chance: random.Random,
         backoff: Backoff | None = None,
         pace: Pace | None = None,
-        breaker: Breaker | None = None,
+        breaker: BreakerLimits | None = None,
         encryption: Encryption | None = None,
         service_metrics: ServiceMetrics | None = None,
         tracer: Tracer | None = None,
@@ -112,7 +120,7 @@ class Worker:
         self._chance = chance
         self._backoff = backoff or Backoff()
         self._pace = pace or Pace()
-        self._rules = Rules(breaker or Breaker(), encryption or Encryption())
+        self._rules = Rules(breaker or BreakerLimits(), encryption or Encryption())
         self._service_metrics = service_metrics or ServiceMetrics()
         self._tracer = tracer or Tracer()
         if self._pace.lease_seconds <= sender.timeout_seconds:
@@ -124,7 +132,7 @@ class Worker:
         self._timekeeper = Timekeeper()
         self._setback = Setback(max(self._pace.lease_seconds, self._backoff.cap_seconds), self._pace.lease_seconds)
         self._bell = Bell()
-        self._ended: list[Ended] = []
+        self._ended: list[FinishedAttempt] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -134,7 +142,7 @@ class Worker:
         # A thread of our own: name look-ups use the loop's, and a resolver that hangs must not keep us from settling.
         threads = ThreadPoolExecutor(1, thread_name_prefix="deliver")
         listener = None if self._database.embedded else Listener(self._database.url, self._bell.ring_here)
-        with wakeup.ringing(self._database, self._bell.ring):
+        with wakeup.calling_on_commit(self._database, self._bell.ring):
             watching = [asyncio.create_task(_ring_on(stop, self._bell))]
             if listener is not None:
                 watching.append(asyncio.create_task(listener.run()))
@@ -200,7 +208,7 @@ class Worker:
             self._bell.ring_here()
         return done
 
-    async def _settle_apart(self, threads: ThreadPoolExecutor, ended: Sequence[Ended]) -> None:
+    async def _settle_apart(self, threads: ThreadPoolExecutor, ended: Sequence[FinishedAttempt]) -> None:
         for number, one in enumerate(ended):
             try:
                 self._tell([one], await _in_thread(threads, settle, self._database, self._rules, [one]))
@@ -213,7 +221,7 @@ class Worker:
     async def _finish(self, threads: ThreadPoolExecutor) -> None:
         """Give back what was not begun, wait for what was, and record both."""
         self._stopping = True
-        self._ended += [Ended(one, GivenBack(), self._now()) for one in self._backlog.clear()]
+        self._ended += [FinishedAttempt(one, Released(), self._now()) for one in self._backlog.clear()]
         deadline: float | None = None
         while self._ended or self._backlog.under_way:
             ended, self._ended = self._ended, []
@@ -238,7 +246,7 @@ class Worker:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, claimed: Claimed | None) -> None:
+    async def _carry(self, claimed: ClaimedDelivery | None) -> None:
         """Make an attempt, and the next that it left room for, and so on."""
         while claimed is not None:
             ended = None
@@ -261,21 +269,23 @@ class Worker:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._bell.ring_here)
 
-    async def _attempt(self, claimed: Claimed) -> Ended:
+    async def _attempt(self, claimed: ClaimedDelivery) -> FinishedAttempt:
         begun = self._now()
         spare = self._pace.lease_seconds - self._sender.timeout_seconds
         left = (claimed.lease_until - begun).total_seconds() - self._sender.timeout_seconds
         if left < min(0.0, spare - LONG_AT_HAND_SECONDS):
-            return Ended(claimed, GivenBack(), begun)  # it was at hand for so long that its lease may end on the way
+            return FinishedAttempt(
+                claimed, Released(), begun
+            )  # it was at hand for so long that its lease may end on the way
         answer = await self._send(claimed, begun)
         at = begun + timedelta(milliseconds=answer.duration_ms)
         result = judge_answer(answer, claimed.attempts, at, self._chance.random(), self._backoff)
         if answer.duration_ms:
             self._service_metrics.delivery_seconds.observe(answer.duration_ms / 1000)
             self._service_metrics.delivery_lag_seconds.observe(max(0.0, (begun - claimed.due_at).total_seconds()))
-        return Ended(claimed, result, at, answer.duration_ms, answer.status_code, answer.excerpt)
+        return FinishedAttempt(claimed, result, at, answer.duration_ms, answer.status_code, answer.excerpt)
 
-    async def _send(self, claimed: Claimed, now: datetime) -> Answer:
+    async def _send(self, claimed: ClaimedDelivery, now: datetime) -> Answer:
         body = render_body(claimed.format, claimed.body).encode()
         try:
             headers = signature.sign_headers(claimed.secrets, str(claimed.event_id), int(now.timestamp()), body)
@@ -295,11 +305,11 @@ class Worker:
     def _now(self) -> datetime:
         return self._timekeeper.now(time.monotonic())
 
-    def _tell(self, ended: Sequence[Ended], settled: Settled) -> None:
+    def _tell(self, ended: Sequence[FinishedAttempt], settled: Settlement) -> None:
         for endpoint_id in settled.opened:
             log.warning("endpoint %s fails; nothing is sent there for %g s", endpoint_id, self._rules.breaker.seconds)
             given = self._backlog.give_up(endpoint_id)
-            self._ended += [Ended(one, GivenBack(), self._now()) for one in given]
+            self._ended += [FinishedAttempt(one, Released(), self._now()) for one in given]
         results: Counter[str] = Counter()
         for one in ended:
             claimed, result = one.claimed, one.result
@@ -320,7 +330,7 @@ class Worker:
                 self._service_metrics.deliveries.labels(word).inc(count)
 
 
-_WORDS = {Delivered: "delivered", Retry: "retry", Dead: "dead", GivenBack: ""}
+_WORDS = {Delivered: "delivered", Retry: "retry", Dead: "dead", Released: ""}
 
 
 async def _ring_on(stop: asyncio.Event, bell: Bell) -> None:

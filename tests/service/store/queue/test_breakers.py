@@ -7,18 +7,18 @@ from datetime import timedelta
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import leases, queues
-from evalstop_service.store.queue.breakers import Breaker
-from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Ended, Result, Retry
+from evalstop_service.store.queue.breakers import BreakerLimits
+from evalstop_service.store.queue.leases import ClaimedDelivery, Dead, Delivered, FinishedAttempt, Result, Retry
 
 from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, take
 
-BREAKER = Breaker(failures=3, seconds=30)
+BREAKER = BreakerLimits(failures=3, seconds=30)
 
 
-def end(tx: Transaction, claimed: Claimed, result: Result, seconds: float = 0, code: int | None = 500) -> bool:
+def end(tx: Transaction, claimed: ClaimedDelivery, result: Result, seconds: float = 0, code: int | None = 500) -> bool:
     """Settle one attempt; whether its endpoint is open since."""
     at = EPOCH + timedelta(seconds=seconds)
-    settled = leases.settle(tx, [Ended(claimed, result, at, 1.0, code)], BREAKER)
+    settled = leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, 1.0, code)], BREAKER)
     assert settled.kept == {claimed.id}
     return claimed.endpoint_id in settled.opened
 
@@ -29,7 +29,7 @@ def retry(seconds: float) -> Retry:
 
 def broken(tx: Transaction, scene: Scene, waiting: int = 5) -> endpoints.Endpoint:
     """An endpoint that has failed three times, with so many other deliveries waiting for it; it is open for 30 s."""
-    endpoint = endpoints.add(tx, scene.project_id, url="http://x.example", event_types=["*"], now=EPOCH)
+    endpoint = endpoints.add_endpoint(tx, scene.project_id, url="http://x.example", event_types=["*"], now=EPOCH)
     for number in range(3 + waiting):
         scene.apart(tx, number)
     assert [end(tx, one, retry(1)) for one in take(tx, EPOCH, 10, 3)] == [False, False, True]
@@ -42,9 +42,9 @@ def test_open_endpoints_are_left_alone(database: Database, scene: Scene) -> None
         endpoint = broken(tx, scene)
         soon = EPOCH + timedelta(seconds=29)
         assert take(tx, soon, 10, 8) == []
-        assert queues.next_due(tx, soon) == EPOCH + timedelta(seconds=30)
+        assert queues.find_next_due(tx, soon) == EPOCH + timedelta(seconds=30)
         assert sum(one.attempts for one in scene.all(tx)) == 3
-        found = endpoints.find(tx, scene.project_id, endpoint.id)
+        found = endpoints.find_endpoint(tx, scene.project_id, endpoint.id)
         assert found is not None
         assert (found.failures, found.open_until) == (3, EPOCH + timedelta(seconds=30))
         other = scene_endpoint(tx, scene)
@@ -53,7 +53,7 @@ def test_open_endpoints_are_left_alone(database: Database, scene: Scene) -> None
 
 
 def scene_endpoint(tx: Transaction, scene: Scene) -> endpoints.Endpoint:
-    return endpoints.add(tx, scene.project_id, url="http://y.example", event_types=["*"], now=EPOCH)
+    return endpoints.add_endpoint(tx, scene.project_id, url="http://y.example", event_types=["*"], now=EPOCH)
 
 
 def test_one_attempt_then_closed(database: Database, scene: Scene) -> None:
@@ -64,7 +64,7 @@ def test_one_attempt_then_closed(database: Database, scene: Scene) -> None:
         (probe,) = take(tx, later, 10, 8)
         assert take(tx, later, 10, 8) == [], "one attempt at a time"
         assert not end(tx, probe, Delivered(), 32, 200)
-        found = endpoints.find(tx, scene.project_id, endpoint.id)
+        found = endpoints.find_endpoint(tx, scene.project_id, endpoint.id)
         assert found is not None
         assert (found.failures, found.open_until) == (0, None)
         assert len(take(tx, later, 10, 8)) == 7
@@ -114,7 +114,7 @@ def test_a_mended_endpoint_is_tried_at_once(database: Database, scene: Scene) ->
     with database.transaction() as tx:
         endpoint = broken(tx, scene)
         assert take(tx, EPOCH + timedelta(seconds=2), 10, 8) == []
-        endpoints.change(tx, scene.project_id, endpoint.id, url="http://new.example")
+        endpoints.update_endpoint(tx, scene.project_id, endpoint.id, url="http://new.example")
         assert len(take(tx, EPOCH + timedelta(seconds=2), 10, 8)) == 8
 
 
@@ -127,7 +127,7 @@ def test_two_workers_make_one_attempt(postgres_database: Database) -> None:
     later = EPOCH + timedelta(seconds=31)
     with database.transaction() as one, database.transaction() as other:
         other.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
-        assert len(leases.claim(one, later, 10, 8, 8)) == 1
-        assert leases.claim(other, later, 10, 8, 8) == []
+        assert len(leases.claim_deliveries(one, later, 10, 8, 8)) == 1
+        assert leases.claim_deliveries(other, later, 10, 8, 8) == []
     with database.reading() as tx:
         assert sum(one.attempts for one in scene.all(tx)) == 4

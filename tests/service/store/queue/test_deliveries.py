@@ -27,7 +27,7 @@ def test_lists_by_pages(database: Database, scene: Scene) -> None:
     pages: list[UUID] = []
     with database.reading() as tx:
         before = None
-        while page := deliveries.listing(tx, scene.project_id, before=before, limit=3):
+        while page := deliveries.list_deliveries(tx, scene.project_id, before=before, limit=3):
             pages += [one.id for one in page]
             before = pages[-1]
         assert [one.id for one in scene.all(tx)] == pages == sorted(pages, reverse=True)
@@ -35,9 +35,9 @@ def test_lists_by_pages(database: Database, scene: Scene) -> None:
         found = scene.all(tx, state="dead", endpoint_id=endpoint.id)
         assert [one.id for one in found] == [dead.id]
         assert scene.all(tx, endpoint_id=new_id()) == []
-        assert deliveries.find(tx, stranger.project_id, dead.id) is None
-        assert [(a.number, a.status_code, a.error, a.duration_ms) for a in deliveries.attempts(tx, found[0])] == [
+        assert deliveries.find_delivery(tx, stranger.project_id, dead.id) is None
+        assert [(a.number, a.status_code, a.error, a.duration_ms) for a in deliveries.list_attempts(tx, found[0])] == [
             (1, 400, "HTTP 400: no", 3.5)
         ]
     with database.transaction() as tx:
-        assert not deliveries.retry(tx, stranger.project_id, dead.id, EPOCH)
+        assert not deliveries.retry_delivery(tx, stranger.project_id, dead.id, EPOCH)

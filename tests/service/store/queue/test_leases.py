@@ -12,7 +12,15 @@ import sqlalchemy as sa
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import deliveries, leases, outbox
-from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Ended, GivenBack, Result, Retry
+from evalstop_service.store.queue.leases import (
+    ClaimedDelivery,
+    Dead,
+    Delivered,
+    FinishedAttempt,
+    Released,
+    Result,
+    Retry,
+)
 from evalstop_service.store.tables import deliveries as rows
 from evalstop_service.store.tables import events
 
@@ -32,8 +40,8 @@ def test_a_lost_lease_changes_nothing(database: Database, scene: Scene, late: Re
         assert not settle(tx, lost, late, later)
         (delivery,) = scene.all(tx)
         assert (delivery.state, delivery.due_at, delivery.attempts) == ("waiting", held.lease_until, 2)
-        assert deliveries.attempts(tx, delivery) == []
-        assert endpoints.find(tx, scene.project_id, endpoint.id) == endpoint
+        assert deliveries.list_attempts(tx, delivery) == []
+        assert endpoints.find_endpoint(tx, scene.project_id, endpoint.id) == endpoint
         assert settle(tx, held, Delivered(), later)
         assert not settle(tx, lost, Dead("HTTP 400"), later)
         assert scene.all(tx)[0].state == "delivered"
@@ -50,15 +58,15 @@ def test_settles_many_at_once(database: Database, scene: Scene) -> None:
         tx.execute(sa.update(rows).where(rows.c.id == cancelled.id).values(state="cancelled"))
         at = EPOCH + timedelta(seconds=1)
         later = EPOCH + timedelta(minutes=1)
-        settled = leases.settle(
+        settled = leases.settle_deliveries(
             tx,
             [
-                Ended(fine, Delivered(), at, 1.5, 204),
-                Ended(again, Retry(later, "HTTP 503"), at, 2.5, 503),
-                Ended(dead, Dead("HTTP 400"), at, 3.5, 400),
-                Ended(back, GivenBack(), at),
-                Ended(lost, Delivered(), at, 1.0, 200),
-                Ended(cancelled, Delivered(), at, 1.0, 200),
+                FinishedAttempt(fine, Delivered(), at, 1.5, 204),
+                FinishedAttempt(again, Retry(later, "HTTP 503"), at, 2.5, 503),
+                FinishedAttempt(dead, Dead("HTTP 400"), at, 3.5, 400),
+                FinishedAttempt(back, Released(), at),
+                FinishedAttempt(lost, Delivered(), at, 1.0, 200),
+                FinishedAttempt(cancelled, Delivered(), at, 1.0, 200),
             ],
         )
         assert settled.kept == {fine.id, again.id, dead.id, back.id}
@@ -72,10 +80,12 @@ def test_settles_many_at_once(database: Database, scene: Scene) -> None:
             ("waiting", None),
         ]
         assert found[again.id].due_at == later
-        logs = [[(a.number, a.status_code) for a in deliveries.attempts(tx, found[one.id])] for one in found.values()]
+        logs = [
+            [(a.number, a.status_code) for a in deliveries.list_attempts(tx, found[one.id])] for one in found.values()
+        ]
         assert sorted(logs) == [[], [], [], [(1, 204)], [(1, 400)], [(1, 503)]]
         assert {one.id for one in take(tx, at, 10, 6)} == {back.id}, "what was given back may be had at once"
-        assert endpoints.find(tx, scene.project_id, endpoint.id) == endpoint
+        assert endpoints.find_endpoint(tx, scene.project_id, endpoint.id) == endpoint
 
 
 @pytest.mark.parametrize("act", ["settle", "delete", "cancel"])
@@ -93,18 +103,18 @@ def test_locks_in_one_order(postgres_database: Database, act: str) -> None:
         held = sorted(take(tx, EPOCH, 60, 20), key=lambda one: one.id)
         for number, one in enumerate(reversed(held)):  # so that no index has them in the order of their keys by chance
             tx.execute(sa.update(rows).where(rows.c.id == one.id).values(due_at=EPOCH + timedelta(seconds=number)))
-    ends = [Ended(one, Delivered(), EPOCH) for one in reversed(held)]
+    ends = [FinishedAttempt(one, Delivered(), EPOCH) for one in reversed(held)]
     acts: dict[str, Callable[[Transaction], object]] = {
-        "settle": partial(leases.settle, ended=ends),
-        "delete": partial(endpoints.delete, project_id=scene.project_id, endpoint_id=endpoint.id, now=EPOCH),
-        "cancel": partial(outbox.cancel, run_id=scene.run_id, decision_id=decision.id, now=EPOCH, why="vetoed"),
+        "settle": partial(leases.settle_deliveries, ended=ends),
+        "delete": partial(endpoints.delete_endpoint, project_id=scene.project_id, endpoint_id=endpoint.id, now=EPOCH),
+        "cancel": partial(outbox.cancel_stop, run_id=scene.run_id, decision_id=decision.id, now=EPOCH, why="vetoed"),
     }
 
     def go() -> None:
         with database.transaction() as tx:
             acts[act](tx)
 
-    def lock(tx: Transaction, which: Claimed) -> object:
+    def lock(tx: Transaction, which: ClaimedDelivery) -> object:
         return tx.execute(sa.select(rows.c.id).where(rows.c.id == which.id).with_for_update(nowait=True)).all()
 
     with ThreadPoolExecutor(1) as threads, database.transaction() as tx:

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from evalstop_service.store import endpoints, tables, wakeup
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries, leases, outbox, queues
-from evalstop_service.store.queue.leases import Dead, Ended, Retry, Settled
-from evalstop_service.store.queue.outbox import Told
+from evalstop_service.store.queue.leases import Dead, FinishedAttempt, Retry, Settlement
+from evalstop_service.store.queue.outbox import StopReach
 
 from tests.fixtures.postgres_server import connected
 from tests.service.webhooks.delivery.fakes import EPOCH, Scene, a_scene, settle, take, utc_now
@@ -25,7 +25,7 @@ def test_body_is_what_is_signed(database: Database, scene: Scene) -> None:
     """A claim carries the exact text that was written with the event: type, timestamp and data, in ASCII."""
     scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
-        event = outbox.announce(
+        event = outbox.add_event(
             tx, project_id=scene.project_id, run_id=scene.run_id, type="run.stopped", data={"né": "\ud800"}, now=EPOCH
         )
         claimed = take(tx, EPOCH, 10, 1)
@@ -41,7 +41,7 @@ def test_body_is_what_is_signed(database: Database, scene: Scene) -> None:
 def test_refuses_what_json_cannot_say(database: Database, scene: Scene) -> None:
     """NaN in an event is a mistake of ours and stops the transaction, since no receiver could read it."""
     with pytest.raises(ValueError, match="JSON"), database.transaction() as tx:
-        outbox.announce(
+        outbox.add_event(
             tx,
             project_id=scene.project_id,
             run_id=scene.run_id,
@@ -64,7 +64,7 @@ def test_rolls_back_with_its_cause(database: Database, scene: Scene) -> None:
         fail()
     with database.reading() as tx:
         assert scene.all(tx) == []
-        assert queues.due(tx, EPOCH, 1, 1) == []
+        assert queues.find_due_deliveries(tx, EPOCH, 1, 1) == []
 
 
 def test_goes_to_subscribers(database: Database, scene: Scene) -> None:
@@ -76,8 +76,8 @@ def test_goes_to_subscribers(database: Database, scene: Scene) -> None:
     gone = scene.endpoint(database, "http://gone.example")
     a_scene(database).endpoint(database, "http://stranger.example")
     with database.transaction() as tx:
-        endpoints.change(tx, scene.project_id, off.id, enabled=False)
-        endpoints.delete(tx, scene.project_id, gone.id, now=EPOCH)
+        endpoints.update_endpoint(tx, scene.project_id, off.id, enabled=False)
+        endpoints.delete_endpoint(tx, scene.project_id, gone.id, now=EPOCH)
         scene.announce(tx)
         assert {one.endpoint_id for one in scene.all(tx)} == {all_of_them.id, this_one.id}
 
@@ -90,8 +90,8 @@ def test_a_stop_is_cancelled(database: Database, scene: Scene) -> None:
         stop = scene.announce(tx, 1, type="run.stop_requested", decision_id=first.id)
         news = scene.announce(tx, 2, type="run.stop_failed", decision_id=first.id)
         present = scene.announce(tx, 3, type="run.stop_requested", decision_id=second.id)
-        assert outbox.cancel(tx, scene.run_id, first.id, EPOCH, WHY) == 1
-        assert outbox.cancel(tx, scene.run_id, first.id, EPOCH, WHY) == 0
+        assert outbox.cancel_stop(tx, scene.run_id, first.id, EPOCH, WHY) == 1
+        assert outbox.cancel_stop(tx, scene.run_id, first.id, EPOCH, WHY) == 0
         found = {one.event_id: (one.state, one.last_error) for one in scene.all(tx)}
         assert found == {
             stop: ("cancelled", WHY),
@@ -119,15 +119,15 @@ def test_how_far_a_stop_has_come(database: Database, scene: Scene) -> None:
     scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
         decision = scene.decision(tx)
-        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=False, tried=False)
+        assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=False, tried=False)
         scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
-        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=True, tried=False)
-        outbox.cancel(tx, scene.run_id, decision.id, EPOCH, WHY)
-        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=False, tried=False)
+        assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=True, tried=False)
+        outbox.cancel_stop(tx, scene.run_id, decision.id, EPOCH, WHY)
+        assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=False, tried=False)
         scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
         take(tx, EPOCH, 60, 1)
-        outbox.cancel(tx, scene.run_id, decision.id, EPOCH, WHY)
-        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=True, tried=True)
+        outbox.cancel_stop(tx, scene.run_id, decision.id, EPOCH, WHY)
+        assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=True, tried=True)
 
 
 def test_who_reads_messages_is_no_receiver(database: Database, scene: Scene) -> None:
@@ -138,7 +138,7 @@ def test_who_reads_messages_is_no_receiver(database: Database, scene: Scene) -> 
         decision = scene.decision(tx)
         scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
         take(tx, EPOCH, 60, 1)
-        assert outbox.told(tx, scene.run_id, decision.id) == Told(addressed=False, tried=False)
+        assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=False, tried=False)
 
 
 def test_a_stop_under_way_is_cancelled_too(database: Database, scene: Scene) -> None:
@@ -148,9 +148,9 @@ def test_a_stop_under_way_is_cancelled_too(database: Database, scene: Scene) -> 
         decision = scene.decision(tx)
         scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
         (held,) = take(tx, EPOCH, 60, 1)
-        assert outbox.cancel(tx, scene.run_id, decision.id, EPOCH, WHY) == 1
-        settled = leases.settle(tx, [Ended(held, Retry(EPOCH, "HTTP 503"), EPOCH)])
-        assert settled == Settled(frozenset(), frozenset({held.id}))
+        assert outbox.cancel_stop(tx, scene.run_id, decision.id, EPOCH, WHY) == 1
+        settled = leases.settle_deliveries(tx, [FinishedAttempt(held, Retry(EPOCH, "HTTP 503"), EPOCH)])
+        assert settled == Settlement(frozenset(), frozenset({held.id}))
         assert take(tx, EPOCH + timedelta(hours=1), 60, 1) == []
 
 
@@ -161,14 +161,14 @@ def test_is_due_whatever_the_clock_says(postgres_database: Database) -> None:
     with postgres_database.transaction() as tx:
         scene.announce(tx, now=utc_now() + timedelta(minutes=10))
     with postgres_database.transaction() as tx:
-        assert len(take(tx, queues.moment(tx, EPOCH)[0], 60, 1)) == 1
+        assert len(take(tx, queues.read_clock(tx, EPOCH)[0], 60, 1)) == 1
 
 
 def test_wakes_workers_on_commit(database: Database, scene: Scene) -> None:
     """An event that somebody subscribed to, an endpoint switched on and a retry by hand each wake the workers."""
     woken: list[str] = []
     listening = connected_to(database)
-    with wakeup.ringing(database, lambda: woken.append("rung")), listening as heard:
+    with wakeup.calling_on_commit(database, lambda: woken.append("rung")), listening as heard:
 
         def wakes() -> bool:
             woken.extend(heard())
@@ -186,14 +186,14 @@ def test_wakes_workers_on_commit(database: Database, scene: Scene) -> None:
             assert not wakes(), "it is not committed"
         assert wakes()
         with database.transaction() as tx:
-            endpoints.change(tx, scene.project_id, endpoint.id, enabled=True)
+            endpoints.update_endpoint(tx, scene.project_id, endpoint.id, enabled=True)
         assert wakes()
         with database.transaction() as tx:
             (claimed,) = take(tx, EPOCH, 10, 1)
             settle(tx, claimed, Dead("HTTP 400"))
         assert not wakes()
         with database.transaction() as tx:
-            assert deliveries.retry(tx, scene.project_id, claimed.id, EPOCH)
+            assert deliveries.retry_delivery(tx, scene.project_id, claimed.id, EPOCH)
         assert wakes()
 
 

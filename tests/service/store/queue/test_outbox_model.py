@@ -12,7 +12,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import deliveries, outbox, queues
-from evalstop_service.store.queue.leases import Claimed, Dead, Delivered, Result, Retry
+from evalstop_service.store.queue.leases import ClaimedDelivery, Dead, Delivered, Result, Retry
 from evalstop_service.store.tables import deliveries as delivery_rows
 from evalstop_service.store.tables import delivery_attempts
 from hypothesis import HealthCheck, settings
@@ -61,7 +61,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.scene.endpoint(database, "http://deaf.example", ("run.stopped",))
         self.enabled = {endpoint.id: True for endpoint in self.endpoints}
         self.model: dict[UUID, Expected] = {}
-        self.held: list[Claimed] = []
+        self.held: list[ClaimedDelivery] = []
         self.decisions: list[tuple[UUID, UUID]] = []
 
     def due(self) -> list[Expected]:
@@ -141,7 +141,7 @@ class OutboxMachine(RuleBasedStateMachine):
         for claimed in self.held[before:]:
             self.settle_one(claimed, end)
 
-    def settle_one(self, claimed: Claimed, end: str) -> None:
+    def settle_one(self, claimed: ClaimedDelivery, end: str) -> None:
         known = self.model[claimed.id]
         ends: dict[str, Result] = {
             "delivered": Delivered(),
@@ -170,7 +170,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def retry_by_hand(self, data: st.DataObject) -> None:
         known = data.draw(st.sampled_from(list(self.model.values())))
         with self.database.transaction() as tx:
-            assert deliveries.retry(tx, self.scene.project_id, known.id, self.now) == (known.state == "dead")
+            assert deliveries.retry_delivery(tx, self.scene.project_id, known.id, self.now) == (known.state == "dead")
         if known.state == "dead":
             known.state, known.due_at = "waiting", self.now
 
@@ -181,7 +181,7 @@ class OutboxMachine(RuleBasedStateMachine):
         stops = [one for one in self.model.values() if one.decision_id == decision and one.urgent]
         waiting = [one for one in stops if one.state == "waiting"]
         with self.database.transaction() as tx:
-            assert outbox.cancel(tx, run, decision, self.now, "vetoed") == len(waiting)
+            assert outbox.cancel_stop(tx, run, decision, self.now, "vetoed") == len(waiting)
         for one in waiting:
             one.state = "cancelled"
 
@@ -189,14 +189,16 @@ class OutboxMachine(RuleBasedStateMachine):
     def switch_endpoint(self, which: int, enabled: bool) -> None:
         endpoint = self.endpoints[which]
         with self.database.transaction() as tx:
-            endpoints.change(tx, self.scene.project_id, endpoint.id, enabled=enabled)
+            endpoints.update_endpoint(tx, self.scene.project_id, endpoint.id, enabled=enabled)
         self.enabled[endpoint.id] = enabled
 
     @invariant()
     def rows_are_as_the_model_says(self) -> None:
         with self.database.reading() as tx:
             rows = {one.id: one for one in self.scene.all(tx)}
-            assert [one.id for one in queues.due(tx, self.now, 3, 3)] == [one.id for one in self.due()[:3]]
+            assert [one.id for one in queues.find_due_deliveries(tx, self.now, 3, 3)] == [
+                one.id for one in self.due()[:3]
+            ]
         assert rows.keys() == self.model.keys()
         for known in self.model.values():
             row = rows[known.id]

@@ -87,8 +87,8 @@ def cost_of_a_look(database: Database) -> int:
         if database.embedded:
             tx.connection.driver_connection.set_progress_handler(count, 1)  # type: ignore[union-attr]
         sa.event.listen(database.engine, "before_cursor_execute", keep)
-        assert len(queues.due(tx, now, 6, 2)) == 6
-        assert queues.next_due(tx, now) is not None
+        assert len(queues.find_due_deliveries(tx, now, 6, 2)) == 6
+        assert queues.find_next_due(tx, now) is not None
         sa.event.remove(database.engine, "before_cursor_execute", keep)
         if database.embedded:
             tx.connection.driver_connection.set_progress_handler(None, 1)  # type: ignore[union-attr]
@@ -104,17 +104,17 @@ def test_tells_what_comes_due_next(database: Database, scene: Scene) -> None:
     """The next due time is that of a delivery to come or of a grace period, and none of an endpoint switched off."""
     first = scene.endpoint(database, "http://first.example")
     with database.transaction() as tx:
-        assert queues.next_due(tx, EPOCH) is None
+        assert queues.find_next_due(tx, EPOCH) is None
         scene.announce(tx)
-        assert queues.next_due(tx, EPOCH) is None, "what is due is not to come"
+        assert queues.find_next_due(tx, EPOCH) is None, "what is due is not to come"
         for minutes in (3, 1, 2):
             scene.announce(tx, due_at=EPOCH + timedelta(minutes=minutes))
-        assert queues.next_due(tx, EPOCH) == EPOCH + timedelta(minutes=1)
-        assert queues.next_due(tx, EPOCH + timedelta(minutes=1)) == EPOCH + timedelta(minutes=2)
-        endpoints.change(tx, scene.project_id, first.id, enabled=False)
-        assert queues.next_due(tx, EPOCH) is None
+        assert queues.find_next_due(tx, EPOCH) == EPOCH + timedelta(minutes=1)
+        assert queues.find_next_due(tx, EPOCH + timedelta(minutes=1)) == EPOCH + timedelta(minutes=2)
+        endpoints.update_endpoint(tx, scene.project_id, first.id, enabled=False)
+        assert queues.find_next_due(tx, EPOCH) is None
         decision = scene.decision(tx, due_at=EPOCH + timedelta(minutes=5))
-        assert queues.next_due(tx, EPOCH) == decision.due_at
+        assert queues.find_next_due(tx, EPOCH) == decision.due_at
 
 
 def test_finds_what_the_clock_left_behind(database: Database, scene: Scene) -> None:
@@ -130,11 +130,11 @@ def test_finds_what_the_clock_left_behind(database: Database, scene: Scene) -> N
         scene.apart(tx, now=later)
         scene.apart(tx, now=EPOCH, due_at=later + timedelta(minutes=5))  # in grace: a promise to people
         (untried,) = (one for one in scene.all(tx) if not one.attempts and one.due_at == later)
-        assert queues.left_behind(tx, later, 900) == set()
-        found = queues.left_behind(tx, EPOCH, 900)
+        assert queues.find_misdated(tx, later, 900) == set()
+        found = queues.find_misdated(tx, EPOCH, 900)
         assert {one.id for one in found} == {leased.id, retried.id, untried.id}
-        queues.hasten(tx, found, EPOCH)
-        assert {one.id for one in queues.due(tx, EPOCH, 10, 10)} == {leased.id, retried.id, untried.id}
+        queues.make_due(tx, found, EPOCH)
+        assert {one.id for one in queues.find_due_deliveries(tx, EPOCH, 10, 10)} == {leased.id, retried.id, untried.id}
 
 
 def test_hastens_only_what_is_as_found(database: Database, scene: Scene) -> None:
@@ -143,13 +143,13 @@ def test_hastens_only_what_is_as_found(database: Database, scene: Scene) -> None
     later = EPOCH + timedelta(hours=1)
     with database.transaction() as tx:
         scene.announce(tx, now=later)
-        found = queues.left_behind(tx, EPOCH, 900)
+        found = queues.find_misdated(tx, EPOCH, 900)
         assert len(found) == 1
         (claimed,) = take(tx, later, 60, 1)
-        queues.hasten(tx, found, EPOCH)
-        assert queues.due(tx, later, 1, 1) == []
+        queues.make_due(tx, found, EPOCH)
+        assert queues.find_due_deliveries(tx, later, 1, 1) == []
         assert settle(tx, claimed, Delivered())
-        queues.hasten(tx, queues.left_behind(tx, EPOCH, 900) | found, EPOCH)
+        queues.make_due(tx, queues.find_misdated(tx, EPOCH, 900) | found, EPOCH)
         assert scene.all(tx)[0].state == "delivered"
 
 
@@ -163,6 +163,6 @@ def test_passes_over_what_another_holds(postgres_database: Database) -> None:
             scene.apart(tx, number)
     with database.transaction() as one, database.transaction() as other:
         other.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
-        first, second = queues.due(one, EPOCH, 4, 4), queues.due(other, EPOCH, 4, 4)
+        first, second = queues.find_due_deliveries(one, EPOCH, 4, 4), queues.find_due_deliveries(other, EPOCH, 4, 4)
     assert (len(first), len(second)) == (4, 2)
     assert {item.id for item in first}.isdisjoint(item.id for item in second)

@@ -34,7 +34,7 @@ class Service:
         """The name of a new project, which may have all its runs stopped."""
         project = create_project(self.database, uuid.uuid4().hex, mode, grace_seconds, utc_now(), "paper")
         with self.database.transaction() as tx:
-            projects.change(tx, replace(project, stops_per_hour=None, stops_share=None))
+            projects.update_project(tx, replace(project, stops_per_hour=None, stops_share=None))
         return project.name
 
     def key(self, project: str | None, *scopes: str) -> str:

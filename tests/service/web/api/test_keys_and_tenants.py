@@ -208,10 +208,10 @@ def test_a_revoked_key(service: Service, tenant: tuple[str, World]) -> None:
     project, world = tenant
     secret = service.key(project)
     with service.database.transaction() as tx:
-        key = keys.authenticate(tx, secret)
+        key = keys.authenticate_key(tx, secret)
         assert key is not None
         assert key.project_id is not None
-        assert keys.revoke(tx, key.project_id, key.id, utc_now())
+        assert keys.revoke_key(tx, key.project_id, key.id, utc_now())
     client = service.client(secret)
     for route in ROUTES:
         problem(ask(client, route, world), 401)

@@ -19,7 +19,7 @@ def test_figures_lead_to_their_cases(service: Service) -> None:
     opened = said(admin.post("/runs", json={"name": "r", "policy": "paper"}), 201)
     with service.database.reading() as tx:
         project_id = said(admin.get("/project"), 200)["id"]
-        run = runs.find_by_name(tx, UUID(project_id), "r")
+        run = runs.find_run_by_name(tx, UUID(project_id), "r")
     assert run is not None
     write(service.database, run, 9, job_kind="dpo")
     write(service.database, run, 3, outcome="wrong", truth="healthy")

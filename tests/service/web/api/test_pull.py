@@ -147,8 +147,8 @@ def test_workers_leave_pulled_deliveries_alone(client: httpx.Client, service: Se
     with service.database.transaction() as tx:
         now = utc_now() + timedelta(seconds=1)
         mine = UUID(made["id"])
-        assert mine not in {one.endpoint_id for one in queues.due(tx, now, 1_000, 1_000)}
-        assert mine not in {one.endpoint_id for one in leases.claim(tx, now, 0.0, 1_000, 1_000)}
+        assert mine not in {one.endpoint_id for one in queues.find_due_deliveries(tx, now, 1_000, 1_000)}
+        assert mine not in {one.endpoint_id for one in leases.claim_deliveries(tx, now, 0.0, 1_000, 1_000)}
     assert len(claim(client, made["id"])) == 1
 
 

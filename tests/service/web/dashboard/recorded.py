@@ -87,9 +87,9 @@ def add_tenant(
         new_id(), name, LEVEL["name"], "shadow", grace_seconds, now, stops_per_hour=None, stops_share=None
     )
     with database.transaction() as tx:
-        assert projects.add(tx, project)
-        policies.add(tx, project, LEVEL["name"], policy_to_document(policy_from_document(LEVEL)), now)
-        key, secret = keys.add(tx, project_id=project.id, name="test", scopes=scopes, now=now)
+        assert projects.add_project(tx, project)
+        policies.add_policy(tx, project, LEVEL["name"], policy_to_document(policy_from_document(LEVEL)), now)
+        key, secret = keys.create_key(tx, project_id=project.id, name="test", scopes=scopes, now=now)
     return Tenant(project, key, secret)
 
 

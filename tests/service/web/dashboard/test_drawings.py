@@ -6,7 +6,7 @@ import math
 import sys
 
 from evalstop_service.store.observations import Point
-from evalstop_service.store.sparklines import Stretch
+from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard import formatting, sparkline
 from evalstop_service.web.dashboard.downsampling import thin
 from hypothesis import given
@@ -40,7 +40,7 @@ FINITE = st.floats(-sys.float_info.max, sys.float_info.max)
 @given(st.lists(st.tuples(st.integers(0, 2**53), FINITE, FINITE), max_size=50), FINITE, st.integers(0, 2**53))
 def test_a_sparkline_stays_in_its_frame(rows: list[tuple[int, float, float]], score: float, step: int) -> None:
     """Whatever the numbers, every coordinate lies in the drawing."""
-    stretches = [Stretch(at, min(one, other), max(one, other)) for at, one, other in sorted(rows)]
+    stretches = [Segment(at, min(one, other), max(one, other)) for at, one, other in sorted(rows)]
     drawing = sparkline.draw(stretches, {"step": step, "score": score}, step)
     if not stretches:
         assert drawing is None
@@ -54,7 +54,7 @@ def test_a_sparkline_stays_in_its_frame(rows: list[tuple[int, float, float]], sc
 
 def test_higher_scores_are_drawn_higher() -> None:
     """The line goes up where gold goes up."""
-    drawing = sparkline.draw([Stretch(0, 1.0, 1.0), Stretch(10, 2.0, 2.0)], None, None)
+    drawing = sparkline.draw([Segment(0, 1.0, 1.0), Segment(10, 2.0, 2.0)], None, None)
     assert drawing is not None
     first, last = (float(corner.split(",")[1]) for corner in drawing.line.split())
     assert last < first

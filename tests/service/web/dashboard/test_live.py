@@ -111,7 +111,7 @@ def test_a_revoked_key_ends_the_stream(
     """An open page is told that it is over when its key is revoked."""
     with events(visitor, f"/runs/events?since={revision(visitor, '/runs')}") as names:
         with database.transaction() as tx:
-            keys.revoke(tx, tenant.project.id, tenant.key.id, now)
+            keys.revoke_key(tx, tenant.project.id, tenant.key.id, now)
         assert list(names) == ["gone"]
 
 

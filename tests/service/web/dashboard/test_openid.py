@@ -106,7 +106,7 @@ def test_a_visitor_signs_in_and_out(house: House) -> None:
         assert "operator" in shown
         assert "safety" not in shown
         with house.database.reading() as tx:
-            (entry,) = audit.listing(tx, house.tenants["alignment"].project.id)
+            (entry,) = audit.list_entries(tx, house.tenants["alignment"].project.id)
         assert (entry.actor, entry.action) == ("user dana@example.com", "session.opened")
         assert entry.details["role"] == "operator"
         session = browser.cookies[SESSION]

@@ -111,14 +111,14 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     assert "A stop at step 280 was vetoed" in html
     assert "a known dip" in html
     with database.transaction() as tx:
-        projects.change(tx, replace(patient.project, paused_at=now, paused_by="<ada>"))
+        projects.update_project(tx, replace(patient.project, paused_at=now, paused_by="<ada>"))
     held = open_run(database, patient, now, "held", mode="enforce")
     receipt = report(database, patient, held.id, HACKING[:29], now)
     html = seen(visitor, f"/runs/{held.id}")
     assert "A stop at step 280 is on_hold" in html
     assert "the project was paused by &lt;ada&gt;" in html
     with database.transaction() as tx:
-        projects.change(tx, patient.project)
+        projects.update_project(tx, patient.project)
     late = open_run(database, patient, now, "late", mode="enforce")
     report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
     assert "no scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
@@ -140,7 +140,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
 
 def decided(database: Database, tenant: Tenant, run_id: UUID) -> list[Decision]:
     with database.reading() as tx:
-        return decisions.listing(tx, tenant.project.id, run_id=run_id)
+        return decisions.list_decisions(tx, tenant.project.id, run_id=run_id)
 
 
 def test_search_filter_and_pages(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:

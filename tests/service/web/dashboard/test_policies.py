@@ -51,7 +51,7 @@ def test_a_member_is_known_by_its_id() -> None:
 def test_policies_are_shown(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """The project's and the shipped ones, each version, and in what two of them differ; others' do not exist."""
     with database.transaction() as tx:
-        policies.add(tx, tenant.project, "level", document(min_evals=12, description="<b>slow</b>"), now)
+        policies.add_policy(tx, tenant.project, "level", document(min_evals=12, description="<b>slow</b>"), now)
     listed = visitor.get("/policies").text
     assert all(f'href="/policies/{name}"' in listed for name in ("level", "cautious", "paper"))
     assert "&lt;b&gt;slow" in listed

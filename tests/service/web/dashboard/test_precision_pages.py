@@ -51,7 +51,7 @@ def test_every_figure_leads_to_its_cases(
     write(database, hostile, 3, now, treatment="stopped", gpu_hours_saved=20.0, **known)
     write(database, hostile, 9, now, treatment=None, truth="healthy")
     with database.transaction() as tx:
-        projects.change(tx, replace(tenant.project, price_per_gpu_hour=2.0, currency="EUR"))
+        projects.update_project(tx, replace(tenant.project, price_per_gpu_hour=2.0, currency="EUR"))
     html = visitor.get("/precision").text
     assert "<script>alert" not in html
     assert "75.0 %" in html
@@ -94,7 +94,7 @@ def test_one_click_judges(visitor: httpx.Client, database: Database, tenant: Ten
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     assert "said by <bdi>key" in seen(visitor, "/")
     with database.reading() as tx:
-        said = outcomes.latest(tx, run.id, 1)
+        said = outcomes.find_outcome(tx, run.id, 1)
     assert said is not None
     assert (said.outcome, said.derived) == ("wrong", False)
     assert "treatment=stopped&outcome=wrong" in seen(visitor, "/precision")

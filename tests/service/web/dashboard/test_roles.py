@@ -42,8 +42,8 @@ def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant
     assert "a person said so" in after
     assert HOSTILE not in after
     with database.reading() as tx:
-        found = runs.find(tx, tenant.project.id, run.id)
-        (entry,) = audit.listing(tx, tenant.project.id, action="run.metrics_changed")
+        found = runs.find_run(tx, tenant.project.id, run.id)
+        (entry,) = audit.list_entries(tx, tenant.project.id, action="run.metrics_changed")
     assert found is not None
     assert found.metrics == {
         HOSTILE: {"role": "eval", "direction": "minimize"},
@@ -59,7 +59,7 @@ def test_blanks_are_part_of_a_name(visitor: httpx.Client, database: Database, te
     take(database, tenant.project.id, run.id, Points((Point(" mine ", 0, 0.5),)), utc_now())
     visitor.post(f"/runs/{run.id}/metrics", data={"gold": " mine ", "csrf": token_of(visitor)})
     with database.reading() as tx:
-        found = runs.find(tx, tenant.project.id, run.id)
+        found = runs.find_run(tx, tenant.project.id, run.id)
     assert found is not None
     assert list(found.metrics) == [" mine "]
 
@@ -82,7 +82,7 @@ def test_bad_choices(visitor: httpx.Client, database: Database, tenant: Tenant) 
     assert visitor.post(f"/runs/{run.id}/metrics", data=twice).status_code in (400, 404, 422)
     assert visitor.post(f"/runs/{run.id}/metrics", data={"gold": "reward"}).status_code == 403
     with database.reading() as tx:
-        found = runs.find(tx, tenant.project.id, run.id)
+        found = runs.find_run(tx, tenant.project.id, run.id)
     assert found is not None
     assert "reward" in found.metrics
     assert found.metrics["reward"]["role"] == "proxy"

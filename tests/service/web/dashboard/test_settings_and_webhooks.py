@@ -53,12 +53,12 @@ class Desk:
     def project(self) -> Project:
         """The project as it is now."""
         with self.database.reading() as tx:
-            return projects.get(tx, self.tenant.project.id)
+            return projects.get_project(tx, self.tenant.project.id)
 
     def actions(self) -> list[str]:
         """What the audit log has, oldest first."""
         with self.database.reading() as tx:
-            found = audit.listing(tx, self.tenant.project.id)
+            found = audit.list_entries(tx, self.tenant.project.id)
         assert {entry.actor for entry in found} <= {"key test"}
         return [entry.action for entry in reversed(found)]
 
@@ -122,7 +122,7 @@ def test_an_endpoint_is_made_and_its_secret_shown_once(desk: Desk) -> None:
     url = "http://127.0.0.1:9/hook"
     shown = desk.post("/webhooks/endpoints", 200, url=f" {url} ", **form).text
     with desk.database.reading() as tx:
-        (made,) = endpoints.listing(tx, desk.tenant.project.id)
+        (made,) = endpoints.list_endpoints(tx, desk.tenant.project.id)
     assert (made.url, made.event_types, made.format) == (url, ("run.stopped", "run.stop_requested"), "slack")
     assert made.secret in shown
     rotated = desk.post(f"/webhooks/endpoints/{made.id}/rotate-secret", 200).text
@@ -172,7 +172,7 @@ def test_deliveries_are_filtered_looked_at_and_sent_once_more(desk: Desk, now: d
     endpoint = endpoint_of(desk, "http://127.0.0.1:9/", now)
     stopped(desk, "one", now)
     with desk.database.reading() as tx:
-        before = deliveries.listing(tx, desk.tenant.project.id)
+        before = deliveries.list_deliveries(tx, desk.tenant.project.id)
     assert all(str(one.id) in desk.get(f"/webhooks?state=waiting&endpoint={endpoint}") for one in before)
     assert "None like this" in desk.get("/webhooks?state=dead")
     page = desk.get(f"/webhooks/deliveries/{before[0].id}")
@@ -185,7 +185,7 @@ def test_deliveries_are_filtered_looked_at_and_sent_once_more(desk: Desk, now: d
     done = desk.post(f"/webhooks/endpoints/{endpoint}/replay", 200, since=since).text
     assert "All is on its way" in done
     with desk.database.reading() as tx:
-        assert len(deliveries.listing(tx, desk.tenant.project.id)) == 2 * len(before) + 1
+        assert len(deliveries.list_deliveries(tx, desk.tenant.project.id)) == 2 * len(before) + 1
     for odd in ("yesterday", "0001-01-01T00:00+14:00"):
         desk.post(f"/webhooks/endpoints/{endpoint}/replay", 422, since=odd)
     assert desk.actions()[1:] == ["delivery.replayed", "endpoint.replayed"]
@@ -236,7 +236,7 @@ def test_a_key_is_made_shown_once_and_revoked(desk: Desk, now: datetime) -> None
     shown = desk.post("/settings/keys", 200, name="grafana", scopes=["read", "nonsense"]).text
     secret = "esk_" + shown.split("<code>esk_")[1].split("<")[0]
     with desk.database.reading() as tx:
-        key = keys.authenticate(tx, secret)
+        key = keys.authenticate_key(tx, secret)
     assert key is not None
     assert (key.name, key.scopes) == ("grafana", ("read",))
     assert secret not in desk.get("/settings")

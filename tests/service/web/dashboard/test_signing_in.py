@@ -98,7 +98,7 @@ def test_wrong_keys_are_told_why(stranger: httpx.Client, database: Database, now
 def test_a_key_to_the_installation_opens_no_pages(stranger: httpx.Client, database: Database, now: datetime) -> None:
     """Pages show one project: a key that is bound to none is told so."""
     with database.transaction() as tx:
-        _, secret = keys.add(tx, project_id=None, name="root", scopes=("admin",), now=now)
+        _, secret = keys.create_key(tx, project_id=None, name="root", scopes=("admin",), now=now)
     assert sign_in(stranger, secret).status_code == 403
 
 
@@ -107,7 +107,7 @@ def test_a_revoked_key_is_signed_out(visitor: httpx.Client, database: Database, 
     """Every request asks whether the key is still in use."""
     assert visitor.get("/runs").status_code == 200
     with database.transaction() as tx:
-        assert keys.revoke(tx, tenant.project.id, tenant.key.id, now)
+        assert keys.revoke_key(tx, tenant.project.id, tenant.key.id, now)
     answer = visitor.get("/runs")
     assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/runs")
     assert visitor.get("/session").json() == {"signed_in": False}

@@ -141,8 +141,8 @@ class House:
         policy = policies.add_policy(*by, policy_from_document(LEVEL | {"name": "of-somebody"}), now)
         backtest = backtests.request_backtest(self.database, tenant.project.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
-            delivery = deliveries.listing(tx, tenant.project.id)[0]
-            decision = decisions.listing(tx, tenant.project.id)[0]
+            delivery = deliveries.list_deliveries(tx, tenant.project.id)[0]
+            decision = decisions.list_decisions(tx, tenant.project.id)[0]
         return {
             "run_id": str(run.id),
             "endpoint_id": str(endpoint.id),
@@ -155,7 +155,9 @@ class House:
 
     def _visitor(self, role: int, now: datetime) -> httpx.Client:
         with self.database.transaction() as tx:
-            key, _ = keys.add(tx, project_id=self.tenant.project.id, name="visitor", scopes=SCOPES[role], now=now)
+            key, _ = keys.create_key(
+                tx, project_id=self.tenant.project.id, name="visitor", scopes=SCOPES[role], now=now
+            )
         client = httpx.Client(base_url=self.address, timeout=30)
         client.get("/login", params={"token": dashboard.sign_in_token(SECRET, key.id)}).raise_for_status()
         return client

@@ -104,7 +104,7 @@ def test_away(embedded_database: Database, fake: FakeMlflow) -> None:
     tee.close()
     assert [body["key"] for verb, body in fake.told if verb == "runs/set-tag"] == ["0", "1", "2"]
     with embedded_database.reading() as tx:
-        found = runs.find(tx, run.project_id, run.id)
+        found = runs.find_run(tx, run.project_id, run.id)
     assert found is not None
     assert found.labels[TWIN].startswith("twin-")
 

@@ -28,9 +28,9 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import deliveries, leases, outbox
-from evalstop_service.store.queue.breakers import Breaker
+from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.store.queue.leases import Claimed, Ended, Result
+from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
@@ -158,13 +158,13 @@ class Scene:
     def endpoint(self, database: Database, url: str, event_types: tuple[str, ...] = ("*",)) -> Endpoint:
         """A new endpoint of the project."""
         with database.transaction() as tx:
-            return endpoints.add(tx, self.project_id, url=url, event_types=event_types, now=EPOCH)
+            return endpoints.add_endpoint(tx, self.project_id, url=url, event_types=event_types, now=EPOCH)
 
     def announce(self, tx: Transaction, number: int = 0, now: datetime = EPOCH, **options: Any) -> UUID:
         """An event of the scene's run, or of `run_id`, that tells its number."""
         about = {"type": "run.suspected", "data": {"number": number}, "run_id": self.run_id}
         terms: dict[str, Any] = about | options
-        return outbox.announce(tx, project_id=self.project_id, now=now, **terms)
+        return outbox.add_event(tx, project_id=self.project_id, now=now, **terms)
 
     def apart(self, tx: Transaction, number: int = 0, **options: Any) -> UUID:
         """An event of a run of its own, which has to wait for no other."""
@@ -206,7 +206,7 @@ class Scene:
 
     def all(self, tx: Transaction, **filters: Any) -> list[Delivery]:
         """All deliveries of the project, newest first."""
-        return deliveries.listing(tx, self.project_id, limit=100_000, **filters)
+        return deliveries.list_deliveries(tx, self.project_id, limit=100_000, **filters)
 
 
 def a_scene(database: Database) -> Scene:
@@ -244,14 +244,14 @@ def take(
     limit: int,
     per_endpoint: int | None = None,
     room: dict[UUID, int] | None = None,
-) -> list[Claimed]:
+) -> list[ClaimedDelivery]:
     """Claim what is due, as a worker does; of one endpoint as much as there is, unless told otherwise."""
-    return leases.claim(tx, now, lease_seconds, limit, limit if per_endpoint is None else per_endpoint, room)
+    return leases.claim_deliveries(tx, now, lease_seconds, limit, limit if per_endpoint is None else per_endpoint, room)
 
 
-def settle(tx: Transaction, claimed: Claimed, result: Result, at: datetime = EPOCH, **ended: Any) -> bool:
+def settle(tx: Transaction, claimed: ClaimedDelivery, result: Result, at: datetime = EPOCH, **ended: Any) -> bool:
     """Settle one attempt; whether the lease still held."""
-    return leases.settle(tx, [Ended(claimed, result, at, **ended)]).kept == {claimed.id}
+    return leases.settle_deliveries(tx, [FinishedAttempt(claimed, result, at, **ended)]).kept == {claimed.id}
 
 
 def announce(database: Database, scene: Scene, count: int = 1) -> None:
@@ -285,7 +285,7 @@ async def deliver_until(
     pace: Pace | None = None,
     timeout_seconds: float = 5.0,
     service_metrics: ServiceMetrics | None = None,
-    breaker: Breaker | None = None,
+    breaker: BreakerLimits | None = None,
     encryption: Encryption | None = None,
 ) -> None:
     """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
@@ -299,7 +299,7 @@ async def deliver_until(
             backoff=backoff or Backoff(first_seconds=0.02),
             pace=pace or Pace(poll_seconds=0.02, lease_seconds=20),
             service_metrics=service_metrics,
-            breaker=breaker or Breaker(failures=1000),  # the tests of what fails are of something else
+            breaker=breaker or BreakerLimits(failures=1000),  # the tests of what fails are of something else
             encryption=encryption,
         )
         running = asyncio.create_task(worker.run(stop))

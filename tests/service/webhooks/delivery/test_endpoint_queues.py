@@ -7,7 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue.leases import Claimed
+from evalstop_service.store.queue.leases import ClaimedDelivery
 from evalstop_service.webhooks.delivery.endpoint_queues import Backlog
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,9 +17,9 @@ from tests.service.webhooks.delivery.fakes import EPOCH
 ENDPOINTS = [new_id() for _ in range(3)]
 
 
-def claimed(endpoint: UUID) -> Claimed:
+def claimed(endpoint: UUID) -> ClaimedDelivery:
     lease_until = EPOCH + timedelta(minutes=1)
-    return Claimed(new_id(), new_id(), new_id(), endpoint, 1, EPOCH, lease_until, "http://x.example", (), "{}")
+    return ClaimedDelivery(new_id(), new_id(), new_id(), endpoint, 1, EPOCH, lease_until, "http://x.example", (), "{}")
 
 
 @given(
@@ -34,8 +34,8 @@ def test_keeps_within_its_bounds(
     """Whatever happens, no more is under way than allowed, in all and to one endpoint, nothing is lost, and who claims
     what the backlog asks for never holds more than it may."""
     backlog = Backlog(concurrency, per_endpoint, ahead)
-    under_way: list[Claimed] = []
-    waiting: list[Claimed] = []
+    under_way: list[ClaimedDelivery] = []
+    waiting: list[ClaimedDelivery] = []
     for act, which, prompt in acts:
         if act == "claim":
             endpoint = ENDPOINTS[which]

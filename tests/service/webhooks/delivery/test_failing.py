@@ -11,7 +11,7 @@ from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
-from evalstop_service.store.queue.breakers import Breaker
+from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.store.tables import endpoints as rows
 from evalstop_service.webhooks.retry import Backoff
 from standardwebhooks import Webhook
@@ -27,7 +27,7 @@ from tests.service.webhooks.delivery.fakes import (
     utc_now,
 )
 
-LONG = Breaker(failures=3, seconds=3600)
+LONG = BreakerLimits(failures=3, seconds=3600)
 
 
 def test_an_endpoint_that_fails_is_left_alone(database: Database, scene: Scene) -> None:
@@ -42,7 +42,7 @@ def test_an_endpoint_that_fails_is_left_alone(database: Database, scene: Scene) 
 
         asyncio.run(deliver_until(served, database, backoff=Backoff(first_seconds=0.01), breaker=LONG))
         with database.reading() as tx:
-            found = endpoints.find(tx, scene.project_id, broken.id)
+            found = endpoints.find_endpoint(tx, scene.project_id, broken.id)
             attempts = [one.attempts for one in scene.all(tx, endpoint_id=broken.id)]
     assert found is not None
     assert found.open_until is not None
@@ -56,12 +56,12 @@ def test_an_endpoint_that_recovers_gets_everything(database: Database, scene: Sc
     with FakeEndpoint(lambda _request, number: Reply(503 if number < 3 else 200)) as fake:
         endpoint = scene.endpoint(database, fake.url)
         announce(database, scene, 20)
-        breaker = Breaker(failures=3, seconds=0.2)
+        breaker = BreakerLimits(failures=3, seconds=0.2)
         asyncio.run(
             deliver_until(settled(database, scene), database, backoff=Backoff(first_seconds=0.05), breaker=breaker)
         )
         with database.reading() as tx:
-            found = endpoints.find(tx, scene.project_id, endpoint.id)
+            found = endpoints.find_endpoint(tx, scene.project_id, endpoint.id)
     assert found is not None
     assert (found.failures, found.open_until) == (0, None)
     assert states(database, scene) == {"delivered": 20}
@@ -76,7 +76,7 @@ def test_each_attempt_is_on_record(database: Database, scene: Scene) -> None:
         announce(database, scene)
         asyncio.run(deliver_until(settled(database, scene), database))
         with database.reading() as tx:
-            first, second = deliveries.attempts(tx, scene.all(tx)[0])
+            first, second = deliveries.list_attempts(tx, scene.all(tx)[0])
     assert (first.url, first.status_code, second.url, second.answer) == (fake.url, 500, fake.url, "ok")
     assert first.answer == "x" * 1024
 
@@ -86,7 +86,7 @@ def test_slack_gets_a_message(database: Database, scene: Scene) -> None:
     encryption = Encryption([bytes(32)])
     with FakeEndpoint(Reply(200, body=b"ok")) as fake:
         with database.transaction() as tx:
-            endpoint = endpoints.add(
+            endpoint = endpoints.add_endpoint(
                 tx,
                 scene.project_id,
                 url=fake.url,

@@ -53,7 +53,7 @@ def own_postgres() -> Iterator[Database]:
         pytest.skip("a server that is given is not crashed")
     with postgres() as url:
         database = Database(url)
-        schema.upgrade(database)
+        schema.upgrade_schema(database)
         yield database
         database.close()
 

@@ -70,7 +70,7 @@ def test_a_vetoed_stop_is_never_sent(database: Database, scene: Scene) -> None:
         decision = a_decision(database, scene, timedelta(seconds=0.2))
         with database.transaction() as tx:
             tx.execute(sa.update(decision_rows).values(state=DecisionState.VETOED))
-            assert outbox.cancel(tx, scene.run_id, decision.id, utc_now(), "vetoed") == 1
+            assert outbox.cancel_stop(tx, scene.run_id, decision.id, utc_now(), "vetoed") == 1
         announce(database, scene)
 
         def over() -> bool:

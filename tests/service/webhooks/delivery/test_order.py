@@ -42,7 +42,7 @@ def test_a_later_event_waits_for_an_earlier_one(database: Database, scene: Scene
         assert take(tx, EPOCH, 60, 10) == [], "the first is in a worker's hands"
         assert settle(tx, held, Retry(LATER, "HTTP 500"))
         assert take(tx, EPOCH, 60, 10) == [], "the first is tried again later"
-        assert queues.next_due(tx, EPOCH) == min(LATER, beside.lease_until)
+        assert queues.find_next_due(tx, EPOCH) == min(LATER, beside.lease_until)
         (again,) = take(tx, LATER, 60, 1)
         assert again.event_id == first
         assert settle(tx, again, Delivered())
@@ -104,14 +104,14 @@ def test_each_endpoint_has_an_order_of_its_own(database: Database, scene: Scene)
 def test_what_is_fetched_comes_in_order_too(database: Database, scene: Scene) -> None:
     """A pull endpoint is given one event of a run at a time."""
     with database.transaction() as tx:
-        endpoint = pull.add(tx, scene.project_id, name="node", event_types=["*"], now=EPOCH)
+        endpoint = pull.add_pull_endpoint(tx, scene.project_id, name="node", event_types=["*"], now=EPOCH)
         first, second, other = scene.announce(tx, 1), scene.announce(tx, 2), scene.apart(tx, 3)
-        claimed = pull.claim(tx, endpoint, EPOCH, 60, 10)
+        claimed = pull.claim_deliveries(tx, endpoint, EPOCH, 60, 10)
         assert [one.event_id for one in claimed] == [first, other]
-        assert not pull.any_due(tx, endpoint.id, EPOCH)
-        assert pull.settle(tx, endpoint, claimed[0].id, 1, Delivered(), 200, EPOCH)
-        assert pull.any_due(tx, endpoint.id, EPOCH)
-        assert [one.event_id for one in pull.claim(tx, endpoint, EPOCH, 60, 10)] == [second]
+        assert not pull.is_any_due(tx, endpoint.id, EPOCH)
+        assert pull.settle_delivery(tx, endpoint, claimed[0].id, 1, Delivered(), 200, EPOCH)
+        assert pull.is_any_due(tx, endpoint.id, EPOCH)
+        assert [one.event_id for one in pull.claim_deliveries(tx, endpoint, EPOCH, 60, 10)] == [second]
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -148,5 +148,5 @@ def test_two_workers_at_once_keep_the_order(postgres_database: Database) -> None
         scene.announce(tx, 2)
     with postgres_database.transaction() as one, postgres_database.transaction() as other:
         other.exec_driver_sql("SET LOCAL lock_timeout = '5s'")
-        assert len(leases.claim(one, EPOCH, 60, 8, 8)) == 1
-        assert leases.claim(other, EPOCH, 60, 8, 8) == []
+        assert len(leases.claim_deliveries(one, EPOCH, 60, 8, 8)) == 1
+        assert leases.claim_deliveries(other, EPOCH, 60, 8, 8) == []

@@ -41,7 +41,7 @@ def test_killed_while_sending(database: Database, database_url: str, scene: Scen
         asyncio.run(deliver_until(settled(database, scene), database))
         with database.reading() as tx:
             (delivery,) = scene.all(tx)
-            log = deliveries.attempts(tx, delivery)
+            log = deliveries.list_attempts(tx, delivery)
     assert (delivery.state, delivery.attempts) == ("delivered", 2)
     assert [one.number for one in log] == [2], "the killed attempt left no record, and the other its own"
     assert len(fake.received) == 2

@@ -63,7 +63,7 @@ def test_tries_again(database: Database, scene: Scene) -> None:
     assert len({one.body for one in fake.received}) == 1
     with database.reading() as tx:
         (delivery,) = scene.all(tx)
-        log = deliveries.attempts(tx, delivery)
+        log = deliveries.list_attempts(tx, delivery)
     assert (delivery.state, delivery.attempts, delivery.last_error) == ("delivered", 3, None)
     assert [(one.number, one.status_code) for one in log] == [(1, 500), (2, 500), (3, 200)]
 
@@ -79,7 +79,7 @@ def test_gone_disables_the_endpoint(database: Database, scene: Scene) -> None:
     assert len(gone.received) == 1
     assert states(database, scene) == {"dead": 1, "waiting": 2, "delivered": 3}
     with database.reading() as tx:
-        found = endpoints.find(tx, scene.project_id, endpoint.id)
+        found = endpoints.find_endpoint(tx, scene.project_id, endpoint.id)
     assert found is not None
     assert not found.enabled
 
@@ -93,7 +93,7 @@ def test_dead_until_retried(database: Database, scene: Scene) -> None:
         assert states(database, scene) == {"dead": 1}
         assert len(fake.received) == 1
         with database.transaction() as tx:
-            assert deliveries.retry(tx, scene.project_id, scene.all(tx)[0].id, utc_now())
+            assert deliveries.retry_delivery(tx, scene.project_id, scene.all(tx)[0].id, utc_now())
         asyncio.run(deliver_until(settled(database, scene), database))
     assert states(database, scene) == {"delivered": 1}
 
