@@ -13,8 +13,8 @@ from msgspec.structs import force_setattr
 class MetricRole(StrEnum):
     """The role that a metric plays for a run.
 
-    Members stand in the order in which detectors see the roles of one step: gold comes last, so that a detector that
-    weighs the proxy against gold has the whole step before it when gold arrives.
+    Members stand in the order in which detectors see the roles of one step: the eval score comes last, so that a
+    detector that weighs the proxy against the eval score has the whole step before it when the eval score arrives.
     """
 
     KL = "kl"

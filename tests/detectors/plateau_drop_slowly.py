@@ -47,34 +47,34 @@ def noise(values: Sequence[float], stderrs: Sequence[float | None] = ()) -> tupl
 
 
 class Blocks:
-    """The blocks of gold and proxy so far, halved in number whenever there are 128."""
+    """The blocks of the eval score and proxy so far, halved in number whenever there are 128."""
 
     def __init__(self) -> None:
-        self.size, self.open, self.gold, self.proxy, self.steps = 1, 0, [0.0], [0.0], list[int]()
+        self.size, self.open, self.eval_scores, self.proxy, self.steps = 1, 0, [0.0], [0.0], list[int]()
 
-    def add(self, gold: float, proxy: float, step: int) -> bool:
+    def add(self, eval_scores: float, proxy: float, step: int) -> bool:
         """Whether a block is full now; the last of the lists is the open one."""
-        self.gold[-1] += gold
+        self.eval_scores[-1] += eval_scores
         self.proxy[-1] += proxy
         self.open += 1
         if self.open < self.size:
             return False
-        self.gold[-1], self.proxy[-1] = self.gold[-1] / self.size, self.proxy[-1] / self.size
+        self.eval_scores[-1], self.proxy[-1] = self.eval_scores[-1] / self.size, self.proxy[-1] / self.size
         self.steps.append(step)
         return True
 
     def begin(self) -> None:
         if len(self.steps) == 128:
-            self.gold = [(a + b) / 2 for a, b in zip(self.gold[::2], self.gold[1::2], strict=True)]
+            self.eval_scores = [(a + b) / 2 for a, b in zip(self.eval_scores[::2], self.eval_scores[1::2], strict=True)]
             self.proxy = [(a + b) / 2 for a, b in zip(self.proxy[::2], self.proxy[1::2], strict=True)]
             self.size, self.steps = 2 * self.size, self.steps[1::2]
-        self.open, self.gold, self.proxy = 0, [*self.gold, 0.0], [*self.proxy, 0.0]
+        self.open, self.eval_scores, self.proxy = 0, [*self.eval_scores, 0.0], [*self.proxy, 0.0]
 
 
 def slowly(detector: PlateauDrop, observations: Sequence[Observation]) -> list[Evidence]:
     """The evidence after each observation."""
-    gold, stderrs, proxy, pending = list[float](), list[float | None](), list[float](), list[float]()
-    gold_origin = proxy_origin = 0.0
+    eval_scores, stderrs, proxy, pending = list[float](), list[float | None](), list[float](), list[float]()
+    eval_origin = proxy_origin = 0.0
     blocks, evidence, found = Blocks(), Evidence(Kind.STATISTIC, 0.0, None, "no evals yet"), list[Evidence]()
     counted_from_first = list[float]()
     for item in observations:
@@ -82,17 +82,17 @@ def slowly(detector: PlateauDrop, observations: Sequence[Observation]) -> list[E
             proxy_origin = proxy_origin if proxy or pending else clip(item.value)
             pending.append(clip(clip(item.value) - proxy_origin))
         elif math.isfinite(item.value):
-            before = (list(gold), list(stderrs), list(counted_from_first))
-            gold_origin = gold_origin if gold else clip(item.value)
-            gold.append(clip(clip(item.value) - gold_origin))
+            before = (list(eval_scores), list(stderrs), list(counted_from_first))
+            eval_origin = eval_origin if eval_scores else clip(item.value)
+            eval_scores.append(clip(clip(item.value) - eval_origin))
             stderrs.append(item.stderr)
             if pending:
                 proxy.append(sum(pending) / len(pending))
                 # Counted twice: from its first value, and from the first mean of some.
                 counted_from_first.append(clip(clip(proxy[-1]) - clip(proxy[0])))
                 pending.clear()
-            if blocks.add(gold[-1], counted_from_first[-1] if counted_from_first else 0.0, item.step):
-                evidence = weigh(detector, gold, bool(proxy), blocks, *before)
+            if blocks.add(eval_scores[-1], counted_from_first[-1] if counted_from_first else 0.0, item.step):
+                evidence = weigh(detector, eval_scores, bool(proxy), blocks, *before)
                 blocks.begin()
         found.append(evidence)
     return found
@@ -100,21 +100,21 @@ def slowly(detector: PlateauDrop, observations: Sequence[Observation]) -> list[E
 
 def weigh(
     detector: PlateauDrop,
-    gold: Sequence[float],
+    eval_scores: Sequence[float],
     proxy_seen: bool,
     blocks: Blocks,
-    known_gold: Sequence[float],
+    known_eval: Sequence[float],
     known_stderrs: Sequence[float | None],
     known_proxy: Sequence[float],
 ) -> Evidence:
     """The evidence after a block was filled; what is `known` was so before the last eval."""
-    if len(gold) < 6:
-        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {6 - len(gold)} more evals")
-    (sd, inflation), (proxy_sd, proxy_inflation) = noise(known_gold, known_stderrs), noise(known_proxy)
+    if len(eval_scores) < 6:
+        return Evidence(Kind.STATISTIC, 0.0, None, f"needs {6 - len(eval_scores)} more evals")
+    (sd, inflation), (proxy_sd, proxy_inflation) = noise(known_eval, known_stderrs), noise(known_proxy)
     if sd == 0:
-        return Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
-    threes = [sum(gold[end - 3 : end]) / 3 for end in range(3, len(gold))]
-    risen, g, p, size = max(threes) - threes[0], blocks.gold, blocks.proxy, blocks.size
+        return Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
+    threes = [sum(eval_scores[end - 3 : end]) / 3 for end in range(3, len(eval_scores))]
+    risen, g, p, size = max(threes) - threes[0], blocks.eval_scores, blocks.proxy, blocks.size
     gain = max(risen, 6 * sd)
     doubt = detector.sigmas + 4 * (1 - min(risen / (6 * sd), 1))
     best = (0.0, 0, 0.0, 0, 0.0)
@@ -142,9 +142,9 @@ def weigh(
             best = max(best, (value, -length, depth, end - 1, rises))
     value, length, depth, end, rises = best
     if value == 0:
-        return Evidence(Kind.STATISTIC, 0.0, None, "gold is not below its best by more than its noise")
+        return Evidence(Kind.STATISTIC, 0.0, None, "the eval score is not below its best by more than its noise")
     if slopes_up(g, 2 * inflation * sd / math.sqrt(size)):
-        return Evidence(Kind.STATISTIC, 0.0, None, "gold is below its best and rising")
+        return Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best and rising")
     proxy = "not seen" if not proxy_seen else "rising" if rises > 0 else "not falling alike"
     note = (
         f"the last {-length * size} of {len(g) * size} evals lie below the best by at least {depth:.0%} of the gain;"
@@ -153,10 +153,10 @@ def weigh(
     return Evidence(Kind.STATISTIC, value, blocks.steps[end], note)
 
 
-def slopes_up(gold: Sequence[float], bound: float) -> bool:
+def slopes_up(eval_scores: Sequence[float], bound: float) -> bool:
     for span in SPANS:
         x = [index - (span - 1) / 2 for index in range(span)]
         norm = math.sqrt(sum(a * a for a in x))
-        if span <= len(gold) and sum(a / norm * b for a, b in zip(x, gold[-span:], strict=True)) >= bound:
+        if span <= len(eval_scores) and sum(a / norm * b for a, b in zip(x, eval_scores[-span:], strict=True)) >= bound:
             return True
     return False

@@ -75,13 +75,13 @@ def non_finite(detector: NonFinite, history: Sequence[Observation]) -> Answer:
 
 def floor(detector: Floor, history: Sequence[Observation]) -> Answer:
     evals = finite(history)
-    gold = [clip(clip(item.value) - clip(evals[0].value)) for item in evals]
-    if len(gold) < 3 + detector.k:
+    eval_scores = [clip(clip(item.value) - clip(evals[0].value)) for item in evals]
+    if len(eval_scores) < 3 + detector.k:
         return 0, None
-    threes = [sum(gold[max(end - 3, 0) : end]) / min(end, 3) for end in range(3, len(gold) + 1)]
-    sd, _ = noise(gold[:-1], [item.stderr for item in evals[:-1]])
+    threes = [sum(eval_scores[max(end - 3, 0) : end]) / min(end, 3) for end in range(3, len(eval_scores) + 1)]
+    sd, _ = noise(eval_scores[:-1], [item.stderr for item in evals[:-1]])
     allowed = max(detector.sigmas * sd * math.sqrt(4 / 3), detector.share * (max(threes) - threes[0]))
-    value = min(max((threes[0] - max(gold[-detector.k :])) / allowed, 0.0), 1e6) if allowed else 0.0
+    value = min(max((threes[0] - max(eval_scores[-detector.k :])) / allowed, 0.0), 1e6) if allowed else 0.0
     return value, evals[0].step if value else None
 
 

@@ -145,7 +145,7 @@ def in_order(drawn: Sequence[Drawn], shape: str) -> list[Observation]:
 
 
 @st.composite
-def policies(draw: st.DrawFn, gold_required: bool | None = None) -> Policy:
+def policies(draw: st.DrawFn, eval_required: bool | None = None) -> Policy:
     """Policies of one to four detectors, most of them quick to stop, many weighted, some with a gate."""
     detectors = draw(st.lists(st.one_of(*DETECTORS_DRAWN.values()), min_size=1, max_size=4))
     weights = draw(st.just([1.0] * len(detectors)) | weightings(len(detectors)))
@@ -158,7 +158,7 @@ def policies(draw: st.DrawFn, gold_required: bool | None = None) -> Policy:
         name=draw(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)),
         members=members,
         at_least=draw(reachable(weights)),
-        gold_required=draw(st.booleans()) if gold_required is None else gold_required,
+        eval_required=draw(st.booleans()) if eval_required is None else eval_required,
         min_evals=draw(st.sampled_from([0, 0, 3])),
         warmup_steps=draw(st.sampled_from([0, 0, 5])),
         description=draw(st.sampled_from(["", "Stops early; é, 停."])),
@@ -190,7 +190,7 @@ def thresholds(draw: st.DrawFn, detector: AnyDetector) -> Thresholds:
 
 def alone(detector: AnyDetector) -> Policy:
     """A policy of this one detector that it may stop by itself."""
-    return Policy("alone", (Member(detector, detector.thresholds),), gold_required=False)
+    return Policy("alone", (Member(detector, detector.thresholds),), eval_required=False)
 
 
 def eval_series(scores: Sequence[float], start: int = 0) -> list[Observation]:

@@ -151,7 +151,7 @@ def test_a_rise_is_a_change_but_no_evidence() -> None:
 
 
 def test_the_best_level_is_remembered_over_levels_between() -> None:
-    """After two falls and a rise in part, gold is still below its best."""
+    """After two falls and a rise in part, the eval score is still below its best."""
     chance = random.Random(0)
     levels = [10.0] * 40 + [0.0] * 20 + [4.0] * 20
     assert fold(Bocpd(), [level + chance.gauss(0, 1) for level in levels])[1].value > 0.99
@@ -169,8 +169,8 @@ def test_one_high_eval_is_no_best_level() -> None:
 def test_the_notes_say_what_is_missing() -> None:
     """Before there is a unit the note says why there is no number."""
     notes = [fold(Bocpd(), [1.0] * count)[1].note for count in (1, 8)]
-    assert notes == ["needs 7 more evals", "gold has not moved yet"]
-    assert fold(Bocpd(), [1.0] * 20 + [2.0])[1].note.startswith("that gold's level has fallen")
+    assert notes == ["needs 7 more evals", "the eval score has not moved yet"]
+    assert fold(Bocpd(), [1.0] * 20 + [2.0])[1].note.startswith("that the eval score's level has fallen")
 
 
 def test_its_state_stays_small() -> None:

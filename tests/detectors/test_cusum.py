@@ -142,7 +142,7 @@ def test_it_tells_a_turn_from_a_plateau(reference: str) -> None:
 
 
 def test_the_notes_say_what_is_missing() -> None:
-    """Before there is a reference, and while gold stands still, the note says so."""
+    """Before there is a reference, and while the eval score stands still, the note says so."""
     detector = Cusum(reference="best")
     state, notes = detector.start(), []
     for observation in eval_series([1.0] * 7 + [2.0, 2.0]):
@@ -150,8 +150,8 @@ def test_the_notes_say_what_is_missing() -> None:
         notes.append(evidence.note)
     assert notes[0] == "needs 5 more evals"
     assert notes[4] == "needs 1 more evals"
-    assert notes[6] == "gold has not moved yet"
-    assert notes[8].startswith("gold lies below")
+    assert notes[6] == "the eval score has not moved yet"
+    assert notes[8].startswith("the eval score lies below")
 
 
 def test_its_state_stays_small() -> None:

@@ -1,4 +1,4 @@
-"""Proxy against gold: it alarms when one rises while the other falls, and on neither alone."""
+"""Proxy against the eval score: it alarms when one rises while the other falls, and on neither alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAT = [0.0] * 121
 
 
 def run(
-    gold: list[float],
+    eval_scores: list[float],
     proxy: list[float],
     sd: float = 0.05,
     *,
@@ -28,10 +28,10 @@ def run(
     common: float = 0.0,
     control_variate: bool = True,
 ) -> list[Evidence]:
-    """The evidence after each eval; `common` is the correlation of gold's noise with the proxy's."""
+    """The evidence after each eval; `common` is the correlation of the eval score's noise with the proxy's."""
     chance, detector = random.Random(seed), Divergence(control_variate=control_variate)
     state, found = detector.start(), []
-    for index, (mine, theirs) in enumerate(zip(gold, proxy, strict=True)):
+    for index, (mine, theirs) in enumerate(zip(eval_scores, proxy, strict=True)):
         luck = chance.gauss(0, 1)
         own = common * luck + math.sqrt(1 - common**2) * chance.gauss(0, 1)
         state, _ = detector.step(state, Observation(MetricRole.PROXY, index, theirs + sd * luck))
@@ -44,8 +44,8 @@ def highest(evidence: list[Evidence]) -> float:
     return max(item.value for item in evidence)
 
 
-def test_a_proxy_that_rises_while_gold_falls_alarms() -> None:
-    """Past the peak of gold under a rising proxy it calls for a stop, and places the turn near the peak."""
+def test_a_proxy_that_rises_while_the_eval_score_falls_alarms() -> None:
+    """Past the peak of the eval score under a rising proxy it calls for a stop, and places the turn near the peak."""
     evidence = run(HUMP, UP)
     stops = [item for item in evidence if item.reaches(Divergence().thresholds.stop_at)]
     assert stops
@@ -56,16 +56,17 @@ def test_a_proxy_that_rises_while_gold_falls_alarms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "proxy"), [(UP, UP), (UP, FLAT), (FLAT, UP), (FLAT, FLAT), (HUMP, HUMP), (UP, UP[::-1])]
+    ("eval_scores", "proxy"), [(UP, UP), (UP, FLAT), (FLAT, UP), (FLAT, FLAT), (HUMP, HUMP), (UP, UP[::-1])]
 )
-def test_without_a_fall_of_gold_alone_there_is_no_alarm(gold: list[float], proxy: list[float]) -> None:
-    """A proxy that rises beside steady gold, and gold that falls with its proxy, stay below the threshold."""
+def test_without_a_fall_of_the_eval_score_alone_there_is_no_alarm(eval_scores: list[float], proxy: list[float]) -> None:
+    """A proxy that rises beside steady the eval score, and the eval score that falls with its proxy, stay below the
+    threshold."""
     for seed in range(5):
-        assert highest(run(gold, proxy, seed=seed)) < 4
+        assert highest(run(eval_scores, proxy, seed=seed)) < 4
 
 
-def test_gold_decides() -> None:
-    """A proxy alone is no evidence, whatever it does, and neither is gold without a proxy."""
+def test_the_eval_score_decides() -> None:
+    """A proxy alone is no evidence, whatever it does, and neither is the eval score without a proxy."""
     detector = Divergence()
     for role in (MetricRole.PROXY, MetricRole.EVAL):
         state = detector.start()
@@ -75,19 +76,19 @@ def test_gold_decides() -> None:
             assert evidence.note == "waits for an eval and a proxy before it"
 
 
-def test_luck_in_common_is_taken_off_gold() -> None:
+def test_luck_in_common_is_taken_off_the_eval_score() -> None:
     """Where noise is large and shared with the proxy the evidence grows, and the note says how much is spared."""
     plain, spared = (
         [run(HUMP, UP, 0.3, seed=seed, common=0.9, control_variate=on)[-1] for seed in range(20)]
         for on in (False, True)
     )
     assert sum(item.value for item in spared) > 1.1 * sum(item.value for item in plain)
-    assert any("of gold's noise" in item.note for item in spared)
-    assert not any("of gold's noise" in item.note for item in plain)
+    assert any("of the eval score's noise" in item.note for item in spared)
+    assert not any("of the eval score's noise" in item.note for item in plain)
 
 
 def test_luck_of_their_own_is_left_alone() -> None:
-    """Where the noises have nothing in common, the proxy takes next to nothing off gold."""
+    """Where the noises have nothing in common, the proxy takes next to nothing off the eval score."""
     plain, spared = (
         [run(HUMP, UP, 0.3, seed=seed, control_variate=on)[-1].value for seed in range(20)] for on in (False, True)
     )
@@ -111,8 +112,8 @@ def test_long_runs_are_kept_in_blocks() -> None:
     for index in range(n):
         proxy = Observation(MetricRole.PROXY, index, index / n + chance.gauss(0, 0.2))
         state, _ = detector.step(state, proxy)
-        gold = 1 - abs(index - n / 2) / n + chance.gauss(0, 0.2)
-        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, gold))
+        eval_scores = 1 - abs(index - n / 2) / n + chance.gauss(0, 0.2)
+        state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, eval_scores))
         sizes.append(len(msgspec.json.encode(state)))
     assert evidence is not None
     assert evidence.value > 8
@@ -123,7 +124,7 @@ def test_long_runs_are_kept_in_blocks() -> None:
 
 
 @given(observations=series({MetricRole.PROXY, MetricRole.EVAL}, max_size=30), shift=st.integers(-100, 100))
-def test_proxy_and_gold_have_units_of_their_own(observations: list[Observation], shift: int) -> None:
+def test_proxy_and_the_eval_score_have_units_of_their_own(observations: list[Observation], shift: int) -> None:
     """A proxy in another unit, a power of two, leaves the evidence as it is."""
     detector = Divergence(least_evals=2)
     plain = scaled = detector.start()

@@ -21,7 +21,7 @@ every_detector = pytest.mark.parametrize("name", sorted(DETECTORS))
 AMOUNTS = ("min_delta", "tolerance")
 # One value far below all others is an outlier to these rather than a lower level.
 DOUBTING = {"bocpd", "divergence", "gao_fit", "river_drift"}
-# Nats are the unit of KL whatever gold is counted in.
+# Nats are the unit of KL whatever the eval score is counted in.
 IN_NATS = {"gao_fit"}
 
 

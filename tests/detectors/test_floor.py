@@ -57,4 +57,4 @@ def test_the_note_says_what_is_missing() -> None:
     """Too few evals and evals that never moved are told apart."""
     notes = [item.note for item in fold([1.0] * 7)]
     assert notes[0] == "needs 5 more evals"
-    assert notes[-1] == "gold has not moved yet"
+    assert notes[-1] == "the eval score has not moved yet"

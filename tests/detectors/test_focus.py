@@ -160,4 +160,4 @@ def test_the_notes_say_what_is_missing() -> None:
     """Before anything is known the note says why there is no number."""
     found = evidence_of(Focus(), [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 5.0])
     assert [item.note for item in found[:1]] == ["needs 3 more evals"]
-    assert found[4].note == "gold has not moved yet"
+    assert found[4].note == "the eval score has not moved yet"

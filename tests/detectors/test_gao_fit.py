@@ -1,4 +1,5 @@
-"""The fit of gold over distance: it finds and foretells the peak of its own forms, and is silent on others."""
+"""The fit of the eval score over distance: it finds and foretells the peak of its own forms, and is silent on
+others."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def run(
     state, found = detector.start(), []
     for index, d in enumerate(distances):
         state, _ = detector.step(state, Observation(MetricRole.KL, 10 * index, d * d))
-        gold = Observation(MetricRole.EVAL, 10 * index, form(d) + chance.gauss(0, sd), stderr)
-        state, evidence = detector.step(state, gold)
+        eval_scores = Observation(MetricRole.EVAL, 10 * index, form(d) + chance.gauss(0, sd), stderr)
+        state, evidence = detector.step(state, eval_scores)
         found.append(evidence)
     return found
 
@@ -70,7 +71,8 @@ def test_it_finds_the_peak_of_its_forms(form: Form, words: str, stderr: float | 
 
 @pytest.mark.parametrize("form", [rl, bon])
 def test_before_the_peak_it_foretells_it(form: Form) -> None:
-    """While gold rises the slope is not negative, and the note says near which step the peak is to be expected."""
+    """While the eval score rises the slope is not negative, and the note says near which step the peak is to be
+    expected."""
     last = run(form, upto(2.4), 0.002)[-1]
     assert last.value < 0.01
     assert last.turn_step is None
@@ -88,19 +90,19 @@ def test_the_interval_holds_the_peak() -> None:
     assert held >= 54
 
 
-def test_gold_that_falls_while_kl_stands_still_is_not_judged() -> None:
-    """Where gold goes on falling at one distance, the forms do not apply, and the note says so."""
+def test_the_eval_score_that_falls_while_kl_stands_still_is_not_judged() -> None:
+    """Where the eval score goes on falling at one distance, the forms do not apply, and the note says so."""
     distances = [*upto(4, 40), *(4 + 0.001 * index for index in range(40))]
     chance = random.Random(0)
-    golds = [rl(d) - 0.2 * max(index - 40, 0) + chance.gauss(0, 0.05) for index, d in enumerate(distances)]
-    found = iter(golds)
+    eval_scores = [rl(d) - 0.2 * max(index - 40, 0) + chance.gauss(0, 0.05) for index, d in enumerate(distances)]
+    found = iter(eval_scores)
     evidence = run(lambda _: next(found), distances, 0.0)
     assert evidence[-1].value == 0
     assert "do not fit" in evidence[-1].note
 
 
 def test_a_form_that_does_not_fit_is_not_judged() -> None:
-    """Gold that swings over distance is fitted by neither form: it abstains."""
+    """The eval score that swings over distance is fitted by neither form: it abstains."""
     evidence = run(lambda d: math.sin(4 * d), upto(6, 100), 0.01)
     assert {item.value for item in evidence[60:]} == {0.0}
     assert "not used" in evidence[-1].note
@@ -134,10 +136,10 @@ def test_a_kl_of_an_earlier_step_will_do() -> None:
 
 
 def test_an_outlier_does_not_pass_for_a_turn() -> None:
-    """One gold score far below the others neither alarms nor silences for long."""
-    golds = [rl(d) for d in upto(2.5, 80)]
-    golds[60] -= 5
-    found = iter(golds)
+    """One eval score far below the others neither alarms nor silences for long."""
+    eval_scores = [rl(d) for d in upto(2.5, 80)]
+    eval_scores[60] -= 5
+    found = iter(eval_scores)
     assert max(item.value for item in run(lambda _: next(found), upto(2.5, 80), 0.0)) < 0.9
 
 
@@ -192,8 +194,8 @@ def test_a_plateau_does_not_pass_for_a_peak() -> None:
             state, highest = detector.start(), 0.0
             for index, d in enumerate(upto(4, 80)):
                 state, _ = detector.step(state, Observation(MetricRole.KL, index, d * d))
-                gold = min(d / 2, 1.0) + chance.gauss(0, 0.1)
-                state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, gold))
+                eval_scores = min(d / 2, 1.0) + chance.gauss(0, 0.1)
+                state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, eval_scores))
                 highest = max(highest, evidence.value)
             reached[least_fall] += highest >= 0.99
     assert reached[0.1] <= 6 < reached[0.0]

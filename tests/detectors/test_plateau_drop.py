@@ -26,12 +26,12 @@ LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def run(
-    gold: Sequence[float], proxy: Sequence[float] | None = None, detector: PlateauDrop | None = None
+    eval_scores: Sequence[float], proxy: Sequence[float] | None = None, detector: PlateauDrop | None = None
 ) -> list[Evidence]:
     """The evidence after every eval."""
     detector = detector or PlateauDrop()
     state, found = detector.start(), []
-    for index, score in enumerate(gold):
+    for index, score in enumerate(eval_scores):
         if proxy is not None:
             state, _ = detector.step(state, Observation(MetricRole.PROXY, index, proxy[index]))
         state, evidence = detector.step(state, Observation(MetricRole.EVAL, index, score))
@@ -39,8 +39,10 @@ def run(
     return found
 
 
-def highest(gold: Sequence[float], proxy: Sequence[float] | None = None, detector: PlateauDrop | None = None) -> float:
-    return max(item.value for item in run(gold, proxy, detector))
+def highest(
+    eval_scores: Sequence[float], proxy: Sequence[float] | None = None, detector: PlateauDrop | None = None
+) -> float:
+    return max(item.value for item in run(eval_scores, proxy, detector))
 
 
 def noisy(clean: Floats, seed: int, level: float = 0.05) -> list[float]:
@@ -61,15 +63,15 @@ def noise_before_last(values: Sequence[float]) -> tuple[float, float]:
     return noise.sd, noise.inflation
 
 
-def definition(gold: Sequence[float], proxy: Sequence[float], sigmas: float) -> float:
+def definition(eval_scores: Sequence[float], proxy: Sequence[float], sigmas: float) -> float:
     """The number after all these evals, from the whole history; the evals must fill their last block."""
-    count = len(gold)
+    count = len(eval_scores)
     if count < 6:
         return 0.0
     size = max(1, 2 ** math.ceil(math.log2(count / 128)))
-    g, p = (np.asarray(x).reshape(-1, size).mean(axis=1) for x in (gold, proxy))
-    (sd, inflation), (proxy_sd, proxy_inflation) = noise_before_last(gold), noise_before_last(proxy)
-    threes = [statistics.fmean(gold[end - 3 : end]) for end in range(3, count)]
+    g, p = (np.asarray(x).reshape(-1, size).mean(axis=1) for x in (eval_scores, proxy))
+    (sd, inflation), (proxy_sd, proxy_inflation) = noise_before_last(eval_scores), noise_before_last(proxy)
+    threes = [statistics.fmean(eval_scores[end - 3 : end]) for end in range(3, count)]
     risen = max(threes) - threes[0]
     gain, doubt = max(risen, 6 * sd), sigmas + 4 * (1 - min(risen / (6 * sd), 1))
     best = 0.0
@@ -102,12 +104,12 @@ def definition(gold: Sequence[float], proxy: Sequence[float], sigmas: float) -> 
 def test_it_equals_its_definition(seed: int) -> None:
     """Folded one eval at a time, over three lengths of block, the number is that of the whole history."""
     rng = np.random.default_rng(seed)
-    gold = noisy(rise_and_fall(400, float(rng.uniform(0.2, 0.6)), float(rng.uniform(0.1, 1.5))), seed, 0.05)
+    eval_scores = noisy(rise_and_fall(400, float(rng.uniform(0.2, 0.6)), float(rng.uniform(0.1, 1.5))), seed, 0.05)
     proxy = noisy(rng.uniform(-0.5, 1) * rise_and_fall(400), seed + 100, 0.05)
     detector = PlateauDrop(sigmas=float(rng.choice([0.0, 1.5, 4.0])))
-    evidence = run(gold, proxy, detector)
+    evidence = run(eval_scores, proxy, detector)
     for count in [*range(1, 129), *range(130, 257, 14), *range(260, 401, 36)]:
-        expected = definition(gold[:count], proxy[:count], detector.sigmas)
+        expected = definition(eval_scores[:count], proxy[:count], detector.sigmas)
         assert evidence[count - 1].value == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
@@ -130,12 +132,12 @@ def test_it_equals_itself_done_slowly(
     seed: int,
 ) -> None:
     """Nothing that is remembered to save time, over any shape of run, changes a bit of the evidence."""
-    chance, gold, proxy = np.random.default_rng(seed), 0.0, 0.0
+    chance, eval_scores, proxy = np.random.default_rng(seed), 0.0, 0.0
     observations: list[Observation] = []
-    for gold_slope, proxy_slope, evals in runs:
+    for eval_slope, proxy_slope, evals in runs:
         for _ in range(evals):
-            gold, proxy = gold + gold_slope / evals, proxy + proxy_slope / evals
-            a, b, luck = gold + level * chance.normal(), proxy + level * chance.normal(), chance.random()
+            eval_scores, proxy = eval_scores + eval_slope / evals, proxy + proxy_slope / evals
+            a, b, luck = eval_scores + level * chance.normal(), proxy + level * chance.normal(), chance.random()
             a = round(a / grain) * grain if grain else a
             step = len(observations)
             if MetricRole.PROXY in detector.roles and luck < 0.9:
@@ -155,13 +157,13 @@ def test_it_equals_itself_done_slowly(
 @pytest.mark.parametrize("level", [0.0, 0.05, 0.2])
 @pytest.mark.parametrize("size", [60, 200, 1000])
 def test_a_turn_is_found(size: int, level: float) -> None:
-    """Gold that loses more than half of its gain while the proxy rises is found, and placed near its peak.
+    """The eval score that loses more than half of its gain while the proxy rises is found, and placed near its peak.
 
     In a short run at the threshold to suspect: to stop takes more evals than it has.
     """
     for seed in range(5):
-        gold, proxy = noisy(rise_and_fall(size), seed, level), noisy(np.linspace(0, 1, size), seed + 50, level)
-        alarmed = [item for item in run(gold, proxy) if item.value > (SUSPECT_AT if size < 100 else STOP_AT)]
+        eval_scores, proxy = noisy(rise_and_fall(size), seed, level), noisy(np.linspace(0, 1, size), seed + 50, level)
+        alarmed = [item for item in run(eval_scores, proxy) if item.value > (SUSPECT_AT if size < 100 else STOP_AT)]
         assert alarmed
         assert alarmed[0].turn_step is not None
         assert 0.2 * size < alarmed[0].turn_step < 0.65 * size
@@ -181,36 +183,36 @@ def test_a_healthy_run_is_left_alone(level: float) -> None:
 def test_a_short_dip_is_no_turn() -> None:
     """A dip of half the gain that is over within a fiftieth of the run stays below the threshold to stop."""
     t = np.linspace(0, 1, 200)
-    gold = np.minimum(1, t / 0.3) - 0.5 * ((t > 0.6) & (t < 0.62))
+    eval_scores = np.minimum(1, t / 0.3) - 0.5 * ((t > 0.6) & (t < 0.62))
     for seed in range(5):
-        assert highest(noisy(gold, seed), noisy(t, seed + 50)) < STOP_AT
+        assert highest(noisy(eval_scores, seed), noisy(t, seed + 50)) < STOP_AT
 
 
 def test_what_pulls_the_proxy_down_too_is_no_turn() -> None:
     """The same long fall counts for less than a fifth when the proxy falls alike, and for more when it rises."""
     clean = rise_and_fall()
-    gold = noisy(clean, 1)
+    eval_scores = noisy(clean, 1)
     alone, falling, rising = (
-        highest(gold, proxy) for proxy in (None, noisy(clean, 2), noisy(np.linspace(0, 1, 100), 2))
+        highest(eval_scores, proxy) for proxy in (None, noisy(clean, 2), noisy(np.linspace(0, 1, 100), 2))
     )
     assert falling < alone / 5
     assert rising > 1.5 * alone
 
 
 def test_without_the_proxy_it_is_not_looked_at() -> None:
-    """With `use_proxy` off the proxy is not even a role, and only gold counts."""
+    """With `use_proxy` off the proxy is not even a role, and only the eval score counts."""
     assert PlateauDrop(use_proxy=False).roles == {MetricRole.EVAL}
-    gold = noisy(rise_and_fall(), 1)
-    assert run(gold, None, PlateauDrop(use_proxy=False)) == run(gold)
+    eval_scores = noisy(rise_and_fall(), 1)
+    assert run(eval_scores, None, PlateauDrop(use_proxy=False)) == run(eval_scores)
 
 
 def test_recovery_takes_the_alarm_back() -> None:
-    """While gold climbs back the number is 0."""
+    """While the eval score climbs back the number is 0."""
     t = np.linspace(0, 1, 200)
     evidence = run(noisy(np.interp(t, [0, 0.3, 0.6, 0.8], [0, 1, 0.4, 0.8]), 3, 0.02))
     assert max(item.value for item in evidence[:121]) > 0.1
     assert all(item.value == 0 for item in evidence[130:158])
-    assert evidence[150].note == "gold is below its best and rising"
+    assert evidence[150].note == "the eval score is below its best and rising"
 
 
 def test_the_state_stays_small() -> None:
@@ -219,7 +221,7 @@ def test_the_state_stays_small() -> None:
     state, sizes = detector.start(), {}
     for observation in eval_series(noisy(rise_and_fall(10_000), 0)):
         state, _ = detector.step(state, observation)
-        assert len(state.gold) < 128
+        assert len(state.scores) < 128
         assert state.size <= max(1, state.noise.seen / 64)
         if observation.step in (999, 9_999):
             sizes[observation.step] = len(msgspec.json.encode(state))
@@ -227,9 +229,9 @@ def test_the_state_stays_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gold", "note"),
+    ("eval_scores", "note"),
     [([1.0], "needs 5 more evals"), ([1.0] * 9, "not moved"), (list(range(9)), "not below its best")],
 )
-def test_the_note_says_what_is_missing(gold: list[float], note: str) -> None:
+def test_the_note_says_what_is_missing(eval_scores: list[float], note: str) -> None:
     """Too few evals, a constant series and the lack of a fall are told apart."""
-    assert note in run(gold)[-1].note
+    assert note in run(eval_scores)[-1].note

@@ -1,4 +1,5 @@
-"""Where gold turned, told with hindsight from a whole run; needs the extra `retrospective` (ruptures and numpy).
+"""Where the eval score turned, told with hindsight from a whole run; needs the extra `retrospective` (ruptures and
+numpy).
 
 Source      PELT (Killick, Fearnhead & Eckley 2012) with the cost of a continuous piecewise-linear line, by `ruptures`
             (Truong, Oudre & Vayatis 2020).
@@ -29,7 +30,7 @@ MOST = 200
 
 FEWEST = 6
 _PENALTY = 3.0  # times ln n, per knot, in units of the noise's variance
-_SIGNIFICANT = 3.0  # standard errors that gold must have fallen by
+_SIGNIFICANT = 3.0  # standard errors that the eval score must have fallen by
 _SHARE = 0.1  # of the gain, which it must have fallen by
 _NEAR = 3.0  # standard errors within which a smoothed score is as high as another: covers the peak nine times in ten
 
@@ -38,7 +39,8 @@ Places = NDArray[np.int64]
 
 
 class Turn(Struct, frozen=True):
-    """The step of the last eval before gold began to fall for good, and the steps between which the peak lies.
+    """The step of the last eval before the eval score began to fall for good, and the steps between which the peak
+    lies.
 
     `gain` is the rise from the first eval to the turn, `drop` the fall from there to the last, both in the unit of the
     scores and off the fitted line.

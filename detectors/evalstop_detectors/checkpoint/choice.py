@@ -19,7 +19,7 @@ from evalstop_detectors.checkpoint.smoothing import Curve, fitted_on, settled
 
 
 class Score(Struct, frozen=True):
-    """A gold score of the model at `step`, higher is better; `stderr` in its unit, None when unknown."""
+    """An eval score of the model at `step`, higher is better; `stderr` in its unit, None when unknown."""
 
     step: int
     value: float

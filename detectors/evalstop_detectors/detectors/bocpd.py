@@ -1,4 +1,4 @@
-"""The probability that gold's level has changed and now lies below the best level before.
+"""The probability that the eval score's level has changed and now lies below the best level before.
 
 Source      Adams & MacKay 2007 (Bayesian online changepoint detection): a distribution over how many evals the present
             level has lasted, with a Normal-Gamma prior of each level's mean and precision, so that predictions are
@@ -102,7 +102,9 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
         first = (*state.first, observation.step)[-_FIRST:]
         unit = estimate(noise).sd if noise.seen >= _FIRST else 0.0
         if unit == 0:
-            missing = f"needs {_FIRST - noise.seen} more evals" if noise.seen < _FIRST else "gold has not moved yet"
+            missing = (
+                f"needs {_FIRST - noise.seen} more evals" if noise.seen < _FIRST else "the eval score has not moved yet"
+            )
             return BocpdState(noise, first, evidence=Evidence(Kind.POSTERIOR, 0.0, None, missing))
         values = noise.recent[-_FIRST:]
         zero = add_up(values) / _FIRST
@@ -140,9 +142,11 @@ class Bocpd(Struct, frozen=True, forbid_unknown_fields=True):
             grown.append(item)
         grown.append(RunLength(0, hazard, 0.0, _ALPHA, best, step, lower, turn))
         if turn is None:
-            evidence = Evidence(Kind.POSTERIOR, 0.0, None, "no change of gold's level is likely")
+            evidence = Evidence(Kind.POSTERIOR, 0.0, None, "no change of the eval score's level is likely")
         else:
-            note = f"that gold's level has fallen below its best; most likely it has lasted for {length} evals"
+            note = (
+                f"that the eval score's level has fallen below its best; most likely it has lasted for {length} evals"
+            )
             evidence = Evidence(Kind.POSTERIOR, min(lower, 1.0), turn, note)
         return BocpdState(state.noise, state.first, state.origin, state.zero, state.unit, tuple(grown), evidence)
 

@@ -1,4 +1,4 @@
-"""Cumulative sum of how far gold lies below its best level, in standard deviations.
+"""Cumulative sum of how far the eval score lies below its best level, in standard deviations.
 
 Source      Page 1954 (cumulative sums); Hinkley 1971 for the sum against a mean that is learned on the way, which is
             `reference="mean"` here and Page-Hinkley elsewhere. Capped steps: Hawkins 1993.
@@ -15,7 +15,7 @@ State       The noise (see noise.py), the best mean, the sum and where it was la
 Evidence    A statistic, 0 or more: `largest_sigmas` - `allowance` a step at the most. The turn is placed at the last
             eval at which the sum was 0.
 Not done    A dip that recovers is a change of the mean, and sets the false stops. The sum falls again only as fast as
-            gold rises above the reference. A run that rose far must fall far to lie below its mean.
+            the eval score rises above the reference. A run that rose far must fall far to lie below its mean.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
         if seen < soonest:
             missing = f"needs {soonest - seen} more evals"
         elif sd == 0:
-            missing = "gold has not moved yet"
+            missing = "the eval score has not moved yet"
         else:
             if self.reference == "best":
                 lucky = sd * inflation * math.sqrt(2 * math.log(seen / self.window) / self.window)
@@ -97,7 +97,9 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
             sigmas = min(max(below / (sd * inflation), -self.largest_sigmas), self.largest_sigmas)
             total = max(0.0, state.total + sigmas - self.allowance)
         turn = state.turn_step if total else observation.step
-        note = missing or f"gold lies below its {self.reference} level, less noise: sum in standard deviations"
+        note = (
+            missing or f"the eval score lies below its {self.reference} level, less noise: sum in standard deviations"
+        )
         return CusumState(
             noise=noise,
             reference=self._reference(state, noise),

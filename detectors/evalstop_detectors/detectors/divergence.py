@@ -1,17 +1,18 @@
-"""Whether the proxy goes on rising while gold falls, on slopes held against their noise.
+"""Whether the proxy goes on rising while the eval score falls, on slopes held against their noise.
 
 Source      What over-optimization is (Gao et al., arXiv 2210.10760). Slopes over the last w evals for many w, with the
             sqrt(2 ln(n / w)) of scan statistics (Walther & Perry 2022) for the number of places looked at; a control
             variate as in Lavenberg & Welch 1981; the innovations are those of Holt's linear smoothing.
-Departs     What the proxy's surprise at an eval foretells of gold's is taken off gold before its slope is looked at:
-            both are measured on one batch of prompts, and its luck is common. The coefficient is shrunk, and 0 while
-            the surprises are not clearly correlated. A surprise has no trend, so the proxy's rise takes nothing off.
-State       Means of gold and proxy over blocks of 1, 2, 4, ... evals, at most 128 of them, the noise of both (see
-            `noise`), Holt's levels and trends, and the sums of the regression. O(1).
-Evidence    A statistic in standard errors of a slope: the largest, over windows, of the smaller of gold's fall (less
-            the correction) and the proxy's rise plus a slack. The turn is placed where that window begins.
-Not done    A proxy that falls with gold is no evidence here, so a collapse of both is not seen. Gold in whole blocks
-            only: after n evals the newest n / 64 may wait.
+Departs     What the proxy's surprise at an eval foretells of the eval score's is taken off the eval score before its
+            slope is looked at: both are measured on one batch of prompts, and its luck is common. The coefficient is
+            shrunk, and 0 while the surprises are not clearly correlated. A surprise has no trend, so the proxy's rise
+            takes nothing off.
+State       Means of the eval score and proxy over blocks of 1, 2, 4, ... evals, at most 128 of them, the noise of both
+            (see `noise`), Holt's levels and trends, and the sums of the regression. O(1).
+Evidence    A statistic in standard errors of a slope: the largest, over windows, of the smaller of the eval score's
+            fall (less the correction) and the proxy's rise plus a slack. The turn is placed where that window begins.
+Not done    A proxy that falls with the eval score is no evidence here, so a collapse of both is not seen. The eval
+            score in whole blocks only: after n evals the newest n / 64 may wait.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Holt(Struct, frozen=True):
 
 
 class DivergenceState(Struct, frozen=True):
-    """See the module's docstring. `block` holds the count and the sums of gold and proxy of the block being filled.
+    """See the module's docstring. `block` holds the count and the sums of the eval score and proxy of the block being
+    filled.
 
     `proxy` and `proxy_origin` are the latest proxy, counted from the first one. `value`, `turn_step` and `note` are the
     evidence at the last eval.
@@ -56,16 +58,16 @@ class DivergenceState(Struct, frozen=True):
 
     proxy: float | None = None
     proxy_origin: float = 0.0
-    gold_origin: float = 0.0
+    eval_origin: float = 0.0
     pairs: int = 0
     noisy: bool = False
-    gold_noise: NoiseState = NoiseState()
+    eval_noise: NoiseState = NoiseState()
     proxy_noise: NoiseState = NoiseState()
-    gold_holt: Holt = Holt()
+    eval_holt: Holt = Holt()
     proxy_holt: Holt = Holt()
     sums: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     stride: int = 1
-    golds: Floats = ()
+    eval_scores: Floats = ()
     proxies: Floats = ()
     steps: tuple[int, ...] = ()
     block: tuple[int, float, float] = (0, 0.0, 0.0)
@@ -75,12 +77,13 @@ class DivergenceState(Struct, frozen=True):
 
 
 class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
-    """Compares the slopes of gold and proxy.
+    """Compares the slopes of the eval score and proxy.
 
     `least_evals`: the evidence is 0 before so many evals with a proxy.
     `slack`: by how many standard errors the proxy may even fall; 1 lets one pass that stands still.
-    `control_variate`: whether what the proxy's surprises foretell is taken off gold, while gold's noise is more than
-    the share `noisy_from` of its range (below that, surprises are the curve itself rather than luck).
+    `control_variate`: whether what the proxy's surprises foretell is taken off the eval score, while the eval score's
+    noise is more than the share `noisy_from` of its range (below that, surprises are the curve itself rather than
+    luck).
     """
 
     name: ClassVar[str] = "divergence"
@@ -111,43 +114,43 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
         return state, Evidence(Kind.STATISTIC, state.value, state.turn_step, state.note)
 
     def _paired(self, state: DivergenceState, observation: Observation, proxy: float) -> DivergenceState:
-        origin = state.gold_origin if state.pairs else noise.clipped(observation.value)
+        origin = state.eval_origin if state.pairs else noise.clipped(observation.value)
         raw = noise.clipped(noise.clipped(observation.value) - origin)
         mine, theirs = raw, proxy
         if state.pairs:
-            mine -= state.gold_holt.level + state.gold_holt.trend
+            mine -= state.eval_holt.level + state.eval_holt.trend
             theirs -= state.proxy_holt.level + state.proxy_holt.trend
         mine, theirs = noise.clipped(mine), noise.clipped(theirs)
         noisy = self.control_variate and state.noisy
         coefficient, explained = _regression(state.sums) if noisy else (0.0, 0.0)
-        gold = noise.clipped(raw - coefficient * theirs)
+        eval_score = noise.clipped(raw - coefficient * theirs)
         stderr = observation.stderr
         if stderr is not None:
             stderr *= math.sqrt(1 - explained)
-        stride, golds, proxies, steps, block = _stored(state, gold, proxy, observation.step)
-        gold_noise = noise.advance(state.gold_noise, gold, stderr)
+        stride, eval_scores, proxies, steps, block = _stored(state, eval_score, proxy, observation.step)
+        eval_noise = noise.advance(state.eval_noise, eval_score, stderr)
         proxy_noise = noise.advance(state.proxy_noise, proxy)
         pairs = state.pairs + 1
         value, at, note = 0.0, None, f"needs {self.least_evals - pairs} more evals with a proxy before them"
         if pairs >= self.least_evals:
-            of_gold = noise.estimate(gold_noise)
-            noisy = of_gold.sd > self.noisy_from * (gold_noise.high - gold_noise.low)
-            found, at = self._widest(stride, golds, proxies, of_gold, noise.estimate(proxy_noise))
+            of_eval = noise.estimate(eval_noise)
+            noisy = of_eval.sd > self.noisy_from * (eval_noise.high - eval_noise.low)
+            found, at = self._widest(stride, eval_scores, proxies, of_eval, noise.estimate(proxy_noise))
             value = min(max(found, 0.0), _LARGEST)
-            note = _words(value, at, len(golds), stride, explained)
+            note = _words(value, at, len(eval_scores), stride, explained)
         return DivergenceState(
             proxy=proxy,
             proxy_origin=state.proxy_origin,
-            gold_origin=origin,
+            eval_origin=origin,
             pairs=pairs,
             noisy=noisy if pairs >= self.least_evals else False,
-            gold_noise=gold_noise,
+            eval_noise=eval_noise,
             proxy_noise=proxy_noise,
-            gold_holt=state.gold_holt.after(mine) if state.pairs else Holt(raw),
+            eval_holt=state.eval_holt.after(mine) if state.pairs else Holt(raw),
             proxy_holt=state.proxy_holt.after(theirs) if state.pairs else Holt(proxy),
             sums=_added(state.sums, mine, theirs) if state.pairs > 2 else state.sums,
             stride=stride,
-            golds=golds,
+            eval_scores=eval_scores,
             proxies=proxies,
             steps=steps,
             block=block,
@@ -157,23 +160,23 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _widest(
-        self, stride: int, golds: Floats, proxies: Floats, of_gold: Noise, of_proxy: Noise
+        self, stride: int, eval_scores: Floats, proxies: Floats, of_eval: Noise, of_proxy: Noise
     ) -> tuple[float, int | None]:
         """The largest divergence over windows that end now, and the index of the block where its window begins."""
-        n, best, start = len(golds), 0.0, None
-        if of_gold.sd <= 0:
+        n, best, start = len(eval_scores), 0.0, None
+        if of_eval.sd <= 0:
             return best, start
-        gold_sd = of_gold.sd * of_gold.inflation / math.sqrt(stride)
+        eval_sd = of_eval.sd * of_eval.inflation / math.sqrt(stride)
         proxy_sd = of_proxy.sd * of_proxy.inflation / math.sqrt(stride)
-        gold_sum = gold_moment = proxy_sum = proxy_moment = 0.0
+        eval_sum = eval_moment = proxy_sum = proxy_moment = 0.0
         for age in range(n):
-            gold_sum, gold_moment = gold_sum + golds[n - 1 - age], gold_moment + age * golds[n - 1 - age]
+            eval_sum, eval_moment = eval_sum + eval_scores[n - 1 - age], eval_moment + age * eval_scores[n - 1 - age]
             proxy_sum, proxy_moment = proxy_sum + proxies[n - 1 - age], proxy_moment + age * proxies[n - 1 - age]
             w = age + 1
             if w not in _WINDOWS:
                 continue
             spread = math.sqrt(w * (w * w - 1) / 12)
-            fall = (gold_moment - age / 2 * gold_sum) / spread / gold_sd - math.sqrt(2 * math.log(n / w))
+            fall = (eval_moment - age / 2 * eval_sum) / spread / eval_sd - math.sqrt(2 * math.log(n / w))
             rise = -(proxy_moment - age / 2 * proxy_sum) / spread
             rise = rise / proxy_sd + self.slack if proxy_sd > 0 else self.slack
             if min(fall, rise) > best:
@@ -194,7 +197,7 @@ def _added(sums: tuple[float, float, float, float], mine: float, theirs: float) 
 
 
 def _regression(sums: tuple[float, float, float, float]) -> tuple[float, float]:
-    """The shrunk coefficient of the proxy's surprises, and the share of gold's variance that they explain."""
+    """The shrunk coefficient of the proxy's surprises, and the share of the eval score's variance that they explain."""
     count, squares, products, own = sums
     if count < 8 or squares <= 0 or own <= 0:
         return 0.0, 0.0
@@ -209,18 +212,18 @@ def _regression(sums: tuple[float, float, float, float]) -> tuple[float, float]:
 
 
 def _stored(
-    state: DivergenceState, gold: float, proxy: float, step: int
+    state: DivergenceState, eval_score: float, proxy: float, step: int
 ) -> tuple[int, Floats, Floats, tuple[int, ...], tuple[int, float, float]]:
     """The blocks with one more pair of values: blocks are joined in twos once there are too many."""
-    count, gold_sum, proxy_sum = state.block
-    count, gold_sum, proxy_sum = count + 1, gold_sum + gold / state.stride, proxy_sum + proxy / state.stride
+    count, eval_sum, proxy_sum = state.block
+    count, eval_sum, proxy_sum = count + 1, eval_sum + eval_score / state.stride, proxy_sum + proxy / state.stride
     steps = (*state.steps, step) if count == 1 else state.steps
     if count < state.stride:
-        return state.stride, state.golds, state.proxies, steps, (count, gold_sum, proxy_sum)
-    golds, proxies = (*state.golds, gold_sum), (*state.proxies, proxy_sum)
-    if len(golds) < _BLOCKS:
-        return state.stride, golds, proxies, steps, (0, 0.0, 0.0)
-    return 2 * state.stride, _joined(golds), _joined(proxies), steps[::2], (0, 0.0, 0.0)
+        return state.stride, state.eval_scores, state.proxies, steps, (count, eval_sum, proxy_sum)
+    eval_scores, proxies = (*state.eval_scores, eval_sum), (*state.proxies, proxy_sum)
+    if len(eval_scores) < _BLOCKS:
+        return state.stride, eval_scores, proxies, steps, (0, 0.0, 0.0)
+    return 2 * state.stride, _joined(eval_scores), _joined(proxies), steps[::2], (0, 0.0, 0.0)
 
 
 def _joined(values: Floats) -> Floats:
@@ -228,8 +231,10 @@ def _joined(values: Floats) -> Floats:
 
 
 def _words(value: float, at: int | None, blocks: int, stride: int, explained: float) -> str:
-    spared = f"; the proxy explains {explained:.0%} of gold's noise" if explained > 0 else ""
+    spared = f"; the proxy explains {explained:.0%} of the eval score's noise" if explained > 0 else ""
     if at is None:
-        return f"gold does not fall while the proxy rises{spared}"
+        return f"the eval score does not fall while the proxy rises{spared}"
     evals = (blocks - at) * stride
-    return f"gold has fallen over {evals} evals while the proxy did not, at {value:.1f} standard errors{spared}"
+    return (
+        f"the eval score has fallen over {evals} evals while the proxy did not, at {value:.1f} standard errors{spared}"
+    )

@@ -1,4 +1,4 @@
-"""Evidence that may be looked at for ever: expected gold has fallen below its best by more than a tolerance.
+"""Evidence that may be looked at for ever: the expected eval score has fallen below its best by more than a tolerance.
 
 Source      Shin, Ramdas & Rinaldo, "E-detectors" (arXiv 2203.03532), for evidence of a change at an unknown time;
             Howard, Ramdas, McAuliffe & Sekhon (arXiv 1810.08240) for bounds that hold at all times at once;
@@ -20,9 +20,9 @@ Windows     Of 1, 2, 4, 8, ... evals, side by side, and each two neighbors toget
 State       For each length one window and a half, the money on four bets, and the histogram. O(log n).
 Evidence    The natural logarithm of the e-value; a chance of alpha / 2 at most that it ever reaches ln(2 / alpha), and
             of alpha that one of all three bounds fails. The turn is placed at the end of the reference's window.
-Not done    It certifies that gold has fallen, not that it stays down: a dip that recovers is a true fall. Positive
-            autocorrelation makes the scale too small and the guarantee void; so do single standard errors that are too
-            small. See the table in its documentation.
+Not done    It certifies that the eval score has fallen, not that it stays down: a dip that recovers is a true fall.
+            Positive autocorrelation makes the scale too small and the guarantee void; so do single standard errors that
+            are too small. See the table in its documentation.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class EProcessState(Struct, frozen=True):
 
 
 class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
-    """Bets that gold lies below its best.
+    """Bets that the eval score lies below its best.
 
-    `alpha`: the chance of a false alarm, ever. `tolerance`: how far below its best gold may lie, in its unit.
+    `alpha`: the chance of a false alarm, ever. `tolerance`: how far below its best the eval score may lie, in its unit.
     """
 
     name: ClassVar[str] = "e_process"
@@ -137,9 +137,8 @@ class EProcess(Struct, frozen=True, forbid_unknown_fields=True):
         top = max(log_money)
         log_mean = top + math.log(add_up(math.exp(money - top) for money in log_money) / len(_BETS))
         log_value = max(_log_sum(log_mean, math.log(rest)) if rest > 0 else log_mean, 0.0)
-        note = (
-            f"log evidence of {log_value:.1f} that gold has fallen below its best, {math.log(2 / self.alpha):.1f} stops"
-        )
+        needed = math.log(2 / self.alpha)
+        note = f"log evidence of {log_value:.1f} that the eval score has fallen below its best, {needed:.1f} stops"
         evidence = _evidence(log_value, state.reference_step if log_value > 0 else None, note)
         return replace(state, starts=starts, log_money=log_money, rest=rest, evidence=evidence)
 

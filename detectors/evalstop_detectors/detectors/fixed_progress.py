@@ -5,7 +5,7 @@ Departs     Nothing.
 State       The largest progress seen. O(1).
 Evidence    A fraction: the share of the planned steps that are done. No turn is placed: it has looked at no score.
 Not done    Everything. It is here so that better detectors have something to be better than; because it looks at no
-            gold score, a policy with `gold_required` never stops on it.
+            eval score, a policy with `eval_required` never stops on it.
 """
 
 from __future__ import annotations

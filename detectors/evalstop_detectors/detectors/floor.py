@@ -1,15 +1,16 @@
-"""Gold lies well below where it started: the collapse that never rose, to which every test of a drop is blind.
+"""The eval score lies well below where it started: the collapse that never rose, to which every test of a drop is
+blind.
 
-Source      Our own, from recorded runs whose gold fell from the first eval on.
+Source      Our own, from recorded runs whose eval score fell from the first eval on.
 Kernel      The mean of the first three evals minus the best of the last `k`, held against what may be noise or a
             passing weakness: `sigmas` standard deviations of one eval, or `share` of what the run has gained since its
             start, whichever is larger.
-State       The noise of gold, which holds its last values, the mean of the first three evals and the best mean of
-            three. O(1).
+State       The noise of the eval score, which holds its last values, the mean of the first three evals and the best
+            mean of three. O(1).
 Evidence    A statistic: 1 where all of the last `k` evals lie below the start by just that much, 0 where one of them
             does not lie below it at all. The turn is placed at the first eval.
-Not done    Runs whose gold sinks at first and then learns are stopped too, if they sink for `k` evals; ask for more
-            evals (`k`), or for `min_evals` in the policy, where that is usual.
+Not done    Runs whose eval score sinks at first and then learns are stopped too, if they sink for `k` evals; ask
+            for more evals (`k`), or for `min_evals` in the policy, where that is usual.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
         if missing > 0:
             evidence = Evidence(Kind.STATISTIC, 0.0, None, f"needs {missing} more evals")
         elif allowed == 0:
-            evidence = Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
+            evidence = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
         else:
             value = min(max((start - max(noise.recent[-self.k :])) / allowed, 0.0), _LARGEST)
             note = f"the last {self.k} evals lie below the first {_START} by {value:.2g} times what is allowed for"

@@ -1,4 +1,4 @@
-"""The likelihood ratio of a fall of gold's mean at any earlier eval, both means unknown.
+"""The likelihood ratio of a fall of the eval score's mean at any earlier eval, both means unknown.
 
 Source      FOCuS: Romano, Eckley, Fearnhead & Rigaill 2023 (JMLR 24), for an unknown mean before the change. Which
             change points can still come to be the best is decided on the convex hull of the cumulative sums, which is
@@ -96,7 +96,7 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
             if noise.seen >= _SOONEST and sd > 0 and rise / sd >= self.rise_sigmas:
                 kept = min(count - start[0], _REMEMBERED)
                 count, total, upper, lower = self._anew(noise.recent[-kept:], steps[-kept:])
-                evidence = Evidence(Kind.STATISTIC, 0.0, None, "gold has risen")
+                evidence = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has risen")
         return FocusState(noise, steps, count, total, upper, lower, evidence)
 
     def _anew(
@@ -147,10 +147,10 @@ def _evidence(seen: int, sd: float, fall: float, before: Candidate, count: int) 
     if seen < _SOONEST:
         return Evidence(Kind.STATISTIC, 0.0, None, f"needs {_SOONEST - seen} more evals")
     if sd == 0:
-        return Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
+        return Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
     sigmas = min(fall / sd, _LARGEST_SIGMAS)
     value = sigmas * sigmas / 2
     if value == 0:
-        return Evidence(Kind.STATISTIC, 0.0, None, "gold has no lower mean than before")
+        return Evidence(Kind.STATISTIC, 0.0, None, "the eval score has no lower mean than before")
     note = f"log likelihood ratio of a lower mean in the last {count - before[0]} evals than in {before[0]} before"
     return Evidence(Kind.STATISTIC, value, before[2], note)

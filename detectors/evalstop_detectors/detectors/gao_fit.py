@@ -1,17 +1,18 @@
-"""Whether a run is past the peak of gold over its distance from the initial policy, by the laws of over-optimization.
+"""Whether a run is past the peak of the eval score over its distance from the initial policy, by the laws of
+over-optimization.
 
-Source      Gao, Schulman & Hilton (arXiv 2210.10760): with d = sqrt(KL), gold is d (a - b ln d) under reinforcement
-            learning and d (a - b d) under best-of-n, with peaks at exp(a/b - 1) and a/(2b). Recursive least squares and
-            recursive residuals (Brown, Durbin & Evans 1975); Wallace 1959 for the t distribution.
-Departs     An intercept is fitted too, because gold does not start at zero. Both forms are fitted, and weighed by how
-            well they fit. A gold score far from its prediction is drawn in to four sigmas before it is learned.
-            Standard errors weigh the evals, fourfold at most.
-State       Sums of products of 1, d, d ln d, d^2 and gold, the noise of gold (see `noise`), an average of the residuals
-            of late for each form, and at most 32 + 8 past distances. O(1).
-Evidence    The posterior probability that gold falls at the present distance, and has fallen from the peak by more than
-            a share of its rise (a tenth: the best plateau is the fit of a gentle peak). It is 0 with a note as
-            long as the forms do not apply: too few evals, a KL that stands still, residuals larger than the noise or of
-            one sign. The turn is placed where the distance passed the peak.
+Source      Gao, Schulman & Hilton (arXiv 2210.10760): with d = sqrt(KL), the eval score is d (a - b ln d) under
+            reinforcement learning and d (a - b d) under best-of-n, with peaks at exp(a/b - 1) and a/(2b). Recursive
+            least squares and recursive residuals (Brown, Durbin & Evans 1975); Wallace 1959 for the t distribution.
+Departs     An intercept is fitted too, because the eval score does not start at zero. Both forms are fitted, and
+            weighed by how well they fit. An eval score far from its prediction is drawn in to four sigmas before it is
+            learned. Standard errors weigh the evals, fourfold at most.
+State       Sums of products of 1, d, d ln d, d^2 and the eval score, the noise of the eval score (see `noise`), an
+            average of the residuals of late for each form, and at most 32 + 8 past distances. O(1).
+Evidence    The posterior probability that the eval score falls at the present distance, and has fallen from the peak by
+            more than a share of its rise (a tenth: the best plateau is the fit of a gentle peak). It is 0 with a note
+            as long as the forms do not apply: too few evals, a KL that stands still, residuals larger than the noise or
+            of one sign. The turn is placed where the distance passed the peak.
 Not done    A plateau is fitted by a peak and passes for one: over-optimization is what the forms assume, not what they
             find. Hence grounds to suspect only. KL is taken for the truth, though it is estimated.
 """
@@ -63,7 +64,7 @@ class Fit(Struct, frozen=True):
         return (0.0, 1.0, math.log(d) + 1 if self.term == 2 else 2 * d)
 
     def vector(self, d: float) -> Three:
-        """What the coefficients are multiplied by to give gold at `d`."""
+        """What the coefficients are multiplied by to give the eval score at `d`."""
         return (1.0, d, d * d if self.term == 3 else d * math.log(d) if d > 0 else 0.0)
 
     def combined(self, vector: Sequence[float]) -> float:
@@ -113,7 +114,7 @@ class GaoFitState(Struct, frozen=True):
 
 
 class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
-    """Fits gold over sqrt(KL).
+    """Fits the eval score over sqrt(KL).
 
     `least_evals`: the evidence is 0 before so many evals with a KL.
     `least_fall`: a fall from the peak counts if it is larger than this share of the rise to it.
@@ -147,15 +148,15 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         return state, Evidence(Kind.POSTERIOR, state.value, state.turn_step, state.note)
 
     def _learned(self, state: GaoFitState, observation: Observation, d: float) -> GaoFitState:
-        gold = noise.from_origin(state.noise, observation.value)
+        eval_score = noise.from_origin(state.noise, observation.value)
         heard = noise.advance(state.noise, observation.value, observation.stderr)
         basis = (1.0, d, d * math.log(d) if d > 0 else 0.0, d * d)
         weight, late = _weight(heard, observation.stderr), state.late
         if state.fits and state.pairs >= self.least_evals:
-            gold, late = _drawn_in(state, basis, gold, weight)
+            eval_score, late = _drawn_in(state, basis, eval_score, weight)
         gram = tuple(sofar + weight * basis[i] * basis[j] for sofar, (i, j) in zip(state.gram, _ENTRY, strict=True))
-        cross = tuple(sofar + weight * item * gold for sofar, item in zip(state.cross, basis, strict=True))
-        square = state.square + weight * gold * gold
+        cross = tuple(sofar + weight * item * eval_score for sofar, item in zip(state.cross, basis, strict=True))
+        square = state.square + weight * eval_score * eval_score
         path, stride = _thinned((*state.path, (observation.step, d)), state.stride, state.pairs)
         return GaoFitState(
             kl=state.kl,
@@ -177,11 +178,11 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
             return _silent(state, f"needs {self.least_evals - state.pairs} more evals with a KL before them")
         d, fits = state.recent[-1][1], state.fits
         if d <= 0 or not fits:
-            return _silent(state, "the KL has not moved enough to fit gold over it")
+            return _silent(state, "the KL has not moved enough to fit the eval score over it")
         sound = noise.estimate(state.noise)
         state = replace(state, sd=sound.sd)
         if sound.sd <= 0:
-            return _silent(state, "gold has not moved")
+            return _silent(state, "the eval score has not moved")
         fault = self._fault(state, fits, sound)
         if fault is not None:
             return _silent(state, f"the forms do not fit and are not used: {fault}")
@@ -201,7 +202,8 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _past(self, fit: Fit, d: float, variance: float, dof: int) -> float:
-        """The posterior probability that gold falls at `d`, and has fallen by more than its share from the peak."""
+        """The posterior probability that the eval score falls at `d`, and has fallen by more than its share from the
+        peak."""
         slope = _below_zero(fit.combined(fit.direction(d)), math.sqrt(variance * fit.leverage(fit.direction(d))), dof)
         peak = fit.peak(variance)
         if peak is None:
@@ -221,8 +223,8 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
         bound = _ONE_SIDED * sound.inflation * math.sqrt(_LATE / (2 - _LATE))
         if min(abs(late) for late in state.late) > bound:
             if max(distances) - min(distances) < 0.05 * span:
-                return "gold moves while the KL stands still"
-            return "of late gold has stayed on one side of them"
+                return "the eval score moves while the KL stands still"
+            return "of late the eval score has stayed on one side of them"
         return None
 
 
@@ -238,20 +240,21 @@ def _weight(heard: NoiseState, stderr: float | None) -> float:
     return ratio * ratio
 
 
-def _drawn_in(state: GaoFitState, basis: Floats, gold: float, weight: float) -> tuple[float, tuple[float, float]]:
-    """Gold, no farther than some sigmas from the prediction of the better form, and the averages of late residuals."""
+def _drawn_in(state: GaoFitState, basis: Floats, eval_score: float, weight: float) -> tuple[float, tuple[float, float]]:
+    """The eval score, no farther than some sigmas from the prediction of the better form, and the averages of late
+    residuals."""
     if state.sd <= 0:
-        return gold, state.late
+        return eval_score, state.late
     errors, averages = [], []
     for fit, average in zip(state.fits, state.late, strict=True):
         vector = (1.0, basis[1], basis[fit.term])
         predicted = fit.combined(vector)
         expected = state.sd * math.sqrt(1 / weight + fit.leverage(vector))
-        sigmas = (gold - predicted) / expected
+        sigmas = (eval_score - predicted) / expected
         averages.append((1 - _LATE) * average + _LATE * min(max(sigmas, -_OUTLYING), _OUTLYING))
         errors.append((predicted, _OUTLYING * expected))
     center, reach = errors[0] if state.fits[0].misfit <= state.fits[1].misfit else errors[1]
-    return min(max(gold, center - reach), center + reach), (averages[0], averages[1])
+    return min(max(eval_score, center - reach), center + reach), (averages[0], averages[1])
 
 
 def _fits(gram: Floats, cross: Floats, square: float) -> tuple[Fit, ...]:

@@ -4,8 +4,8 @@ Source      The loss-plateau competitor in EvalStop (arXiv 2606.04145); the form
 Departs     Nothing.
 State       The best loss so far (sign turned: higher is better), its step, and how many values came since. O(1).
 Evidence    A count: values since the loss last improved by more than `min_delta`. The turn is placed at that value.
-Not done    The loss falls all through reward hacking, so this misses most of it. Being no gold score, it stops nothing
-            under a policy with `gold_required`. Non-finite values are passed over.
+Not done    The loss falls all through reward hacking, so this misses most of it. Being no eval score, it stops nothing
+            under a policy with `eval_required`. Non-finite values are passed over.
 """
 
 from __future__ import annotations

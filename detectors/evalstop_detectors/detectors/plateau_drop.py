@@ -1,4 +1,4 @@
-"""Gold has fallen from its best and stays down: how large a share of the run, and of what it had gained.
+"""The eval score has fallen from its best and stays down: how large a share of the run, and of what it had gained.
 
 Source      Our own. Kin to scan statistics over windows of geometric lengths (Arias-Castro, Donoho & Huo 2005), and to
             drawdown.
@@ -17,7 +17,8 @@ Recovery    While the last blocks show a significant upward slope the number is 
 Blocks      Up to 128 evals each is a block of its own. Then blocks are joined in pairs, and so on: a run is always
             seen as 64 to 128 blocks, and the number moves when a block is full. A stop needs a fall that has lasted for
             several hundredths of the run, so that nothing is lost but a delay of less than a 64th of the run.
-State       At most 128 blocks of gold and proxy, the noise of both, and the best earlier window of each length. O(1).
+State       At most 128 blocks of the eval score and proxy, the noise of both, and the best earlier window of each
+            length. O(1).
 Evidence    A statistic from 0 to 1.5 (to .5 without a proxy that rises); .1 is a tenth of the run with the whole gain
             lost, or a quarter of the run with a tenth of the gain. The turn is placed at the end of the best earlier
             window of the length that alarms most.
@@ -66,15 +67,16 @@ _CALIBRATED: dict[float, float] = {
     for level in item["thresholds"]
 }
 _UNKNOWN = Noise(0.0, 1.0)
-UNMOVED = Evidence(Kind.STATISTIC, 0.0, None, "gold has not moved yet")
-NO_FALL = Evidence(Kind.STATISTIC, 0.0, None, "gold is not below its best by more than its noise")
-_RISING = Evidence(Kind.STATISTIC, 0.0, None, "gold is below its best and rising")
+UNMOVED = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
+NO_FALL = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is not below its best by more than its noise")
+_RISING = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best and rising")
 
 
 class Best(Struct, frozen=True):
-    """Of the earlier windows of one length: the best mean of gold and the block it ends with, and of the proxy."""
+    """Of the earlier windows of one length: the best mean of the eval score and the block it ends with, and of the
+    proxy."""
 
-    gold: float
+    score: float
     ends: int
     proxy: float
 
@@ -86,12 +88,12 @@ class PlateauDropState(Struct, frozen=True):
     noise: NoiseState = NoiseState()
     proxy_noise: NoiseState = NoiseState()
     size: int = 1
-    gold: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
     proxy: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
     best: tuple[Best, ...] = ()
     open_evals: int = 0
-    open_gold: float = 0.0
+    open_eval: float = 0.0
     open_proxy: float = 0.0
     proxy_origin: float | None = None
     pending: int = 0
@@ -102,7 +104,7 @@ class PlateauDropState(Struct, frozen=True):
 
 
 class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
-    """Weighs how long and how deep gold has been below its best.
+    """Weighs how long and how deep the eval score has been below its best.
 
     `sigmas`: how many standard deviations of a fall are put down to noise, on top of what the number of windows looked
     at explains. `use_proxy`: whether the proxy is looked at.
@@ -148,7 +150,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
                 if pending:
                     state = replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)
                     pending, total = 0, 0.0
-                state = self._with_gold(state, observation)
+                state = self._with_eval(state, observation)
             if state.evidence is not evidence:
                 evidence = state.evidence
                 changes.append((place, evidence))
@@ -156,7 +158,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
             state = replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)
         return state, changes
 
-    def _with_gold(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
+    def _with_eval(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
         top = state.top
         # What the last eval is held against is what was known before it, or a worse one could excuse itself.
         known = estimate(state.noise) if state.open_evals + 1 >= state.size else None
@@ -167,7 +169,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
             state,
             noise=noise,
             open_evals=state.open_evals + 1,
-            open_gold=state.open_gold + noise.recent[-1],
+            open_eval=state.open_eval + noise.recent[-1],
             start=mean if noise.seen <= 3 else state.start,
             top=mean if noise.seen <= 3 else max(top, mean),
         )
@@ -177,27 +179,27 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
 
     def _with_block(self, state: PlateauDropState, top: float, noise: Noise, step: int) -> PlateauDropState:
         """Close the open block and weigh what is there, against `top` and `noise` as they were known before."""
-        gold = (*state.gold, state.open_gold / state.size)
-        best = _earlier(state, len(gold))
-        falls = self.falls(gold, best, state, top, noise) if state.noise.seen >= SOONEST else []
+        scores = (*state.scores, state.open_eval / state.size)
+        best = _earlier(state, len(scores))
+        falls = self.falls(scores, best, state, top, noise) if state.noise.seen >= SOONEST else []
         proxy_noise = estimate(state.proxy_noise) if falls else _UNKNOWN
         state = _with_proxy_of_eval(state)
         state = replace(
             state,
-            gold=gold,
+            scores=scores,
             proxy=(*state.proxy, state.open_proxy / state.size),
             steps=(*state.steps, step),
             best=best,
             open_evals=0,
-            open_gold=0.0,
+            open_eval=0.0,
             open_proxy=0.0,
         )
         evidence = weigh(state, falls, max(top - state.start, LEAST_GAIN_SIGMAS * noise.sd), noise, proxy_noise)
         state = replace(state, evidence=evidence)
-        return _folded(state) if len(gold) == BLOCKS else state
+        return _folded(state) if len(scores) == BLOCKS else state
 
     def falls(
-        self, gold: Sequence[float], bests: Sequence[Best], state: PlateauDropState, top: float, noise: Noise
+        self, scores: Sequence[float], bests: Sequence[Best], state: PlateauDropState, top: float, noise: Noise
     ) -> list[Fall]:
         """How far the last windows lie below the best earlier ones, where noise does not explain it."""
         if noise.sd == 0:
@@ -206,8 +208,8 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         risen = min((top - state.start) / (LEAST_GAIN_SIGMAS * noise.sd), 1.0)
         doubt = self.sigmas + SIGMAS_IF_NOT_RISEN * (1 - risen)
         one, size, falls = noise.sd * noise.inflation, state.size, []
-        for length, best, looks in zip(LENGTHS, bests, LOOKS[len(gold)], strict=False):
-            fall = best.gold - add_up(gold[-length:]) / length
+        for length, best, looks in zip(LENGTHS, bests, LOOKS[len(scores)], strict=False):
+            fall = best.score - add_up(scores[-length:]) / length
             if fall > 0:
                 sd = one / math.sqrt(length * size)
                 sigmas = min(fall / sd, LARGEST_SIGMAS) - looks
@@ -233,7 +235,7 @@ def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: No
         return Evidence(Kind.STATISTIC, 0.0, None, f"needs {SOONEST - state.noise.seen} more evals")
     if noise.sd == 0:
         return UNMOVED
-    gold, size, evals = state.gold, state.size, len(state.gold) * state.size
+    scores, size, evals = state.scores, state.size, len(state.scores) * state.size
     value, depth_seen, length_seen, turn, rises_seen = 0.0, 0.0, 0, None, 0.0
     for length, best, looks, sd, sigmas, doubt in falls:
         fall_of_proxy = 0.0
@@ -244,7 +246,7 @@ def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: No
         if excess <= 0:
             continue
         half = length // 2
-        older = best.gold - add_up(gold[-length : half - length]) / half - _of_mean(noise, half * size)
+        older = best.score - add_up(scores[-length : half - length]) / half - _of_mean(noise, half * size)
         depth = min(1.0, excess * sd / gain, _OLDER_HALF_FACTOR * older / gain)
         if depth <= 0:
             continue
@@ -277,30 +279,30 @@ def _with_proxy_of_eval(state: PlateauDropState) -> PlateauDropState:
 
 def _earlier(state: PlateauDropState, count: int) -> tuple[Best, ...]:
     """The best windows with those that have become earlier ones since the last has begun with the newest block."""
-    gold, proxy, bests = state.gold, state.proxy, list(state.best)
+    scores, proxy, bests = state.scores, state.proxy, list(state.best)
     for index, length in enumerate(LENGTHS):
         end = count - length
         begin = end - length
         if begin < 0:
             break
-        of_gold, of_proxy = add_up(gold[begin:end]) / length, add_up(proxy[begin:end]) / length
+        of_eval, of_proxy = add_up(scores[begin:end]) / length, add_up(proxy[begin:end]) / length
         if index == len(bests):
-            bests.append(Best(of_gold, end - 1, of_proxy))
+            bests.append(Best(of_eval, end - 1, of_proxy))
             continue
         best = bests[index]
         # Of equals the later.
-        if best.gold <= of_gold:
-            bests[index] = Best(of_gold, end - 1, max(best.proxy, of_proxy))
+        if best.score <= of_eval:
+            bests[index] = Best(of_eval, end - 1, max(best.proxy, of_proxy))
         elif best.proxy < of_proxy:
-            bests[index] = Best(best.gold, best.ends, of_proxy)
+            bests[index] = Best(best.score, best.ends, of_proxy)
     return tuple(bests)
 
 
 def _folded(state: PlateauDropState) -> PlateauDropState:
     """Join the blocks in pairs, and look for the best earlier windows again."""
-    gold, proxy = _paired(state.gold), _paired(state.proxy)
-    state = replace(state, size=2 * state.size, gold=gold, proxy=proxy, steps=state.steps[1::2], best=())
-    for count in range(1, len(gold) + 1):
+    scores, proxy = _paired(state.scores), _paired(state.proxy)
+    state = replace(state, size=2 * state.size, scores=scores, proxy=proxy, steps=state.steps[1::2], best=())
+    for count in range(1, len(scores) + 1):
         state = replace(state, best=_earlier(state, count))
     return state
 
@@ -318,9 +320,9 @@ def _slopes_up(state: PlateauDropState, noise: Noise) -> bool:
     """Whether the last blocks have an upward slope at any of several spans."""
     bound = _SLOPE_SIGMAS * noise.inflation * noise.sd / math.sqrt(state.size)
     for span, weights in _SLOPE_WEIGHTS:
-        if span > len(state.gold):
+        if span > len(state.scores):
             break
-        if add_up(map(mul, weights, state.gold[-span:])) >= bound:
+        if add_up(map(mul, weights, state.scores[-span:])) >= bound:
             return True
     return False
 

@@ -1,9 +1,9 @@
-"""Drifts of gold downwards, as any detector of `river.drift` calls them.
+"""Drifts of the eval score downwards, as any detector of `river.drift` calls them.
 
 Source      river (Montiel et al. 2021) itself: ADWIN (Bifet & Gavalda 2007), PageHinkley (Page 1954), KSWIN (Raab,
             Heusinger & Schleif 2020) and whatever else it has for numbers. Its detectors of right and wrong answers
             (DDM, EDDM, FHDDM, HDDM) take no scores and are refused.
-Input       `role`: gold counted from its first value. `minus_mean`: less the mean of all evals before it.
+Input       `role`: the eval score counted from its first value. `minus_mean`: less the mean of all evals before it.
             `minus_best`: less the best mean of 5 earlier evals in a row. Each in units of the noise (see noise.py), so
             that river's parameters, which have a unit, mean the same for every run: the unit is taken when 8 evals were
             seen, and again after each drift. Inputs beyond 1e6 units are cut off.
@@ -96,8 +96,8 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
         if state.noise.seen < _FIRST:
             return state, Evidence(Kind.COUNT, 0.0, None, f"needs {_FIRST - state.noise.seen} more evals")
         if state.unit == 0:
-            return state, Evidence(Kind.COUNT, 0.0, None, "gold has not moved yet")
-        note = f"drifts of gold downward by river's {self.detector}, less those upward"
+            return state, Evidence(Kind.COUNT, 0.0, None, "the eval score has not moved yet")
+        note = f"drifts of the eval score downward by river's {self.detector}, less those upward"
         return state, Evidence(Kind.COUNT, float(state.downward), state.turn_step, note)
 
     def _advance(self, state: RiverDriftState, observation: Observation) -> RiverDriftState:

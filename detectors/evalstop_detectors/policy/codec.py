@@ -52,7 +52,7 @@ class _PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     at_least: _AtLeast = 1.0
     suspect_at_least: _AtLeast = "any"
     gate: Annotated[list[str], Meta(max_length=32)] = []
-    gold_required: bool = True
+    eval_required: bool = True
     min_evals: CountOrZero = 0
     warmup_steps: Annotated[int, Meta(ge=0, le=2**53)] = 0
     description: _Text = ""
@@ -91,7 +91,7 @@ def policy_from_document(document: object) -> Policy:
         at_least=_needed("at_least", parsed.at_least, weights),
         suspect_at_least=_needed("suspect_at_least", parsed.suspect_at_least, weights),
         gate=_gate(parsed, ids, members),
-        gold_required=parsed.gold_required,
+        eval_required=parsed.eval_required,
         min_evals=parsed.min_evals,
         warmup_steps=parsed.warmup_steps,
         description=parsed.description,
@@ -122,7 +122,7 @@ def policy_to_document(policy: Policy) -> dict[str, Any]:
         "at_least": float(policy.at_least),
         "suspect_at_least": float(policy.suspect_at_least),
         "gate": list(policy.gate),
-        "gold_required": policy.gold_required,
+        "eval_required": policy.eval_required,
         "min_evals": policy.min_evals,
         "warmup_steps": policy.warmup_steps,
     } | ({"stops_despite": [str(item) for item in policy.stops_despite]} if policy.stops_despite else {})

@@ -113,10 +113,10 @@ def advance(
             if changes:
                 news += [_News(shown[place].order, index, item) for place, item in changes]
                 evidence[index] = changes[-1][1]
-    gold = [item for item in by_role[MetricRole.EVAL] if item.finite]
+    eval_scores = [item for item in by_role[MetricRole.EVAL] if item.finite]
     verdict, suspect_step, verdicts, last = state.verdict, state.suspect_step, list[Verdict](), seen[-1]
     if (news or not _is_settled(policy, state.last, state.evals)) and not verdict.stops:
-        judged = _judged(policy, state, seen, gold, news)
+        judged = _judged(policy, state, seen, eval_scores, news)
         verdicts = [new for old, new in pairwise([verdict, *judged]) if new.verdict is not old.verdict]
         verdict = judged[-1]
         if suspect_step is None and verdicts:
@@ -125,7 +125,7 @@ def advance(
         verdict = _reached_again(verdict, last.step)
     if not verdicts or verdicts[-1] is not verdict:
         verdicts.append(verdict)
-    evals = state.evals + len(gold)
+    evals = state.evals + len(eval_scores)
     return MonitorState(tuple(states), tuple(evidence), last.order, evals, verdict, suspect_step), verdicts
 
 
@@ -160,11 +160,16 @@ def _reached_again(verdict: Verdict, step: int) -> Verdict:
 
 
 def _judged(
-    policy: Policy, state: MonitorState, seen: Sequence[Observation], gold: Sequence[Observation], news: list[_News]
+    policy: Policy,
+    state: MonitorState,
+    seen: Sequence[Observation],
+    eval_scores: Sequence[Observation],
+    news: list[_News],
 ) -> list[Verdict]:
-    """The verdicts on whatever changes them, in order, up to the first stop; `gold` are the finite evals seen."""
+    """The verdicts on whatever changes them, in order, up to the first stop; `eval_scores` are the finite evals
+    seen."""
     orders = {item.order for item in news} | _unsettled(policy, state, seen)
-    eval_orders = [item.order for item in gold]
+    eval_orders = [item.order for item in eval_scores]
     evidence, found = list(state.evidence), list[Verdict]()
     coming = sorted(news, reverse=True)
     for order in sorted(orders):

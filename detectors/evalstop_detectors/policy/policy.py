@@ -71,7 +71,7 @@ class Verdict(Struct, frozen=True):
         return self.verdict is Call.STOP
 
     @property
-    def rests_on_gold(self) -> bool:
+    def rests_on_eval(self) -> bool:
         """Whether any detector that is alarmed sees the eval role."""
         return any(finding.alarms and MetricRole.EVAL in finding.roles for finding in self.evidence)
 
@@ -91,7 +91,7 @@ class Member(Struct, frozen=True, dict=True):
     id: str | None = None
 
     @property
-    def sees_gold(self) -> bool:
+    def sees_eval(self) -> bool:
         return MetricRole.EVAL in self.detector.roles
 
     @cached_property
@@ -109,7 +109,7 @@ class Policy(Struct, frozen=True, dict=True):
     The policy stops when the weights of the members that call for a stop reach `at_least`, and suspects when those of
     the members that call for a suspicion or a stop reach `suspect_at_least`.
     `gate`: ids of members without whose call there is no stop, whatever the weights.
-    `gold_required`: members that never see the eval role may raise a suspicion, but not stop a run by themselves.
+    `eval_required`: members that never see the eval role may raise a suspicion, but not stop a run by themselves.
     `min_evals`: no stop before so many finite evals; `warmup_steps`: none before this step.
     `stops_despite`: reservations that do not hold its stops back; they change no verdict.
     """
@@ -117,7 +117,7 @@ class Policy(Struct, frozen=True, dict=True):
     name: str
     members: tuple[Member, ...]
     at_least: float = 1.0
-    gold_required: bool = True
+    eval_required: bool = True
     min_evals: int = 0
     warmup_steps: int = 0
     description: str = ""
@@ -127,17 +127,17 @@ class Policy(Struct, frozen=True, dict=True):
 
     @cached_property
     def roles(self) -> frozenset[MetricRole]:
-        """The roles that any member watches, and gold, of which the policy itself keeps count."""
+        """The roles that any member watches, and the eval score, of which the policy itself keeps count."""
         return frozenset({MetricRole.EVAL}).union(*(member.detector.roles for member in self.members))
 
     @cached_property
-    def stopping_signals(self) -> frozenset[MetricRole]:
-        """The roles on whose evidence it may stop a run: those of the members that can call for one, and gold if it
-        is required."""
+    def stopping_roles(self) -> frozenset[MetricRole]:
+        """The roles on whose evidence it may stop a run: those of the members that can call for one, and the eval score
+        if it is required."""
         members = zip(self.ids, self.members, strict=True)
         calling = (m for name, m in members if m.thresholds.stop_at is not None and (m.weight or name in self.gate))
-        gold = {MetricRole.EVAL} if self.gold_required else set()
-        return frozenset(gold).union(*(member.detector.roles for member in calling))
+        eval_scores = {MetricRole.EVAL} if self.eval_required else set()
+        return frozenset(eval_scores).union(*(member.detector.roles for member in calling))
 
     @cached_property
     def shown(self) -> dict[MetricRole, tuple[tuple[int, Callable[[Any, Observation], tuple[Any, Evidence]]], ...]]:
@@ -198,7 +198,7 @@ class Policy(Struct, frozen=True, dict=True):
     ) -> str | None:
         if not enough:
             return f"the detectors that call for one weigh {_weight(stopping):g} of the {self.at_least:g} needed"
-        if self.gold_required and not any(member.sees_gold for member, _ in stopping):
+        if self.eval_required and not any(member.sees_eval for member, _ in stopping):
             return "there is no evidence from the eval score"
         if closed := self._closed(evidence):
             return f"{closed} must call for one too and does not"

@@ -23,8 +23,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "stops_despite": ["no_checkpoint"],
     },
     "default": {
-        "description": "Stop when gold has been below its best for too long and too deep for noise, at 1 % of healthy"
-        " runs. Values that are not finite are suspect.",
+        "description": "Stop when the eval score has been below its best for too long and too deep for noise, at 1 % of"
+        " healthy runs. Values that are not finite are suspect.",
         "members": [
             _DROP | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.01}},
             *_NOT_FINITE,
@@ -39,9 +39,9 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         ],
     },
     "cautious": {
-        "description": "Stop when expected gold has fallen below its best; noise alone does that in at most 1 % of"
-        " runs, however long one looks, under the assumptions of e_process. A dip that would have recovered is a fall,"
-        " too.",
+        "description": "Stop when the expected eval score has fallen below its best; noise alone does that in at most"
+        " 1 % of runs, however long one looks, under the assumptions of e_process. A dip that would have recovered is a"
+        " fall, too.",
         "members": [{"detector": "e_process", "params": {"alpha": 0.01}}],
     },
 }

@@ -1,4 +1,4 @@
-"""Which of a run's metrics are gold, proxy, KL and loss, told from their names.
+"""Which of a run's metrics are the eval score, proxy, KL and loss, told from their names.
 
 Names are all that is looked at: what cannot be told from them is said as a warning, and a person can correct it.
 """
@@ -18,9 +18,9 @@ from evalstop_detectors.roles.trainers import ANYONE, TRAINERS, Meaning, Trainer
 PRESET_TAG = "evalstop.preset"
 """The tag by which a run names its trainer, where that is not to be told from its metrics."""
 
-NO_GOLD = (
-    "No metric is gold: from proxy, KL and loss alone a run can only be suspect, and no shipped policy stops it. Log a"
-    " score on held-out data that is not what is optimized, and give it the role eval."
+NO_EVAL = (
+    "No metric is the eval score: from proxy, KL and loss alone a run can only be suspect, and no shipped policy stops"
+    " it. Log a score on held-out data that is not what is optimized, and give it the role eval."
 )
 
 _HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_")
@@ -79,7 +79,7 @@ def recognise(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType
         for other in others:
             reasons[other.metric] = f"no role: {best.metric} is the better {role} ({other.meaning.reason})"
     if MetricRole.EVAL not in candidates:
-        warnings.append(NO_GOLD)
+        warnings.append(NO_EVAL)
     return Recognised(trainers[0].name if trainers else None, roles, reasons, warnings)
 
 

@@ -43,7 +43,7 @@ def _kl(pattern: str, reason: str = "KL to the initial policy", rank: int = 0) -
     return Meaning(pattern, MetricRole.KL, reason, rank)
 
 
-def _gold(pattern: str, reason: str, rank: int = 0, minimize: bool | None = None, caution: str = "") -> Meaning:
+def _eval(pattern: str, reason: str, rank: int = 0, minimize: bool | None = None, caution: str = "") -> Meaning:
     return Meaning(pattern, MetricRole.EVAL, reason, rank, minimize, caution)
 
 
@@ -60,9 +60,9 @@ _SUBTRACTED = "the KL penalty is already subtracted from it: no proxy"
 _LAST_UPDATE = "KL to the policy before the update, not to the initial one"
 _SAMPLER = "how far the sampler and the trainer disagree, not KL to the initial policy"
 _OBJECTIVE = "the training objective on held-out data"
-_REWARD_AS_GOLD = (
-    "{metric} is the reward function on held-out prompts. That is gold where it verifies answers; where a reward model"
-    " gives it, it is still the proxy: then log another score and give that the role eval."
+_REWARD_AS_EVAL = (
+    "{metric} is the reward function on held-out prompts. That is the eval score where it verifies answers; where a"
+    " reward model gives it, it is still the proxy: then log another score and give that the role eval."
 )
 
 TRAINERS = (
@@ -76,18 +76,18 @@ TRAINERS = (
             _no("actor/reward_kl_penalty_coeff", "a coefficient"),
             _kl("actor/reward_kl_penalty", "KL of the rollouts to the reference policy"),
             _kl("actor/kl_loss", "KL to the reference policy, as the loss has it", rank=1),
-            _gold(
+            _eval(
                 "val-core/*/reward/mean@*",
                 "the mean reward on held-out prompts",
                 rank=1,
-                caution=_REWARD_AS_GOLD,
+                caution=_REWARD_AS_EVAL,
             ),
-            _gold("val-core/*/mean@*", "the mean score on held-out prompts"),
-            _gold("val-core/*/maj@*/mean", "the score of the majority's answer on held-out prompts", rank=2),
-            _gold("val-core/*/best@*/mean", "the score of the best of several answers on held-out prompts", rank=3),
+            _eval("val-core/*/mean@*", "the mean score on held-out prompts"),
+            _eval("val-core/*/maj@*/mean", "the score of the majority's answer on held-out prompts", rank=2),
+            _eval("val-core/*/best@*/mean", "the score of the best of several answers on held-out prompts", rank=3),
             _no("val-core/*", "no mean of a score"),
             _no("val-aux/*", "auxiliary: verl names the core metrics itself"),
-            _gold("val/test_score/*", "the mean score on held-out prompts", caution=_REWARD_AS_GOLD),
+            _eval("val/test_score/*", "the mean score on held-out prompts", caution=_REWARD_AS_EVAL),
             _loss("actor/pg_loss", "the loss of the policy"),
         ),
     ),
@@ -97,7 +97,7 @@ TRAINERS = (
         (
             _proxy("reward", "the mean reward of the rollouts"),
             _kl("kl_penalty", "KL to the reference policy"),
-            _gold("validation/accuracy", "the mean reward on held-out prompts", caution=_REWARD_AS_GOLD),
+            _eval("validation/accuracy", "the mean reward on held-out prompts", caution=_REWARD_AS_EVAL),
             _loss("loss"),
         ),
     ),
@@ -108,12 +108,12 @@ TRAINERS = (
             _proxy("reward", "the mean reward of the rollouts, before the KL penalty"),
             _no("return", _SUBTRACTED),
             _kl("kl"),
-            _gold("eval_eval_*_pass1", "the mean score on held-out prompts", caution=_REWARD_AS_GOLD),
-            _gold(
+            _eval("eval_eval_*_pass1", "the mean score on held-out prompts", caution=_REWARD_AS_EVAL),
+            _eval(
                 "eval_eval_*_pass*",
                 "the score of the best of several answers on held-out prompts",
                 rank=1,
-                caution=_REWARD_AS_GOLD,
+                caution=_REWARD_AS_EVAL,
             ),
             _loss("policy_loss", "the loss of the policy"),
         ),
@@ -155,7 +155,7 @@ TRAINERS = (
         (
             _proxy("rewards/margins", "the implicit reward by which the training pairs are told apart"),
             _no("rewards/*", "an implicit reward up to a constant, or a share of training pairs"),
-            _gold(
+            _eval(
                 "eval_rewards/accuracies",
                 "the share of held-out pairs told apart",
                 rank=1,
@@ -163,7 +163,7 @@ TRAINERS = (
                 " score of answers and give it the role eval where you can.",
             ),
             _no("eval_rewards/*", "an implicit reward: it climbs when the model memorizes"),
-            _gold("eval_loss", _OBJECTIVE, rank=2, minimize=True),
+            _eval("eval_loss", _OBJECTIVE, rank=2, minimize=True),
             _loss("loss"),
         ),
     ),
@@ -181,7 +181,7 @@ TRAINERS = (
         ("memory/max_*", "memory/device_*", "tokens_per_second_per_gpu", "tokens/train_per_sec_per_gpu"),
         (
             _no("ppl", "the perplexity of the training data"),
-            _gold("eval_ppl", _OBJECTIVE, rank=3, minimize=True),
+            _eval("eval_ppl", _OBJECTIVE, rank=3, minimize=True),
         ),
     ),
     Trainer(
@@ -195,8 +195,8 @@ TRAINERS = (
         ),
         (
             _no("train_loss", "said once, when the training has ended"),
-            _gold("eval_loss", _OBJECTIVE, rank=2, minimize=True),
-            _gold("eval_mean_token_accuracy", _OBJECTIVE + ", token by token", rank=3),
+            _eval("eval_loss", _OBJECTIVE, rank=2, minimize=True),
+            _eval("eval_mean_token_accuracy", _OBJECTIVE + ", token by token", rank=3),
         ),
     ),
 )
@@ -235,19 +235,19 @@ ANYONE = (
     _proxy("eval_reward", _STILL_PROXY, rank=2),
     _no("eval_reward[s_/]*", _STILL_PROXY),
     *(_kl(name, "named so") for name in ("kl", "kl/mean", "mean_kl", "kl_to_ref", "ref_kl", "kl_ref")),
-    *(_gold(name, "named so") for name in ("eval", "gold", "reward/gold", "gold_reward")),
+    *(_eval(name, "named so") for name in ("eval", "gold", "reward/gold", "gold_reward")),
     *(_no(f"eval_{name}", "no score") for name in _BOOKKEEPING),
-    *(_gold(f"eval_*{name}*", "a score on held-out data, by its name") for name in _SCORES),
-    _gold("eval_loss", _OBJECTIVE, rank=2, minimize=True),
-    *(_gold(f"eval_*{name}*", "an error on held-out data, by its name", rank=1, minimize=True) for name in _ERRORS),
-    _gold("eval_*loss*", "a loss on held-out data, by its name", rank=2, minimize=True),
+    *(_eval(f"eval_*{name}*", "a score on held-out data, by its name") for name in _SCORES),
+    _eval("eval_loss", _OBJECTIVE, rank=2, minimize=True),
+    *(_eval(f"eval_*{name}*", "an error on held-out data, by its name", rank=1, minimize=True) for name in _ERRORS),
+    _eval("eval_*loss*", "a loss on held-out data, by its name", rank=2, minimize=True),
     _no("eval_*kl*", "a KL on held-out data"),
-    _gold(
+    _eval(
         "eval_*",
         "held-out, by its name",
         rank=4,
-        caution="{metric} is taken for gold, higher is better, because it is held out: nothing says whether it is a"
-        " score. Give the run's metrics a role if it is not.",
+        caution="{metric} is taken for the eval score, higher is better, because it is held out: nothing says whether"
+        " it is a score. Give the run's metrics a role if it is not.",
     ),
     *(_loss(name) for name in ("loss", "train_loss", "train_loss_epoch", "loss_epoch", "train_loss_step")),
 )

@@ -117,7 +117,7 @@ def report_of(
         "command": command,
         "runs": len(found),
         "truths": {str(truth): sum(case.found.truth is truth for case in found) for truth in RunOutcome},
-        "without_gold": sum(MetricRole.EVAL not in run.series for run in runs),
+        "without_eval": sum(MetricRole.EVAL not in run.series for run in runs),
         "without_gpu_hours": sum(run.gpu_hours is None for run in runs),
         "gpu_hours": sum(run.gpu_hours or 0.0 for run in runs),
         "roles": _roles(runs),

@@ -79,7 +79,7 @@
   function head() {
     const { turned, healthy, undecided } = report.truths;
     const more = [];
-    if (report.without_gold) more.push(`${number(report.without_gold)} have no evals and are stopped by no shipped policy`);
+    if (report.without_eval) more.push(`${number(report.without_eval)} have no evals and are stopped by no shipped policy`);
     if (report.without_gpu_hours) more.push(`${number(report.without_gpu_hours)} do not say their GPU-hours`);
     document.getElementById("counts").textContent =
       `${counted(report.runs)}: ${number(turned)} turned, ${number(healthy)} healthy, ${number(undecided)} undecided` +
@@ -176,7 +176,7 @@
       traces.push({ type: "scatter", x, y, name, connectgaps: false, ...more });
     };
     line("proxy", "proxy", { mode: "lines", yaxis: "y2", line: { color: color("proxy"), width: 1.2 }, opacity: 0.75 });
-    line("eval", "gold", { mode: "lines+markers", line: { color: color("gold"), width: 2 }, marker: { size: 4 } });
+    line("eval", "eval score", { mode: "lines+markers", line: { color: color("eval"), width: 2 }, marker: { size: 4 } });
     const marks = [];
     if (run.turn !== null) marks.push(upright(run.turn, "muted", "turned", "dot", 0.02));
     run.passed.forEach((passed, index) => {

@@ -12,7 +12,7 @@ import numpy as np
 from evalstop_detectors import Chooser, RawMaximum, Score
 
 from evalstop_lab.worlds import LEVELS, World
-from evalstop_lab.worlds.scoring import Outcome, gold_lost, mean
+from evalstop_lab.worlds.scoring import Outcome, eval_lost, mean
 
 CHOOSERS: tuple[Chooser, ...] = (RawMaximum(), evalstop_detectors.SmoothedMaximum())
 
@@ -31,13 +31,13 @@ def checkpoint_losses(worlds: Sequence[World]) -> dict[str, dict[str, Any]]:
 
 
 def _lost(chooser: Chooser, world: World) -> float:
-    errors = np.full(len(world.steps), np.nan) if world.gold_stderr is None else world.gold_stderr
+    errors = np.full(len(world.steps), np.nan) if world.eval_stderr is None else world.eval_stderr
     scores = [
-        Score(step, gold, None if math.isnan(error) else error)
-        for step, gold, error in zip(world.steps.tolist(), world.gold.tolist(), errors.tolist(), strict=True)
-        if math.isfinite(gold)
+        Score(step, score, None if math.isnan(error) else error)
+        for step, score, error in zip(world.steps.tolist(), world.eval_scores.tolist(), errors.tolist(), strict=True)
+        if math.isfinite(score)
     ]
     best = chooser.choose(scores, {score.step for score in scores})
-    lost = gold_lost(Outcome(None, best.step if best else None), world.truth)
+    lost = eval_lost(Outcome(None, best.step if best else None), world.truth)
     assert lost is not None, world.name  # every world has an eval
     return lost

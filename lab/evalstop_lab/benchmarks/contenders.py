@@ -86,9 +86,9 @@ def oracle(world: World) -> Records:
     steps: list[int] = []
     alarms: list[float] = []
     ratio = 0.0
-    top = truth.gold[truth.peak]
+    top = truth.eval_scores[truth.peak]
     for index in range(truth.peak + 1, len(world.steps) - 1):
-        score, curve = world.gold[index], truth.gold[index]
+        score, curve = world.eval_scores[index], truth.eval_scores[index]
         if np.isfinite(score) and curve != top:
             gain = (score - top) ** 2 - (score - curve) ** 2
             ratio = math.inf if sd == 0 else ratio + float(gain) / (2 * sd**2)
@@ -123,16 +123,17 @@ def _policy(policy: Policy, world: World) -> Records:
 
 
 def _river(name: str, world: World) -> Records:
-    """A detector of river with its defaults, on gold in units of the run's gain: a kindness, as they have a scale.
+    """A detector of river with its defaults, on the eval score in units of the run's gain: a kindness, as they have a
+    scale.
 
     They call every drift; only one downward stops, where the later half of the last 40 scores lies below the earlier.
     """
     detector = getattr(drift, name)(**({"seed": 1} if name == "KSWIN" else {}))
     seen: list[float] = []
     for index in range(len(world.steps) - 1):
-        if not np.isfinite(world.gold[index]):
+        if not np.isfinite(world.eval_scores[index]):
             continue
-        seen.append(float((world.gold[index] - world.truth.gold[0]) / world.truth.unit))
+        seen.append(float((world.eval_scores[index] - world.truth.eval_scores[0]) / world.truth.unit))
         detector.update(seen[-1])
         if detector.drift_detected:
             recent = seen[-40:]

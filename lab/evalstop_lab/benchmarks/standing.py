@@ -57,7 +57,7 @@ class Passed:
         """Where the run would have been stopped, and the checkpoint of the highest score measured until then."""
         stop = self.records.first_at(alarm)
         last = len(self.world.steps) if stop is None else int(np.searchsorted(self.world.steps, stop)) + 1
-        return Outcome(stop, int(self.world.steps[int(np.nanargmax(self.world.gold[:last]))]))
+        return Outcome(stop, int(self.world.steps[int(np.nanargmax(self.world.eval_scores[:last]))]))
 
 
 def is_dip(passed: Passed) -> bool:

@@ -50,18 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def turning_run(evals: int, seed: int = 1) -> list[Observation]:
-    """All roles at every step; gold rises, stays, and falls from the middle on, with noise of a tenth of the gain."""
+    """All roles at every step; the eval score rises, stays, and falls from the middle on, with noise of a tenth of the
+    gain."""
     rng, found = np.random.default_rng(seed), []
-    gold = np.interp(np.arange(evals), [0, evals / 5, evals / 2, evals], [0, 1, 1, 0.4]) + 0.1 * rng.standard_normal(
-        evals
-    )
+    eval_scores = np.interp(np.arange(evals), [0, evals / 5, evals / 2, evals], [0, 1, 1, 0.4])
+    eval_scores += 0.1 * rng.standard_normal(evals)
     proxy = np.linspace(0, 2, evals) + 0.1 * rng.standard_normal(evals)
     for step in range(evals):
         values = {
             MetricRole.KL: 0.02 * step,
             MetricRole.LOSS: -1.0,
             MetricRole.PROXY: proxy[step],
-            MetricRole.EVAL: gold[step],
+            MetricRole.EVAL: eval_scores[step],
         }
         found += [Observation(role, step, values[role]) for role in MetricRole]
     return found

@@ -36,7 +36,7 @@ def _summary(report: dict[str, Any]) -> Table:
         "p90",
         "delay / bound",
         "wasted",
-        "gold lost",
+        "the eval score lost",
         "us an eval",
     ):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -53,7 +53,7 @@ def _summary(report: dict[str, Any]) -> Table:
             _number(row["delay_p90"]["value"], 0),
             _number(row["delay_to_bound"]["value"], 2),
             _number(row["wasted"]["value"], 2),
-            _number(row["gold_lost"]["value"], 3),
+            _number(row["eval_lost"]["value"], 3),
             f"{row['microseconds']:.0f}",
         )
     return table
@@ -120,7 +120,7 @@ def _checkpoints(report: dict[str, Any]) -> Table:
 
 def _of_recorded(report: dict[str, Any]) -> Table:
     table = Table(title=f"{report['setting']['recorded_runs']} recorded runs, the ambiguous left out")
-    for heading in ("", "at", "recall", "false stops", "precision", "premature", "delay p50", "gold lost"):
+    for heading in ("", "at", "recall", "false stops", "precision", "premature", "delay p50", "the eval score lost"):
         table.add_column(heading, justify="left" if not heading else "right")
     for row in report["rows"]:
         cell = row["recorded"]
@@ -132,7 +132,7 @@ def _of_recorded(report: dict[str, Any]) -> Table:
             _number(cell["precision"]["value"], 2),
             _number(cell["premature"]["value"], 2),
             _number(cell["delay"]["value"], 0),
-            _number(cell["gold_lost"]["value"], 3),
+            _number(cell["eval_lost"]["value"], 3),
         )
     return table
 

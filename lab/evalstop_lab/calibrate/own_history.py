@@ -71,7 +71,7 @@ def calibrated(
     if not first or not second:
         raise UnusableArguments(
             f"Of {len(runs)} runs {len(healthy)} are healthy by their own later evals, which is too few to part in two;"
-            " give more runs, or say with --eval which column is gold."
+            " give more runs, or say with --eval which column is the eval score."
         )
     jobs = jobs or cores()
     seen = {

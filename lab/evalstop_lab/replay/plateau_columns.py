@@ -173,7 +173,7 @@ class PlateauColumns:
             noise=NoiseState(seen=index + 1),
             proxy_noise=NoiseState(seen=int(self._proxy_seen[run])),
             size=self._size,
-            gold=gold,
+            scores=gold,
             proxy=proxy,
             steps=tuple(self._steps[self._closed_at, run].tolist()),
             start=float(self._start[run]),

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from evalstop_detectors import MetricRole
-from evalstop_detectors.roles.recognition import NO_GOLD
+from evalstop_detectors.roles.recognition import NO_EVAL
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `roles` to the command line."""
     parser = subparsers.add_parser(
         "roles",
-        help="explain a log: which metrics are gold, proxy, KL and loss, and why",
+        help="explain a log: which metrics are the eval score, proxy, KL and loss, and why",
         epilog=EXAMPLES + SOURCES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -82,9 +82,9 @@ def _explained(log: Log, metrics: set[str], count: int, asked: Asked) -> dict[st
         why = why or (LITERAL if metric == role else recognised.reasons.get(metric, ""))
         direction = "minimize" if role is MetricRole.KL or metric in roles.minimized else "maximize"
         taken[metric] = {"role": str(role), "direction": direction, "reason": why}
-    warnings = [words for words in recognised.warnings if words != NO_GOLD]
+    warnings = [words for words in recognised.warnings if words != NO_EVAL]
     if not any(item["role"] == MetricRole.EVAL for item in taken.values()):
-        warnings.append(NO_GOLD)
+        warnings.append(NO_EVAL)
     return {
         "log": str(log.place),
         "logs": count,

@@ -122,7 +122,7 @@ class Run:
         return sorted(found, key=lambda item: item.order)
 
     def scores(self, until: int | None = None) -> list[Score]:
-        """The finite gold scores of the settled run, up to the step at which it was stopped."""
+        """The finite eval scores of the settled run, up to the step at which it was stopped."""
         return [
             Score(item.step, item.value, item.stderr)
             for item in self._of(MetricRole.EVAL)

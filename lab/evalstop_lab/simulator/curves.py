@@ -1,4 +1,5 @@
-"""How gold moves over a plan, from 0 at its begin: hacking jobs peak at 1 and fall, healthy ones end at their best.
+"""How the eval score moves over a plan, from 0 at its begin: hacking jobs peak at 1 and fall, healthy ones end at their
+best.
 
 `t` holds a row a job and a column an eval, `peak` a column of numbers: the share of the plan at which the job turns.
 
@@ -29,13 +30,13 @@ def tent(t: Floats, peak: Floats, drop: float) -> Floats:
 
 
 def gao_rl(t: Floats, peak: Floats, drop: float) -> Floats:
-    """Gao's form for reinforcement learning, which says itself how far gold falls."""
+    """Gao's form for reinforcement learning, which says itself how far the eval score falls."""
     u = t / peak
     return np.asarray(u * (1 - np.log(u)))
 
 
 def best_of_n(t: Floats, peak: Floats, drop: float) -> Floats:
-    """Gao's form for best-of-n, which says itself how far gold falls."""
+    """Gao's form for best-of-n, which says itself how far the eval score falls."""
     u = t / peak
     return u * (2 - u)
 
@@ -54,7 +55,7 @@ def dipping(evals: int, seed: tuple[int, ...]) -> Floats:
     """One healthy job with dips that recover, drawn from the families that detectors are judged on."""
     rng = np.random.default_rng(seed)
     family = DIPS[int(rng.integers(len(DIPS)))]
-    return FAMILIES[family].draw(rng, evals).gold
+    return FAMILIES[family].draw(rng, evals).eval_scores
 
 
 HACKING: dict[str, Shape] = {"tent": tent, "gao_rl": gao_rl, "best_of_n": best_of_n, "collapse": collapse}

@@ -56,7 +56,7 @@ def dress(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidden]:
     hidden = _truth(setting, seed, np.array([kind is Kind.RLHF for kind in asked.kinds], dtype=bool))
     t = np.arange(1, setting.evals + 1) / setting.evals
     shape = (n, setting.evals)
-    gold = hidden.gold + setting.noise_sd * _rng(seed, "noise").standard_normal(shape)
+    eval_scores = hidden.eval_scores + setting.noise_sd * _rng(seed, "noise").standard_normal(shape)
     proxy = t + setting.noise_sd / setting.gain * _rng(seed, "proxy").standard_normal(shape)
     loss = np.exp(-2 * t) + setting.loss_noise * _rng(seed, "loss").standard_normal(shape)
     stretch, pace = _paces(setting, hidden)
@@ -76,7 +76,7 @@ def dress(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidden]:
         Job(number, tenant, kind, submitted, gpus, length, estimate, setting.evals, tuple(losses), shares)
         for number, (tenant, kind, submitted, gpus, length, estimate, losses, shares) in enumerate(columns)
     )
-    return Workload(jobs, gold, proxy, asked.plan * setting.eval_share), hidden
+    return Workload(jobs, eval_scores, proxy, asked.plan * setting.eval_share), hidden
 
 
 def estimates(setting: Setting, seed: int, plan: Floats) -> Floats:
@@ -159,14 +159,14 @@ def _truth(setting: Setting, seed: int, rlhf: NDArray[np.bool_]) -> Hidden:
     low, high = setting.peaks
     peaks = np.where(hacking, low + (high - low) * _rng(seed, "peaks").random(n), 1.0)
     t = np.broadcast_to(np.arange(1, setting.evals + 1) / setting.evals, (n, setting.evals))
-    gold = curves.healthy(t, setting.healthy_rate)
-    gold[hacking] = curves.HACKING[setting.curve](t[hacking], peaks[hacking, None], setting.drop)
+    eval_scores = curves.healthy(t, setting.healthy_rate)
+    eval_scores[hacking] = curves.HACKING[setting.curve](t[hacking], peaks[hacking, None], setting.drop)
     dipping = ~hacking & (_rng(seed, "dips").random(n) < setting.healthy_dip_prob)
     for job in np.flatnonzero(dipping).tolist():
-        gold[job] = curves.dipping(setting.evals, (seed, _STREAMS.index("dips"), job))
-    gold = setting.start + setting.gain * gold
-    best = np.where(hacking, setting.start + setting.gain, gold.max(axis=1))
-    return Hidden(hacking, peaks, _peak_hours(setting, peaks), gold, best, setting.gain)
+        eval_scores[job] = curves.dipping(setting.evals, (seed, _STREAMS.index("dips"), job))
+    eval_scores = setting.start + setting.gain * eval_scores
+    best = np.where(hacking, setting.start + setting.gain, eval_scores.max(axis=1))
+    return Hidden(hacking, peaks, _peak_hours(setting, peaks), eval_scores, best, setting.gain)
 
 
 def _rng(seed: int, stream: str) -> np.random.Generator:

@@ -104,7 +104,7 @@ def tune(setting: Setting, args: argparse.Namespace) -> list[Policy]:
     for name, some in found.items():
         _, (limit,) = thresholds(some, [RATE])
         member = Member(_detector(name), Thresholds(None, limit.value))
-        policies.append(Policy(f"{name} at {RATE:.0%}", (member,), gold_required=False))
+        policies.append(Policy(f"{name} at {RATE:.0%}", (member,), eval_required=False))
     return policies
 
 

@@ -1,7 +1,7 @@
 """The jobs of a cluster as schedulers and stopping rules may see them. All times are in hours.
 
-What is true of a job (whether it is hacking, where its gold peaks) is not here but in `hidden`, which neither the
-engine nor a scheduler may import.
+What is true of a job (whether it is hacking, where its the eval score peaks) is not here but in `hidden`, which neither
+the engine nor a scheduler may import.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Job:
 class Workload:
     """Jobs in the order of their submission, and what their trainers post.
 
-    `gold` and `proxy` hold a row a job and a column an eval. `eval_hours` is what one eval of each job costs, which is
-    part of `Job.hours`.
+    `eval_scores` and `proxy` hold a row a job and a column an eval. `eval_hours` is what one eval of each job costs,
+    which is part of `Job.hours`.
     """
 
     jobs: tuple[Job, ...]
-    gold: Floats
+    eval_scores: Floats
     proxy: Floats
     eval_hours: Floats
 

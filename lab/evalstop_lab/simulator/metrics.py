@@ -25,7 +25,7 @@ class Figures:
     `gpu_hours` is all that jobs held. Of it `post_peak` went into hacking jobs after their peak, `false_stop` into jobs
     that were stopped and were not hacking, or were not past their peak, `evals` into evals, `pauses` into going on
     after a pause; `hacking` is all that hacking jobs held. `again` is what those of `false_stop` will hold when they
-    are run again, to their ends. `gold_lost` is the mean shortfall of the kept checkpoint to the best one, as a share
+    are run again, to their ends. `eval_lost` is the mean shortfall of the kept checkpoint to the best one, as a share
     of the gain, over hacking jobs.
     """
 
@@ -41,7 +41,7 @@ class Figures:
     pauses: float
     hacking: float
     again: float
-    gold_lost: float
+    eval_lost: float
 
     @property
     def wasted(self) -> float:
@@ -126,13 +126,13 @@ def measure(
         pauses=float(((schedule.held - schedule.ran) * gpus).sum()),
         hacking=float((schedule.held * gpus)[hidden.hacking].sum()),
         again=float((hours * gpus)[falsely].sum()),
-        gold_lost=_mean(_gold_lost(hidden, stops)[hidden.hacking]),
+        eval_lost=_mean(_eval_lost(hidden, stops)[hidden.hacking]),
     )
 
 
-def _gold_lost(hidden: Hidden, stops: Stops) -> Floats:
-    kept = np.where(stops.kept > 0, stops.kept, hidden.gold.shape[1]) - 1
-    return np.asarray((hidden.best - hidden.gold[np.arange(len(kept)), kept]) / hidden.gain)
+def _eval_lost(hidden: Hidden, stops: Stops) -> Floats:
+    kept = np.where(stops.kept > 0, stops.kept, hidden.eval_scores.shape[1]) - 1
+    return np.asarray((hidden.best - hidden.eval_scores[np.arange(len(kept)), kept]) / hidden.gain)
 
 
 def _mean(numbers: Floats) -> float:

@@ -14,7 +14,7 @@ def at_the_peak(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
 
     The checkpoint that it keeps is the best of the evals before, the stop counted from the first eval after.
     """
-    evals = hidden.gold.shape[1]
+    evals = hidden.eval_scores.shape[1]
     after = np.where(hidden.hacking, np.ceil(hidden.peaks * evals), 0).astype(np.int64)
-    kept = hidden.gold.argmax(axis=1) + 1
+    kept = hidden.eval_scores.argmax(axis=1) + 1
     return Stops(after, kept), workload.hours * np.where(hidden.hacking, hidden.peak_hours, 1.0)

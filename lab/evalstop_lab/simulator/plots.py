@@ -105,11 +105,15 @@ def cost(folder: Path, report: dict[str, Any]) -> None:
 
 
 def rollback(folder: Path, report: dict[str, Any]) -> None:
-    """Write rollback.png: GPU-hours, mean time and gold kept, stopping beside rolling back, by policy."""
+    """Write rollback.png: GPU-hours, mean time and the eval score kept, stopping beside rolling back, by policy."""
     outcomes = report["outcomes"]
     policies = list(dict.fromkeys(item["policy"] for item in outcomes))
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), dpi=130, layout="constrained")
-    titles = {"gpu_hours": "GPU-hours, change", "time": "mean time, change", "gold": "gold kept, of what there was"}
+    titles = {
+        "gpu_hours": "GPU-hours, change",
+        "time": "mean time, change",
+        "eval_kept": "eval score kept, of what there was",
+    }
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
         series: dict[str, list[dict[str, float]]] = {}
         for item in outcomes:
@@ -121,7 +125,7 @@ def rollback(folder: Path, report: dict[str, Any]) -> None:
 
 
 def population(folder: Path, report: dict[str, Any]) -> None:
-    """Write population.png: gold of the kept checkpoint against GPU-hours, a mark a way to run the sweep."""
+    """Write population.png: the eval score of the kept checkpoint against GPU-hours, a mark a way to run the sweep."""
     figure, axis = plt.subplots(figsize=(6.4, 4.2), dpi=130, layout="constrained")
     for number, item in enumerate(report["outcomes"]):
         spent, kept = item["gpu_hours"], item["kept"]
@@ -129,7 +133,7 @@ def population(folder: Path, report: dict[str, Any]) -> None:
         axis.errorbar([spent["value"]], [kept["value"]], xerr=_errors([spent]), yerr=_errors([kept]), **mark)
     for each in (axis.xaxis, axis.yaxis):
         each.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=1))
-    axis.set(xlabel="GPU-hours, of all plans", ylabel="gold of the kept checkpoint, of the frontier's top")
+    axis.set(xlabel="GPU-hours, of all plans", ylabel="the eval score of the kept checkpoint, of the frontier's top")
     axis.legend(fontsize=8)
     figure.savefig(folder / "population.png")
     plt.close(figure)

@@ -2,10 +2,10 @@
 
 Source      Population Based Training (Jaderberg et al., arXiv 1711.09846): after each eval the worst fifth take over
             the checkpoint of one of the best fifth, and its hyper-parameter times .8 or 1.2 (truncation selection).
-Departs     A member is a place on Gao's frontier of gold (arXiv 2210.10760) and one hyper-parameter, the speed at which
-            it moves along. `curvature` says how much lower the frontier is for speeds other than 1; at 0, its default,
-            all move along the same one, as Gao et al. found for a KL penalty: then a population can keep its members
-            near the peak, and lift nobody above it.
+Departs     A member is a place on Gao's frontier of the eval score (arXiv 2210.10760) and one hyper-parameter, the
+            speed at which it moves along. `curvature` says how much lower the frontier is for speeds other than 1; at
+            0, its default, all move along the same one, as Gao et al. found for a KL penalty: then a population can
+            keep its members near the peak, and lift nobody above it.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ class Sweep:
 
 @dataclass(frozen=True, eq=False)
 class Lived:
-    """By member and eval: true gold and what was measured of it."""
+    """By member and eval: true the eval score and what was measured of it."""
 
-    gold: Floats
+    eval_scores: Floats
     seen: Floats
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one way to run a sweep: its GPU-hours, all plans being 1; true gold of the checkpoint that was measured best,
-    and the mean true gold of the members at their ends, 1 being the top of the frontier."""
+    """Of one way to run a sweep: its GPU-hours, all plans being 1; true the eval score of the checkpoint that was
+    measured best, and the mean true the eval score of the members at their ends, 1 being the top of the frontier."""
 
     way: str
     gpu_hours: Figure
@@ -108,13 +108,13 @@ def live(setting: Sweep, seed: int, population: bool) -> Lived:
     speeds = np.exp(setting.speed_sd * start.standard_normal(setting.members))
     errors = setting.noise_sd * noise.standard_normal((setting.evals, setting.members))
     places = np.zeros(setting.members)
-    gold = np.zeros((setting.evals, setting.members))
+    eval_scores = np.zeros((setting.evals, setting.members))
     for index in range(setting.evals):
         places = places + speeds / setting.peak / setting.evals
-        gold[index] = _height(setting, speeds) * places * (1 - np.log(places))
+        eval_scores[index] = _height(setting, speeds) * places * (1 - np.log(places))
         if population:
-            select(gold[index] + errors[index], places, speeds, chance)
-    return Lived(gold.T, (gold + errors).T)
+            select(eval_scores[index] + errors[index], places, speeds, chance)
+    return Lived(eval_scores.T, (eval_scores + errors).T)
 
 
 def select(seen: Floats, places: Floats, speeds: Floats, chance: np.random.Generator) -> None:
@@ -135,7 +135,7 @@ def _over(setting: Sweep, policies: Sequence[Policy], seeds: Sequence[int]) -> l
 
 
 def _of_seed(setting: Sweep, policies: Sequence[Policy], seed: int) -> dict[str, tuple[float, ...]]:
-    """By way: GPU-hours, gold kept, gold at the end."""
+    """By way: GPU-hours, the eval score kept, the eval score at the end."""
     alone, together = (live(setting, seed, population) for population in (False, True))
     whole = np.full(setting.members, setting.evals)
     found: dict[str, tuple[float, ...]] = {
@@ -153,8 +153,8 @@ def _outcome(lived: Lived, ends: Integers) -> tuple[float, float, float]:
     members, evals = lived.seen.shape
     run = np.arange(evals) < ends[:, None]
     best = np.unravel_index(np.where(run, lived.seen, -np.inf).argmax(), lived.seen.shape)
-    at_the_end = lived.gold[np.arange(members), ends - 1].mean()
-    return float(ends.mean() / evals), float(lived.gold[best]), float(at_the_end)
+    at_the_end = lived.eval_scores[np.arange(members), ends - 1].mean()
+    return float(ends.mean() / evals), float(lived.eval_scores[best]), float(at_the_end)
 
 
 def _workload(setting: Sweep, lived: Lived) -> Workload:
@@ -168,7 +168,7 @@ def _workload(setting: Sweep, lived: Lived) -> Workload:
 
 def _print(console: Console, outcomes: Sequence[Outcome], setting: Sweep) -> None:
     table = Table(title=f"a sweep of {setting.members} members, curvature {setting.curvature:g}")
-    for heading in ("", "GPU-hours", "gold of the kept checkpoint", "mean gold of the members' ends"):
+    for heading in ("", "GPU-hours", "eval score of the kept checkpoint", "mean eval score at the members' ends"):
         table.add_column(heading, justify="left" if not heading else "right")
     for outcome in outcomes:
         figures = (outcome.gpu_hours, outcome.kept, outcome.at_the_end)

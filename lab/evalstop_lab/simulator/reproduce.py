@@ -45,8 +45,8 @@ CHANGES: Mapping[str, Callable[[Figures], float]] = {
 FITTED = """Stated by the paper: 64 GPUs, 80 % RLHF jobs, k = 3. Chosen so that its table comes out: peaks at .5 to .7
 of the plan, 10 evals a job, noise .03 on a score that gains .6, half of the RLHF jobs hacking, durations lognormal with
 sd .8 and medians of 6, 3 and 1.5 h (RLHF, DPO, LoRA), estimates with sd .4, gang sizes. Of these fitted here, on seeds
-0 to 9: how fast healthy gold saturates (false stops), how far gold falls (recall, waste), load (times), noise of the
-loss (loss plateau)."""
+0 to 9: how fast healthy the eval score saturates (false stops), how far the eval score falls (recall, waste), load
+(times), noise of the loss (loss plateau)."""
 
 
 @dataclass(frozen=True)
@@ -163,13 +163,13 @@ def _least_precision(rows: Rows, worlds: Sequence[str]) -> Figure:
 
 
 def _gpu_hours(rows: Rows, rule: str) -> dict[str, float]:
-    """What went into what under the baseline, as shares of all GPU-hours without stops; and gold lost at the kept
-    checkpoint."""
+    """What went into what under the baseline, as shares of all GPU-hours without stops; and the eval score lost at the
+    kept checkpoint."""
     whole = sum(rows.numbers("paper", NONE, BASELINE, lambda found: found.gpu_hours))
     found = rows.figures("paper", rule, BASELINE)
     names = ("gpu_hours", "post_peak", "false_stop", "evals", "pauses", "hacking")
     shares = {name: sum(getattr(item, name) for item in found) / whole for name in names}
-    return shares | {"gold_lost": sum(item.gold_lost for item in found) / len(found)}
+    return shares | {"eval_lost": sum(item.eval_lost for item in found) / len(found)}
 
 
 def _document(changes: Mapping[str, Change]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _rules_table(rows: Rows) -> Table:
         "recall",
         "false stops",
         "before the peak",
-        "gold lost at the kept checkpoint",
+        "the eval score lost at the kept checkpoint",
     ):
         table.add_column(heading, justify="left" if heading == "rule" else "right")
     for rule in STOPPING:
@@ -215,7 +215,7 @@ def _rules_table(rows: Rows) -> Table:
             for of in (counts.precision, counts.recall, counts.false_stops)
         ]
         table.add_row(
-            rule, *both, f"{counts.premature / counts.hacking:.1%}", f"{_gpu_hours(rows, rule)['gold_lost']:.1%}"
+            rule, *both, f"{counts.premature / counts.hacking:.1%}", f"{_gpu_hours(rows, rule)['eval_lost']:.1%}"
         )
     return table
 

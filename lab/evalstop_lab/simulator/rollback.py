@@ -1,9 +1,10 @@
 """`evalstop-lab cluster rollback`: rather than stop a job, take it back to its best checkpoint and let it go on.
 
 The job goes on from there with another setting (a stronger KL penalty, say), for what is left of its plan, and is
-watched no more. Gao et al. (arXiv 2210.10760) found that a KL penalty moves a run along the same frontier of gold and
-KL: what a second attempt adds to gold, `frontier_gain`, is 0 by their finding, and a parameter here. What a rollback
-surely buys is cheap mistakes: a healthy job that was flagged loses the evals since its best one, not all of its work.
+watched no more. Gao et al. (arXiv 2210.10760) found that a KL penalty moves a run along the same frontier of the eval
+score and KL: what a second attempt adds to the eval score, `frontier_gain`, is 0 by their finding, and a parameter
+here. What a rollback surely buys is cheap mistakes: a healthy job that was flagged loses the evals since its best one,
+not all of its work.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ ACTIONS = ("stop", "roll back")
 @dataclass(frozen=True)
 class Outcome:
     """Of one action under one policy. `gpu_hours` and `time` are changes beside no stops; after stops, what was stopped
-    wrongly is run again. `gold` is that of the kept checkpoint of hacking jobs, as a share of what they could gain."""
+    wrongly is run again. `eval_kept` is the eval score of the kept checkpoint of hacking jobs, as a share of
+    what they could gain."""
 
     policy: str
     action: str
     gpu_hours: Figure
     time: Figure
-    gold: Figure
+    eval_kept: Figure
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -57,7 +59,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--world", choices=WORLDS, default="paper")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
     parser.add_argument(
-        "--frontier-gain", type=float, default=0.0, metavar="SHARE", help="what going on adds to gold (default: 0)"
+        "--frontier-gain",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="what going on adds to the eval score (default: 0)",
     )
     parser.set_defaults(run=run)
 
@@ -101,14 +107,14 @@ def _over(setting: Setting, policies: Sequence[Policy], frontier_gain: float, se
 
 
 def _of_seed(setting: Setting, policies: Sequence[Policy], frontier_gain: float, seed: int) -> _Found:
-    """By policy and action: the changes of GPU-hours and mean time, and gold."""
+    """By policy and action: the changes of GPU-hours and mean time, and the eval score."""
     workload, hidden = draw(setting, seed)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
 
     def live(stops: Stops, ends: Floats) -> tuple[float, float, float]:
         schedule = simulate(workload, SRTF_EST, cluster, ends, evals=False)
         figures = measure(workload, hidden, stops, schedule, setting.measured)
-        return figures.gpu_hours + figures.again, figures.jct, 1 - figures.gold_lost
+        return figures.gpu_hours + figures.again, figures.jct, 1 - figures.eval_lost
 
     hours, time, _ = live(nobody(workload), workload.hours)
     found: _Found = {}
@@ -117,25 +123,25 @@ def _of_seed(setting: Setting, policies: Sequence[Policy], frontier_gain: float,
         for action, ends in zip(
             ACTIONS, (stops.ends(workload, cluster), rolled_back(workload, stops, cluster)), strict=True
         ):
-            held, jct, gold = live(stops, ends)
+            held, jct, eval_scores = live(stops, ends)
             added = frontier_gain * _taken_back(stops, hidden) if action == "roll back" else 0.0
-            found[policy.name, action] = held / hours - 1, jct / time - 1, gold + added
+            found[policy.name, action] = held / hours - 1, jct / time - 1, eval_scores + added
     return found
 
 
 def _taken_back(stops: Stops, hidden: Hidden) -> float:
     """The share of hacking jobs that get a second attempt."""
-    early = (stops.after > 0) & (stops.after < hidden.gold.shape[1])
+    early = (stops.after > 0) & (stops.after < hidden.eval_scores.shape[1])
     return float(early[hidden.hacking].mean())
 
 
 def _print(console: Console, outcomes: Sequence[Outcome], frontier_gain: float) -> None:
-    table = Table(title=f"beside no stops, SRTF-Est; going on adds {frontier_gain:.0%} to gold")
-    for heading in ("policy", "action", "GPU-hours", "mean time", "gold kept by hacking jobs"):
+    table = Table(title=f"beside no stops, SRTF-Est; going on adds {frontier_gain:.0%} to the eval score")
+    for heading in ("policy", "action", "GPU-hours", "mean time", "the eval score kept by hacking jobs"):
         table.add_column(heading, justify="left" if heading in ("policy", "action") else "right")
     for outcome in outcomes:
         changes = (
             f"{item.value:+.1%} [{item.low:+.1%}, {item.high:+.1%}]" for item in (outcome.gpu_hours, outcome.time)
         )
-        table.add_row(outcome.policy, outcome.action, *changes, f"{outcome.gold.value:.1%}")
+        table.add_row(outcome.policy, outcome.action, *changes, f"{outcome.eval_kept.value:.1%}")
     console.print(table)

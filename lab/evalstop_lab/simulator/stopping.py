@@ -36,7 +36,7 @@ FIXED_PROGRESS = policy_from_document(
         "name": "fixed-progress",
         "description": "A strawman: stop at 85 % of what the user estimated.",
         "members": [{"detector": "fixed_progress", "params": {"fraction": 0.85}}],
-        "gold_required": False,
+        "eval_required": False,
     }
 )
 LOSS_PLATEAU = policy_from_document(
@@ -44,7 +44,7 @@ LOSS_PLATEAU = policy_from_document(
         "name": "loss-plateau",
         "description": "A strawman: stop when the training loss has not improved for two evals.",
         "members": [{"detector": "loss_plateau", "params": {"patience": 2}}],
-        "gold_required": False,
+        "eval_required": False,
     }
 )
 RULES: Mapping[str, Policy] = {
@@ -86,8 +86,8 @@ def decide(policy: Policy, workload: Workload) -> Stops:
 def logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
     """What the jobs' trainers post of these roles; the planned end is what the user estimated."""
     runs = []
-    for job, gold, proxy in zip(workload.jobs, workload.gold.tolist(), workload.proxy.tolist(), strict=True):
-        posted = {MetricRole.EVAL: gold, MetricRole.PROXY: proxy, MetricRole.LOSS: job.losses}
+    for job, scores, proxy in zip(workload.jobs, workload.eval_scores.tolist(), workload.proxy.tolist(), strict=True):
+        posted = {MetricRole.EVAL: scores, MetricRole.PROXY: proxy, MetricRole.LOSS: job.losses}
         planned = round(STEPS_AN_EVAL * job.evals * job.estimate_hours / job.hours)
         run = Run(str(job.number), max(planned, 1))
         for role in roles & posted.keys():

@@ -1,6 +1,6 @@
 """The pieces that noiseless curves are made of: rises, falls, dips that recover, and how KL grows.
 
-Time `t` runs from 0 at the first eval to 1 at the last. Gold starts at 0 and its highest value is 1.
+Time `t` runs from 0 at the first eval to 1 at the last. The eval score starts at 0 and its highest value is 1.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Growth = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Noiseless gold, proxy and KL to the initial policy at each eval."""
+    """Noiseless the eval score, proxy and KL to the initial policy at each eval."""
 
-    gold: Floats
+    eval_scores: Floats
     proxy: Floats
     kl: Floats
 

@@ -67,8 +67,8 @@ def restart(rng: np.random.Generator, n: int) -> Curve:
     lag = max(2, int(when * rng.uniform(0.08, 0.3)))
     index = np.concatenate([np.arange(when), np.arange(when - lag, n - lag)])
     whole = companions(rng, saturating(rng, 1.0, 5.0)(np.linspace(0, 1, n)))
-    gold = whole.gold[index]
-    return Curve(gold / gold.max(), whole.proxy[index], whole.kl[index])
+    eval_scores = whole.eval_scores[index]
+    return Curve(eval_scores / eval_scores.max(), whole.proxy[index], whole.kl[index])
 
 
 def step_back(rng: np.random.Generator, n: int) -> Curve:
@@ -112,13 +112,13 @@ def _end(rng: np.random.Generator, n: int, start: float, shortest: float, longes
 
 
 def _sometimes(rng: np.random.Generator) -> float:
-    """In half of the runs the proxy keeps still, in the others it loses part or all of what gold loses."""
+    """In half of the runs the proxy keeps still, in the others it loses part or all of what the eval score loses."""
     return float(rng.uniform(0.3, 1.0)) if rng.random() < 0.5 else 0.0
 
 
 def _dipped(base: Curve, loss: Floats, common: float) -> Curve:
-    """Take away the share `loss` of what gold has reached, and of the proxy the part of it that is common."""
-    return Curve(base.gold * (1 - loss), base.proxy * (1 - common * loss), base.kl)
+    """Take away the share `loss` of what the eval score has reached, and of the proxy the part of it that is common."""
+    return Curve(base.eval_scores * (1 - loss), base.proxy * (1 - common * loss), base.kl)
 
 
 DIPS: dict[str, Callable[[np.random.Generator, int], Curve]] = {

@@ -43,8 +43,8 @@ def document_of(world: World) -> dict[str, Any]:
         "turned": turned,
         "peak_step": world.truth.peak_step if turned else None,
         "steps": world.steps.tolist(),
-        "gold": _rounded(world.gold),
-        "stderr": None if world.gold_stderr is None else _rounded(world.gold_stderr),
+        "gold": _rounded(world.eval_scores),
+        "stderr": None if world.eval_stderr is None else _rounded(world.eval_stderr),
         "proxy": _rounded(world.proxy),
         "kl": _rounded(world.kl),
     }

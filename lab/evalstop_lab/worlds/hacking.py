@@ -1,8 +1,8 @@
-"""Curves whose gold turns and does not come back, while the proxy goes on rising.
+"""Curves whose eval score turns and does not come back, while the proxy goes on rising.
 
-Source      Gao et al. (arXiv 2210.10760): with d = sqrt(KL), gold is d (a - b ln d) under reinforcement learning and
-            d (a - b d) under best-of-n. With u = d / d*, d* the place of the peak, they are u (1 - ln u) and u (2 - u)
-            times the height of the peak.
+Source      Gao et al. (arXiv 2210.10760): with d = sqrt(KL), the eval score is d (a - b ln d) under reinforcement
+            learning and d (a - b d) under best-of-n. With u = d / d*, d* the place of the peak, they are u (1 - ln u)
+            and u (2 - u) times the height of the peak.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def gao_bon(rng: np.random.Generator, n: int) -> Curve:
 
 
 def collapse(rng: np.random.Generator, n: int) -> Curve:
-    """Gold falls by half of its gain or far more within a few evals and stays down."""
+    """The eval score falls by half of its gain or far more within a few evals and stays down."""
     peak = _peak(rng, n, 0.25, 0.8)
     return _turned(rng, n, peak, rng.uniform(0.5, 2.0), duration=max(2.5 / (n - 1), rng.uniform(0.02, 0.1)))
 
@@ -47,12 +47,12 @@ def late(rng: np.random.Generator, n: int) -> Curve:
 
 
 def after_plateau(rng: np.random.Generator, n: int) -> Curve:
-    """Gold stays at its peak for a third of the run and more before it turns."""
+    """The eval score stays at its peak for a third of the run and more before it turns."""
     t = np.linspace(0, 1, n)
     peak = _peak(rng, n, 0.5, 0.8)
     top = peak * rng.uniform(0.2, 0.5)
-    gold = rise(rng)(t / top) - rng.uniform(0.15, 1.0) * fall(rng)((t - peak) / (1 - peak))
-    return _companions(rng, gold)
+    eval_scores = rise(rng)(t / top) - rng.uniform(0.15, 1.0) * fall(rng)((t - peak) / (1 - peak))
+    return _companions(rng, eval_scores)
 
 
 def partial_recovery(rng: np.random.Generator, n: int) -> Curve:
@@ -62,12 +62,12 @@ def partial_recovery(rng: np.random.Generator, n: int) -> Curve:
     bottom = peak + rng.uniform(0.25, 0.6) * (1 - peak)
     depth = rng.uniform(0.3, 1.0)
     left = rng.uniform(max(0.15, 0.3 * depth), 0.8 * depth)
-    gold = rise(rng)(t / peak) - np.interp(t, [peak, bottom, 1.0], [0.0, depth, left], left=0.0)
-    return _companions(rng, gold)
+    eval_scores = rise(rng)(t / peak) - np.interp(t, [peak, bottom, 1.0], [0.0, depth, left], left=0.0)
+    return _companions(rng, eval_scores)
 
 
 def never_rose(rng: np.random.Generator, n: int) -> Curve:
-    """Gold falls from the first eval on."""
+    """The eval score falls from the first eval on."""
     t = np.linspace(0, 1, n)
     return _companions(rng, -fall(rng)(t / rng.uniform(0.2, 1.0)))
 
@@ -113,8 +113,8 @@ def _past_the_peak(form: Callable[[Floats], Floats], depth: float) -> float:
 
 def _turned(rng: np.random.Generator, n: int, peak: float, depth: float, duration: float | None = None) -> Curve:
     t = np.linspace(0, 1, n)
-    gold = rise(rng)(t / peak) - depth * fall(rng)((t - peak) / (duration or 1 - peak))
-    return _companions(rng, gold)
+    eval_scores = rise(rng)(t / peak) - depth * fall(rng)((t - peak) / (duration or 1 - peak))
+    return _companions(rng, eval_scores)
 
 
 def _peak(rng: np.random.Generator, n: int, earliest: float, latest: float) -> float:
@@ -122,12 +122,12 @@ def _peak(rng: np.random.Generator, n: int, earliest: float, latest: float) -> f
     return min(round(rng.uniform(earliest, latest) * (n - 1)), n - 4) / (n - 1)
 
 
-def _companions(rng: np.random.Generator, gold: Floats) -> Curve:
-    """A proxy that goes up with gold, goes up by itself too and never falls, and a KL that grows."""
-    t = np.linspace(0, 1, len(gold))
+def _companions(rng: np.random.Generator, eval_scores: Floats) -> Curve:
+    """A proxy that goes up with the eval score, goes up by itself too and never falls, and a KL that grows."""
+    t = np.linspace(0, 1, len(eval_scores))
     shared = rng.uniform(0.0, 0.8)
-    proxy = shared * np.maximum.accumulate(gold) + (1 - shared) * distance_growth(rng)(t)
-    return Curve(gold, proxy, (rng.uniform(1.0, 6.0) * distance_growth(rng)(t)) ** 2)
+    proxy = shared * np.maximum.accumulate(eval_scores) + (1 - shared) * distance_growth(rng)(t)
+    return Curve(eval_scores, proxy, (rng.uniform(1.0, 6.0) * distance_growth(rng)(t)) ** 2)
 
 
 HACKING: dict[str, Callable[[np.random.Generator, int], Curve]] = {

@@ -1,4 +1,4 @@
-"""Healthy curves without dips: gold ends where it is highest, or within the tolerance of the label."""
+"""Healthy curves without dips: the eval score ends where it is highest, or within the tolerance of the label."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def stairs(rng: np.random.Generator, n: int) -> Curve:
 def drift_and_jump(rng: np.random.Generator, n: int) -> Curve:
     """An almost unnoticeable rise over the whole run, with one or two small jumps upward."""
     t = np.linspace(0, 1, n)
-    gold = rng.uniform(0.3, 0.7) * t
+    eval_scores = rng.uniform(0.3, 0.7) * t
     for when in rng.uniform(0.1, 0.85, int(rng.integers(1, 3))):
-        gold = gold + rng.uniform(0.1, 0.4) * logistic((t - when) / 0.005)
-    return companions(rng, _normal(gold))
+        eval_scores = eval_scores + rng.uniform(0.1, 0.4) * logistic((t - when) / 0.005)
+    return companions(rng, _normal(eval_scores))
 
 
 def sag(rng: np.random.Generator, n: int) -> Curve:
@@ -65,19 +65,20 @@ def sag(rng: np.random.Generator, n: int) -> Curve:
     return companions(rng, rising - rng.uniform(0.02, 0.07) * np.clip((t - peak) / (1 - peak), 0, 1))
 
 
-def companions(rng: np.random.Generator, gold: Floats) -> Curve:
-    """The proxy and the KL of a healthy run: the proxy follows gold, in half of the runs with a small rise of its own.
+def companions(rng: np.random.Generator, eval_scores: Floats) -> Curve:
+    """The proxy and the KL of a healthy run: the proxy follows the eval score, in half of the runs with a small rise of
+    its own.
 
-    `gold` is to be without dips here.
+    `eval_scores` is to be without dips here.
     """
-    t = np.linspace(0, 1, len(gold))
+    t = np.linspace(0, 1, len(eval_scores))
     own = rng.uniform(0.05, 0.4) if rng.random() < 0.5 else 0.0
-    proxy = np.clip(gold, 0, None) ** rng.uniform(0.7, 1.1) + own * distance_growth(rng)(t)
-    return Curve(gold, proxy, kl=(rng.uniform(0.7, 5.0) * distance_growth(rng)(t)) ** 2)
+    proxy = np.clip(eval_scores, 0, None) ** rng.uniform(0.7, 1.1) + own * distance_growth(rng)(t)
+    return Curve(eval_scores, proxy, kl=(rng.uniform(0.7, 5.0) * distance_growth(rng)(t)) ** 2)
 
 
-def _normal(gold: Floats) -> Floats:
-    return np.asarray((gold - gold[0]) / (gold.max() - gold[0]))
+def _normal(eval_scores: Floats) -> Floats:
+    return np.asarray((eval_scores - eval_scores[0]) / (eval_scores.max() - eval_scores[0]))
 
 
 HEALTHY: dict[str, Callable[[np.random.Generator, int], Curve]] = {

@@ -30,8 +30,8 @@ DRAWN_KINDS = tuple(kind for kind in NoiseKind if kind is not NoiseKind.RECORDED
 
 @dataclass(frozen=True)
 class Noise:
-    """`level` is the standard deviation as a share of the unit of the run, `correlation` that of gold's noise with the
-    proxy's, `stderr_given` whether the run comes with its standard errors."""
+    """`level` is the standard deviation as a share of the unit of the run, `correlation` that of the eval score's noise
+    with the proxy's, `stderr_given` whether the run comes with its standard errors."""
 
     kind: NoiseKind
     level: float

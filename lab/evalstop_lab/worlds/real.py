@@ -41,12 +41,12 @@ def load(path: Path) -> list[World]:
 def _world(record: dict[str, Any]) -> World:
     log, label = record["log"], record["truth_label"]
     steps = np.asarray(log["step"], dtype=np.int64)
-    gold, stderr = _floats(log["gold"]), _floats(log["gold_se"])
+    eval_scores, stderr = _floats(log["gold"]), _floats(log["gold_se"])
     sd = float(np.sqrt(np.nanmean(stderr**2)))
     truth = Truth(
         label=_LABELS.get(label["label"], Label.AMBIGUOUS),
         steps=steps,
-        gold=_floats(record["truth"]["gold"]),
+        eval_scores=_floats(record["truth"]["gold"]),
         peak=int(label["peak_eval"]),
         gain=float(label["gain"]),
         drop=float(label["drop"]),
@@ -59,8 +59,8 @@ def _world(record: dict[str, Any]) -> World:
         family=FAMILY,
         seed=int(record["cfg"]["seed"]),
         steps=steps,
-        gold=gold,
-        gold_stderr=stderr,
+        eval_scores=eval_scores,
+        eval_stderr=stderr,
         proxy=_floats(log["proxy"]),
         kl=_floats(log["kl"]),
         noise=Noise(NoiseKind.RECORDED, sd / truth.unit, correlation, stderr_given=True),

@@ -71,7 +71,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Score:
-    """`wasted` is the mean share of the evals after the peak that were still run, `gold_lost` what the kept checkpoint
+    """`wasted` is the mean share of the evals after the peak that were still run, `eval_lost` what the kept checkpoint
     is worse than the best one, as a share of the run's unit."""
 
     fates: dict[Fate, int]
@@ -84,7 +84,7 @@ class Score:
     delay_p90: Figure
     delay_of_all: Figure
     wasted: Figure
-    gold_lost: Figure
+    eval_lost: Figure
 
 
 def fate(outcome: Outcome, truth: Truth) -> Fate:
@@ -117,8 +117,9 @@ def wasted_share(outcome: Outcome, truth: Truth) -> float | None:
     return 1.0 if evals is None else evals / (len(truth.steps) - 1 - truth.peak)
 
 
-def gold_lost(outcome: Outcome, truth: Truth) -> float | None:
-    """Noiseless gold at the best eval of the whole run less that at the kept one, as a share of the run's unit.
+def eval_lost(outcome: Outcome, truth: Truth) -> float | None:
+    """Noiseless the eval score at the best eval of the whole run less that at the kept one, as a share of the run's
+    unit.
 
     None when no checkpoint was kept, or when the kept step is no eval of the run.
     """
@@ -127,7 +128,7 @@ def gold_lost(outcome: Outcome, truth: Truth) -> float | None:
     index = int(np.searchsorted(truth.steps, outcome.best_step))
     if index == len(truth.steps) or truth.steps[index] != outcome.best_step:
         return None
-    return float((truth.gold.max() - truth.gold[index]) / truth.unit)
+    return float((truth.eval_scores.max() - truth.eval_scores[index]) / truth.unit)
 
 
 def score(pairs: Iterable[tuple[Outcome, Truth]], chance_seed: int = 0) -> Score:
@@ -150,19 +151,19 @@ def score(pairs: Iterable[tuple[Outcome, Truth]], chance_seed: int = 0) -> Score
         delay_p90=quantile(delays, 0.9),
         delay_of_all=quantile(delays + never, 0.5),
         wasted=mean(_known(wasted_share, pairs), chance_seed),
-        gold_lost=mean(_known(gold_lost, pairs), chance_seed),
+        eval_lost=mean(_known(eval_lost, pairs), chance_seed),
     )
 
 
 def information_bound(truth: Truth, alpha: float) -> int | None:
     """How many evals after the peak any rule of false alarm probability `alpha` needs, roughly: Lai (1998).
 
-    The smallest n at which the sum over i <= n of (gold at the peak - gold i evals later)^2 / (2 sd^2) reaches
-    ln(1 / alpha). None when the run ends before that, is not hacking, or its noise is unknown.
+    The smallest n at which the sum over i <= n of (the eval score at the peak - the eval score i evals later)^2 / (2
+    sd^2) reaches ln(1 / alpha). None when the run ends before that, is not hacking, or its noise is unknown.
     """
     if truth.noise_sd is None or truth.label is not Label.HACKING:
         return None
-    fallen = truth.gold[truth.peak] - truth.gold[truth.peak + 1 :]
+    fallen = truth.eval_scores[truth.peak] - truth.eval_scores[truth.peak + 1 :]
     with np.errstate(divide="ignore", invalid="ignore"):
         information = np.cumsum(np.where(fallen == 0, 0.0, fallen**2 / (2 * truth.noise_sd**2)))
     reached = np.flatnonzero(information >= math.log(1 / alpha))

@@ -1,4 +1,5 @@
-"""What is true of a run, read off its noiseless gold curve alone: whether it turned, where, and by how much."""
+"""What is true of a run, read off its noiseless the eval score curve alone: whether it turned, where, and by how
+much."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ class Label(StrEnum):
 class Truth:
     """The truth about a run of `len(steps)` evals.
 
-    `gold` is the noiseless score at each of `steps`. `peak` is the index of its maximum; of a plateau that is exactly
-    flat the last one, since the turn is where the fall begins. `gain` is the rise from the first eval to the peak,
-    `drop` the fall from the peak to the last eval, both in the unit of gold. `unit` is what noise and loss are measured
-    in: the gain, or the whole range of a run that never rose. `noise_sd` is the standard deviation of one eval, 0 when
-    there is none, and None when nobody knows it.
+    `eval_scores` is the noiseless score at each of `steps`. `peak` is the index of its maximum; of a plateau that is
+    exactly flat the last one, since the turn is where the fall begins. `gain` is the rise from the first eval to the
+    peak, `drop` the fall from the peak to the last eval, both in the unit of the eval score. `unit` is what noise and
+    loss are measured in: the gain, or the whole range of a run that never rose. `noise_sd` is the
+    standard deviation of one eval, 0 when there is none, and None when nobody knows it.
     """
 
     label: Label
     steps: Integers
-    gold: Floats
+    eval_scores: Floats
     peak: int
     gain: float
     drop: float
@@ -47,15 +48,15 @@ class Truth:
         return int(self.steps[self.peak])
 
 
-def judge(steps: Integers, gold: Floats, noise_sd: float | None) -> Truth:
+def judge(steps: Integers, eval_scores: Floats, noise_sd: float | None) -> Truth:
     """Label a noiseless curve: hacking if it ends below its peak by more than a tenth of its unit, else healthy.
 
     A fall that came back before the end leaves the curve healthy, one that came back in part does not.
     """
-    highest = float(gold.max())
-    span = highest - float(gold.min())
-    gain, drop = highest - float(gold[0]), highest - float(gold[-1])
-    peak = int(np.flatnonzero(gold >= highest - 1e-9 * span)[-1])
+    highest = float(eval_scores.max())
+    span = highest - float(eval_scores.min())
+    gain, drop = highest - float(eval_scores[0]), highest - float(eval_scores[-1])
+    peak = int(np.flatnonzero(eval_scores >= highest - 1e-9 * span)[-1])
     unit = gain if gain > 0.05 * span else span
     label = Label.HACKING if drop > TURNED_SHARE * unit else Label.HEALTHY
-    return Truth(label, steps, gold, peak, gain, drop, unit, noise_sd)
+    return Truth(label, steps, eval_scores, peak, gain, drop, unit, noise_sd)

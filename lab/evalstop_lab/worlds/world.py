@@ -28,16 +28,17 @@ SHARES = {Group.HACKING: 0.5, Group.HEALTHY: 0.3, Group.DIP: 0.2}
 class World:
     """One run.
 
-    `gold`, `proxy` and `kl` are what was measured at each of `steps`, NaN where an eval is missing; `gold_stderr` is
-    the standard error of each gold score, None when the run comes without. `truth` holds the noiseless gold.
+    `eval_scores`, `proxy` and `kl` are what was measured at each of `steps`, NaN where an eval is missing;
+    `gold_stderr` is the standard error of each eval score, None when the run comes without. `truth` holds the noiseless
+    the eval score.
     """
 
     name: str
     family: str
     seed: int
     steps: Integers
-    gold: Floats
-    gold_stderr: Floats | None
+    eval_scores: Floats
+    eval_stderr: Floats | None
     proxy: Floats
     kl: Floats
     noise: Noise
@@ -53,19 +54,19 @@ class World:
         for index, step in enumerate(self.steps.tolist()):
             found.append(Observation(MetricRole.KL, step, self.kl[index]))
             found.append(Observation(MetricRole.PROXY, step, self.proxy[index]))
-            if np.isfinite(self.gold[index]):
-                stderr = None if self.gold_stderr is None else self.gold_stderr[index]
-                found.append(Observation(MetricRole.EVAL, step, self.gold[index], stderr))
+            if np.isfinite(self.eval_scores[index]):
+                stderr = None if self.eval_stderr is None else self.eval_stderr[index]
+                found.append(Observation(MetricRole.EVAL, step, self.eval_scores[index], stderr))
         return tuple(found)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The run in the rows that `evalstop-lab replay` reads."""
         for index, step in enumerate(self.steps.tolist()):
             row: dict[str, Any] = {"run": self.name, "step": step}
-            if np.isfinite(self.gold[index]):
-                row["eval"] = float(self.gold[index])
-                if self.gold_stderr is not None:
-                    row["eval_stderr"] = float(self.gold_stderr[index])
+            if np.isfinite(self.eval_scores[index]):
+                row["eval"] = float(self.eval_scores[index])
+                if self.eval_stderr is not None:
+                    row["eval_stderr"] = float(self.eval_stderr[index])
             yield row | {"proxy": float(self.proxy[index]), "kl": float(self.kl[index])}
 
 
@@ -102,9 +103,9 @@ def make(
         drawn_noise.stderr_given if stderr is None else stderr,
     )
     curve = FAMILIES[family].draw(curve_rng, length or drawn)
-    steps = np.arange(len(curve.gold), dtype=np.int64) * stride
+    steps = np.arange(len(curve.eval_scores), dtype=np.int64) * stride
     if chosen.kind is NoiseKind.BINOMIAL:
-        scale, offset = _into_the_unit_interval(curve.gold)
+        scale, offset = _into_the_unit_interval(curve.eval_scores)
     return _measured(family, seed, steps, curve, chosen, scale, offset, noise_rng)
 
 
@@ -161,11 +162,11 @@ def _measured(
     offset: float,
     rng: np.random.Generator,
 ) -> World:
-    clean = offset + scale * curve.gold
+    clean = offset + scale * curve.eval_scores
     sd = noise.level * judge(steps, clean, None).unit
     n = len(clean)
     common, own = rng.standard_normal(n), rng.standard_normal(n)
-    gold = measure(rng, noise.kind, clean, sd, common)
+    eval_scores = measure(rng, noise.kind, clean, sd, common)
     shared = noise.correlation * common + np.sqrt(1 - noise.correlation**2) * own
     proxy_sd = noise.level * rng.uniform(0.3, 1.0) * np.ptp(curve.proxy)
     kl = curve.kl * (1 + 0.02 * rng.standard_normal(n)) + 0.002 * rng.standard_normal(n)
@@ -175,8 +176,8 @@ def _measured(
         family,
         seed,
         steps,
-        gold.values,
-        gold.stderr if noise.stderr_given else None,
+        eval_scores.values,
+        eval_scores.stderr if noise.stderr_given else None,
         curve.proxy + proxy_sd * shared,
         kl,
         noise,
@@ -184,9 +185,9 @@ def _measured(
     )
 
 
-def _into_the_unit_interval(gold: Floats) -> tuple[float, float]:
+def _into_the_unit_interval(eval_scores: Floats) -> tuple[float, float]:
     """Scale and offset that bring a curve into [.2, .8], where a share of prompts has nearly constant noise."""
-    low, high = float(gold.min()), float(gold.max())
+    low, high = float(eval_scores.min()), float(eval_scores.max())
     scale = 0.6 / (high - low)
     return scale, 0.2 - scale * low
 

@@ -49,7 +49,7 @@ def announce(work: Work, before: Run, run: Run, reached: Sequence[Verdict]) -> N
             word = verdict.verdict
             if word == "suspect" and not verdicts.has_reached(work.tx, run.id, run.attempt, "suspect"):
                 news.append(outbox.SUSPECTED)
-                if not verdict.rests_on_gold:
+                if not verdict.rests_on_eval:
                     news.append(outbox.EVAL_REQUESTED)
             verdicts.add_verdict(work.tx, run.id, run.attempt, verdict_to_document(verdict), work.now)
     if _place(run) != _place(before):

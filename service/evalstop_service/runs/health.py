@@ -59,5 +59,5 @@ def _needed(run: Run, policy: Policy) -> dict[str, bool]:
     return {
         metric: named or role["role"] == MetricRole.EVAL
         for metric, role in run.metrics.items()
-        if role["role"] in policy.stopping_signals
+        if role["role"] in policy.stopping_roles
     }

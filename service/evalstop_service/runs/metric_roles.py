@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evalstop_detectors import MetricRole, Role, match, recognise
-from evalstop_detectors.roles.recognition import NO_GOLD
+from evalstop_detectors.roles.recognition import NO_EVAL
 
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store.runs import Run
@@ -27,7 +27,7 @@ MOST_NAMES = 1000
 
 MOST_REASONS = 100
 
-NOTHING_YET: dict[str, Any] = {"open": True, "preset": None, "sources": {}, "reasons": {}, "warnings": [NO_GOLD]}
+NOTHING_YET: dict[str, Any] = {"open": True, "preset": None, "sources": {}, "reasons": {}, "warnings": [NO_EVAL]}
 
 
 class RoleAssignment(NamedTuple):
@@ -61,7 +61,7 @@ def assign_roles(
     with_role = by_pattern | by_name
     first = sorted(reasons, key=lambda metric: (metric not in with_role, metric))[:MOST_REASONS]
     has_gold = any(role.role == MetricRole.EVAL for role in with_role.values())
-    warnings = [warning for warning in found.warnings if warning != NO_GOLD] + ([] if has_gold else [NO_GOLD])
+    warnings = [warning for warning in found.warnings if warning != NO_EVAL] + ([] if has_gold else [NO_EVAL])
     return RoleAssignment(
         {metric: _written(role) for metric, role in sorted(with_role.items())},
         {
@@ -89,7 +89,7 @@ def describe_roles(run: Run) -> dict[str, Any]:
 
 def _settled(metrics: Roles, source: str) -> dict[str, Any]:
     has_gold = any(role["role"] == MetricRole.EVAL for role in metrics.values())
-    warnings = [] if has_gold else [NO_GOLD]
+    warnings = [] if has_gold else [NO_EVAL]
     sources = dict.fromkeys(metrics, source)
     return {"open": False, "preset": None, "sources": sources, "reasons": {}, "warnings": warnings}
 

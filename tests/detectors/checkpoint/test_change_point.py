@@ -68,7 +68,7 @@ def test_a_fall_from_the_first_eval_turns_there() -> None:
 @FEW
 @given(length=st.integers(0, 60), sd=st.sampled_from([0.0, 0.01, 0.1]), seed=st.integers(0, 50))
 def test_a_rise_has_no_turn(length: int, sd: float, seed: int) -> None:
-    """A run whose gold rises to the end has none, with and without noise."""
+    """A run whose eval score rises to the end has none, with and without noise."""
     chance = random.Random(seed)
     assert turn(scores([index + length * chance.gauss(0, sd) / 10 for index in range(length)])) is None
 

@@ -37,7 +37,7 @@ VALID: dict[str, Any] = {
     "suspect_at_least": "any",
     "gate": ["flat"],
     "calibration": [{"detector": "k_decline", "params": {"k": 3}, "thresholds": [{"rate": 0.01, "threshold": 7}]}],
-    "gold_required": False,
+    "eval_required": False,
     "min_evals": 5,
     "warmup_steps": 100,
     "description": "two of three",
@@ -95,7 +95,7 @@ def test_a_document_is_written_out_in_full() -> None:
     (member,) = document["members"]
     assert member["params"] == {"k": 3, "min_delta": 0.0, "warmup_evals": 0, "role": "eval"}
     assert json.dumps([member["suspect_at"], member["stop_at"]]) == "[2.0, 3.0]"
-    assert (document["at_least"], document["gold_required"]) == (1, True)
+    assert (document["at_least"], document["eval_required"]) == (1, True)
 
 
 def test_null_thresholds_mean_never() -> None:
@@ -107,13 +107,13 @@ def test_null_thresholds_mean_never() -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_shipped_policies_load(name: str) -> None:
-    """Each shipped policy reads back from its document, needs gold to stop a run and says what it does."""
+    """Each shipped policy reads back from its document, needs the eval score to stop a run and says what it does."""
     policy = POLICIES[name]
     assert policy.name == name
     assert policy_from_document(policy_to_document(policy)) == policy
-    assert policy.gold_required
+    assert policy.eval_required
     assert policy.description
-    assert any(member.thresholds.stop_at is not None and member.sees_gold for member in policy.members)
+    assert any(member.thresholds.stop_at is not None and member.sees_eval for member in policy.members)
 
 
 def test_a_document_without_reservations_reads_as_before() -> None:
@@ -143,7 +143,7 @@ def test_only_the_paper_stops_without_a_checkpoint() -> None:
     [
         ({"members": [{"detector": "k_decline"}, {"detector": "non_finite", "params": {"role": "kl"}}]}, {"eval"}),
         ({"members": [{"detector": "loss_plateau", "stop_at": 3}]}, {"eval", "loss"}),
-        ({"members": [{"detector": "loss_plateau", "stop_at": 3}], "gold_required": False}, {"loss"}),
+        ({"members": [{"detector": "loss_plateau", "stop_at": 3}], "eval_required": False}, {"loss"}),
         ({"members": [{"detector": "k_decline"}, {"detector": "loss_plateau", "stop_at": None}]}, {"eval"}),
         ({"members": [{"detector": "k_decline"}, {"detector": "loss_plateau", "weight": 0, "stop_at": 3}]}, {"eval"}),
         (
@@ -158,8 +158,9 @@ def test_only_the_paper_stops_without_a_checkpoint() -> None:
 def test_a_policy_stops_on_the_signals_of_those_that_can_call_for_a_stop(
     document: dict[str, Any], roles: set[str]
 ) -> None:
-    """Members that may only suspect, or whose call weighs nothing, do not count; gold does where it is required."""
-    assert policy_from_document({"name": "p"} | document).stopping_signals == roles
+    """Members that may only suspect, or whose call weighs nothing, do not count; the eval score does where it is
+    required."""
+    assert policy_from_document({"name": "p"} | document).stopping_roles == roles
 
 
 @given(document=json_values)
@@ -198,7 +199,7 @@ PARAMS = (*FIRST, "params")
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        ((), [], ["Expected `object`", "name", "members", "gold_required"]),
+        ((), [], ["Expected `object`", "name", "members", "eval_required"]),
         ((), {"members": [{"detector": "k_decline"}]}, ["`name`", "members"]),
         ((), {"name": "p"}, ["`members`", "name"]),
         (("name",), "Upper", ["`$.name`", "[a-z0-9]"]),
@@ -242,7 +243,7 @@ PARAMS = (*FIRST, "params")
         (("calibration",), [{"detector": "k"}], ["`$.calibration[0]`", "`params`", "thresholds (list of objects"]),
         (("calibration",), [CALIBRATED | {"detector": "k"}], ["`$.calibration[0].detector`", "'k'", *DETECTORS]),
         (("calibration",), [CALIBRATED | {"params": {"k": 0}}], ["`$.calibration[0].params.k`", "from 1 to 1000000"]),
-        (("gold_required",), "yes", ["`$.gold_required`", "true or false"]),
+        (("eval_required",), "yes", ["`$.eval_required`", "true or false"]),
         (("min_evals",), -1, ["`$.min_evals`", "from 0"]),
         (("warmup_steps",), 1.5, ["`$.warmup_steps`", "whole number from 0"]),
         (("description",), "x" * 2001, ["`$.description`", "2000"]),

@@ -76,16 +76,16 @@ def reference_verdict(policy: Policy, history: list[Observation]) -> tuple[Call,
                 state, evidence = member.detector.step(state, item)
         if evidence is None:
             continue
-        sees_gold = MetricRole.EVAL in member.detector.roles
+        sees_eval = MetricRole.EVAL in member.detector.roles
         if evidence.reaches(member.thresholds.stop_at):
             called.add(name)
-            stopping.append((member.weight, sees_gold, evidence.turn_step))
+            stopping.append((member.weight, sees_eval, evidence.turn_step))
         if evidence.reaches(member.thresholds.stop_at) or evidence.reaches(member.thresholds.suspect_at):
-            alarmed.append((member.weight, sees_gold, evidence.turn_step))
+            alarmed.append((member.weight, sees_eval, evidence.turn_step))
     evals = [item for item in history if item.role is MetricRole.EVAL and math.isfinite(item.value)]
     enough = sum(weight for weight, *_ in stopping) + 1e-6 >= policy.at_least
-    gold = any(weight and sees_gold for weight, sees_gold, _ in stopping) or not policy.gold_required
-    free = gold and set(policy.gate) <= called and len(evals) >= policy.min_evals
+    eval_scores = any(weight and sees_eval for weight, sees_eval, _ in stopping) or not policy.eval_required
+    free = eval_scores and set(policy.gate) <= called and len(evals) >= policy.min_evals
     if enough and free and history[-1].step >= policy.warmup_steps:
         return Call.STOP, earliest(turn for weight, _, turn in stopping if weight)
     if enough or sum(weight for weight, *_ in alarmed) + 1e-6 >= policy.suspect_at_least:
@@ -99,7 +99,8 @@ def earliest(turns: Iterable[int | None]) -> int | None:
 
 @given(policy=policies(), observations=runs)
 def test_the_verdict_is_what_the_policy_says(policy: Policy, observations: list[Observation]) -> None:
-    """Every verdict up to the first stop follows from at_least, gold, min_evals and warmup_steps by their words."""
+    """Every verdict up to the first stop follows from at_least, the eval score, min_evals and warmup_steps by their
+    words."""
     watched = [item for item in observations if item.role in policy.roles]
     for count, state in enumerate(fold(policy, watched)[1:], start=1):
         assert (state.verdict.verdict, state.verdict.turn_step) == reference_verdict(policy, watched[:count])
@@ -152,20 +153,24 @@ def test_a_stop_stays(policy: Policy, observations: list[Observation]) -> None:
     assert (undecided.states, undecided.evidence) == (states[-1].states, states[-1].evidence)
 
 
-@given(policy=policies(gold_required=True), observations=blind_runs)
-def test_without_gold_nothing_stops(policy: Policy, observations: list[Observation]) -> None:
-    """Under gold_required no proxy, KL or loss ever stops a run that has no eval scores, NaN or not."""
+@given(policy=policies(eval_required=True), observations=blind_runs)
+def test_without_an_eval_score_nothing_stops(policy: Policy, observations: list[Observation]) -> None:
+    """Under eval_required no proxy, KL or loss ever stops a run that has no eval scores, NaN or not."""
     assert not replay(policy, observations).verdict.stops
 
 
 @given(observations=blind_runs, detector=st.sampled_from([LossPlateau(patience=1), KDecline(1, role=MetricRole.PROXY)]))
-def test_without_gold_nothing_stops_a_rising_run(
+def test_without_an_eval_score_nothing_stops_a_rising_run(
     observations: list[Observation], detector: LossPlateau | KDecline
 ) -> None:
     """Rising evals beside an alarmed proxy or loss leave it at suspect, and the reason says what is missing."""
-    policy = msgspec.structs.replace(alone(detector), gold_required=True)
-    gold = [Observation(MetricRole.EVAL, number, float(number)) for number in {item.step for item in observations}]
-    verdicts = [state.verdict for state in fold(policy, sorted([*observations, *gold], key=lambda item: item.order))]
+    policy = msgspec.structs.replace(alone(detector), eval_required=True)
+    eval_scores = [
+        Observation(MetricRole.EVAL, number, float(number)) for number in {item.step for item in observations}
+    ]
+    verdicts = [
+        state.verdict for state in fold(policy, sorted([*observations, *eval_scores], key=lambda item: item.order))
+    ]
     assert not any(verdict.stops for verdict in verdicts)
     suspects = [verdict for verdict in verdicts if verdict.verdict is Call.SUSPECT]
     assert all("no evidence from the eval score" in verdict.reason for verdict in suspects)
@@ -262,7 +267,7 @@ def test_a_stop_is_held_back_no_longer_than_it_must() -> None:
     quiet = Member(NonFinite(MetricRole.PROXY), Thresholds(1, None))
     bad = Observation(MetricRole.LOSS, 1, math.nan)
     for change, role in ({"warmup_steps": 4}, MetricRole.PROXY), ({"min_evals": 3}, MetricRole.EVAL):
-        policy = msgspec.structs.replace(Policy("late", (bad_loss, quiet), gold_required=False), **change)
+        policy = msgspec.structs.replace(Policy("late", (bad_loss, quiet), eval_required=False), **change)
         later = [Observation(role, number, 0.0) for number in range(2, 6)]
         assert [state.verdict.stops for state in fold(policy, [bad, *later])] == [False] * 4 + [True] * 2
         state, verdicts = advance(policy, start(policy), [bad, *later])

@@ -92,7 +92,7 @@ def judgments(draw: st.DrawFn, /, **fixed: Any) -> tuple[Policy, Found]:
         ),
         at_least=draw(reachable(weights)),
         suspect_at_least=draw(reachable(weights)),
-        gold_required=draw(st.booleans()),
+        eval_required=draw(st.booleans()),
         min_evals=draw(st.sampled_from([0, 0, 0, 11])),
         warmup_steps=draw(st.sampled_from([0, 0, 0, 101])),
     )
@@ -116,9 +116,14 @@ def test_a_verdict_follows_from_the_words(judgment: tuple[Policy, Found]) -> Non
     alarm_weight = sum(round(10 * member.weight) for member in alarmed)
     enough = stop_weight > 0 and stop_weight >= round(10 * policy.at_least, 6)
     suspicious = alarm_weight > 0 and alarm_weight >= round(10 * policy.suspect_at_least, 6)
-    gold = any(member.weight and member.detector.roles == {MetricRole.EVAL} for _, member in calling)
+    eval_scores = any(member.weight and member.detector.roles == {MetricRole.EVAL} for _, member in calling)
     open_gate = all(name in [called for called, _ in calling] for name in policy.gate)
-    free = open_gate and policy.min_evals <= 10 and policy.warmup_steps <= 100 and (gold or not policy.gold_required)
+    free = (
+        open_gate
+        and policy.min_evals <= 10
+        and policy.warmup_steps <= 100
+        and (eval_scores or not policy.eval_required)
+    )
     wanted = Call.STOP if enough and free else Call.SUSPECT if enough or suspicious else Call.CONTINUE
     assert call(policy, found) is wanted
 
@@ -156,12 +161,13 @@ def test_more_alarm_never_means_less(judgment: tuple[Policy, Found], index: int)
     assert all(ORDER.index(calmer) <= ORDER.index(worse) for calmer, worse in pairwise(verdicts))
 
 
-@given(judgment=judgments(gold_required=True))
-def test_gold_decides(judgment: tuple[Policy, Found]) -> None:
-    """Without a call of a member that sees gold and has a weight nothing stops, however heavy the others are."""
+@given(judgment=judgments(eval_required=True))
+def test_the_eval_score_decides(judgment: tuple[Policy, Found]) -> None:
+    """Without a call of a member that sees the eval score and has a weight nothing stops, however heavy the others
+    are."""
     policy, found = judgment
     blind: Found = [
-        None if member.weight and member.sees_gold else item for member, item in zip(policy.members, found, strict=True)
+        None if member.weight and member.sees_eval else item for member, item in zip(policy.members, found, strict=True)
     ]
     assert call(policy, blind) is not Call.STOP
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from evalstop_detectors import MetricRole, Role, match, recognise
-from evalstop_detectors.roles.recognition import NO_GOLD
+from evalstop_detectors.roles.recognition import NO_EVAL
 from evalstop_detectors.roles.trainers import TRAINERS
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,7 +139,7 @@ LOGS = {
         {"loss": ("loss", MIN), "eval_accuracy": ("eval", MAX)},
     ),
     "nobody's": (
-        "gold kl proxy loss lr",
+        "the eval score kl proxy loss lr",
         {"gold": ("eval", MAX), "kl": ("kl", MIN), "proxy": ("proxy", MAX), "loss": ("loss", MIN)},
     ),
     "nobody's, as Lightning has it": (
@@ -195,13 +195,13 @@ def test_a_trap_alone_is_one_too(metric: str) -> None:
 
 
 @pytest.mark.parametrize(("names", "warned"), [(GRPO, True), (PPO, True), (f"{PPO} eval_win_rate", False), ("", True)])
-def test_a_run_without_gold_is_warned_of(names: str, warned: bool) -> None:
+def test_a_run_without_an_eval_score_is_warned_of(names: str, warned: bool) -> None:
     """That it can only be suspect is said, and only then."""
-    assert (NO_GOLD in recognise(names.split()).warnings) is warned
+    assert (NO_EVAL in recognise(names.split()).warnings) is warned
 
 
-def test_gold_that_may_be_the_proxy_is_warned_of() -> None:
-    """verl's validation calls the reward function again: a reward model's opinion is no gold."""
+def test_the_eval_score_that_may_be_the_proxy_is_warned_of() -> None:
+    """verl's validation calls the reward function again: a reward model's opinion is no eval score."""
     found = recognise([*VERL.split(), "val-core/chat/reward/mean@1"])
     assert found.roles["val-core/chat/reward/mean@1"].role is MetricRole.EVAL
     assert any("reward model" in warning for warning in found.warnings)

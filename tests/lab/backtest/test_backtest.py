@@ -31,10 +31,10 @@ DIPS = [*RISING[:6], 0.4, 0.3, 0.2, *RISING[9:]]
 LATE = [*RISING[:20], *(1.9 - 0.3 * index for index in range(1, 5))]
 
 
-def run_of(name: str, golds: Sequence[float], gpus: float | None = None) -> Run:
+def run_of(name: str, eval_scores: Sequence[float], gpus: float | None = None) -> Run:
     run = Run(name, gpus=gpus, seconds=3600.0)
-    for index, gold in enumerate(golds):
-        run.add(MetricRole.EVAL, 10 * (index + 1), gold, None)
+    for index, score in enumerate(eval_scores):
+        run.add(MetricRole.EVAL, 10 * (index + 1), score, None)
     return run
 
 
@@ -103,9 +103,9 @@ def test_figures_add_up(walks: list[list[int]]) -> None:
 def test_the_command_says_everything_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Figures, roles, each run, and what could not be read; a run without evals is counted, and stopped by nobody."""
     rows = [
-        {"run": name, "step": 10 * index, "reward": gold, "eval/score": gold}
-        for name, golds in (("turns", TURNS), ("dips", DIPS))
-        for index, gold in enumerate(golds)
+        {"run": name, "step": 10 * index, "reward": score, "eval/score": score}
+        for name, eval_scores in (("turns", TURNS), ("dips", DIPS))
+        for index, score in enumerate(eval_scores)
     ]
     blind: list[dict[str, Any]] = [{"run": "blind", "step": 0, "reward": 1.0}]
     file = write_jsonl(tmp_path / "runs.jsonl", [*rows, *blind])
@@ -114,7 +114,7 @@ def test_the_command_says_everything_as_json(tmp_path: Path, capsys: pytest.Capt
     assert main(["backtest", str(file), "--policy", "paper", "--against", "cautious", "--json"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
-    assert (found["runs"], found["without_gold"], found["truths"]["turned"]) == (3, 1, 1)
+    assert (found["runs"], found["without_eval"], found["truths"]["turned"]) == (3, 1, 1)
     assert {"role": "eval", "metric": "eval/score", "minimized": False, "runs": 2} in found["roles"]
     assert [item["policy"] for item in found["policies"]] == ["paper", "cautious"]
     assert found["cases"][1]["policies"]["paper"]["said"] == "wrong"

@@ -79,12 +79,13 @@ def test_everyone_runs_over_a_world() -> None:
 
 
 def test_the_oracle_keeps_its_promise() -> None:
-    """Where gold truly stays at its peak it stops 5 % at most, and not far less; where gold falls it finds most."""
+    """Where the eval score truly stays at its peak it stops 5 % at most, and not far less; where the eval score falls
+    it finds most."""
     crossed = found = 0
     for seed in range(400):
         world = make("mild", seed, length=200, noise=NoiseKind.GAUSSIAN, level=0.1)
-        held = np.where(np.arange(200) > world.truth.peak, world.truth.gold.max(), world.truth.gold)
-        stays = replace(world, gold=world.gold - world.truth.gold + held)
+        held = np.where(np.arange(200) > world.truth.peak, world.truth.eval_scores.max(), world.truth.eval_scores)
+        stays = replace(world, eval_scores=world.eval_scores - world.truth.eval_scores + held)
         crossed += oracle(stays).first_at(np.log(20)) is not None
         found += oracle(world).first_at(np.log(20)) is not None
     assert 0.01 * 400 < crossed <= 0.05 * 400 + 3 * np.sqrt(0.05 * 400)

@@ -16,13 +16,13 @@ patiently = settings(
 )
 
 TURNING = (0.1, 0.4, 0.7, 0.9, 0.8, 0.6, 0.4, 0.2)
-"""Gold at steps 0, 10, ...: three declines in a row are complete at step 60, the peak is at step 30."""
+"""The eval score at steps 0, 10, ...: three declines in a row are complete at step 60, the peak is at step 30."""
 
 Replay = Callable[..., list[dict[str, Any]]]
 
 
-def rows(run: str = "a", golds: Sequence[float] = TURNING, **more: Any) -> list[dict[str, Any]]:
-    return [{"run": run, "step": 10 * index, "eval": gold} | more for index, gold in enumerate(golds)]
+def rows(run: str = "a", eval_scores: Sequence[float] = TURNING, **more: Any) -> list[dict[str, Any]]:
+    return [{"run": run, "step": 10 * index, "eval": score} | more for index, score in enumerate(eval_scores)]
 
 
 def write_jsonl(path: Path, lines: Sequence[dict[str, Any]]) -> Path:

@@ -70,7 +70,7 @@ def test_json_lines_of_several_runs(tmp_path: Path, replay: Replay) -> None:
 
 def test_csv(tmp_path: Path, replay: Replay) -> None:
     """A CSV says the same; empty cells are evals that are missing, and other columns do not matter."""
-    lines = ["run,step,eval,note", *(f'a,{10 * i},{gold},"x, y"' for i, gold in enumerate(TURNING)), "a,75,,"]
+    lines = ["run,step,eval,note", *(f'a,{10 * i},{score},"x, y"' for i, score in enumerate(TURNING)), "a,75,,"]
     (tmp_path / "runs.csv").write_text("\ufeff" + "\r\n".join(lines) + "\n", encoding="utf-8")
     (result,) = replay(tmp_path / "runs.csv")
     assert (result["run"], told(result)) == ("a", STOPPED)
@@ -84,8 +84,8 @@ def test_csv_of_one_run(tmp_path: Path, replay: Replay) -> None:
 
 
 def test_trainer_state(tmp_path: Path, replay: Replay) -> None:
-    """A trainer's log history is one run, called by its folder; a loss may be gold when it is minimized."""
-    history: list[dict[str, Any]] = [{"step": 10 * i, "eval_loss": 1 - gold} for i, gold in enumerate(TURNING)]
+    """A trainer's log history is one run, called by its folder; a loss may be the eval score when it is minimized."""
+    history: list[dict[str, Any]] = [{"step": 10 * i, "eval_loss": 1 - score} for i, score in enumerate(TURNING)]
     history += [{"step": 10 * i, "loss": 0.5, "epoch": 0.1, "grad_norm": float("nan")} for i in range(8)]
     file = tmp_path / "checkpoint-70" / "trainer_state.json"
     file.parent.mkdir()
@@ -101,7 +101,7 @@ def test_a_planned_end_is_known_to_the_detectors(tmp_path: Path, replay: Replay)
     """max_steps of a trainer's state, or --total-steps, tell how far a run is."""
     policy = tmp_path / "half.json"
     member = {"detector": "fixed_progress", "params": {"fraction": 0.5}}
-    policy.write_text(json.dumps({"name": "half", "members": [member], "gold_required": False}))
+    policy.write_text(json.dumps({"name": "half", "members": [member], "eval_required": False}))
     history = [{"step": 10 * i, "loss": 0.5} for i in range(8)]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"max_steps": 100, "log_history": history}))
     log = write_jsonl(tmp_path / "runs.jsonl", [{"run": "a", **row} for row in history])
@@ -113,7 +113,7 @@ def test_a_planned_end_is_known_to_the_detectors(tmp_path: Path, replay: Replay)
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_tensorboard_events(tmp_path: Path, replay: Replay, as_tensor: bool) -> None:
     """Each folder with event files is a run; scalars are read however they were written."""
-    points = [(10 * i, gold) for i, gold in enumerate(TURNING)]
+    points = [(10 * i, score) for i, score in enumerate(TURNING)]
     write_events(tmp_path / "logs" / "x", {"score/gold": points, "lr": [(0, 0.1)]}, as_tensor)
     write_events(tmp_path / "logs" / "y", {"score/gold": points[:4], "score/gold_stderr": [(0, 0.1)]}, as_tensor)
     first, second = replay(tmp_path / "logs", "--eval", "score/gold")

@@ -120,7 +120,7 @@ def test_not_finite_values(tmp_path: Path, replay: Replay) -> None:
 
 def test_a_run_of_nothing_but_nan(tmp_path: Path, replay: Replay) -> None:
     """There is no best step and nothing to stop."""
-    (result,) = replay(write_jsonl(tmp_path / "a.jsonl", rows(golds=[float("nan")] * 9)))
+    (result,) = replay(write_jsonl(tmp_path / "a.jsonl", rows(eval_scores=[float("nan")] * 9)))
     assert (result["verdict"], result["stop_step"], result["best_step"]) == ("continue", None, None)
 
 
@@ -138,7 +138,7 @@ def test_the_first_value_of_a_step_stands(tmp_path: Path, capsys: pytest.Capture
 
 def test_many_conflicts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A log of nothing but conflicts does not flood the screen."""
-    log = [*rows(golds=range(99)), *rows(golds=range(1, 100))]
+    log = [*rows(eval_scores=range(99)), *rows(eval_scores=range(1, 100))]
     assert main(["replay", str(write_jsonl(tmp_path / "a.jsonl", log)), "--json"]) == 0
     assert "evalstop-lab: and 79 more such conflicts" in capsys.readouterr().err.splitlines()
 
@@ -169,11 +169,11 @@ def test_half_a_surrogate_pair_is_no_text(tmp_path: Path, capsys: pytest.Capture
 
 
 @patiently
-@given(step=cells, gold=cells, stderr=cells, run=cells)
-def test_any_json_row_is_read_or_refused(tmp_path: Path, step: str, gold: str, stderr: str, run: str) -> None:
+@given(step=cells, eval_scores=cells, stderr=cells, run=cells)
+def test_any_json_row_is_read_or_refused(tmp_path: Path, step: str, eval_scores: str, stderr: str, run: str) -> None:
     """No JSON row whatever makes replay fail otherwise than by its own message."""
     file = tmp_path / "any.jsonl"
-    file.write_text(f'{{"run": {run}, "step": {step}, "eval": {gold}, "eval_stderr": {stderr}}}\n')
+    file.write_text(f'{{"run": {run}, "step": {step}, "eval": {eval_scores}, "eval_stderr": {stderr}}}\n')
     assert main(["replay", str(file), "--json"]) in (0, 1)
 
 

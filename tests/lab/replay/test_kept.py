@@ -30,10 +30,10 @@ from mlflow.entities import Metric
 
 client = MlflowClient("file:" + sys.argv[1])
 experiment = client.create_experiment("rlhf")
-for name, golds in (("seed1", {turning}), ("deleted", [1.0, 2.0])):
+for name, scores in (("seed1", {turning}), ("deleted", [1.0, 2.0])):
     run = client.create_run(experiment, run_name=name, start_time=1_000)
     client.log_param(run.info.run_id, "gpus", 8)
-    metrics = [Metric("eval/score", gold, 1_000, 10 * index) for index, gold in enumerate(golds)]
+    metrics = [Metric("eval/score", value, 1_000, 10 * index) for index, value in enumerate(scores)]
     client.log_batch(run.info.run_id, [*metrics, Metric("train/kl", float("nan"), 1_000, 20)])
     client.set_terminated(run.info.run_id, end_time=3_601_000)
     if name == "deleted":
@@ -41,7 +41,7 @@ for name, golds in (("seed1", {turning}), ("deleted", [1.0, 2.0])):
 """
 
 
-def golds(run: Run) -> list[tuple[int, float]]:
+def eval_scores(run: Run) -> list[tuple[int, float]]:
     series = run.series[MetricRole.EVAL]
     return list(zip(series.steps, series.values, strict=True))
 
@@ -51,14 +51,14 @@ def points(run: Run) -> dict[MetricRole, list[tuple[int, str]]]:
     return {role: list(zip(some.steps, map(repr, some.values), strict=True)) for role, some in run.series.items()}
 
 
-TURNED = [(10 * index, gold) for index, gold in enumerate(TURNING)]
+TURNED = [(10 * index, score) for index, score in enumerate(TURNING)]
 
 
 def test_an_offline_run_of_wandb() -> None:
     """What the real wandb 0.31 wrote: steps by the trainer's own count, NaN, GPUs of the config, name and id."""
     (run,) = read([OFFLINE]).by_name.values()
     assert run.name == "grpo-seed3 (ir2a0mcn)"
-    assert golds(run) == [(50 * index, gold) for index, gold in enumerate(TURNING)]
+    assert eval_scores(run) == [(50 * index, score) for index, score in enumerate(TURNING)]
     assert len(run.series[MetricRole.PROXY].steps) == 40
     assert [
         step
@@ -91,18 +91,19 @@ def test_a_file_store_of_mlflow(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "mlruns")], env=environment, check=True, timeout=120)
     (run,) = read([tmp_path]).by_name.values()
     assert run.name.startswith("seed1 (")
-    assert (golds(run), run.gpu_hours) == (TURNED, 8.0)
+    assert (eval_scores(run), run.gpu_hours) == (TURNED, 8.0)
     assert math.isnan(run.series[MetricRole.KL].values[0])
 
 
 def test_a_run_in_several_logs(tmp_path: Path) -> None:
-    """Where training and evals are logged apart, a run has what stands in either; of two columns the first is gold."""
+    """Where training and evals are logged apart, a run has what stands in either; of two columns the first is the eval
+    score."""
     train = [{"run": "a", "step": step, "reward": 1.0} for step, _ in TURNED]
-    evals = [{"run": "a", "step": step, "eval/score": gold} for step, gold in TURNED]
+    evals = [{"run": "a", "step": step, "eval/score": score} for step, score in TURNED]
     others = [{"run": "a", "step": 900, "eval/accuracy": 9.0}]
     files = [write_jsonl(tmp_path / f"{number}.jsonl", rows) for number, rows in enumerate((train, evals, others))]
     (run,) = read(files).by_name.values()
-    assert golds(run) == TURNED
+    assert eval_scores(run) == TURNED
     assert len(run.series[MetricRole.PROXY].steps) == len(TURNED)
 
 
@@ -115,7 +116,7 @@ def test_an_mlflow_server(monkeypatch: pytest.MonkeyPatch) -> None:
         for source in (f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"):
             second, first = sorted(read([source]).by_name.values(), key=lambda run: run.name, reverse=True)
             assert (first.name[:6], second.name[:6]) == ("seed1 ", "seed2 ")
-            assert (golds(first), first.gpus) == (TURNED, 8.0)
+            assert (eval_scores(first), first.gpus) == (TURNED, 8.0)
             assert math.isnan(second.series[MetricRole.KL].values[2])
         assert len(read([f"mlflow+{address}", f"mlflow+{address}?experiment=rlhf"]).by_name) == 4
         with pytest.raises(UnreadableInput, match="no experiment 'other'; there are Default, rlhf"):
@@ -133,7 +134,7 @@ def test_the_service_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             metrics = {"odd": {"role": "eval", "direction": "minimize"}}
             body = {"name": "a", "metrics": metrics, "labels": {"gpus": "4"}, "total_steps": 200}
             run_id = client.post("/runs", json=body).raise_for_status().json()["id"]
-            points = [{"metric": "odd", "step": step, "value": -gold, "stderr": 0.1} for step, gold in TURNED]
+            points = [{"metric": "odd", "step": step, "value": -score, "stderr": 0.1} for step, score in TURNED]
             late = [{"metric": "odd", "step": 80, "value": 9.0}, {"metric": "odd", "step": 90, "value": "NaN"}]
             client.post(f"/runs/{run_id}/observations", json={"observations": points + late}).raise_for_status()
             client.post(f"/runs/{run_id}/resume", json={"step": 70}).raise_for_status()
@@ -148,44 +149,44 @@ def test_the_service_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 CONSOLES = {
     "verl": "(TaskRunner pid=7) \x1b[36mstep:{step} - critic/score/mean:0.5 - actor/ppo_kl:nan"
-    " - val-core/gsm8k/reward/mean@1:np.float64({gold})\x1b[0m",
+    " - val-core/gsm8k/reward/mean@1:np.float64({score})\x1b[0m",
     "openrlhf": "(PPOTrainer pid=7) 2026-01-01 INFO \u2728 Global step {step}: {{'policy_loss': tensor(0.5),"
-    " 'reward': {gold}, 'ppo_kl': 1e-05, 'text': 'x: 1'}}",
+    " 'reward': {score}, 'ppo_kl': 1e-05, 'text': 'x: 1'}}",
     "nemo-rl": "========== Step {step}/900 ==========\n\u25b6 Starting validation at step {step}...\n"
-    "  \u2022 Accuracy: {gold}\n  \u2022 Avg Reward: 0.5\n  \u2022 Generation KL Error: 0.1",
+    "  \u2022 Accuracy: {score}\n  \u2022 Avg Reward: 0.5\n  \u2022 Generation KL Error: 0.1",
 }
 
 
 @pytest.mark.parametrize("trainer", CONSOLES)
 def test_a_console_of(trainer: str, tmp_path: Path) -> None:
     """The lines in which a trainer prints its metrics are found among everything else that it prints."""
-    lines = ["step: a word about steps", *(CONSOLES[trainer].format(step=step, gold=gold) for step, gold in TURNED)]
+    lines = ["step: a word about steps", *(CONSOLES[trainer].format(step=step, score=score) for step, score in TURNED)]
     (tmp_path / "train.log").write_text("\n".join(lines), encoding="utf-8")
     asked = Asked({MetricRole.EVAL: "reward"}) if trainer == "openrlhf" else None
     (run,) = read([tmp_path / "train.log"], asked).by_name.values()
-    assert golds(run) == TURNED
+    assert eval_scores(run) == TURNED
 
 
 def test_rows_by_other_names(tmp_path: Path) -> None:
     """verl's file logger, W&B's history as JSON and what its pages export of a chart."""
-    verl = [{"step": step, "data": {"val-core/gsm8k/reward/mean@1": gold, "text": "x"}} for step, gold in TURNED]
+    verl = [{"step": step, "data": {"val-core/gsm8k/reward/mean@1": score, "text": "x"}} for step, score in TURNED]
     (tmp_path / "verl.jsonl").write_text("".join(json.dumps(row) + "\n" for row in verl))
     history = [{"_step": 2 * i, "train/global_step": step, "loss": 1.0} for i, (step, _) in enumerate(TURNED)]
-    evals = [{"_step": 2 * i + 1, "eval/score": gold, "_runtime": 3600.0} for i, (_, gold) in enumerate(TURNED)]
+    evals = [{"_step": 2 * i + 1, "eval/score": score, "_runtime": 3600.0} for i, (_, score) in enumerate(TURNED)]
     rows = [row for pair in zip(history, evals, strict=True) for row in pair]
     (tmp_path / "history.json").write_text(json.dumps(rows))
     chart = ["Step,a - b - eval/score,a - b - eval/score__MIN,c - eval/score"]
-    chart += [f'"{step}","{gold}","{gold}",""' for step, gold in TURNED]
+    chart += [f'"{step}","{score}","{score}",""' for step, score in TURNED]
     (tmp_path / "chart.csv").write_text("\n".join(chart) + "\n")
     found = {name: read([tmp_path / name]).by_name for name in ("verl.jsonl", "history.json", "chart.csv")}
-    assert [golds(next(iter(runs.values()))) for runs in found.values()] == [TURNED] * 3
+    assert [eval_scores(next(iter(runs.values()))) for runs in found.values()] == [TURNED] * 3
     assert set(found["chart.csv"]) == {"a - b", "c"}
     assert next(iter(found["history.json"].values())).seconds == 3600
 
 
 def test_what_is_broken_costs_nothing_else(tmp_path: Path) -> None:
     """A reader that goes on names each file and line at fault, once, and has every row that is whole."""
-    good = [json.dumps({"step": step, "eval": gold}) for step, gold in TURNED]
+    good = [json.dumps({"step": step, "eval": score}) for step, score in TURNED]
     (tmp_path / "half.jsonl").write_text(
         "\n".join([*good[:3], "{broken", *good[3:], '{"step": -1, "eval": 1}', good[0][:9]])
     )
@@ -194,7 +195,7 @@ def test_what_is_broken_costs_nothing_else(tmp_path: Path) -> None:
     names = ("half.jsonl", "table.csv", "trainer_state.json", "absent.jsonl")
     troubles = Troubles(strict=False)
     runs = read([tmp_path / name for name in names], None, troubles)
-    assert [golds(run) for run in runs.by_name.values()] == [TURNED] * 2
+    assert [eval_scores(run) for run in runs.by_name.values()] == [TURNED] * 2
     words = [str(error).split(f"{tmp_path}/")[1] for error in troubles.found]
     assert [item.split(": ")[0] for item in words if "none of" not in item] == [
         "half.jsonl, line 4", "half.jsonl, line 10", "half.jsonl, line 11", "table.csv, line 10", "table.csv, line 11",

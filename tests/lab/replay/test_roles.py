@@ -21,7 +21,8 @@ GRPO = {
 
 
 def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """TRL's reward is the proxy, its eval_reward no gold, and a run without gold is warned of; logs alike are one."""
+    """TRL's reward is the proxy, its eval_reward no eval score, and a run without the eval score is warned of; logs
+    alike are one."""
     files = [write_jsonl(tmp_path / f"{name}.jsonl", [{"step": 1, **GRPO}]) for name in "ab"]
     assert main(["roles", *map(str, files), "--json"]) == 0
     (found,) = map(json.loads, capsys.readouterr().out.splitlines())
@@ -29,7 +30,7 @@ def test_a_log_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert {metric: role["role"] for metric, role in found["roles"].items()} == {"reward": "proxy", "kl": "kl"}
     assert "eval_reward" in found["refused"]
     assert found["ignored"] == ["frac_reward_zero_std", "lr"]
-    assert "No metric is gold" in found["warnings"][-1]
+    assert "No metric is the eval score" in found["warnings"][-1]
 
 
 def test_an_option_corrects_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,9 +39,9 @@ def test_an_option_corrects_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["roles", str(file), "--eval", "reward", "--minimize", "reward", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["roles"]["reward"] == {"role": "eval", "direction": "minimize", "reason": "an option says so"}
-    assert not any("No metric is gold" in words for words in found["warnings"])
+    assert not any("No metric is the eval score" in words for words in found["warnings"])
     assert main(["roles", str(file)]) == 0
-    assert "Warning: No metric is gold" in capsys.readouterr().out
+    assert "Warning: No metric is the eval score" in capsys.readouterr().out
 
 
 def test_what_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

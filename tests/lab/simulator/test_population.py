@@ -19,14 +19,14 @@ from tests.lab.simulator.conftest import patiently
 @patiently
 @given(seed=st.integers(0, 10_000), population=st.booleans(), curvature=st.sampled_from([0.0, 0.5, 2.0]))
 def test_nobody_is_above_the_frontier(seed: int, population: bool, curvature: float) -> None:
-    """True gold never exceeds the top of the frontier, however members are cloned."""
-    assert live(Sweep(curvature=curvature), seed, population).gold.max() <= 1 + 1e-9
+    """True the eval score never exceeds the top of the frontier, however members are cloned."""
+    assert live(Sweep(curvature=curvature), seed, population).eval_scores.max() <= 1 + 1e-9
 
 
 def test_both_begin_alike() -> None:
     """Up to the first selection, members and noise of a seed are the same with and without cloning."""
     alone, together = (live(Sweep(), 3, population) for population in (False, True))
-    assert np.array_equal(alone.gold[:, 0], together.gold[:, 0])
+    assert np.array_equal(alone.eval_scores[:, 0], together.eval_scores[:, 0])
     assert np.array_equal(alone.seen[:, 0], together.seen[:, 0])
 
 
@@ -43,7 +43,7 @@ def test_the_worst_fifth_stands_where_the_best_does(seen: list[float], seed: int
     assert (speeds[order[count:]] == 1).all()
 
 
-def test_stopping_keeps_the_gold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_stopping_keeps_the_eval_score(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """`cluster population` shows that stops bring GPU-hours back without losing the best checkpoint of the sweep."""
     words = ["cluster", "population", "--policies", "paper", "--seeds", "6", "--jobs", "1", "--json"]
     assert main([*words, "--plots", str(tmp_path)]) == 0

@@ -37,12 +37,13 @@ def test_a_flag_at_the_end_takes_nobody_back() -> None:
 
 @pytest.mark.parametrize("gain", ["0", "0.2"])
 def test_going_on_costs_what_stopping_saves(gain: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A stop brings GPU-hours back and a rollback takes more; it buys as much gold as it is said to, and no other."""
+    """A stop brings GPU-hours back and a rollback takes more; it buys as much the eval score as it is said to, and no
+    other."""
     words = ["cluster", "rollback", "--policies", "paper", "--seeds", "2", "--cluster-jobs", "150", "--jobs", "1"]
     assert main([*words, "--frontier-gain", gain, "--json", "--plots", str(tmp_path)]) == 0
     assert (tmp_path / "rollback.png").stat().st_size > 10_000
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     stop, back = report["outcomes"]
     assert stop["gpu_hours"]["value"] < 0 < back["gpu_hours"]["value"]
-    added = back["gold"]["value"] - stop["gold"]["value"]
+    added = back["eval_kept"]["value"] - stop["eval_kept"]["value"]
     assert added == pytest.approx(0.0) if gain == "0" else 0.1 < added <= 0.2

@@ -37,7 +37,7 @@ def test_the_paper_stops_at_the_third_decline() -> None:
     stops = decide(RULES["paper"], workload)
     assert (stops.after[~hidden.hacking] == 0).all()
     for job in np.flatnonzero(hidden.hacking):
-        falls = np.flatnonzero(np.diff(hidden.gold[job]) < 0)
+        falls = np.flatnonzero(np.diff(hidden.eval_scores[job]) < 0)
         assert stops.after[job] == falls[2] + 2
 
 
@@ -85,8 +85,8 @@ def test_readings_with_and_without_the_last_eval() -> None:
 def test_a_world_is_what_it_says(setting: Setting) -> None:
     """Hacking jobs end below their peak, and healthy ones within the tolerance; the offered load is met."""
     workload, hidden = draw(replace(setting, jobs=3000), 5)
-    peaks = hidden.gold.max(axis=1)
-    fallen = (peaks - hidden.gold[:, -1]) / setting.gain
+    peaks = hidden.eval_scores.max(axis=1)
+    fallen = (peaks - hidden.eval_scores[:, -1]) / setting.gain
     assert (fallen[~hidden.hacking] < 0.1).all()
     assert (fallen[hidden.hacking] > 0.0).all()
     assert (peaks <= hidden.best + 1e-9).all()
@@ -99,7 +99,7 @@ def test_responses_that_grow_longer_make_the_rest_of_a_job_longer(eval_share: fl
     """Up to its peak a hacking job keeps to its plan; what comes after takes half the growth longer, eval by eval."""
     setting = replace(SMALL, evals=50, eval_share=eval_share)
     (even, hidden), (grown, turned) = (draw(replace(setting, length_growth=growth), 4) for growth in (0.0, 0.8))
-    assert np.array_equal(hidden.gold, turned.gold)
+    assert np.array_equal(hidden.eval_scores, turned.eval_scores)
     for before, after, peak in zip(even.jobs, grown.jobs, hidden.peaks.tolist(), strict=True):
         plan = before.hours / (1 + setting.evals * eval_share)
         assert after.hours == pytest.approx(before.hours + plan * 0.8 * (1 - peak) / 2)
@@ -134,7 +134,7 @@ def test_no_quantity_is_drawn_from_anothers_stream() -> None:
         "length": length,
         "gpus": workload.gpus,
         "estimate": np.log([job.estimate_hours / job.hours for job in workload.jobs]),
-        "noise": workload.gold[:, 0] - hidden.gold[:, 0],
+        "noise": workload.eval_scores[:, 0] - hidden.eval_scores[:, 0],
         "noise of the proxy": workload.proxy[:, 0],
         "tenant": [job.tenant for job in workload.jobs],
     }

@@ -46,7 +46,7 @@ def test_labels_are_for_metrics_alone(seed: int, rule: str) -> None:
     workload, hidden = draw(setting, seed % 100)
     order = np.random.default_rng(seed).permutation(setting.jobs)
     permuted = replace(
-        hidden, **{name: getattr(hidden, name)[order] for name in ("hacking", "peaks", "peak_hours", "gold", "best")}
+        hidden, **{name: getattr(hidden, name)[order] for name in ("hacking", "peaks", "peak_hours", "eval_scores", "best")}
     )
     stops = decide(RULES[rule], workload)
     schedule = simulate(workload, SCHEDULERS["LAS"], Cluster(), stops.ends(workload, Cluster()), evals=False)

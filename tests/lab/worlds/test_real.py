@@ -24,10 +24,10 @@ def test_recorded_runs_keep_their_labels_and_their_truth() -> None:
     }
     for world in worlds:
         if world.truth.label is Label.HACKING:  # the peak in the file is that of a smoothed curve
-            assert world.truth.gold[world.truth.peak] > world.truth.gold.max() - 0.06 * world.truth.unit
-        assert len(world.gold) == len(world.proxy) == len(world.kl) == len(world.steps)
-        assert world.gold_stderr is not None
-        assert (world.gold_stderr > 0).all()
+            assert world.truth.eval_scores[world.truth.peak] > world.truth.eval_scores.max() - 0.06 * world.truth.unit
+        assert len(world.eval_scores) == len(world.proxy) == len(world.kl) == len(world.steps)
+        assert world.eval_stderr is not None
+        assert (world.eval_stderr > 0).all()
 
 
 def test_the_published_rule_fares_on_them_as_is_written_beside_them() -> None:

@@ -12,8 +12,8 @@ from evalstop_lab.worlds.scoring import (
     Outcome,
     clopper_pearson,
     delay,
+    eval_lost,
     fate,
-    gold_lost,
     information_bound,
     mean,
     quantile,
@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
-def a_truth(gold: list[float], sd: float | None = 0.1) -> Truth:
-    """Noiseless gold at steps 0, 10, 20, ..."""
-    return judge(np.arange(len(gold), dtype=np.int64) * 10, np.asarray(gold, dtype=float), sd)
+def a_truth(eval_scores: list[float], sd: float | None = 0.1) -> Truth:
+    """Noiseless the eval score at steps 0, 10, 20, ..."""
+    return judge(np.arange(len(eval_scores), dtype=np.int64) * 10, np.asarray(eval_scores, dtype=float), sd)
 
 
 # The peak is at step 20, four evals come after it.
@@ -89,12 +89,12 @@ def test_delay_and_waste_are_counted_from_the_peak() -> None:
     assert delay(Outcome(30), HEALTHY) is None
 
 
-def test_gold_lost_is_what_the_kept_checkpoint_lacks() -> None:
+def test_eval_lost_is_what_the_kept_checkpoint_lacks() -> None:
     """As a share of the unit, whatever the scale."""
-    assert gold_lost(Outcome(None, 40), HACKING) == pytest.approx(0.3)
-    assert gold_lost(Outcome(None, 20), HACKING) == 0.0
-    assert gold_lost(Outcome(None, None), HACKING) is None
-    assert gold_lost(Outcome(None, 45), HACKING) is None
+    assert eval_lost(Outcome(None, 40), HACKING) == pytest.approx(0.3)
+    assert eval_lost(Outcome(None, 20), HACKING) == 0.0
+    assert eval_lost(Outcome(None, None), HACKING) is None
+    assert eval_lost(Outcome(None, 45), HACKING) is None
 
 
 def test_a_table_worked_by_hand() -> None:
@@ -117,7 +117,7 @@ def test_a_table_worked_by_hand() -> None:
     assert found.delay_of_all.value == 3.0
     assert found.delay_of_all.high == math.inf
     assert found.wasted.value == pytest.approx((0.25 + 0.75 + 1.0) / 3)
-    assert found.gold_lost.value == pytest.approx(0.5 / 6)
+    assert found.eval_lost.value == pytest.approx(0.5 / 6)
 
 
 def test_nothing_scores_as_unknown() -> None:
@@ -142,7 +142,7 @@ def test_every_run_has_one_fate(found: list[tuple[Outcome, Truth]]) -> None:
         assert 0 <= share.low <= share.high <= 1
         if share.n:
             assert share.low <= share.value <= share.high
-    for figure in (result.delay, result.delay_p90, result.delay_of_all, result.wasted, result.gold_lost):
+    for figure in (result.delay, result.delay_p90, result.delay_of_all, result.wasted, result.eval_lost):
         assert math.isnan(figure.value) or figure.low <= figure.value <= figure.high
 
 
@@ -158,9 +158,9 @@ def test_the_order_of_runs_does_not_matter(found: list[tuple[Outcome, Truth]]) -
 
 
 @given(st.lists(st.floats(0, 1), min_size=3, max_size=12), st.floats(0.01, 100), st.floats(-100, 100))
-def test_scale_and_shift_change_no_label(gold: list[float], scale: float, shift: float) -> None:
+def test_scale_and_shift_change_no_label(eval_scores: list[float], scale: float, shift: float) -> None:
     """Figures are in units of the run."""
-    rounded = [round(value, 2) for value in gold]
+    rounded = [round(value, 2) for value in eval_scores]
     truth, other = a_truth(rounded), a_truth([scale * value + shift for value in rounded])
     margin = abs(truth.drop - 0.1 * truth.unit)
     if margin > 1e-6 and abs(truth.gain - 0.05 * np.ptp(rounded)) > 1e-6:

@@ -34,8 +34,10 @@ lengths = st.integers(20, 300)
 
 
 def the_numbers(world: World) -> list[bytes]:
-    stderr = b"" if world.gold_stderr is None else world.gold_stderr.tobytes()
-    return [item.tobytes() for item in (world.steps, world.gold, world.proxy, world.kl, world.truth.gold)] + [stderr]
+    stderr = b"" if world.eval_stderr is None else world.eval_stderr.tobytes()
+    return [
+        item.tobytes() for item in (world.steps, world.eval_scores, world.proxy, world.kl, world.truth.eval_scores)
+    ] + [stderr]
 
 
 @given(families, seeds)
@@ -47,13 +49,13 @@ def test_a_family_and_a_seed_give_the_same_run_every_time(family: str, seed: int
 
 def test_another_seed_gives_another_run() -> None:
     """Seeds are not ignored."""
-    assert len({make("gao_rl", seed, length=50).gold.tobytes() for seed in range(20)}) == 20
+    assert len({make("gao_rl", seed, length=50).eval_scores.tobytes() for seed in range(20)}) == 20
 
 
 def test_the_runs_of_a_seed_are_written_down() -> None:
     """A change to the generator shows here: thresholds calibrated before it would no longer be those of these runs."""
     world = make("gao_rl", 7)
-    clean = (world.truth.gold - world.truth.gold[0]) / world.truth.unit
+    clean = (world.truth.eval_scores - world.truth.eval_scores[0]) / world.truth.unit
     assert (len(world.steps), world.truth.peak, world.noise.kind) == (50, 25, NoiseKind.STUDENT_T3)
     assert clean[-1] == pytest.approx(-0.47910681)
 
@@ -63,11 +65,11 @@ def test_the_runs_of_a_seed_are_written_down() -> None:
 def test_the_label_agrees_with_the_noiseless_curve(family: str, seed: int, length: int) -> None:
     """A hacking run ends more than a tenth of its unit below its peak, a healthy one does not."""
     truth = make(family, seed, length=length).truth
-    fallen = (truth.gold.max() - truth.gold[-1]) / truth.unit
+    fallen = (truth.eval_scores.max() - truth.eval_scores[-1]) / truth.unit
     assert truth.label is FAMILIES[family].group.label
     assert (fallen > 0.1) == (truth.label is Label.HACKING)
-    assert truth.gold[truth.peak] == pytest.approx(truth.gold.max(), abs=1e-8 * truth.unit)
-    assert truth.drop == pytest.approx(truth.gold.max() - truth.gold[-1])
+    assert truth.eval_scores[truth.peak] == pytest.approx(truth.eval_scores.max(), abs=1e-8 * truth.unit)
+    assert truth.drop == pytest.approx(truth.eval_scores.max() - truth.eval_scores[-1])
 
 
 @given(st.sampled_from(of_group(Group.HACKING)), seeds, lengths)
@@ -84,7 +86,7 @@ def test_every_hacking_run_leaves_something_to_save(family: str, seed: int, leng
 def test_a_dip_is_over_before_its_run_is(family: str, seed: int) -> None:
     """The last twentieth of a run with dips lies at its highest level or rises to it."""
     truth = make(family, seed, length=200).truth
-    assert np.all(np.diff(truth.gold[-8:]) >= -1e-9 * truth.unit)
+    assert np.all(np.diff(truth.eval_scores[-8:]) >= -1e-9 * truth.unit)
     assert truth.drop <= 1e-9 * truth.unit
 
 
@@ -94,7 +96,7 @@ def test_dips_are_seen(family: str) -> None:
     falls = []
     for seed in range(40):
         truth = make(family, seed, length=200).truth
-        falls.append(float((np.maximum.accumulate(truth.gold) - truth.gold).max()) / truth.unit)
+        falls.append(float((np.maximum.accumulate(truth.eval_scores) - truth.eval_scores).max()) / truth.unit)
     assert np.median(falls) > 0.05
 
 
@@ -103,7 +105,7 @@ def test_dips_are_seen(family: str) -> None:
 def test_noise_does_not_touch_the_curve(family: str, seed: int, kind: NoiseKind, level: float) -> None:
     """Runs of one family and seed share their noiseless curve up to its scale, so that noises compare in pairs."""
     plain, noisy = make(family, seed, length=60), make(family, seed, length=60, noise=kind, level=level)
-    curves = [(item.truth.gold - item.truth.gold[0]) / item.truth.unit for item in (plain, noisy)]
+    curves = [(item.truth.eval_scores - item.truth.eval_scores[0]) / item.truth.unit for item in (plain, noisy)]
     assert curves[0] == pytest.approx(curves[1], abs=1e-9)
 
 
@@ -112,14 +114,14 @@ def test_noise_does_not_touch_the_curve(family: str, seed: int, kind: NoiseKind,
 def test_noise_has_the_level_that_was_asked_for(kind: NoiseKind, level: float) -> None:
     """The root mean square of what was measured less what is true is the level times the unit."""
     worlds = [make("slow", seed, length=400, noise=kind, level=level) for seed in range(40)]
-    squares = [np.nanmean(((w.gold - w.truth.gold) / w.truth.unit) ** 2) for w in worlds]
+    squares = [np.nanmean(((w.eval_scores - w.truth.eval_scores) / w.truth.unit) ** 2) for w in worlds]
     assert np.sqrt(np.mean(squares)) == pytest.approx(level, rel=0.12)
 
 
 def test_outliers_come_on_top_of_the_level() -> None:
     """About 3 % of evals lie more than three and a half standard deviations off."""
     worlds = [make("slow", seed, length=400, noise=NoiseKind.OUTLIERS, level=0.1) for seed in range(20)]
-    far = [np.mean(np.abs(w.gold - w.truth.gold) > 0.35 * w.truth.unit) for w in worlds]
+    far = [np.mean(np.abs(w.eval_scores - w.truth.eval_scores) > 0.35 * w.truth.unit) for w in worlds]
     assert 0.02 < np.mean(far) < 0.04
 
 
@@ -128,7 +130,7 @@ def test_ar1_noise_is_correlated_and_the_rest_is_not() -> None:
 
     def correlation(kind: NoiseKind) -> float:
         worlds = [make("plateau", seed, length=400, noise=kind, level=0.1) for seed in range(20)]
-        errors = [(w.gold - w.truth.gold) / w.truth.unit for w in worlds]
+        errors = [(w.eval_scores - w.truth.eval_scores) / w.truth.unit for w in worlds]
         return float(np.mean([np.corrcoef(item[:-1], item[1:])[0, 1] for item in errors]))
 
     assert correlation(NoiseKind.AR1) > 0.3
@@ -140,7 +142,7 @@ def test_ar1_noise_is_correlated_and_the_rest_is_not() -> None:
 def test_standard_errors_are_correct(kind: NoiseKind) -> None:
     """Errors over their standard errors have a variance of one."""
     worlds = [make("slow", seed, length=300, noise=kind, level=0.1, stderr=True) for seed in range(30)]
-    ratios = [(w.gold - w.truth.gold) / w.gold_stderr for w in worlds if w.gold_stderr is not None]
+    ratios = [(w.eval_scores - w.truth.eval_scores) / w.eval_stderr for w in worlds if w.eval_stderr is not None]
     assert len(ratios) == 30
     assert np.mean(np.square(ratios)) == pytest.approx(1.0, rel=0.12)
 
@@ -148,7 +150,7 @@ def test_standard_errors_are_correct(kind: NoiseKind) -> None:
 def test_missing_evals_do_not_reach_a_detector() -> None:
     """A gap is a step without an eval; proxy and KL are there."""
     world = make("saturate", 3, length=100, noise=NoiseKind.MISSING, level=0.05)
-    gaps = int(np.isnan(world.gold).sum())
+    gaps = int(np.isnan(world.eval_scores).sum())
     counts = Counter(item.role for item in world.observations())
     assert 5 <= gaps <= 40
     assert counts == {MetricRole.EVAL: 100 - gaps, MetricRole.PROXY: 100, MetricRole.KL: 100}
@@ -183,5 +185,5 @@ def test_families_held_out_and_reporting_seeds_stay_out_of_calibration() -> None
 
 def test_half_of_the_runs_come_with_standard_errors() -> None:
     """A detector cannot rely on standard errors."""
-    given_count = sum(world.gold_stderr is not None for world in sample(400))
+    given_count = sum(world.eval_stderr is not None for world in sample(400))
     assert 160 < given_count < 240

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evalstop_detectors.roles.recognition import NO_GOLD
+from evalstop_detectors.roles.recognition import NO_EVAL
 from evalstop_service.runs import metric_roles
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,8 +36,8 @@ def test_first_pattern_that_fits() -> None:
 
 def test_no_gold_is_told() -> None:
     """Where no metric is gold, that is a warning."""
-    assert NO_GOLD in metric_roles.assign_roles({"reward", "kl"}, {}, []).recognition["warnings"]
-    assert NO_GOLD in metric_roles.NOTHING_YET["warnings"]
+    assert NO_EVAL in metric_roles.assign_roles({"reward", "kl"}, {}, []).recognition["warnings"]
+    assert NO_EVAL in metric_roles.NOTHING_YET["warnings"]
 
 
 @given(names=NAMES, patterns=st.sampled_from([[], PATTERNS, PATTERNS[1:]]))

@@ -24,7 +24,7 @@ SETTINGS = {
     "at_least": "stops when the weights of those that call for it reach",
     "suspect_at_least": "suspects when they reach",
     "gate": "no stop without",
-    "gold_required": "needs evidence from gold",
+    "eval_required": "needs evidence from gold",
     "min_evals": "no stop before so many evals",
     "warmup_steps": "no stop before step",
     "stops_despite": "stops despite",

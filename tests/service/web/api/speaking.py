@@ -49,7 +49,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "description": "d",
         "members": [{"detector": "k_decline", "params": {"k": 7}, "suspect_at": 3.0, "stop_at": 7.0}],
         "at_least": 1,
-        "gold_required": True,
+        "eval_required": True,
         "min_evals": 10,
         "warmup_steps": 5,
     },
