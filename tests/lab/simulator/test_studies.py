@@ -45,9 +45,8 @@ def test_labels_are_for_metrics_alone(seed: int, rule: str) -> None:
     setting = replace(SMALL, jobs=40, evals=20)
     workload, hidden = draw(setting, seed % 100)
     order = np.random.default_rng(seed).permutation(setting.jobs)
-    permuted = replace(
-        hidden, **{name: getattr(hidden, name)[order] for name in ("hacking", "peaks", "peak_hours", "eval_scores", "best")}
-    )
+    columns = ("hacking", "peaks", "peak_hours", "eval_scores", "best")
+    permuted = replace(hidden, **{name: getattr(hidden, name)[order] for name in columns})
     stops = decide(RULES[rule], workload)
     schedule = simulate(workload, SCHEDULERS["LAS"], Cluster(), stops.ends(workload, Cluster()), evals=False)
     told, mistold = (measure(workload, truth, stops, schedule) for truth in (hidden, permuted))
