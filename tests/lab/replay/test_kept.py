@@ -84,6 +84,7 @@ def test_an_offline_run_that_breaks_off_or_is_broken(tmp_path: Path, data: st.Da
     assert cut or troubles.found or found == [everything]
 
 
+@pytest.mark.real
 def test_a_file_store_of_mlflow(tmp_path: Path) -> None:
     """What the real mlflow wrote: names with slashes, NaN, its length in hours and GPUs; a deleted run is not there."""
     script = WRITE_A_FILE_STORE.format(turning=list(TURNING))
@@ -125,6 +126,7 @@ def test_an_mlflow_server(monkeypatch: pytest.MonkeyPatch) -> None:
         read([address])
 
 
+@pytest.mark.real
 def test_the_service_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a real service come with the roles they said, without what an earlier attempt left behind."""
     with running_service(tmp_path) as service:

@@ -22,7 +22,7 @@ from tests.lab.simulator.conftest import SMALL
 @pytest.mark.parametrize("rule", ["paper", "default", "fixed-progress", "loss-plateau"])
 def test_stops_ahead_of_time_are_stops_online(scheduler: Scheduler, rule: str) -> None:
     """A policy asked at each eval and one asked before anything runs give the same schedule, to the last bit."""
-    workload, _ = draw(replace(SMALL, evals=40, noise_sd=0.05), 3)
+    workload, _ = draw(replace(SMALL, jobs=30, evals=30, noise_sd=0.05), 3)
     cluster, policy = Cluster(stop_hours=0.2 if scheduler.preemptive else 0.0), RULES[rule]
     ahead = simulate(workload, scheduler, cluster, decide(policy, workload).ends(workload, cluster), evals=False)
     online = simulate(workload, WithStop(scheduler, policy, workload), cluster)

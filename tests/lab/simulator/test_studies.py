@@ -56,6 +56,7 @@ def test_labels_are_for_metrics_alone(seed: int, rule: str) -> None:
     assert stopped[0] == stopped[1] == np.count_nonzero(stops.after)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("backend", [DASK, RAY])
 def test_a_cluster_of_computers_computes_the_same(backend: str) -> None:
     """Two workers of a real local Dask or Ray cluster, and two processes, come to the rows of one."""
