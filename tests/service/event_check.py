@@ -7,9 +7,10 @@ from functools import cache
 
 import jsonschema_rs
 import sqlalchemy as sa
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.store.database import Database
 from evalstop_service.store.tables import events
-from evalstop_service.webhooks import event_schemas
+from evalstop_service.webhooks.events import event_schema
 
 
 def check_events(database: Database) -> None:
@@ -22,4 +23,4 @@ def check_events(database: Database) -> None:
 
 @cache
 def _checker(event_type: str) -> jsonschema_rs.Draft202012Validator:
-    return jsonschema_rs.Draft202012Validator(event_schemas.schema(event_type), validate_formats=True)
+    return jsonschema_rs.Draft202012Validator(event_schema(EventType(event_type)), validate_formats=True)

@@ -98,7 +98,7 @@ def an_outbox(database: Database, url: str) -> Outbox:
 
 
 def fill(box: Outbox, count: int) -> None:
-    """Leave so many deliveries waiting, as `outbox.announce` does one by one: each of a run of its own."""
+    """Leave so many deliveries waiting, as `outbox.add_event` does one by one: each of a run of its own."""
     now = utc_now()
     with box.database.reading() as tx:
         run = dict(tx.execute(sa.select(runs).where(runs.c.id == box.run_id)).mappings().one())

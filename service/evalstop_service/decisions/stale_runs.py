@@ -12,24 +12,23 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 from evalstop_detectors import GuardKind, Policy
 
 from evalstop_service.background import Chore, Pause
-from evalstop_service.clock import Clock, rfc3339
+from evalstop_service.clock import Clock
 from evalstop_service.decisions import commands, guards, transitions
 from evalstop_service.projects import policies
 from evalstop_service.rules import dead_metrics, liveness
 from evalstop_service.rules.dead_metrics import Dead
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.projects import Project
-from evalstop_service.store.queue import outbox
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
@@ -139,30 +138,23 @@ def _tell(database: Database, held: RunHealth, now: datetime) -> None:
         if state != pulse.state:
             _turned(tx, project, run, found, now)
         for one in dead_metrics.as_json(dead_metrics.news(pulse.dead, dead)):
-            _announce(tx, project, run, "detector.dead", {"dead": one}, now)
+            events.announce_run_event(tx, EventType.METRIC_UNUSABLE, project, run, now, metric=one)
     if state != pulse.state:
         log.info("run %s is %s", run.name, state, extra={"run_id": run.id})
 
 
 def _turned(tx: Transaction, project: Project, run: Run, pulse: RunHealth, now: datetime) -> None:
     heard_at = health.last_report_at(run, pulse)
-    told = {"state": pulse.state, "heard_at": rfc3339(heard_at), "cadence_seconds": pulse.cadence_seconds}
+    told = {"state": pulse.state, "last_seen_at": heard_at, "cadence_seconds": pulse.cadence_seconds}
     if pulse.state == Liveness.STALE:
-        _announce(tx, project, run, "run.stale", {"pulse": told}, now)
+        events.announce_run_event(tx, EventType.STALE, project, run, now, health=told)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         if decision is not None and decision.state == DecisionState.PENDING:
             against = guards.find_guards(tx, projects.lock_project(tx, project.id), run, now)
             transitions.hold_stop(tx, run, [guard for guard in against if guard.kind == GuardKind.STALE], now)
     elif pulse.state == Liveness.LOST:
         run = commands.end_run(tx, run, Liveness.LOST, now)
-        _announce(tx, project, run, "run.lost", {"pulse": told}, now)
-
-
-def _announce(
-    tx: Transaction, project: Project, run: Run, event_type: str, data: dict[str, Any], now: datetime
-) -> None:
-    told = events.data(project, run, None) | data
-    outbox.add_event(tx, project_id=project.id, run_id=run.id, type=event_type, data=told, now=now)
+        events.announce_run_event(tx, EventType.LOST, project, run, now, health=told)
 
 
 def _dead(tx: Transaction, found: list[Run], known: Policies) -> dict[UUID, tuple[Dead, ...]]:

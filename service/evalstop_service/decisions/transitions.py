@@ -199,16 +199,7 @@ def _carry_out(
                 outbox.cancel_stop(tx, run.id, decision.id, now, why)
             case decision_lifecycle.Announce(event_type, data, due_at):
                 told = replace(decision, state=DecisionState.REQUESTED) if due_at is not None else decision
-                outbox.add_event(
-                    tx,
-                    project_id=project.id,
-                    run_id=run.id,
-                    type=event_type,
-                    data=events.data(project, run, told) | data,
-                    now=now,
-                    due_at=due_at,
-                    decision_id=decision.id,
-                )
+                events.announce_run_event(tx, event_type, project, run, now, decision=told, due_at=due_at, **data)
 
 
 def _life(tx: Transaction, decision: Decision) -> Lifecycle:

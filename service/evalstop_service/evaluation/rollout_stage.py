@@ -25,15 +25,15 @@ from evalstop_service.clock import Clock
 from evalstop_service.evaluation.figures import estimate_to_json, load_figures
 from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.rules.decision_lifecycle import SERVICE
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import audit, policies, projects, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.queue import outbox
 from evalstop_service.store.rollout_stages import RolloutStage
+from evalstop_service.webhooks import events
 
 log = logging.getLogger(__name__)
 
-CHANGED = "policy.rollout_stage_changed"
 """The event that tells of a move."""
 
 EVERY_SECONDS = 60.0
@@ -157,18 +157,13 @@ def _keep(tx: Transaction, held: RolloutStage, moved: RolloutStage, reason: str,
         "canary_share": moved.canary_share,
         **moved.numbers,
     }
-    outbox.add_event(
-        tx,
-        project_id=project.id,
-        run_id=run_id,  # events are kept by run: the newest that the policy looks after
-        type=CHANGED,
-        data={
-            "project": {"id": str(project.id), "name": project.name},
-            "policy": {"name": moved.policy_name, "version": moved.version},
-            "rollout_stage": numbers,
-        },
-        now=now,
-    )
+    fields = {
+        "project": project,
+        "policy": {"name": moved.policy_name, "version": moved.version},
+        "rollout_stage": numbers,
+    }
+    # Events are kept by run: this one by the newest that the policy looks after.
+    events.announce_event(tx, EventType.ROLLOUT_STAGE_CHANGED, project.id, run_id, fields, now)
     audit.record_action(tx, project.id, SERVICE, "rollout_stage.moved", f"policy {moved.policy_name}", numbers, now)
     log.warning("policy %s of %s: %s -> %s: %s", moved.policy_name, project.name, held.stage, moved.stage, reason)
     return moved

@@ -10,8 +10,8 @@ from evalstop_service.decisions import transitions
 from evalstop_service.ingest.run_cache import LiveRun
 from evalstop_service.ingest.unit_of_work import Work
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import decisions, projects, verdicts
-from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 from evalstop_service.webhooks import events
 
@@ -48,17 +48,16 @@ def announce(work: Work, before: Run, run: Run, reached: Sequence[Verdict]) -> N
         if verdict.verdict != word:
             word = verdict.verdict
             if word == "suspect" and not verdicts.has_reached(work.tx, run.id, run.attempt, "suspect"):
-                news.append(outbox.SUSPECTED)
+                news.append(EventType.SUSPECTED)
                 if not verdict.rests_on_eval:
-                    news.append(outbox.EVAL_REQUESTED)
+                    news.append(EventType.EVAL_REQUESTED)
             verdicts.add_verdict(work.tx, run.id, run.attempt, verdict_to_document(verdict), work.now)
     if _place(run) != _place(before):
-        news.append("run.best_checkpoint_changed")
+        news.append(EventType.BEST_CHECKPOINT_CHANGED)
     if news:
         project = projects.get_project(work.tx, run.project_id)
         for event_type in news:
-            data = events.data(project, run, None)
-            outbox.add_event(work.tx, project_id=project.id, run_id=run.id, type=event_type, data=data, now=work.now)
+            events.announce_run_event(work.tx, event_type, project, run, work.now)
 
 
 def _place(run: Run) -> tuple[int, str] | None:

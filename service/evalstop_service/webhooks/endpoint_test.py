@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
-from evalstop_service.clock import rfc3339
+import msgspec
+
 from evalstop_service.errors import Conflict
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.security.address_policy import AddressPolicy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints, projects
@@ -19,7 +20,7 @@ from evalstop_service.store.queue import pull
 from evalstop_service.webhooks.channels import render_body
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.endpoints import require_enabled
-from evalstop_service.webhooks.event_schemas import TEST
+from evalstop_service.webhooks.events import build_data
 from evalstop_service.webhooks.retry import Answer
 from evalstop_service.webhooks.signature import sign_headers
 
@@ -55,12 +56,9 @@ def send_test_event(
         project = projects.get_project(tx, project_id)
     if endpoint.url.startswith(pull.PREFIX):
         raise Conflict("the receiver of this endpoint fetches its events; nothing can be sent to it")
-    data = {
-        "project": {"id": str(project.id), "name": project.name},
-        "endpoint": {"id": str(endpoint.id), "url": endpoint.url},
-    }
-    event = json.dumps({"type": TEST, "timestamp": rfc3339(now), "data": data}, separators=(",", ":"))
-    body = render_body(endpoint.format, event).encode()
+    data = build_data(EventType.ENDPOINT_TEST, {"project": project, "endpoint": endpoint})
+    event = {"type": EventType.ENDPOINT_TEST, "timestamp": now.astimezone(UTC), "data": data}
+    body = render_body(endpoint.format, msgspec.json.encode(event).decode()).encode()
     event_id = new_id()
     stored = endpoints.select_valid_secrets(
         endpoint.secret, endpoint.previous_secret, endpoint.previous_secret_until, now

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import audit, endpoints
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import pull
-from evalstop_service.store.queue.outbox import EVENT_TYPES
 
 MAX_URL_CHARACTERS = 2048
 
@@ -49,8 +49,8 @@ def check_url(url: str) -> str:
 
 def check_event_type(name: str) -> str:
     """An event type that an endpoint can subscribe to; raises ValueError when there is no such type."""
-    if name != "*" and name not in EVENT_TYPES:
-        raise ValueError(f'"*" for all, or one of {", ".join(EVENT_TYPES)}')
+    if name != "*" and name not in SUBSCRIBABLE:
+        raise ValueError(f'"*" for all, or one of {", ".join(SUBSCRIBABLE)}')
     return name
 
 

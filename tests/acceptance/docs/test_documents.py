@@ -15,8 +15,8 @@ from evalstop_client.receivers.cli import entry as receiver_cli
 from evalstop_lab import cli as lab_cli
 from evalstop_service import cli
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES
+from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.settings import Settings
-from evalstop_service.store.queue.outbox import EVENT_TYPES
 
 from tests.acceptance.docs.documents import ROOT, Block, anchors, blocks, commands, documents, links
 
@@ -167,7 +167,7 @@ def test_the_life_of_a_decision_is_drawn_as_it_is() -> None:
 def test_every_event_type_is_named() -> None:
     """docs/decisions.md names the events that endpoints can subscribe to, and no other."""
     named = set(re.findall(r"`((?:run|detector|policy)\.[a-z_]+)`", (ROOT / "docs/decisions.md").read_text()))
-    assert named == set(EVENT_TYPES)
+    assert named == set(SUBSCRIBABLE)
 
 
 def test_the_documents_one_begins_with_hold_examples_that_run() -> None:

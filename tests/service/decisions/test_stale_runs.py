@@ -39,7 +39,7 @@ def pulse(scene: Scene, run: Run) -> RunHealth:
 def told(scene: Scene, run: Run) -> list[str]:
     """The types of a run's events about its pulse, in their order."""
     types = [row["type"] for row in scene.rows(tables.events, run)]
-    return [one for one in types if one in ("run.stale", "run.lost", "detector.dead")]
+    return [one for one in types if one in ("run.stale", "run.lost", "run.metric_unusable")]
 
 
 def data(scene: Scene, run: Run, event_type: str) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def test_a_silent_run_is_stale_then_lost_and_each_is_told_once(scene: Scene) -> 
         assert told(scene, run) == expected, seconds
     found = scene.read(run)
     assert (found.status, found.ended_at, pulse(scene, run).look_at) == ("lost", at(3600), None)
-    assert data(scene, run, "run.stale")["pulse"] == {
+    assert data(scene, run, "run.stale")["health"] == {
         "state": "stale",
-        "heard_at": "2026-01-01T12:00:00Z",
+        "last_seen_at": "2026-01-01T12:00:00Z",
         "cadence_seconds": None,
     }
 
@@ -181,15 +181,15 @@ def test_a_blind_detector_is_told_once(scene: Scene) -> None:
     look(scene, at(300))
     scene.post(run, evals(0.25, start=20), at(350))
     look(scene, at(600))
-    assert told(scene, run) == ["detector.dead"]
-    assert data(scene, run, "detector.dead")["dead"]["kind"] == "constant"
+    assert told(scene, run) == ["run.metric_unusable"]
+    assert data(scene, run, "run.metric_unusable")["metric"]["kind"] == "constant"
     assert [one["metric"] for one in pulse(scene, run).dead] == ["eval"]
     scene.post(run, evals(0.3, start=30), at(601))
     look(scene, at(900))
     assert pulse(scene, run).dead == []
     scene.post(run, [Point("eval", 40 + step, float("nan")) for step in range(3)], at(901))
     look(scene, at(1200))
-    assert told(scene, run) == ["detector.dead"] * 2
+    assert told(scene, run) == ["run.metric_unusable"] * 2
 
 
 def test_a_policy_that_cannot_be_read_does_not_end_the_vigil(scene: Scene) -> None:

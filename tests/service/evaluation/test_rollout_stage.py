@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import Stage, choose_move, share_enforced
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum, estimate_precision
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import audit, endpoints, policies, projects, rollout_stages
 from evalstop_service.store.rollout_stages import RolloutStage
 from evalstop_service.store.tables import events
@@ -94,7 +95,7 @@ def granted(scene: Scene, name: str = "watchful") -> None:
 
 def told(scene: Scene) -> list[dict[str, Any]]:
     query = sa.select(events.c.body).where(
-        events.c.project_id == scene.project_id, events.c.type == rollout_stage.CHANGED
+        events.c.project_id == scene.project_id, events.c.type == EventType.ROLLOUT_STAGE_CHANGED
     )
     with scene.database.reading() as tx:
         return [json.loads(body)["data"]["rollout_stage"] for body in tx.execute(query.order_by(events.c.id)).scalars()]

@@ -17,6 +17,7 @@ from evalstop_service.decisions import commands, pause, stale_runs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints, policies, projects, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import outbox
@@ -269,7 +270,7 @@ def test_the_database_tells_what_is_not_confirmed(database: Database) -> None:
 def announce(tx: Transaction, scene: scenes.Scene, run_id: uuid.UUID, now: datetime, due_at: datetime) -> None:
     data: dict[str, Any] = {}
     outbox.add_event(
-        tx, project_id=scene.project_id, run_id=run_id, type="run.stopped", data=data, now=now, due_at=due_at
+        tx, project_id=scene.project_id, run_id=run_id, type=EventType("run.stopped"), data=data, now=now, due_at=due_at
     )
 
 

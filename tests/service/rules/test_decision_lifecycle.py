@@ -13,12 +13,6 @@ from evalstop_service.rules.decision_lifecycle import (
     LET_RUN,
     NEXT_STATES,
     PAUSED,
-    RESUME_REQUESTED,
-    STOP_ESCALATED,
-    STOP_FAILED,
-    STOP_ON_HOLD,
-    STOP_REQUESTED,
-    STOPPED,
     Announce,
     Cancel,
     DecisionState,
@@ -41,6 +35,7 @@ from evalstop_service.rules.decision_lifecycle import (
     Undone,
     Vetoed,
 )
+from evalstop_service.rules.event_types import EventType
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -97,7 +92,7 @@ class Lives(RuleBasedStateMachine):
             match one:
                 case Record():
                     self.history.append(one)
-                case Announce(event_type) if event_type in (STOP_REQUESTED, STOP_ESCALATED):
+                case Announce(event_type) if event_type in (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED):
                     self.waiting = [one]  # a stop asked for anew takes the place of the one before
                 case Announce(event_type):
                     self.sent.append(event_type)
@@ -189,9 +184,9 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def asks_once_a_rung(self) -> None:
         """A stop is sent once, and once more for each rung of the ladder, and harder on the second alone."""
-        stops = [one for one in self.sent if one in (STOP_REQUESTED, STOP_ESCALATED)]
+        stops = [one for one in self.sent if one in (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED)]
         assert len(stops) <= 1 + self.life.escalations
-        assert stops.count(STOP_ESCALATED) <= (self.life.escalations == 2)
+        assert stops.count(EventType.STOP_ESCALATED) <= (self.life.escalations == 2)
 
     @invariant()
     def nothing_waits_for_what_is_over(self) -> None:
@@ -213,10 +208,10 @@ class Lives(RuleBasedStateMachine):
     @invariant()
     def each_end_is_told_once(self) -> None:
         entered = [one.state for one in self.history]
-        assert self.sent.count(STOPPED) == entered.count(DecisionState.CONFIRMED)
-        assert self.sent.count(STOP_FAILED) == entered.count(DecisionState.FAILED)
-        assert self.sent.count(RESUME_REQUESTED) == (DecisionState.UNDONE in entered)
-        assert self.sent.count(STOP_ON_HOLD) == entered.count(DecisionState.ON_HOLD)
+        assert self.sent.count(EventType.STOPPED) == entered.count(DecisionState.CONFIRMED)
+        assert self.sent.count(EventType.STOP_FAILED) == entered.count(DecisionState.FAILED)
+        assert self.sent.count(EventType.RESUME_REQUESTED) == (DecisionState.UNDONE in entered)
+        assert self.sent.count(EventType.STOP_ON_HOLD) == entered.count(DecisionState.ON_HOLD)
 
     def teardown(self) -> None:
         """Time alone brings it to an end, once nothing holds it back."""
@@ -242,7 +237,7 @@ def test_the_ladder() -> None:
         assert decision_lifecycle.apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_GRACE) == (life, [])
         life, instructions = decision_lifecycle.apply_event(life, TimePassed(at), NO_GRACE)
         told.append([one.type for one in instructions if isinstance(one, Announce)])
-    assert told == [[STOP_REQUESTED], [STOP_ESCALATED], [STOP_FAILED]]
+    assert told == [[EventType.STOP_REQUESTED], [EventType.STOP_ESCALATED], [EventType.STOP_FAILED]]
     assert (life.state, life.deadline_at) == (DecisionState.FAILED, None)
     life, _ = decision_lifecycle.apply_event(
         life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone at last", {}), NO_GRACE
@@ -257,7 +252,7 @@ def test_an_attempt_that_is_over_is_not_asked_for_again() -> None:
         life, TimePassed(NOW + timedelta(seconds=900), gone_on=True), NO_GRACE
     )
     assert life.state is DecisionState.FAILED
-    assert [one.type for one in instructions if isinstance(one, Announce)] == [STOP_FAILED]
+    assert [one.type for one in instructions if isinstance(one, Announce)] == [EventType.STOP_FAILED]
 
 
 def test_who_acknowledges_gets_the_time_it_asks_for() -> None:

@@ -7,12 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-STOP_REQUESTED = "run.stop_requested"
-STOP_ON_HOLD = "run.stop_on_hold"
-STOP_ESCALATED = "run.stop_escalated"
-STOPPED = "run.stopped"
-STOP_FAILED = "run.stop_failed"
-RESUME_REQUESTED = "run.resume_requested"
+from evalstop_service.rules.event_types import EventType
 
 SERVICE = "evalstop"
 """The actor of what the service does by itself."""
@@ -265,7 +260,7 @@ class Record:
 class Announce:
     """Tell of it by an event, at once or from `due_at` on."""
 
-    type: str
+    type: EventType
     data: dict[str, Any] = field(default_factory=dict)
     due_at: datetime | None = None
 

@@ -11,13 +11,7 @@ from evalstop_service.rules.decision_lifecycle.states import (
     AWAITING_CONFIRMATION,
     NEXT_STATES,
     PAUSED,
-    RESUME_REQUESTED,
     SERVICE,
-    STOP_ESCALATED,
-    STOP_FAILED,
-    STOP_ON_HOLD,
-    STOP_REQUESTED,
-    STOPPED,
     STOPPING,
     Announce,
     Cancel,
@@ -42,6 +36,7 @@ from evalstop_service.rules.decision_lifecycle.states import (
     Undone,
     Vetoed,
 )
+from evalstop_service.rules.event_types import EventType
 
 RECHECK_SECONDS = 60.0
 """Between two looks at what speaks against a decision that is on hold."""
@@ -124,7 +119,7 @@ def _passed(life: Lifecycle, event: TimePassed, terms: Timeouts) -> Transition:
     why = f"no receiver has confirmed in time that the job is gone: the stop is {asked}"
     return life, [
         Record(DecisionState.ESCALATED, SERVICE, why, {"escalations": rung}),
-        Announce(STOP_REQUESTED if rung == 1 else STOP_ESCALATED),
+        Announce(EventType.STOP_REQUESTED if rung == 1 else EventType.STOP_ESCALATED),
     ]
 
 
@@ -160,7 +155,7 @@ def _ordered(life: Lifecycle, event: StopOrdered, terms: Timeouts) -> Transition
     return life, [
         Cancel("a person has the run stopped at once"),
         Record(life.state, event.actor, event.reason, {"ordered": True}),
-        Announce(STOP_REQUESTED),
+        Announce(EventType.STOP_REQUESTED),
     ]
 
 
@@ -188,7 +183,10 @@ def _reported(life: Lifecycle, event: Reported, terms: Timeouts) -> Transition:
     record = Record(event.state, event.actor, event.reason, event.details)
     if event.state is DecisionState.ACKNOWLEDGED:
         return _awaiting(life, event.state, event.at, terms, event.expected_seconds), [record]
-    announce = Announce(STOPPED if event.state is DecisionState.CONFIRMED else STOP_FAILED, {"report": event.details})
+    announce = Announce(
+        EventType.STOPPED if event.state is DecisionState.CONFIRMED else EventType.STOP_FAILED,
+        {"report": event.details},
+    )
     return replace(life, state=event.state, deadline_at=None), [record, announce]
 
 
@@ -220,7 +218,7 @@ def _undone(life: Lifecycle, actor: str, reason: str) -> Transition:
         instead = "; veto it instead" if life.state in (DecisionState.PENDING, DecisionState.ON_HOLD) else ""
         return life, [Refuse(f"the decision is {life.state} and cannot be undone: nothing was handed out{instead}")]
     life, instructions = _final(life, DecisionState.UNDONE, actor, reason)
-    return life, [Cancel("the decision was undone"), *instructions, Announce(RESUME_REQUESTED)]
+    return life, [Cancel("the decision was undone"), *instructions, Announce(EventType.RESUME_REQUESTED)]
 
 
 def _withhold(
@@ -229,7 +227,11 @@ def _withhold(
     deadline_at = at + timedelta(seconds=RECHECK_SECONDS)
     life = replace(life, state=DecisionState.ON_HOLD, deadline_at=deadline_at, held_by=_kinds(guards))
     details = _documents(guards)
-    return life, [*first, Record(DecisionState.ON_HOLD, actor, reason, details), Announce(STOP_ON_HOLD, details)]
+    return life, [
+        *first,
+        Record(DecisionState.ON_HOLD, actor, reason, details),
+        Announce(EventType.STOP_ON_HOLD, details),
+    ]
 
 
 def _let_go(
@@ -238,10 +240,10 @@ def _let_go(
     """Have it carried out: the grace period begins now."""
     if terms.grace_seconds <= 0:
         life = _awaiting(replace(life, due_at=at), DecisionState.REQUESTED, at, terms)
-        return life, [Record(life.state, actor, reason, details or {}), Announce(STOP_REQUESTED)]
+        return life, [Record(life.state, actor, reason, details or {}), Announce(EventType.STOP_REQUESTED)]
     due_at = at + timedelta(seconds=terms.grace_seconds)
     life = replace(life, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
-    return life, [Record(life.state, actor, reason, details or {}), Announce(STOP_REQUESTED, due_at=due_at)]
+    return life, [Record(life.state, actor, reason, details or {}), Announce(EventType.STOP_REQUESTED, due_at=due_at)]
 
 
 def _requested(life: Lifecycle, at: datetime, terms: Timeouts) -> Transition:
@@ -258,7 +260,7 @@ def _awaiting(
 def _given_up(life: Lifecycle, why: str) -> Transition:
     details = {"escalations": life.escalations}
     life, instructions = _final(life, DecisionState.FAILED, SERVICE, why, details)
-    return life, [*instructions, Announce(STOP_FAILED, {"report": details})]
+    return life, [*instructions, Announce(EventType.STOP_FAILED, {"report": details})]
 
 
 def _final(

@@ -16,44 +16,12 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
-from evalstop_service.rules.decision_lifecycle import (
-    RESUME_REQUESTED,
-    STOP_ESCALATED,
-    STOP_FAILED,
-    STOP_ON_HOLD,
-    STOP_REQUESTED,
-    STOPPED,
-)
+from evalstop_service.rules.event_types import STOP_EVENTS, URGENT_EVENTS, EventType
 from evalstop_service.store import endpoints, wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import deliveries, events
 from evalstop_service.store.tables import endpoints as targets_of
-
-SUSPECTED = "run.suspected"
-EVAL_REQUESTED = "run.eval_requested"
-
-STOPS = (STOP_REQUESTED, STOP_ESCALATED)
-"""What asks a receiver to end a job."""
-
-URGENT = frozenset({*STOPS, RESUME_REQUESTED})
-"""What receivers act upon: it does not wait behind other news of its run."""
-
-EVENT_TYPES = (
-    SUSPECTED,
-    EVAL_REQUESTED,
-    STOP_REQUESTED,
-    STOP_ON_HOLD,
-    STOP_ESCALATED,
-    STOPPED,
-    STOP_FAILED,
-    RESUME_REQUESTED,
-    "run.best_checkpoint_changed",
-    "run.stale",
-    "run.lost",
-    "detector.dead",
-    "policy.rollout_stage_changed",
-)
 
 
 @dataclass(frozen=True)
@@ -69,7 +37,7 @@ def add_event(
     *,
     project_id: UUID,
     run_id: UUID,
-    type: str,  # noqa: A002 - its name on the wire
+    type: EventType,  # noqa: A002 - its name on the wire
     data: dict[str, Any],
     now: datetime,
     due_at: datetime | None = None,
@@ -96,7 +64,7 @@ def add_event(
     )
     targets = [one for one in endpoints.list_endpoints(tx, project_id) if one.enabled and one.wants(type)]
     if targets:
-        if type in STOPS and decision_id is not None:
+        if type in STOP_EVENTS and decision_id is not None:
             waiting = deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets])
             _cancel(tx, run_id, _stops(run_id, decision_id), now, "the stop is asked for anew", waiting)
         at_once = due_at is None or due_at <= now
@@ -109,7 +77,7 @@ def add_event(
                 "state": "waiting",
                 "attempts": 0,
                 "due_at": now if at_once else due_at,
-                "urgent": type in URGENT,
+                "urgent": type in URGENT_EVENTS,
                 "created_at": now,
             }
             for endpoint in targets
@@ -150,7 +118,7 @@ def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopRea
 
 def _stops(run_id: UUID, decision_id: UUID) -> sa.Select[Any]:
     return sa.select(events.c.id).where(
-        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(STOPS)
+        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(STOP_EVENTS)
     )
 
 

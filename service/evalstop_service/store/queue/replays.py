@@ -15,11 +15,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.decision_lifecycle import RESUME_REQUESTED, STOPPING, DecisionState
+from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState
+from evalstop_service.rules.event_types import URGENT_EVENTS, EventType
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.queue.outbox import URGENT
 from evalstop_service.store.tables import decisions, deliveries, events, runs
 
 
@@ -84,14 +84,14 @@ def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetim
             "state": "waiting",
             "attempts": 0,
             "due_at": now,
-            "urgent": event.type in URGENT,
+            "urgent": event.type in URGENT_EVENTS,
             "created_at": now,
         }
         for event in _holding(tx, found)
     ]
     if rows:
         statement = sa.insert(deliveries)
-        if tx.dialect.name == "postgresql":  # as `outbox.announce` does
+        if tx.dialect.name == "postgresql":  # as `outbox.add_event` does
             statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
         tx.execute(statement, rows)
         wakeup.wake_workers(tx)
@@ -100,12 +100,13 @@ def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetim
 
 def _holding(tx: Transaction, found: Sequence[Any]) -> list[Any]:
     """Those of the events that still hold; they do until this is committed."""
-    states = _states(tx, [event for event in found if event.type in URGENT])
+    states = _states(tx, [event for event in found if event.type in URGENT_EVENTS])
     return [
         event
         for event in found
-        if event.type not in URGENT
-        or states.get(event.decision_id) in ({DecisionState.UNDONE} if event.type == RESUME_REQUESTED else STOPPING)
+        if event.type not in URGENT_EVENTS
+        or states.get(event.decision_id)
+        in ({DecisionState.UNDONE} if event.type == EventType.RESUME_REQUESTED else STOPPING)
     ]
 
 

@@ -8,9 +8,10 @@ from fastapi import APIRouter
 from pydantic import RootModel
 
 from evalstop_service.errors import NotFound
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.context import Read
-from evalstop_service.webhooks import event_schemas
+from evalstop_service.webhooks.events import event_schema
 
 router = APIRouter(prefix="/events", tags=["webhooks"], route_class=JsonRoute)
 
@@ -26,12 +27,12 @@ class EventSchemas(RootModel[dict[str, EventSchema]]):
 @router.get("/schemas")
 def list_event_schemas(caller: Read) -> EventSchemas:
     """The JSON Schema (2020-12) of every type of event, by its type, each with an example."""
-    return EventSchemas({name: EventSchema(event_schemas.schema(name)) for name in event_schemas.EVENTS})
+    return EventSchemas({event_type: EventSchema(event_schema(event_type)) for event_type in EventType})
 
 
 @router.get("/schemas/{event_type}")
 def get_event_schema(event_type: str, caller: Read) -> EventSchema:
     """The JSON Schema (2020-12) of one type of event, with an example."""
-    if event_type not in event_schemas.EVENTS:
-        raise NotFound(f"there is no event {event_type!r}; there are {', '.join(event_schemas.EVENTS)}")
-    return EventSchema(event_schemas.schema(event_type))
+    if event_type not in list(EventType):
+        raise NotFound(f"there is no event {event_type!r}; there are {', '.join(EventType)}")
+    return EventSchema(event_schema(EventType(event_type)))

@@ -13,11 +13,10 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 
 from evalstop_service.errors import NotFound
-from evalstop_service.rules.decision_lifecycle import RESUME_REQUESTED
+from evalstop_service.rules.event_types import STOP_EVENTS, URGENT_EVENTS
 from evalstop_service.store import decisions
 from evalstop_service.store.queue import pull, queues
 from evalstop_service.store.queue.leases import ClaimedDelivery
-from evalstop_service.store.queue.outbox import STOPS
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Line, Plain, Time
@@ -40,7 +39,7 @@ class PullEndpointIn(Body):
     name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"), Plain] = Field(
         examples=["login-node"]
     )
-    event_types: EventTypes = Field(list(STOPS), examples=[[*STOPS, RESUME_REQUESTED]])
+    event_types: EventTypes = Field([*STOP_EVENTS], examples=[sorted(URGENT_EVENTS)])
 
 
 class ClaimIn(Body):

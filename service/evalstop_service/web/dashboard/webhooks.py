@@ -12,12 +12,12 @@ from fastapi.responses import RedirectResponse
 
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import deliveries, pull
 from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.store.queue.outbox import EVENT_TYPES
 from evalstop_service.web.dashboard.responses import PageRoute, page
 from evalstop_service.web.dashboard.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
 from evalstop_service.webhooks import endpoint_test, resend
@@ -229,7 +229,7 @@ def _show(
         chosen=endpoint,
         next_page=_link(state, endpoint, more) if more else None,
         first_page=_link(state, endpoint, "") if cursor else None,
-        event_types=EVENT_TYPES,
+        event_types=SUBSCRIBABLE,
         longest_url=MAX_URL_CHARACTERS,
         **values,
     )

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 import sqlalchemy as sa
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints, tables, wakeup
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries, leases, outbox, queues
@@ -26,7 +27,12 @@ def test_body_is_what_is_signed(database: Database, scene: Scene) -> None:
     scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
         event = outbox.add_event(
-            tx, project_id=scene.project_id, run_id=scene.run_id, type="run.stopped", data={"né": "\ud800"}, now=EPOCH
+            tx,
+            project_id=scene.project_id,
+            run_id=scene.run_id,
+            type=EventType("run.stopped"),
+            data={"né": "\ud800"},
+            now=EPOCH,
         )
         claimed = take(tx, EPOCH, 10, 1)
     assert claimed[0].event_id == event
@@ -45,7 +51,7 @@ def test_refuses_what_json_cannot_say(database: Database, scene: Scene) -> None:
             tx,
             project_id=scene.project_id,
             run_id=scene.run_id,
-            type="run.stopped",
+            type=EventType("run.stopped"),
             data={"x": float("nan")},
             now=EPOCH,
         )
@@ -87,9 +93,9 @@ def test_a_stop_is_cancelled(database: Database, scene: Scene) -> None:
     scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
         first, second = scene.decision(tx, attempt=1), scene.decision(tx, attempt=2)
-        stop = scene.announce(tx, 1, type="run.stop_requested", decision_id=first.id)
-        news = scene.announce(tx, 2, type="run.stop_failed", decision_id=first.id)
-        present = scene.announce(tx, 3, type="run.stop_requested", decision_id=second.id)
+        stop = scene.announce(tx, 1, type=EventType("run.stop_requested"), decision_id=first.id)
+        news = scene.announce(tx, 2, type=EventType("run.stop_failed"), decision_id=first.id)
+        present = scene.announce(tx, 3, type=EventType("run.stop_requested"), decision_id=second.id)
         assert outbox.cancel_stop(tx, scene.run_id, first.id, EPOCH, WHY) == 1
         assert outbox.cancel_stop(tx, scene.run_id, first.id, EPOCH, WHY) == 0
         found = {one.event_id: (one.state, one.last_error) for one in scene.all(tx)}
@@ -120,11 +126,11 @@ def test_how_far_a_stop_has_come(database: Database, scene: Scene) -> None:
     with database.transaction() as tx:
         decision = scene.decision(tx)
         assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=False, tried=False)
-        scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
+        scene.announce(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
         assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=True, tried=False)
         outbox.cancel_stop(tx, scene.run_id, decision.id, EPOCH, WHY)
         assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=False, tried=False)
-        scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
+        scene.announce(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
         take(tx, EPOCH, 60, 1)
         outbox.cancel_stop(tx, scene.run_id, decision.id, EPOCH, WHY)
         assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=True, tried=True)
@@ -136,7 +142,7 @@ def test_who_reads_messages_is_no_receiver(database: Database, scene: Scene) -> 
     with database.transaction() as tx:
         tx.execute(sa.update(tables.endpoints).where(tables.endpoints.c.id == chat.id).values(format="slack"))
         decision = scene.decision(tx)
-        scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
+        scene.announce(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
         take(tx, EPOCH, 60, 1)
         assert outbox.read_stop_reach(tx, scene.run_id, decision.id) == StopReach(addressed=False, tried=False)
 
@@ -146,7 +152,7 @@ def test_a_stop_under_way_is_cancelled_too(database: Database, scene: Scene) -> 
     scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
         decision = scene.decision(tx)
-        scene.announce(tx, type="run.stop_requested", decision_id=decision.id)
+        scene.announce(tx, type=EventType("run.stop_requested"), decision_id=decision.id)
         (held,) = take(tx, EPOCH, 60, 1)
         assert outbox.cancel_stop(tx, scene.run_id, decision.id, EPOCH, WHY) == 1
         settled = leases.settle_deliveries(tx, [FinishedAttempt(held, Retry(EPOCH, "HTTP 503"), EPOCH)])

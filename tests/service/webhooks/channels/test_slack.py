@@ -6,19 +6,20 @@ import json
 from typing import Any
 
 import pytest
-from evalstop_service.webhooks import event_schemas
+from evalstop_service.rules.event_types import EventType
 from evalstop_service.webhooks.channels.slack import render_message
+from evalstop_service.webhooks.events import DECLARATIONS, example_event
 from hypothesis import given
 from hypothesis import strategies as st
 
 
-@pytest.mark.parametrize("event_type", event_schemas.EVENTS)
-def test_every_event_is_a_message(event_type: str) -> None:
+@pytest.mark.parametrize("event_type", EventType)
+def test_every_event_is_a_message(event_type: EventType) -> None:
     """A message has a text and blocks that Slack takes, and names its run, or what else it is about."""
-    message = json.loads(render_message(json.dumps(event_schemas.example(event_type))))
+    message = json.loads(render_message(json.dumps(example_event(event_type))))
     assert set(message) == {"text", "blocks"}
-    about_no_run = (event_schemas.TEST, "policy.rollout_stage_changed")
-    assert event_type in about_no_run or message["text"].startswith("*ppo-7b-seed3* ")
+    about_no_run = (EventType.ENDPOINT_TEST, EventType.ROLLOUT_STAGE_CHANGED)
+    assert event_type in about_no_run or message["text"] == f"*ppo-7b-seed3* {DECLARATIONS[event_type].headline}"
     assert message["blocks"][0]["text"]["text"] == message["text"]
     assert event_type in message["blocks"][-1]["elements"][0]["text"]
     assert all(len(json.dumps(block)) < 3000 for block in message["blocks"])
@@ -27,7 +28,7 @@ def test_every_event_is_a_message(event_type: str) -> None:
 @given(name=st.text(max_size=2000), reason=st.text(max_size=5000))
 def test_other_people_s_words_are_only_words(name: str, reason: str) -> None:
     """Whatever a run is called, a message mentions nobody, links nowhere, and stays within Slack's bounds."""
-    event: dict[str, Any] = event_schemas.example("run.stop_requested")
+    event: dict[str, Any] = example_event(EventType.STOP_REQUESTED)
     data = event["data"] | {"run": event["data"]["run"] | {"name": name}}
     data["verdict"] = data["verdict"] | {"reason": reason}
     message = json.loads(render_message(json.dumps(event | {"data": data})))

@@ -1,0 +1,33 @@
+"""The types of events; `webhooks.events` declares what each holds."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class EventType(StrEnum):
+    """What happened, as endpoints subscribe to it."""
+
+    SUSPECTED = "run.suspected"
+    EVAL_REQUESTED = "run.eval_requested"
+    STOP_REQUESTED = "run.stop_requested"
+    STOP_ON_HOLD = "run.stop_on_hold"
+    STOP_ESCALATED = "run.stop_escalated"
+    STOPPED = "run.stopped"
+    STOP_FAILED = "run.stop_failed"
+    RESUME_REQUESTED = "run.resume_requested"
+    BEST_CHECKPOINT_CHANGED = "run.best_checkpoint_changed"
+    STALE = "run.stale"
+    LOST = "run.lost"
+    METRIC_UNUSABLE = "run.metric_unusable"
+    ROLLOUT_STAGE_CHANGED = "policy.rollout_stage_changed"
+    ENDPOINT_TEST = "endpoint.test"
+
+
+SUBSCRIBABLE = tuple(event_type for event_type in EventType if event_type is not EventType.ENDPOINT_TEST)
+
+STOP_EVENTS = (EventType.STOP_REQUESTED, EventType.STOP_ESCALATED)
+"""Ask a receiver to end a job."""
+
+URGENT_EVENTS = frozenset({*STOP_EVENTS, EventType.RESUME_REQUESTED})
+"""Ask a receiver to act: they do not wait behind other events of their run."""

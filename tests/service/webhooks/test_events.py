@@ -1,0 +1,36 @@
+"""Events: schemas that are valid, examples that fit them, and a reference that is up to date."""
+
+from __future__ import annotations
+
+import jsonschema_rs
+import pytest
+from evalstop_service.rules.event_types import EventType
+from evalstop_service.webhooks.events import DECLARATIONS, event_schema
+
+from tests.generated_docs import DOCS, GENERATED, replace_part
+
+
+def test_every_type_is_declared() -> None:
+    """Each type of event has a declaration, so that it has a schema, a message for people and a section in the docs."""
+    assert list(DECLARATIONS) == list(EventType)
+
+
+@pytest.mark.parametrize("event_type", EventType)
+def test_schemas_are_schemas(event_type: EventType) -> None:
+    """A schema is valid in the dialect that it names, accepts its example, and rejects events of another type."""
+    schema = event_schema(event_type)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    jsonschema_rs.meta.validate(schema)
+    checker = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    (example,) = schema["examples"]
+    checker.validate(example)
+    checker.validate(example | {"added": "later"})
+    assert not checker.is_valid(example | {"type": "run.other"})
+    assert not checker.is_valid(example | {"data": {}})
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_docs_are_up_to_date(name: str) -> None:
+    """The generated parts of the documentation are what `python -m tests.generated_docs` writes."""
+    text = (DOCS / name).read_text()
+    assert replace_part(text, GENERATED[name]()) == text, "run `python -m tests.generated_docs`"
