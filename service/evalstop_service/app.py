@@ -146,7 +146,7 @@ def create_app(
     app.include_router(api)
     app.include_router(health.router)
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
-    dashboard.install(app, database, clock, session_secret, _doors(settings, context), _openid(settings, clock))
+    dashboard.install(app, context, session_secret, _openid(settings, clock))
     app.mount(MLFLOW, mlflow.create(context, service_metrics, tee))
     lane = ExpressLane(
         ProxyHeadersMiddleware(Heads(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
@@ -162,16 +162,6 @@ def create_app(
 def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
     """What is answered before any route is asked, in the words of whoever the path belongs to."""
     return mlflow.refusal(problem) if path.startswith(f"{MLFLOW}/") else problems.answer(problem, path)
-
-
-def _doors(settings: Settings, context: Context) -> dashboard.Doors:
-    return dashboard.Doors(
-        take=context.committer.take,
-        key_cache=context.key_cache,
-        delivery_timeout_seconds=context.delivery_timeout_seconds,
-        address_policy=context.address_policy,
-        encryption=context.encryption,
-    )
 
 
 def _openid(settings: Settings, clock: Clock) -> dashboard.OpenId | None:

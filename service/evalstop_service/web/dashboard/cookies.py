@@ -1,4 +1,4 @@
-"""The cookies of the pages: none is seen by scripts, and all but one are sent by this site alone."""
+"""Cookies of the pages: all are HttpOnly, and all but the OpenID flow are SameSite=Strict."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ SESSION = "evalstop_session"
 """Who is signed in."""
 
 PROJECT = "evalstop_project"
-"""Which of their projects they look at."""
+"""Which of their projects is selected."""
 
-VISIT = "evalstop_visit"
-"""Which browser was shown the form to sign in."""
+SIGN_IN_FORM = "evalstop_visit"
+"""Which browser the sign-in form was rendered for."""
 
 FLOW = "evalstop_openid"
-"""What a browser that was sent to an OpenID provider has to come back with."""
+"""The state of a sign-in at an OpenID provider, checked when the browser returns."""
 
 
 def set_cookie(
@@ -27,7 +27,7 @@ def set_cookie(
     seconds: int,
     samesite: Literal["strict", "lax"] = "strict",
 ) -> None:
-    """Have the browser keep a cookie for so long, and send it over https alone where it came so."""
+    """Set a cookie, Secure when the request came over https."""
     response.set_cookie(
         name,
         value,
@@ -39,6 +39,6 @@ def set_cookie(
     )
 
 
-def drop_cookie(response: Response, name: str) -> None:
-    """Have the browser forget a cookie."""
+def delete_cookie(response: Response, name: str) -> None:
+    """Delete a cookie."""
     response.delete_cookie(name, path="/", httponly=True, samesite="strict")

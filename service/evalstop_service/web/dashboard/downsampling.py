@@ -9,15 +9,15 @@ from evalstop_service.store.observations import Point
 from evalstop_service.store.series import Bucket
 
 
-def thin(points: Sequence[Point], most: int) -> list[Point]:
-    """At most so many (8 or more) of a series' points, in order: of every bucket the lowest, the highest and a gap.
+def downsample(points: Sequence[Point], limit: int) -> list[Point]:
+    """At most `limit` (8 or more) points of a series, in order: the minimum, the maximum and a gap of each bucket.
 
-    The first and the last are always among them. A gap is a value that is not finite.
+    The first and the last point are always kept. A gap is a value that is not finite.
     """
-    if len(points) <= most:
+    if len(points) <= limit:
         return list(points)
     keep = {0, len(points) - 1}
-    buckets = (most - 2) // 3
+    buckets = (limit - 2) // 3
     for bucket in range(buckets):
         indices = range(bucket * len(points) // buckets, (bucket + 1) * len(points) // buckets)
         finite = [index for index in indices if math.isfinite(points[index].value)]
@@ -30,10 +30,10 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
     return [points[index] for index in sorted(keep)]
 
 
-def outlined(buckets: Sequence[Bucket], metric: str) -> list[Point]:
-    """The lowest and the highest of each bucket, at its ends, and a gap where something was not finite.
+def outline_buckets(buckets: Sequence[Bucket], metric: str) -> list[Point]:
+    """The minimum and the maximum of each bucket, placed at its ends, and a gap where a value was not finite.
 
-    Within a bucket it is not told where they were: a bucket is as wide as a line.
+    Their true places are lost, which does not show: a bucket is as wide as the line.
     """
     points = []
     for bucket in buckets:

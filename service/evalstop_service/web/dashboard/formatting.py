@@ -1,4 +1,4 @@
-"""How numbers, moments and the standing of a run are put into words. Pure."""
+"""Numbers, times and states as the pages show them. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evalstop_service.store.runs import Run
 STATES: dict[str, str] = {
     DecisionState.SHADOW: "recorded only",
     DecisionState.HELD_OUT: "held out",
-    DecisionState.ON_HOLD: "stop on_hold",
+    DecisionState.ON_HOLD: "stop on hold",
     DecisionState.PENDING: "stop pending",
     DecisionState.REQUESTED: "stop requested",
     DecisionState.ACKNOWLEDGED: "stop under way",
@@ -29,12 +29,12 @@ STATES: dict[str, str] = {
 OUTCOMES = {"right": "right", "wrong": "wrong", "unknown": "can’t tell"}
 
 
-def step(number: int) -> str:
-    """A step with its thousands set apart."""
+def format_step(number: int) -> str:
+    """A step with a narrow space between thousands."""
     return f"{number:,}".replace(",", "\u202f")
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """A number to four significant digits."""
     if value is None:
         return "–"
@@ -46,114 +46,107 @@ def number(value: float | None) -> str:
     return text.replace("-", "−")
 
 
-def exact(value: float) -> str:
-    """A number to its last digit, as it is on record."""
-    return repr(value).replace("-", "−") if math.isfinite(value) else number(value)
+def format_exact(value: float) -> str:
+    """A number with all its digits."""
+    return repr(value).replace("-", "−") if math.isfinite(value) else format_number(value)
 
 
-def percent(share: float | None) -> str:
-    """A share in percent, to a tenth where that tells something."""
+def format_percent(share: float | None) -> str:
+    """A share in percent, with one decimal except at 0 and 100 %."""
     if share is None:
         return "–"
     return f"{share * 100:.0f} %" if share in (0, 1) else f"{share * 100:.1f} %"
 
 
-def amount(value: float) -> str:
-    """A quantity without more digits than anybody reads."""
-    return step(round(value)) if abs(value) >= 10 else f"{value:.1f}"
+def format_amount(value: float) -> str:
+    """A quantity: whole numbers from 10 on, one decimal below."""
+    return format_step(round(value)) if abs(value) >= 10 else f"{value:.1f}"
 
 
-def pair(value: str) -> tuple[str, str]:
-    """A choice that is called what it is."""
-    return value, value
-
-
-def moment(at: datetime) -> str:
-    """A moment for those whose browser does not put it into their own zone."""
+def format_time(at: datetime) -> str:
+    """A time in UTC, for browsers without JavaScript."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def iso(at: datetime) -> str:
-    """A moment for machines."""
+def format_iso(at: datetime) -> str:
+    """A time as in RFC 3339, to the second."""
     return rfc3339(at.replace(microsecond=0))
 
 
-def told(change: DecisionChange) -> dict[str, Any]:
-    """The details of a change as the page shows them: each guard by its kind and reason."""
+def change_details(change: DecisionChange) -> dict[str, Any]:
+    """The details of a change of state; guards by kind and reason."""
     if change.state not in (DecisionState.ON_HOLD, DecisionState.PENDING, DecisionState.REQUESTED):
-        return change.details  # what a receiver said, in whatever words
+        return change.details  # free-form, from a receiver
     return {guard["kind"]: guard["reason"] for guard in change.details.get("guards", ())}
 
 
-def standing(run: Run, decision: Decision | None, now: datetime) -> str:
-    """Where a run stands, in one sentence."""
+def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
+    """The state of a run in one sentence."""
     if decision is not None:
-        return _decided(decision, now)
+        return _decision_summary(decision, now)
     verdict = run.verdict
     if run.last_step is None:
-        return "Nothing has been observed yet." if run.status == "running" else "The run ended unobserved."
+        return "No observations yet." if run.status == "running" else "The run ended without observations."
     if verdict["verdict"] == "stop":
-        return f"Calls for a stop since step {step(verdict['step'])}, but the run had ended."
+        return f"Stop called at step {format_step(verdict['step'])}, after the run had ended."
     if verdict["verdict"] == "suspect":
         turn = verdict["turn_step"]
-        where = f" around step {step(turn)}" if turn is not None else ""
-        return f"Gold may have turned{where}; the evidence is not enough to stop."
+        where = f" around step {format_step(turn)}" if turn is not None else ""
+        return f"The eval may have turned{where}; not enough evidence to stop."
     if run.raw_maximum is None:
-        return "No eval has been observed yet: only the gold score can call for a stop."
-    ends = {
-        "completed": "The run completed; g",
-        "failed": "The run failed; g",
-        "stopped": "The run was stopped; g",
-        "lost": "Nothing was heard of the run for long; g",
+        return "No eval yet. Only the eval can call a stop."
+    endings = {
+        "completed": "The run completed. ",
+        "failed": "The run failed. ",
+        "stopped": "The run was stopped. ",
+        "lost": "The run stopped reporting. ",
     }
-    return f"{ends.get(run.status, 'G')}old shows no turn."
+    return f"{endings.get(run.status, '')}The eval shows no turn."
 
 
-def _decided(decision: Decision, now: datetime) -> str:
-    at = step(decision.step)
+def _decision_summary(decision: Decision, now: datetime) -> str:
+    at = format_step(decision.step)
     match DecisionState(decision.state):
         case DecisionState.SHADOW:
-            return f"Would have been stopped at step {at}; that is recorded, and nobody is told."
+            return f"Would have been stopped at step {at}. Shadow mode: recorded, not carried out."
         case DecisionState.HELD_OUT:
-            return f"A stop at step {at} is held out: by chance it is not carried out, to learn whether it is right."
+            return f"The stop at step {at} is held out at random, to measure whether it is right. The run continues."
         case DecisionState.ON_HOLD:
-            return f"A stop at step {at} is on hold; what speaks against it is looked at again every minute."
+            return f"The stop at step {at} is on hold. Its guards are checked again every minute."
         case DecisionState.PENDING if not decision.stops(now):
-            until = moment(decision.due_at)
-            return f"Will be stopped for its verdict at step {at} unless somebody vetoes it before {until}."
+            until = format_time(decision.due_at)
+            return f"Will be stopped for its verdict at step {at} unless vetoed before {until}."
         case DecisionState.PENDING | DecisionState.REQUESTED:
-            return f"A stop was requested for step {at}; no scheduler has confirmed yet that the job is gone."
+            return f"Stop requested at step {at}. No scheduler has confirmed yet that the job is gone."
         case DecisionState.ACKNOWLEDGED:
-            return f"A receiver is carrying out the stop for step {at}; the job is not confirmed to be gone yet."
+            return f"A receiver is carrying out the stop at step {at}. The job is not confirmed to be gone yet."
         case DecisionState.ESCALATED:
-            times = "again" if decision.escalations == 1 else "harder"
-            return (
-                f"The stop for step {at} was not confirmed in time and was asked for {times}; the job may be running."
-            )
+            action = "repeated" if decision.escalations == 1 else "escalated"
+            return f"The stop at step {at} was not confirmed in time and was {action}. The job may be running."
         case DecisionState.CONFIRMED:
-            return f"Stopped at step {at}; the job is confirmed to be gone."
+            return f"Stopped at step {at}. The job is confirmed to be gone."
         case DecisionState.FAILED:
-            return f"A stop was requested at step {at} and failed: the job may still be running."
+            return f"The stop at step {at} failed. The job may still be running."
         case DecisionState.VETOED:
-            return f"A stop at step {at} was vetoed; the run goes on."
+            return f"The stop at step {at} was vetoed. The run continues."
         case DecisionState.MOOT:
-            return f"A stop at step {at} is moot: the run ended or went on before any receiver had it."
+            return f"The stop at step {at} is moot: the run ended or resumed before a receiver had it."
         case DecisionState.UNDONE:
-            return f"A stop at step {at} was undone; the run may go on."
+            return f"The stop at step {at} was undone. The run may continue."
 
 
-def source(word: str) -> str:
-    """Where a metric's role comes from, as it stands beside it."""
-    kind, _, name = word.partition(" ")
+def role_source(source: str) -> str:
+    """Where the role of a metric comes from."""
+    kind, _, name = source.partition(" ")
     match kind:
         case "preset":
-            return f"as {name} logs it"
+            return f"preset {name}"
         case "names":
-            return "by its name"
+            return "from its name"
         case "pattern":
-            return "by a pattern of the project"
+            return "from a project pattern"
         case "person":
-            return "a person said so"
+            return "set by a person"
         case "default":
-            return "by default"
-    return "its trainer said so"
+            return "default"
+    return "set by the trainer"

@@ -1,8 +1,8 @@
-"""Gold over the distance from the initial policy, with the laws of over-optimization as the detector fits them. Pure.
+"""The eval over the distance from the initial policy, with the over-optimization law that `gao_fit` fits. Pure.
 
-The forms, what they are fitted to and what is left out are those of the detector `gao_fit`; the band is where the
-fitted line lies with a probability of 95 % (Student's t by its variance, delta method: the line is linear in its
-coefficients). It is no band for single evals, and none of whether the form is the true one.
+Forms, data and exclusions are those of the detector `gao_fit`. The band is a 95 % confidence band of the fitted line
+(Student's t, delta method: the line is linear in its coefficients). It is not a prediction band for single evals, and
+it assumes that the form is right.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from evalstop_detectors.checkpoint import noise
 from evalstop_detectors.detectors.gao_fit import Fit, GaoFit, GaoFitState
 
 FORMS = {2: "reinforcement learning: d (a − b ln d)", 3: "best-of-n: d (a − b d)"}
-PLACES = 80
-"""Of the line, from no distance to the farthest seen."""
+LINE_POINTS = 80
+"""From distance 0 to the largest one observed."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """An eval and the distance at which it was made, the square root of the KL before it."""
+    """An eval score and its distance: the square root of the last KL before it."""
 
     step: int
     distance: float
-    gold: float
+    eval_score: float
     stderr: float | None
 
 
 @dataclass(frozen=True)
 class Line:
-    """The better of both forms: its name, where it lies (`low` to `high`: 95 %), and its peak with a standard error."""
+    """The form that fits better, its 95 % band (`low` to `high`), and its peak with a standard error."""
 
     form: str
     distances: list[float]
-    gold: list[float]
+    eval_scores: list[float]
     low: list[float]
     high: list[float]
     peak: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
-class Picture:
-    """The pairs, the line through them if there is one, and what the detector says of it."""
+class GaoChart:
+    """The pairs, the fitted line if there is one, and the detector's note."""
 
     pairs: list[Pair]
     line: Line | None
     note: str
 
 
-def picture(observations: Iterable[Observation]) -> Picture:
-    """What gold and KL, in their order and turned so that higher is better, show."""
+def build_chart(observations: Iterable[Observation]) -> GaoChart:
+    """The chart of evals and KL, given in step order and with higher evals being better."""
     detector = GaoFit()
     state, pairs = detector.start(), []
     for item in observations:
@@ -60,40 +60,40 @@ def picture(observations: Iterable[Observation]) -> Picture:
         state, _ = detector.step(state, item)
         if state.pairs > before:
             pairs.append(Pair(item.step, state.recent[-1][1], item.value, item.stderr))
-    return Picture(pairs, _line(state) if state.pairs >= detector.least_evals else None, state.note)
+    return GaoChart(pairs, _fit_line(state) if state.pairs >= detector.least_evals else None, state.note)
 
 
-def _line(state: GaoFitState) -> Line | None:
+def _fit_line(state: GaoFitState) -> Line | None:
     if not state.fits or state.sd <= 0:
         return None
     farthest = max(d for _, d in (*state.path, *state.recent))
     best = min(state.fits, key=lambda fit: fit.misfit)
     dof = state.pairs - 3
-    # As the detector has it: no less than noise alone would leave, and more where the noise is autocorrelated.
+    # As in the detector: at least what noise alone leaves, and more where the noise is autocorrelated.
     variance = max(best.misfit / dof, (state.sd / 4) ** 2) * noise.estimate(state.noise).inflation ** 2
-    distances = [farthest * place / (PLACES - 1) for place in range(PLACES)]
-    origin = state.noise.origin  # the detector counts gold from the first one
-    gold = [origin + best.combined(best.vector(d)) for d in distances]
-    reach = [_quantile(dof) * math.sqrt(variance * best.leverage(best.vector(d))) for d in distances]
-    if not all(map(math.isfinite, (*gold, *reach))):
+    distances = [farthest * index / (LINE_POINTS - 1) for index in range(LINE_POINTS)]
+    origin = state.noise.origin  # the detector measures evals from the first one
+    eval_scores = [origin + best.combined(best.vector(d)) for d in distances]
+    widths = [_quantile(dof) * math.sqrt(variance * best.leverage(best.vector(d))) for d in distances]
+    if not all(map(math.isfinite, (*eval_scores, *widths))):
         return None
     return Line(
         FORMS[best.term],
         distances,
-        gold,
-        [value - width for value, width in zip(gold, reach, strict=True)],
-        [value + width for value, width in zip(gold, reach, strict=True)],
-        _peak(best, variance, farthest),
+        eval_scores,
+        [value - width for value, width in zip(eval_scores, widths, strict=True)],
+        [value + width for value, width in zip(eval_scores, widths, strict=True)],
+        _find_peak(best, variance, farthest),
     )
 
 
-def _peak(fit: Fit, variance: float, farthest: float) -> tuple[float, float] | None:
-    """The peak where it has been passed or is near; farther off the form is not to be believed."""
+def _find_peak(fit: Fit, variance: float, farthest: float) -> tuple[float, float] | None:
+    """The peak, unless it lies so far beyond the data that the form cannot be trusted there."""
     peak = fit.peak(variance)
     return peak if peak is not None and peak[0] <= 2 * farthest else None
 
 
 def _quantile(dof: int) -> float:
-    """The 97.5 % quantile of Student's t, to a percent from five degrees of freedom on (Cornish-Fisher)."""
+    """The 97.5 % quantile of Student's t (Cornish-Fisher), within 1 % from five degrees of freedom on."""
     z = 1.959964
     return z + (z**3 + z) / (4 * dof) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * dof**2)

@@ -1,4 +1,4 @@
-"""How an open page follows what it shows: it is told of changes as long as its visitor may see them."""
+"""Live updates of an open page: server-sent events for as long as its visitor may see it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Annotated
 from fastapi import Depends, Header, Request, Response
 
 from evalstop_service.store.database import Transaction
-from evalstop_service.web.dashboard.visitor import Site, known
+from evalstop_service.web.dashboard.visitor import Site, find_visitor
 
 
-def _seen(since: str = "", last_event_id: Annotated[str | None, Header()] = None) -> str:
+def _seen_revision(since: str = "", last_event_id: Annotated[str | None, Header()] = None) -> str:
     return last_event_id or since
 
 
-Seen = Annotated[str, Depends(_seen)]
-"""The revision that the page knows: the one that it was rendered with, or the last that it was told."""
+SeenRevision = Annotated[str, Depends(_seen_revision)]
+"""The revision that the page shows: the one that it was rendered with, or that of the last event."""
 
 
-def follow(request: Request, site: Site, seen: str, revision: Callable[[Transaction], str | None]) -> Response:
-    """Tell whenever `revision` reads as another; the stream ends where it is None or the visitor is signed out."""
+def stream_changes(request: Request, site: Site, seen: str, revision: Callable[[Transaction], str | None]) -> Response:
+    """Send an event whenever `revision` changes; the stream ends when it is None or the visitor is signed out."""
 
-    def poll() -> str | None:
+    def read_revision() -> str | None:
         with site.database.reading() as tx:
-            return None if known(tx, site, request) is None else revision(tx)
+            return None if find_visitor(tx, site, request) is None else revision(tx)
 
-    return site.streams.answer(seen, poll)
+    return site.streams.open_stream(seen, read_revision)

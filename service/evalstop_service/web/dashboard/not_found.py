@@ -1,4 +1,4 @@
-"""A page for whoever came by a browser to where nothing is; programs are answered in their own words."""
+"""The 404 page for browsers; API and MLflow clients get errors in their own formats."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import Scope
 
-from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.responses import PageRoute, render_page
 
-PROGRAMS = ("/api/", "/mlflow/")
+API_PREFIXES = ("/api/", "/mlflow/")
 
 
-class _Browsed(PageRoute):
-    """A route that only takes what a browser asks for."""
+class _BrowserRoute(PageRoute):
+    """A route that matches requests for HTML only."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        browsed = scope["type"] == "http" and "text/html" in Headers(scope=scope).get("accept", "")
-        if not browsed or scope["path"].startswith(PROGRAMS):
+        wants_html = scope["type"] == "http" and "text/html" in Headers(scope=scope).get("accept", "")
+        if not wants_html or scope["path"].startswith(API_PREFIXES):
             return Match.NONE, {}
         return super().matches(scope)
 
 
-router = APIRouter(route_class=_Browsed)
+router = APIRouter(route_class=_BrowserRoute)
 
 
 @router.get("/{path:path}")
-def show_nothing() -> Response:
-    """That there is no such page."""
-    detail = "There is no page at this address. It may have been cut when it was copied."
-    return page("error.html", 404, visitor=None, title="Not found", detail=detail)
+def show_not_found() -> Response:
+    """Answer that there is no such page."""
+    detail = "There is no page at this address. Was the link cut off when it was copied?"
+    return render_page("error.html", 404, visitor=None, title="Not found", detail=detail)

@@ -1,4 +1,4 @@
-"""The first page: what it has saved, how often it was right, and what wants a person now."""
+"""The overview: savings, precision, open stops, and runs that need attention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.pending_actions import Excerpt
 from evalstop_service.web.dashboard import formatting
-from evalstop_service.web.dashboard.live_updates import Seen, follow
-from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
@@ -27,14 +27,14 @@ MOST_DECISIONS = 12
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What the page shows beside its figures, and the revision of these; two that are the same look the same."""
+class Overview:
+    """What the page shows beside its figures, and their revision."""
 
     cases: str
-    waiting: Excerpt
+    open_stops: Excerpt
     suspects: Excerpt
     stale: Excerpt
-    blind: Excerpt
+    without_data: Excerpt
     recent: list[tuple[Decision, Outcome | None]]
     any_run: bool
 
@@ -45,15 +45,15 @@ class Standing:
 
 @router.get("/")
 def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
-    """What it has saved, how often it was right, what waits, and the newest decisions."""
+    """The overview of the project."""
     with site.database.reading() as tx:
-        # Read first: what follows may be newer, never older.
-        standing = _standing(tx, visitor.project.id)
+        # Read first, so that what follows is never older than the revision.
+        overview = _load_overview(tx, visitor.project.id)
         (whole,) = figures.load_figures(tx, visitor.project.id, CaseFilter())
-    return page(
+    return render_page(
         "overview.html",
         visitor=visitor,
-        standing=standing,
+        overview=overview,
         whole=whole,
         states=formatting.STATES,
         price=visitor.project.price_per_gpu_hour,
@@ -62,21 +62,21 @@ def show_overview(site: SiteOf, visitor: SignedIn) -> Response:
 
 
 @router.get("/overview/events")
-def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen: Seen) -> Response:
-    """Tell whenever what the page shows has changed."""
-    return follow(request, site, seen, lambda tx: _standing(tx, visitor.project.id).revision)
+def follow_overview(request: Request, site: SiteOf, visitor: SignedIn, seen: SeenRevision) -> Response:
+    """Send an event whenever the page has changed."""
+    return stream_changes(request, site, seen, lambda tx: _load_overview(tx, visitor.project.id).revision)
 
 
-def _standing(tx: Transaction, project_id: UUID) -> Standing:
+def _load_overview(tx: Transaction, project_id: UUID) -> Overview:
     cases = case_counts.read_revision(tx, project_id)
     recent = decisions.list_decisions(tx, project_id, limit=MOST_DECISIONS)
-    said = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
-    return Standing(
+    labels = outcomes.load_outcomes(tx, [(decision.run_id, decision.attempt) for decision in recent])
+    return Overview(
         cases,
         pending_actions.list_waiting_stops(tx, project_id, MOST_SHOWN),
         pending_actions.list_suspect_runs(tx, project_id, MOST_SHOWN),
         pending_actions.list_stale_runs(tx, project_id, MOST_SHOWN),
         pending_actions.list_runs_without_data(tx, project_id, MOST_SHOWN),
-        [(decision, said.get((decision.run_id, decision.attempt))) for decision in recent],
+        [(decision, labels.get((decision.run_id, decision.attempt))) for decision in recent],
         bool(recent) or bool(runs.list_runs(tx, project_id, limit=1)),
     )

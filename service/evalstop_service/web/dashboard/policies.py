@@ -1,9 +1,8 @@
-"""The pages of policies: what there is, what each says, and how two of them differ."""
+"""The pages of policies: their list, one version, and the differences between two."""
 
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Response
 
@@ -13,7 +12,7 @@ from evalstop_service.projects import policies
 from evalstop_service.projects.policies import Version
 from evalstop_service.store import backtests
 from evalstop_service.web.dashboard import policy_diff
-from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(prefix="/policies", route_class=PageRoute)
@@ -21,27 +20,27 @@ router = APIRouter(prefix="/policies", route_class=PageRoute)
 MOST_BACKTESTS = 10
 
 SETTINGS = {
-    "at_least": "stops when the weights of those that call for it reach",
-    "suspect_at_least": "suspects when they reach",
-    "gate": "no stop without",
-    "eval_required": "needs evidence from gold",
-    "min_evals": "no stop before so many evals",
-    "warmup_steps": "no stop before step",
-    "stops_despite": "stops despite",
+    "at_least": "weight needed to stop",
+    "suspect_at_least": "weight needed to suspect",
+    "gate": "required detectors",
+    "eval_required": "requires evidence from the eval",
+    "min_evals": "evals before a stop",
+    "warmup_steps": "steps before a stop",
+    "stops_despite": "overridden guards",
 }
-"""What a policy says beside its members, in words."""
+"""The fields of a policy other than its members, and their labels."""
 
 
 @router.get("")
 def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
-    """Each policy by its newest version, and the backtests of late."""
+    """The newest version of each policy, and recent backtests."""
     with site.database.reading() as tx:
         versions = policies.listing(tx, visitor.project.id)
         recent = backtests.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
     newest: dict[str, Version] = {}
     for version in versions:
         newest.setdefault(version.name, version)
-    return page(
+    return render_page(
         "policies.html",
         visitor=visitor,
         newest=list(newest.values()),
@@ -58,26 +57,26 @@ def show_policy(
     version: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     against: Annotated[str, Query(max_length=100)] = "",
 ) -> Response:
-    """One version of a policy, beside another one if it is to be compared."""
+    """One version of a policy, compared with `against` if given."""
     with site.database.reading() as tx:
         versions = policies.listing(tx, visitor.project.id)
-    own = [one for one in versions if one.name == name]
-    shown = next((one for one in own if version in (None, one.version)), None)
+    own = [policy for policy in versions if policy.name == name]
+    shown = next((policy for policy in own if version in (None, policy.version)), None)
     if shown is None:
         raise NotFound
-    other = next((one for one in versions if one.reference == against), None)
-    return page(
+    other = next((policy for policy in versions if policy.reference == against), None)
+    return render_page(
         "policy.html",
         visitor=visitor,
         shown=shown,
         versions=own,
-        links={one.version: f"/policies/{name}?{urlencode({'version': one.version})}" for one in own},
-        choices=[one.reference for one in versions if one is not shown],
-        members=policy_diff.named_members(shown.document),
+        links={policy.version: f"/policies/{name}?version={policy.version}" for policy in own},
+        choices=[policy.reference for policy in versions if policy is not shown],
+        members=policy_diff.name_members(shown.document),
         settings=SETTINGS,
-        text=policy_diff.pretty(shown.document),
+        text=policy_diff.format_document(shown.document),
         other=other,
-        changes=policy_diff.fields(other.document, shown.document) if other else [],
-        lines=policy_diff.lines(other.document, shown.document) if other else [],
+        changes=policy_diff.compare_fields(other.document, shown.document) if other else [],
+        lines=policy_diff.compare_lines(other.document, shown.document) if other else [],
         most_runs=MOST_RUNS,
     )

@@ -1,4 +1,4 @@
-"""How two policies differ: field by field, members by their ids, and as text. Pure."""
+"""The differences between two policies: by field, with members matched by id, and as text. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Change:
-    """A field that reads otherwise; None: it is only on the other side."""
+    """A field that differs; None: it is missing on that side."""
 
     field: str
     before: str | None
     after: str | None
 
 
-def fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """Each field in which two documents differ, in the order of the first."""
-    old, new = dict(_flat(before)), dict(_flat(after))
+def compare_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
+    """The fields that differ, in the order of the first document."""
+    old, new = dict(_flatten(before)), dict(_flatten(after))
     return [
         Change(field, _text(old.get(field, _ABSENT)), _text(new.get(field, _ABSENT)))
         for field in dict.fromkeys([*old, *new])
@@ -32,38 +32,38 @@ def fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     ]
 
 
-def lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The documents as text, line by line: what is removed (`-`), added (`+`) and near to it (` `)."""
-    texts = (pretty(before).splitlines(), pretty(after).splitlines())
-    found = list(difflib.unified_diff(*texts, lineterm="", n=3))[2:]
-    return [("@" if line.startswith("@@") else line[:1], line) for line in found]
+def compare_lines(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The unified diff of two documents: the sign (`-`, `+`, ` ` or `@`) of each line, and the line."""
+    texts = (format_document(before).splitlines(), format_document(after).splitlines())
+    diff = list(difflib.unified_diff(*texts, lineterm="", n=3))[2:]
+    return [("@" if line.startswith("@@") else line[:1], line) for line in diff]
 
 
-def pretty(document: Mapping[str, Any]) -> str:
-    """A document as one reads it."""
+def format_document(document: Mapping[str, Any]) -> str:
+    """A document as indented JSON."""
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def named_members(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Each member by what the policy calls it."""
+def name_members(document: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The members with their ids."""
     members = document["members"]
     ids = member_ids([(member.get("id"), member["detector"]) for member in members])
     return list(zip(ids, members, strict=True))
 
 
-def _flat(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in document.items():
         if name == "members":
-            for called, member in named_members(document):
-                yield from _within(called, {key: item for key, item in member.items() if key != "id"})
+            for member_id, member in name_members(document):
+                yield from _flatten_field(member_id, {key: item for key, item in member.items() if key != "id"})
         else:
-            yield from _within(name, value)
+            yield from _flatten_field(name, value)
 
 
-def _within(field: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flatten_field(field: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for name, item in value.items():
-            yield from _within(f"{field} · {name}", item)
+            yield from _flatten_field(f"{field} · {name}", item)
     else:
         yield field, value
 

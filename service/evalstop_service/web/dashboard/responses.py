@@ -1,4 +1,4 @@
-"""How pages answer: templates, the headers that keep them safe, and errors as pages of their own."""
+"""Responses of pages: templates, security headers, and error pages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from evalstop_service.web.dashboard import formatting, static_files
 
 _log = logging.getLogger(__name__)
 
-# Plotly makes one empty <style> element and adds rules to it by insertRule, which the policy does not govern: the hash
-# is that of the empty text. Its other style element carries rules for maps and is kept out by an element with its id.
+# Plotly adds one empty <style> element and fills it by insertRule, which the policy does not govern: this is the hash
+# of the empty string. Its other style element has rules for maps; an element with its id in parts.html prevents it.
 _EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 
 HEADERS = {
@@ -45,19 +45,19 @@ HEADERS = {
 }
 
 
-class SignInNeeded(ServiceError):
+class SignInRequired(ServiceError):
     """Sign in first."""
 
 
-class MayNot(ServiceError):
-    """The visitor's role is too little for this; the message says which one it takes."""
+class Forbidden(ServiceError):
+    """The visitor's role does not allow this; the message says which role does."""
 
 
-class StrangeForm(ServiceError):
-    """The form does not come from a page of this session. Load the page again, and send it from there."""
+class InvalidFormToken(ServiceError):
+    """The form does not belong to this session. Reload the page and submit the form again."""
 
 
-def _templates() -> Environment:
+def _create_environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -65,29 +65,29 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["asset"] = static_files.url
+    environment.globals["asset"] = static_files.asset_url
     environment.filters.update(
-        step=formatting.step,
-        number=formatting.number,
-        exact=formatting.exact,
-        pair=formatting.pair,
-        moment=formatting.moment,
-        iso=formatting.iso,
+        step=formatting.format_step,
+        number=formatting.format_number,
+        exact=formatting.format_exact,
+        percent=formatting.format_percent,
+        amount=formatting.format_amount,
+        time=formatting.format_time,
+        iso=formatting.format_iso,
     )
-    environment.filters.update(percent=formatting.percent, amount=formatting.amount)
     return environment
 
 
-TEMPLATES = _templates()
+TEMPLATES = _create_environment()
 
 
-def page(template: str, status_code: int = 200, **values: Any) -> HTMLResponse:
-    """A rendered template; every value in it is escaped."""
+def render_page(template: str, status_code: int = 200, **values: Any) -> HTMLResponse:
+    """A rendered template; every value is escaped."""
     return HTMLResponse(TEMPLATES.get_template(template).render(values), status_code)
 
 
 class PageRoute(APIRoute):
-    """A route whose every answer carries the headers, and whose errors are pages; other routes keep their own."""
+    """A route whose responses carry the security headers and whose errors are pages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -96,7 +96,7 @@ class PageRoute(APIRoute):
             try:
                 response = await handle(request)
             except Exception as error:
-                response = _error(request, error)
+                response = _error_response(request, error)
             for name, value in HEADERS.items():
                 response.headers[name] = value
             response.headers.setdefault("Cache-Control", "no-store")
@@ -105,36 +105,36 @@ class PageRoute(APIRoute):
         return handle_page
 
 
-def _error(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     match error:
-        case SignInNeeded():
-            if request.method != "GET":  # what was sent is not sent again
+        case SignInRequired():
+            if request.method != "GET":  # the form is not sent again after signing in
                 return RedirectResponse("/login", 303)
-            asked = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-            return RedirectResponse(f"/login?next={quote(asked, safe='/')}", 303)
-        case MayNot():
-            return _told(403, "Not yours to do", str(error))
-        case StrangeForm():
-            return _told(403, "Nothing was changed", str(error))
+            target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+            return RedirectResponse(f"/login?next={quote(target, safe='/')}", 303)
+        case Forbidden():
+            return _error_page(403, "Not allowed", str(error))
+        case InvalidFormToken():
+            return _error_page(403, "Nothing was changed", str(error))
         case Conflict():
-            return _told(409, "Nothing was changed", _sentence(error))
-        case Invalid():
-            return _told(422, "Nothing was changed", _sentence(error))
-        case AddressRefused():
-            return _told(422, "Nothing was changed", _sentence(error))
-        case RequestValidationError() if request.method != "GET" and _about_the_form(error):
-            return _told(422, "Nothing was changed", "The form was not whole. Load the page again, and send it anew.")
+            return _error_page(409, "Nothing was changed", _sentence(error))
+        case Invalid() | AddressRefused():
+            return _error_page(422, "Nothing was changed", _sentence(error))
+        case RequestValidationError() if request.method != "GET" and _is_about_form(error):
+            return _error_page(
+                422, "Nothing was changed", "The form is incomplete. Reload the page and submit it again."
+            )
         case NotFound() | RequestValidationError():
-            return _told(404, "Not found", "Your key sees nothing here; it may belong to another project.")
+            return _error_page(404, "Not found", "Nothing here for your key. It may belong to another project.")
         case sa.exc.OperationalError() | sa.exc.TimeoutError():
-            _log.error("the database does not answer: %s", error)
-            return _told(503, "The database does not answer", "Load the page again in a moment.")
+            _log.error("database not available: %s", error)
+            return _error_page(503, "Database not available", "Reload the page in a moment.")
         case _:
-            _log.error("a page failed", exc_info=error)
-            return _told(500, "The service failed", "This is a fault of the service; its log says more.")
+            _log.error("page failed", exc_info=error)
+            return _error_page(500, "Internal error", "The service failed; see its log.")
 
 
-def _about_the_form(error: RequestValidationError) -> bool:
+def _is_about_form(error: RequestValidationError) -> bool:
     return all(item["loc"][0] == "body" for item in error.errors())
 
 
@@ -143,5 +143,5 @@ def _sentence(error: Exception) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
-def _told(status: int, title: str, detail: str) -> HTMLResponse:
-    return page("error.html", status, visitor=None, title=title, detail=detail)
+def _error_page(status: int, title: str, detail: str) -> HTMLResponse:
+    return render_page("error.html", status, visitor=None, title=title, detail=detail)

@@ -1,4 +1,4 @@
-"""Joins the pages to an app: what they share, and their routes."""
+"""Adds the pages to the app."""
 
 from __future__ import annotations
 
@@ -7,48 +7,43 @@ from uuid import UUID
 from fastapi import FastAPI
 
 from evalstop_service.clock import Clock, utc_now
-from evalstop_service.store.database import Database
+from evalstop_service.web.context import Context
 from evalstop_service.web.dashboard import (
+    analysis,
     backtests,
-    figures,
     not_found,
+    observations,
+    openid_sign_in,
     overview,
     policies,
-    roles,
-    run,
+    precision,
     run_actions,
-    run_analysis,
-    run_data,
-    runs,
+    run_list,
+    run_page,
+    run_roles,
     settings,
     sign_in,
     static_files,
     webhooks,
 )
-from evalstop_service.web.dashboard import openid_sign_in as openid_pages
-from evalstop_service.web.dashboard.doors import Doors
-from evalstop_service.web.dashboard.responses import TEMPLATES
 from evalstop_service.web.dashboard.server_sent_events import Streams
 from evalstop_service.web.dashboard.sessions import Sessions
 from evalstop_service.web.dashboard.visitor import OpenId, Site
 
-PARTS = (
-    *(static_files, sign_in, openid_pages, overview, figures, runs, run, run_analysis, run_data, run_actions, roles),
-    *(backtests, policies, webhooks, settings),
-    not_found,
+PAGES = (
+    *(static_files, sign_in, openid_sign_in, overview, precision, run_list, run_page, analysis, observations),
+    *(run_actions, run_roles, backtests, policies, webhooks, settings),
+    not_found,  # last, because it matches any path
 )
-"""The modules with the routes, in the order in which they are asked."""
 
 
-def install(
-    app: FastAPI, database: Database, clock: Clock, session_secret: str, doors: Doors, openid: OpenId | None = None
-) -> None:
+def install(app: FastAPI, context: Context, session_secret: str, openid: OpenId | None = None) -> None:
     """Add the pages to an app. Replicas of one service need the same `session_secret`."""
-    app.state.pages = Site(database, clock, Sessions(session_secret, clock), TEMPLATES, Streams(), doors, openid)
-    for part in PARTS:
-        app.include_router(part.router, include_in_schema=False)
+    app.state.pages = Site(context, Sessions(session_secret, context.clock), Streams(), openid)
+    for page in PAGES:
+        app.include_router(page.router, include_in_schema=False)
 
 
 def sign_in_token(session_secret: str, key_id: UUID, clock: Clock = utc_now) -> str:
-    """The token of a link `/login?token=...` that signs in whoever opens it within twelve hours."""
-    return Sessions(session_secret, clock).link(key_id)
+    """The token of a link `/login?token=...`, which signs in for twelve hours after it was made."""
+    return Sessions(session_secret, clock).sign_link(key_id)

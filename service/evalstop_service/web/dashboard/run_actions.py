@@ -1,4 +1,4 @@
-"""What a visitor does about a run: stop and label it, veto, release and undo its decisions, by forms on any page."""
+"""Forms that act on a run: stop it, veto, release or undo its decision, label its outcome."""
 
 from __future__ import annotations
 
@@ -14,98 +14,102 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.responses import PageRoute
-from evalstop_service.web.dashboard.visitor import Operating, Site, SiteOf, Visitor
+from evalstop_service.web.dashboard.visitor import Operator, Site, SiteOf, Visitor
 
 router = APIRouter(route_class=PageRoute)
 
-Why = Annotated[str, Form(alias="reason")]
+Reason = Annotated[str, Form()]
 Note = Annotated[str, Form()]
 Next = Annotated[str, Form(alias="next")]
-"""The page to go back to; by default the run's."""
+"""The page to return to; by default the run's."""
 
-Said = Annotated[Literal["right", "wrong", "unknown"], Form()]
+Outcome = Annotated[Literal["right", "wrong", "unknown"], Form()]
 
 
 @router.post("/decisions/{decision_id}/veto")
-def veto(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
-    """Let the run go on."""
-    return _do(commands.veto_decision, decision_id, site, visitor, why, target)
+def veto_stop(decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
+    """Cancel a stop that is on hold or pending."""
+    return _act_on_decision(commands.veto_decision, decision_id, site, visitor, reason, target)
 
 
 @router.post("/decisions/{decision_id}/release")
-def release(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
-    """Have an on-hold stop carried out."""
-    return _do(commands.release_decision, decision_id, site, visitor, why, target)
+def release_stop(
+    decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
+) -> Response:
+    """Carry out a stop that is on hold."""
+    return _act_on_decision(commands.release_decision, decision_id, site, visitor, reason, target)
 
 
 @router.post("/decisions/{decision_id}/undo")
-def undo(decision_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
-    """Take back a stop that was handed out."""
-    return _do(commands.undo_decision, decision_id, site, visitor, why, target)
+def undo_stop(decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
+    """Take back a stop that was requested."""
+    return _act_on_decision(commands.undo_decision, decision_id, site, visitor, reason, target)
 
 
 @router.post("/runs/{run_id}/stop")
-def stop(run_id: UUID, site: SiteOf, visitor: Operating, why: Why = "", target: Next = "") -> Response:
-    """Have a run stopped at once."""
-    commands.stop_run(site.database, visitor.project.id, run_id, visitor.actor, forms.reason(why), site.clock())
-    return forms.back(run_id, target)
+def stop_run(run_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
+    """Stop a run now."""
+    commands.stop_run(site.database, visitor.project.id, run_id, visitor.actor, forms.parse_reason(reason), site.clock())
+    return forms.redirect_back(run_id, target)
 
 
 @router.post("/runs/{run_id}/outcome")
-def judge_run(
+def label_run(
     run_id: UUID,
     site: SiteOf,
-    visitor: Operating,
-    outcome: Said,
+    visitor: Operator,
+    outcome: Outcome,
     turn_step: Annotated[str, Form()] = "",
     note: Note = "",
     target: Next = "",
 ) -> Response:
-    """Say whether it was right to let a run go on that was never flagged."""
+    """Label whether it was right to let a run continue that was never flagged."""
     commands.record_run_outcome(
         site.database,
         visitor.project.id,
         run_id,
         outcome=outcome,
-        turn_step=forms.step(turn_step),
+        turn_step=forms.parse_step(turn_step),
         actor=visitor.actor,
-        note=forms.note(note),
+        note=forms.parse_note(note),
         now=site.clock(),
     )
-    return forms.back(run_id, target)
+    return forms.redirect_back(run_id, target)
 
 
 @router.post("/decisions/{decision_id}/outcome")
-def judge(
+def label_decision(
     decision_id: UUID,
     site: SiteOf,
-    visitor: Operating,
-    outcome: Said,
+    visitor: Operator,
+    outcome: Outcome,
     turn_step: Annotated[str, Form()] = "",
     note: Note = "",
     target: Next = "",
 ) -> Response:
-    """Say whether the decision was right."""
+    """Label whether a decision was right."""
     decision = commands.record_decision_outcome(
         site.database,
         visitor.project.id,
         decision_id,
         outcome=outcome,
-        turn_step=forms.step(turn_step),
+        turn_step=forms.parse_step(turn_step),
         actor=visitor.actor,
-        note=forms.note(note),
+        note=forms.parse_note(note),
         now=site.clock(),
     )
-    return forms.back(decision.run_id, target)
+    return forms.redirect_back(decision.run_id, target)
 
 
-def _do(
+def _act_on_decision(
     act: Callable[[Database, UUID, UUID, str, str, datetime], Decision],
     decision_id: UUID,
     site: Site,
     visitor: Visitor,
-    why: str,
+    reason: str,
     target: str,
 ) -> Response:
-    decision = act(site.database, visitor.project.id, decision_id, visitor.actor, forms.reason(why), site.clock())
-    return forms.back(decision.run_id, target)
+    decision = act(
+        site.database, visitor.project.id, decision_id, visitor.actor, forms.parse_reason(reason), site.clock()
+    )
+    return forms.redirect_back(decision.run_id, target)

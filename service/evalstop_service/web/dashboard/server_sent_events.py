@@ -1,4 +1,4 @@
-"""News for open pages: server-sent events that say when what a page shows has changed."""
+"""Server-sent events that tell open pages when what they show has changed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ POLL_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15
 SEND_TIMEOUT_SECONDS = 30
 MOST_STREAMS = 200
-_MOST_POLLS = 4  # threads that the routes of the API do without
+_POLLING_THREADS = 4  # apart from those of the API, so that open pages cannot starve it
 
-Poll = Callable[[], str | None]
-"""Reads the present revision of what a page shows; None when the visitor may no longer see it."""
+ReadRevision = Callable[[], str | None]
+"""Reads the current revision of what a page shows; None when the visitor may no longer see it."""
 
 
 class Streams:
@@ -28,23 +28,25 @@ class Streams:
     def __init__(self, most: int = MOST_STREAMS, poll_seconds: float = POLL_SECONDS) -> None:
         self._most = most
         self._poll_seconds = poll_seconds
-        self._polls = CapacityLimiter(_MOST_POLLS)
-        self.open = 0
+        self._polls = CapacityLimiter(_POLLING_THREADS)
+        self.open_count = 0
 
-    def answer(self, seen: str, poll: Poll) -> Response:
-        """A stream of `changed` events from the revision `seen` on; 503 when there are too many streams."""
-        if self.open >= self._most:
-            return PlainTextResponse("too many pages are open", 503, {"Retry-After": "30"})
-        return EventSourceResponse(self._events(seen, poll), ping=HEARTBEAT_SECONDS, send_timeout=SEND_TIMEOUT_SECONDS)
+    def open_stream(self, seen: str, read_revision: ReadRevision) -> Response:
+        """A stream of `changed` events after the revision `seen`; 503 when too many streams are open."""
+        if self.open_count >= self._most:
+            return PlainTextResponse("too many open pages", 503, {"Retry-After": "30"})
+        return EventSourceResponse(
+            self._send_events(seen, read_revision), ping=HEARTBEAT_SECONDS, send_timeout=SEND_TIMEOUT_SECONDS
+        )
 
-    async def _events(self, seen: str, poll: Poll) -> AsyncIterator[ServerSentEvent]:
-        self.open += 1
+    async def _send_events(self, seen: str, read_revision: ReadRevision) -> AsyncIterator[ServerSentEvent]:
+        self.open_count += 1
         try:
             while True:
                 try:
-                    revision = await anyio.to_thread.run_sync(poll, limiter=self._polls)
+                    revision = await anyio.to_thread.run_sync(read_revision, limiter=self._polls)
                 except (sa.exc.OperationalError, sa.exc.TimeoutError):
-                    revision = seen  # the page stays as it is until the database answers again
+                    revision = seen  # no event until the database answers again
                 if revision is None:
                     yield ServerSentEvent(event="gone", data="")
                     return
@@ -53,4 +55,4 @@ class Streams:
                     yield ServerSentEvent(event="changed", id=revision, data=revision)
                 await anyio.sleep(self._poll_seconds)
         finally:
-            self.open -= 1
+            self.open_count -= 1

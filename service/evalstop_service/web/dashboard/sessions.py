@@ -1,4 +1,4 @@
-"""What is signed: sessions and sign-in links, which name a key, a sign-in under way elsewhere, and tokens of forms."""
+"""Signed values: sessions and sign-in links of keys, OpenID sign-ins in progress, and form tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOW_SECONDS = 600
 
 
 class Sessions:
-    """Makes and reads them. What was signed for one purpose is worth nothing for another."""
+    """Signs and verifies values. A value signed for one purpose is invalid for every other."""
 
     def __init__(self, secret: str, clock: Clock) -> None:
         self._flow = _serializer(secret, "evalstop.openid", clock)
@@ -24,43 +24,43 @@ class Sessions:
         self._session = _serializer(secret, "evalstop.session", clock)
         self._link = _serializer(secret, "evalstop.link", clock)
 
-    def session(self, key_id: UUID) -> str:
-        """The value of a cookie, good for a week."""
+    def sign_session(self, key_id: UUID) -> str:
+        """The value of a session cookie, valid for a week."""
         return _dump(self._session, key_id)
 
-    def link(self, key_id: UUID) -> str:
-        """The token of a sign-in link, good for twelve hours."""
+    def sign_link(self, key_id: UUID) -> str:
+        """The token of a sign-in link, valid for twelve hours."""
         return _dump(self._link, key_id)
 
-    def of_session(self, text: str) -> UUID | None:
-        """The key that a cookie names; None when it is forged or too old."""
+    def read_session(self, text: str) -> UUID | None:
+        """The key of a session cookie; None when it is forged or expired."""
         return _load(self._session, text, SESSION_SECONDS)
 
-    def of_link(self, text: str) -> UUID | None:
-        """The key that a sign-in token names; None when it is forged or too old."""
+    def read_link(self, text: str) -> UUID | None:
+        """The key of a sign-in token; None when it is forged or expired."""
         return _load(self._link, text, LINK_SECONDS)
 
-    def flow(self, begun: dict[str, str]) -> str:
-        """A sign-in that goes on at an OpenID provider, for the browser to keep for ten minutes."""
-        return self._flow.dumps(begun)
+    def sign_flow(self, flow: dict[str, str]) -> str:
+        """The state of an OpenID sign-in, which the browser keeps for ten minutes."""
+        return self._flow.dumps(flow)
 
-    def of_flow(self, text: str) -> dict[str, str] | None:
-        """The sign-in that a browser kept; None when it is forged or too old."""
+    def read_flow(self, text: str) -> dict[str, str] | None:
+        """The state of an OpenID sign-in; None when it is forged or expired."""
         try:
-            begun: dict[str, str] = self._flow.loads(text, max_age=FLOW_SECONDS)
+            flow: dict[str, str] = self._flow.loads(text, max_age=FLOW_SECONDS)
         except BadData:
             return None
-        return begun
+        return flow
 
-    def form(self, cookie: str) -> str:
-        """The token that goes with every form of the session in this cookie, so that no other site can send one.
+    def form_token(self, cookie: str) -> str:
+        """The CSRF token of the session in this cookie.
 
-        It is the same as long as the session is: a page that is rendered again reads as before.
+        It stays the same for a session, so that a page that is rendered again does not differ.
         """
         return self._form.get_signature(cookie).decode()
 
-    def is_form(self, cookie: str, token: str) -> bool:
-        """Whether a token goes with the session in this cookie."""
+    def verify_form_token(self, cookie: str, token: str) -> bool:
+        """Whether the token belongs to the session in this cookie."""
         return self._form.verify_signature(cookie, token)
 
 

@@ -1,4 +1,4 @@
-"""The small drawing of a run's gold score: a line, the best checkpoint, the stop. Pure."""
+"""The sparkline of a run's eval score, with the best checkpoint and the stop. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evalstop_service.store.sparklines import Segment
 
 WIDTH, HEIGHT, MARGIN = 132, 34, 4
 
-STRETCHES = 124  # one a pixel
+STRETCHES = 124  # one per pixel
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,10 @@ class Sparkline:
     stop_x: float | None
 
 
-def draw(stretches: Sequence[Segment], best: dict[str, Any] | None, stop_step: int | None) -> Sparkline | None:
-    """The drawing; None when there is nothing to draw."""
+def draw_sparkline(
+    stretches: Sequence[Segment], best: dict[str, Any] | None, stop_step: int | None
+) -> Sparkline | None:
+    """The sparkline of a run; None without observations."""
     if not stretches:
         return None
     first, last = stretches[0].step, stretches[-1].step
@@ -35,7 +37,7 @@ def draw(stretches: Sequence[Segment], best: dict[str, Any] | None, stop_step: i
         return round(MARGIN + min(1.0, max(0.0, share)) * (WIDTH - 2 * MARGIN), 1)
 
     def y(value: float) -> float:
-        # Halves, because the distance of two doubles may be more than a double holds.
+        # Halves, because the difference of two doubles may overflow.
         share = (value / 2 - lowest / 2) / (highest / 2 - lowest / 2) if highest / 2 > lowest / 2 else 0.5
         return round(HEIGHT - MARGIN - min(1.0, max(0.0, share)) * (HEIGHT - 2 * MARGIN), 1)
 

@@ -1,4 +1,4 @@
-"""The files that pages load: our own style and scripts, and Plotly's JavaScript out of its Python package."""
+"""Static files: our style sheet and scripts, and Plotly's JavaScript from its Python package."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ class _Asset:
     gzipped: bytes
 
 
-def url(name: str) -> str:
-    """Where a file is served; another address as soon as its content is another."""
+def asset_url(name: str) -> str:
+    """The URL of a file; it changes with the content."""
     return f"/assets/{_digest(name)}/{name}"
 
 
 @router.get("/assets/{digest}/{name}")
 def get_asset(digest: str, name: str, request: Request) -> Response:
-    """A file, to be kept for good by whoever asked by its digest."""
+    """A file; cacheable forever when requested by its current digest."""
     if name not in _NAMES:
         raise NotFound
-    asset = _asset(name)
-    zipped = "gzip" in request.headers.get("accept-encoding", "")
+    asset = _load_asset(name)
+    gzipped = "gzip" in request.headers.get("accept-encoding", "")
     headers = {
         "Cache-Control": "public, max-age=31536000, immutable" if digest == asset.digest else "no-store",
         "Vary": "Accept-Encoding",
         "X-Content-Type-Options": "nosniff",
-        **({"Content-Encoding": "gzip"} if zipped else {}),
+        **({"Content-Encoding": "gzip"} if gzipped else {}),
     }
-    return Response(asset.gzipped if zipped else asset.body, media_type=_TYPES[Path(name).suffix], headers=headers)
+    return Response(asset.gzipped if gzipped else asset.body, media_type=_TYPES[Path(name).suffix], headers=headers)
 
 
-def _content(name: str) -> bytes:
+def _read_content(name: str) -> bytes:
     if name == "plotly.min.js":
         return Path(str(metadata.distribution("plotly").locate_file(_PLOTLY))).read_bytes()
     return (_STATIC / name).read_bytes()
@@ -62,12 +62,12 @@ def _content(name: str) -> bytes:
 
 @cache
 def _digest(name: str) -> str:
-    # Our own files have one digest, so that a script finds those that it imports beside itself.
-    together = sorted(_OWN) if name in _OWN else [name]
-    return hashlib.sha256(b"".join(_content(one) for one in together)).hexdigest()[:16]
+    # Our own files share one digest, so that relative imports between scripts resolve.
+    names = sorted(_OWN) if name in _OWN else [name]
+    return hashlib.sha256(b"".join(_read_content(file) for file in names)).hexdigest()[:16]
 
 
 @cache
-def _asset(name: str) -> _Asset:
-    body = _content(name)
+def _load_asset(name: str) -> _Asset:
+    body = _read_content(name)
     return _Asset(_digest(name), body, gzip.compress(body, 6, mtime=0))

@@ -1,4 +1,4 @@
-"""The page of webhooks: endpoints and how they are, deliveries and what came back, and events sent once more."""
+"""The pages of webhooks: endpoints and their health, deliveries and their attempts, retries and replays."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import deliveries, pull
 from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.web.dashboard.responses import PageRoute, page
-from evalstop_service.web.dashboard.visitor import Administering, Operating, SignedIn, Site, SiteOf, Visitor
+from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.visitor import Admin, Operator, SignedIn, Site, SiteOf, Visitor
 from evalstop_service.webhooks import endpoint_test, resend
 from evalstop_service.webhooks import endpoints as webhooks
 from evalstop_service.webhooks.channels import Format, render_body
@@ -31,7 +31,7 @@ PAGE = 30
 
 State = Literal["", "waiting", "delivered", "dead", "cancelled"]
 
-_HOME = "/webhooks"
+_PATH = "/webhooks"
 
 
 @router.get("")
@@ -42,26 +42,26 @@ def show_webhooks(
     endpoint: Annotated[UUID | Literal[""], Query()] = "",
     cursor: UUID | None = None,
 ) -> Response:
-    """All endpoints, and deliveries, newest first."""
-    return _show(site, visitor, state=state, endpoint=endpoint or None, cursor=cursor)
+    """All endpoints, and the newest deliveries."""
+    return _render_webhooks(site, visitor, state=state, endpoint=endpoint or None, cursor=cursor)
 
 
 @router.get("/deliveries/{delivery_id}")
 def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
-    """One delivery: what is sent, and every attempt with its answer."""
+    """One delivery: its request, and every attempt with its response."""
     with site.database.reading() as tx:
         delivery = deliveries.find_delivery(tx, visitor.project.id, delivery_id)
         if delivery is None:
             raise NotFound
         content = deliveries.get_content(tx, delivery)
-        log = deliveries.list_attempts(tx, delivery)
-    return page(
+        attempts = deliveries.list_attempts(tx, delivery)
+    return render_page(
         "delivery.html",
         visitor=visitor,
         here="webhooks",
         delivery=delivery,
         host=_host(delivery),
-        log=log,
+        attempts=attempts,
         body=render_body(content.format, content.body),
     )
 
@@ -69,33 +69,31 @@ def show_delivery(delivery_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
 @router.post("/endpoints")
 def add_endpoint(
     site: SiteOf,
-    visitor: Administering,
+    visitor: Admin,
     url: Annotated[str, Form()] = "",
     event_types: Annotated[list[str] | None, Form()] = None,
     form: Annotated[str, Form(alias="format")] = "standard",
 ) -> Response:
-    """Make an endpoint, and show its secret, once."""
+    """Create an endpoint and show its secret once."""
     url = url.strip()
     try:
-        made = webhooks.create_endpoint(
+        endpoint = webhooks.create_endpoint(
             site.database,
             visitor.project.id,
             visitor.actor,
-            **_checked(url, event_types or [], form),
-            address_policy=site.doors.address_policy,
-            encryption=site.doors.encryption,
+            **_check_form(url, event_types or [], form),
+            address_policy=site.context.address_policy,
+            encryption=site.context.encryption,
             now=site.clock(),
         )
     except (AddressRefused, Invalid) as error:
-        return _show(site, visitor, problem=str(error), written=url, status=422)
-    return _show(site, visitor, secret=_secret(site, made))
+        return _render_webhooks(site, visitor, problem=str(error), written=url, status=422)
+    return _render_webhooks(site, visitor, secret=_reveal_secret(site, endpoint))
 
 
 @router.post("/endpoints/{endpoint_id}/enabled")
-def enable_endpoint(
-    endpoint_id: UUID, site: SiteOf, visitor: Administering, enabled: Annotated[bool, Form()]
-) -> Response:
-    """Have events sent there, or no more."""
+def enable_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Admin, enabled: Annotated[bool, Form()]) -> Response:
+    """Enable or disable an endpoint."""
     changes = EndpointChanges(enabled=enabled)
     webhooks.change_endpoint(
         site.database,
@@ -103,62 +101,62 @@ def enable_endpoint(
         visitor.actor,
         endpoint_id,
         changes,
-        address_policy=site.doors.address_policy,
+        address_policy=site.context.address_policy,
         now=site.clock(),
     )
-    return RedirectResponse(_HOME, 303)
+    return RedirectResponse(_PATH, 303)
 
 
 @router.post("/endpoints/{endpoint_id}/delete")
-def delete_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Administering) -> Response:
-    """Delete an endpoint and cancel what waits for it."""
+def delete_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Admin) -> Response:
+    """Delete an endpoint and cancel its waiting deliveries."""
     webhooks.delete_endpoint(site.database, visitor.project.id, visitor.actor, endpoint_id, site.clock())
-    return RedirectResponse(_HOME, 303)
+    return RedirectResponse(_PATH, 303)
 
 
 @router.post("/endpoints/{endpoint_id}/rotate-secret")
-def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: Administering) -> Response:
-    """Give an endpoint a new secret, and show it, once."""
-    rotated = webhooks.rotate_endpoint_secret(
+def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: Admin) -> Response:
+    """Rotate the secret of an endpoint and show the new one once."""
+    endpoint = webhooks.rotate_endpoint_secret(
         site.database,
         visitor.project.id,
         visitor.actor,
         endpoint_id,
-        encryption=site.doors.encryption,
+        encryption=site.context.encryption,
         now=site.clock(),
     )
-    return _show(site, visitor, secret=_secret(site, rotated))
+    return _render_webhooks(site, visitor, secret=_reveal_secret(site, endpoint))
 
 
 @router.post("/endpoints/{endpoint_id}/test")
-def try_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Operating) -> Response:
-    """Send a test now, and show what came back."""
+def test_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Operator) -> Response:
+    """Send a test event now and show the response."""
     trial = endpoint_test.send_test_event(
         site.database,
         visitor.project.id,
         endpoint_id,
-        address_policy=site.doors.address_policy,
-        timeout_seconds=site.doors.delivery_timeout_seconds,
-        encryption=site.doors.encryption,
+        address_policy=site.context.address_policy,
+        timeout_seconds=site.context.delivery_timeout_seconds,
+        encryption=site.context.encryption,
         now=site.clock(),
     )
-    return _show(site, visitor, trial=trial)
+    return _render_webhooks(site, visitor, trial=trial)
 
 
 @router.post("/endpoints/{endpoint_id}/replay")
 def replay_events(
     endpoint_id: UUID,
     site: SiteOf,
-    visitor: Operating,
+    visitor: Operator,
     since: Annotated[str, Form()] = "",
     until: Annotated[str, Form()] = "",
     after: Annotated[UUID | Literal[""], Form()] = "",
     replayed: Annotated[int, Form(ge=0)] = 0,
 ) -> Response:
-    """Send the events of a time once more, a thousand at a time; the page that is answered goes on by itself."""
+    """Send the events of a period again, a thousand per request; the page submits the next request by itself."""
     now = site.clock()
-    begin, end = _moment(since, "the first day"), _moment(until, "the last moment") if until else now
-    done = resend.replay_events(
+    begin, end = _parse_time(since, "from"), _parse_time(until, "to") if until else now
+    batch = resend.replay_events(
         site.database,
         visitor.project.id,
         visitor.actor,
@@ -169,37 +167,37 @@ def replay_events(
         after=after or None,
         now=now,
     )
-    reached = datetime.fromtimestamp((done.last.int >> 80) / 1000, UTC) if done.last else end  # a UUIDv7 tells its time
-    share = (reached - begin) / (end - begin) if end > begin else 1.0
-    return page(
+    reached = datetime.fromtimestamp((batch.last.int >> 80) / 1000, UTC) if batch.last else end
+    progress = (reached - begin) / (end - begin) if end > begin else 1.0
+    return render_page(
         "replay.html",
         visitor=visitor,
         here="webhooks",
         endpoint_id=endpoint_id,
         since=begin.isoformat(),
         until=end.isoformat(),
-        after=done.last,
-        replayed=replayed + len(done.deliveries),
-        passed_over=done.passed_over,
-        percent=round(100 * min(1.0, max(0.0, share))),
+        after=batch.last,
+        replayed=replayed + len(batch.deliveries),
+        passed_over=batch.passed_over,
+        percent=round(100 * min(1.0, max(0.0, progress))),
     )
 
 
 @router.post("/deliveries/{delivery_id}/retry")
-def retry(delivery_id: UUID, site: SiteOf, visitor: Operating) -> Response:
-    """Send a dead delivery once more."""
+def retry_delivery(delivery_id: UUID, site: SiteOf, visitor: Operator) -> Response:
+    """Retry a dead delivery."""
     resend.retry_delivery(site.database, visitor.project.id, visitor.actor, delivery_id, site.clock())
     return RedirectResponse(f"/webhooks/deliveries/{delivery_id}", 303)
 
 
 @router.post("/deliveries/{delivery_id}/replay")
-def replay_delivery(delivery_id: UUID, site: SiteOf, visitor: Operating) -> Response:
-    """Send the event of a delivery once more, as a new delivery."""
-    made = resend.replay_delivery(site.database, visitor.project.id, visitor.actor, delivery_id, site.clock())
-    return RedirectResponse(f"/webhooks/deliveries/{made.id}", 303)
+def replay_delivery(delivery_id: UUID, site: SiteOf, visitor: Operator) -> Response:
+    """Send the event of a delivery again, as a new delivery."""
+    delivery = resend.replay_delivery(site.database, visitor.project.id, visitor.actor, delivery_id, site.clock())
+    return RedirectResponse(f"/webhooks/deliveries/{delivery.id}", 303)
 
 
-def _show(
+def _render_webhooks(
     site: Site,
     visitor: Visitor,
     *,
@@ -207,45 +205,47 @@ def _show(
     endpoint: UUID | None = None,
     cursor: UUID | None = None,
     status: int = 200,
-    **told: Any,
+    **overrides: Any,
 ) -> Response:
     with site.database.reading() as tx:
-        found = endpoints.list_endpoints(tx, visitor.project.id)
-        sent = deliveries.list_deliveries(
+        listed = endpoints.list_endpoints(tx, visitor.project.id)
+        newest = deliveries.list_deliveries(
             tx, visitor.project.id, state=state or None, endpoint_id=endpoint, before=cursor, limit=PAGE + 1
         )
-    more = str(sent[PAGE - 1].id) if len(sent) > PAGE else ""
+    next_cursor = str(newest[PAGE - 1].id) if len(newest) > PAGE else ""
     now = site.clock()
-    values = {"problem": None, "secret": None, "trial": None, "written": ""} | told
-    return page(
+    values = {"problem": None, "secret": None, "trial": None, "written": ""} | overrides
+    return render_page(
         "webhooks.html",
         status,
         visitor=visitor,
         here="webhooks",
-        endpoints=[(one, _health(one, now), _place(one, visitor)) for one in found],
-        deliveries=sent[:PAGE],
-        hosts={one.id: _host(one) for one in found},
+        endpoints=[
+            (endpoint, _health_badge(endpoint, now), _visible_address(endpoint, visitor)) for endpoint in listed
+        ],
+        deliveries=newest[:PAGE],
+        hosts={endpoint.id: _host(endpoint) for endpoint in listed},
         state=state,
         chosen=endpoint,
-        next_page=_link(state, endpoint, more) if more else None,
-        first_page=_link(state, endpoint, "") if cursor else None,
+        next_page=_page_link(state, endpoint, next_cursor) if next_cursor else None,
+        first_page=_page_link(state, endpoint, "") if cursor else None,
         event_types=SUBSCRIBABLE,
         longest_url=MAX_URL_CHARACTERS,
         **values,
     )
 
 
-def _link(state: str, endpoint: UUID | None, cursor: str) -> str:
+def _page_link(state: str, endpoint: UUID | None, cursor: str) -> str:
     query = {"state": state, "endpoint": str(endpoint or ""), "cursor": cursor}
-    return f"{_HOME}?{urlencode({name: value for name, value in query.items() if value})}"
+    return f"{_PATH}?{urlencode({name: value for name, value in query.items() if value})}"
 
 
-def _checked(url: str, event_types: list[str], form: str) -> dict[str, Any]:
+def _check_form(url: str, event_types: list[str], form: str) -> dict[str, Any]:
     try:
         if len(url) > MAX_URL_CHARACTERS:
-            raise ValueError(f"an address has at most {MAX_URL_CHARACTERS} characters")
+            raise ValueError(f"a URL has at most {MAX_URL_CHARACTERS} characters")
         if not event_types:
-            raise ValueError("choose at least one kind of event")
+            raise ValueError("choose at least one event type")
         if form not in list(Format):
             raise ValueError(f"a format is one of {', '.join(Format)}")
         types = [webhooks.check_event_type(name) for name in dict.fromkeys(event_types)]
@@ -254,32 +254,32 @@ def _checked(url: str, event_types: list[str], form: str) -> dict[str, Any]:
         raise Invalid(str(error)) from None
 
 
-def _secret(site: Site, endpoint: Endpoint) -> tuple[str, str]:
-    return _host(endpoint), site.doors.encryption.decrypt(endpoint.secret, endpoint.id)
+def _reveal_secret(site: Site, endpoint: Endpoint) -> tuple[str, str]:
+    return _host(endpoint), site.context.encryption.decrypt(endpoint.secret, endpoint.id)
 
 
-def _health(endpoint: Endpoint, now: datetime) -> tuple[str, str]:
-    """How an endpoint is: a class of badge, and words."""
+def _health_badge(endpoint: Endpoint, now: datetime) -> tuple[str, str]:
+    """The health of an endpoint: a CSS class and a label."""
     if not endpoint.enabled:
         return "plain", "disabled"
     if endpoint.open_until is not None and endpoint.open_until > now:
-        return "state-failed", "left alone"
+        return "state-failed", "paused"
     if endpoint.failures:
         return "state-pending", "failing"
-    return "outcome-right", "well"
+    return "outcome-right", "healthy"
 
 
-def _place(endpoint: Endpoint, visitor: Visitor) -> str:
-    # The path of an address may be a secret, as Slack's are.
+def _visible_address(endpoint: Endpoint, visitor: Visitor) -> str:
+    # The path of a URL may be a secret, as with Slack.
     return endpoint.url if visitor.may("admin") else _host(endpoint)
 
 
-def _host(addressed: Endpoint | Delivery) -> str:
-    return addressed.url if addressed.url.startswith(pull.PREFIX) else str(urlsplit(addressed.url).netloc)
+def _host(target: Endpoint | Delivery) -> str:
+    return target.url if target.url.startswith(pull.PREFIX) else str(urlsplit(target.url).netloc)
 
 
-def _moment(text: str, what: str) -> datetime:
+def _parse_time(text: str, what: str) -> datetime:
     try:
         return in_utc(datetime.fromisoformat(text))
     except ValueError:
-        raise Invalid(f"{what} is no time as in 2026-01-31T14:00, in UTC: {text[:40]!r}") from None
+        raise Invalid(f"{what} must be a UTC time such as 2026-01-31T14:00, not {text[:40]!r}") from None

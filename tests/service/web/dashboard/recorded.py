@@ -37,7 +37,7 @@ LEVEL: dict[str, Any] = {
     "name": "level",
     "members": [
         {"detector": "k_below_best", "params": {"k": 5}},
-        *({"detector": "non_finite", "id": name, "params": {"signal": name}} for name in ("eval", "proxy", "kl")),
+        *({"detector": "non_finite", "id": name, "params": {"role": name}} for name in ("eval", "proxy", "kl")),
     ],
 }
 """A policy that stops these runs soon enough for a test."""

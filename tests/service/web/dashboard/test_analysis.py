@@ -11,8 +11,8 @@ from evalstop_service.ingest import Points
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
-from evalstop_service.web.dashboard import evidence, run_analysis
-from evalstop_service.web.dashboard.gao_chart import picture
+from evalstop_service.web.dashboard import analysis, evidence
+from evalstop_service.web.dashboard.gao_chart import build_chart
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,42 +37,42 @@ def told(evals: int, gold: float = 1.0) -> list[Observation]:
 
 def test_the_line_goes_through_the_evals() -> None:
     """It lies within its band among the evals, and its peak is near where this run turned."""
-    drawn = picture(told(29))
+    drawn = build_chart(told(29))
     line = drawn.line
     assert line is not None
     assert line.peak is not None
     offs = []
     for pair in drawn.pairs:
         place = min(range(len(line.distances)), key=lambda i: abs(line.distances[i] - pair.distance))
-        assert line.low[place] < line.gold[place] < line.high[place]
-        offs.append(pair.gold - line.gold[place])
+        assert line.low[place] < line.eval_scores[place] < line.high[place]
+        offs.append(pair.eval_score - line.eval_scores[place])
     assert abs(sum(offs) / len(offs)) < 0.05
-    highest = max(drawn.pairs, key=lambda pair: pair.gold)
+    highest = max(drawn.pairs, key=lambda pair: pair.eval_score)
     assert abs(line.peak[0] - highest.distance) < 3 * line.peak[1] + 0.5
 
 
 def test_no_line_before_there_is_enough() -> None:
     """A few evals are shown as points, with what is waited for."""
-    drawn = picture(told(5))
+    drawn = build_chart(told(5))
     assert drawn.line is None
     assert len(drawn.pairs) == 5
     assert "5 more evals" in drawn.note
 
 
 @given(st.lists(st.tuples(st.sampled_from([MetricRole.KL, MetricRole.EVAL]), st.floats()), max_size=60))
-def test_no_series_breaks_the_picture(values: list[tuple[MetricRole, float]]) -> None:
+def test_no_series_breaks_the_build_chart(values: list[tuple[MetricRole, float]]) -> None:
     """NaN, infinities, negative KLs, numbers at the ends of a double: what is drawn is finite, or is not drawn."""
-    found = picture([Observation(role, step, value, 0.1) for step, (role, value) in enumerate(values)])
-    assert all(math.isfinite(pair.distance) and math.isfinite(pair.gold) for pair in found.pairs)
+    found = build_chart([Observation(role, step, value, 0.1) for step, (role, value) in enumerate(values)])
+    assert all(math.isfinite(pair.distance) and math.isfinite(pair.eval_score) for pair in found.pairs)
     if found.line is not None:
-        assert all(map(math.isfinite, (*found.line.gold, *found.line.low, *found.line.high)))
+        assert all(map(math.isfinite, (*found.line.eval_scores, *found.line.low, *found.line.high)))
 
 
 def test_evidence_is_what_the_monitor_saw() -> None:
     """The last of each track is the evidence that the monitor ends with, and the stop is where its threshold is met."""
     policy = policy_from_document(LEVEL)
     seen = told(29)
-    tracks = evidence.replayed(policy, seen)
+    tracks = evidence.replay_evidence(policy, seen)
     ends = replay(policy, seen)
     assert [track.points[-1].value for track in tracks] == [item.value for item in ends.evidence if item is not None]
     track = tracks[0]
@@ -86,11 +86,13 @@ def test_a_run_is_analysed(visitor: httpx.Client, database: Database, tenant: Te
     run = open_run(database, tenant, now, "ppo")
     report(database, tenant, run.id, HACKING[:29], now)
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()
-    assert found["evidence"]["note"] == run_analysis.REPLAYED
+    assert found["evidence"]["note"] == analysis.REPLAYED
     assert [track["member"] for track in found["evidence"]["tracks"]] == ["k_below_best"]
-    assert found["gao"]["gold"] == [item.gold for item in HACKING[:29]]
+    assert found["gao"]["eval_scores"] == [item.gold for item in HACKING[:29]]
     line = found["gao"]["line"]
-    assert all(low <= gold <= high for low, gold, high in zip(line["low"], line["gold"], line["high"], strict=True))
+    assert all(
+        low <= score <= high for low, score, high in zip(line["low"], line["eval_scores"], line["high"], strict=True)
+    )
 
 
 @EMBEDDED
@@ -100,10 +102,10 @@ def test_a_run_too_long_to_be_replayed(
     """Its evidence is drawn as its verdicts kept it, and the answer says so."""
     run = open_run(database, tenant, now, "long")
     report(database, tenant, run.id, HACKING[:29], now)
-    points = tuple(Point("policy/kl", 1000 + step, 1.0) for step in range(run_analysis.MOST_REPLAYED))
+    points = tuple(Point("policy/kl", 1000 + step, 1.0) for step in range(analysis.MOST_REPLAYED))
     take(database, tenant.project.id, run.id, Points(points), now)
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
-    assert found["note"] == run_analysis.TOO_LONG
+    assert found["note"] == analysis.TOO_LONG
     track = found["tracks"][0]
     assert (track["steps"][:2], track["values"][:2]) == ([270, 280], [4, 5])
 
@@ -118,7 +120,7 @@ def test_a_policy_of_a_later_release(visitor: httpx.Client, database: Database, 
         tx.execute(tables.policies.update().where(tables.policies.c.id == run.policy_id).values(document=later))
     assert visitor.get(f"/runs/{run.id}").status_code == 200
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()
-    assert found["evidence"]["note"] == run_analysis.UNREADABLE
+    assert found["evidence"]["note"] == analysis.UNREADABLE
     assert [track["member"] for track in found["evidence"]["tracks"]] == ["k_below_best"]
     assert found["gao"]["line"] is not None
 

@@ -1,4 +1,4 @@
-"""The laws of thinning, of sparklines and of words."""
+"""The laws of downsampling, of sparklines and of formatting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from evalstop_service.store.observations import Point
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard import formatting, sparkline
-from evalstop_service.web.dashboard.downsampling import thin
+from evalstop_service.web.dashboard.downsampling import downsample
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,8 +18,8 @@ VALUES = st.lists(st.floats() | st.integers(-3, 3).map(float), max_size=300)
 @given(VALUES, st.integers(8, 100))
 def test_a_thinned_series_keeps_its_spikes(values: list[float], most: int) -> None:
     """Few enough points, all of them measured, in order, with the ends, the lowest, the highest and a gap if any."""
-    points = [Point("gold", step, value) for step, value in enumerate(values)]
-    kept = thin(points, most)
+    points = [Point("eval", step, value) for step, value in enumerate(values)]
+    kept = downsample(points, most)
     assert len(kept) <= most
     assert [point.step for point in kept] == sorted({point.step for point in kept})
     assert all(points[point.step] is point for point in kept)
@@ -41,7 +41,7 @@ FINITE = st.floats(-sys.float_info.max, sys.float_info.max)
 def test_a_sparkline_stays_in_its_frame(rows: list[tuple[int, float, float]], score: float, step: int) -> None:
     """Whatever the numbers, every coordinate lies in the drawing."""
     stretches = [Segment(at, min(one, other), max(one, other)) for at, one, other in sorted(rows)]
-    drawing = sparkline.draw(stretches, {"step": step, "score": score}, step)
+    drawing = sparkline.draw_sparkline(stretches, {"step": step, "score": score}, step)
     if not stretches:
         assert drawing is None
         return
@@ -53,8 +53,8 @@ def test_a_sparkline_stays_in_its_frame(rows: list[tuple[int, float, float]], sc
 
 
 def test_higher_scores_are_drawn_higher() -> None:
-    """The line goes up where gold goes up."""
-    drawing = sparkline.draw([Segment(0, 1.0, 1.0), Segment(10, 2.0, 2.0)], None, None)
+    """The line goes up where the eval goes up."""
+    drawing = sparkline.draw_sparkline([Segment(0, 1.0, 1.0), Segment(10, 2.0, 2.0)], None, None)
     assert drawing is not None
     first, last = (float(corner.split(",")[1]) for corner in drawing.line.split())
     assert last < first
@@ -63,7 +63,7 @@ def test_higher_scores_are_drawn_higher() -> None:
 @given(st.floats() | st.none())
 def test_every_number_has_words(value: float | None) -> None:
     """Any float is written, with a true minus sign and no more than four digits of noise."""
-    text = formatting.number(value)
+    text = formatting.format_number(value)
     assert text
     assert len(text) <= 12
     assert "-" not in text
@@ -71,7 +71,9 @@ def test_every_number_has_words(value: float | None) -> None:
 
 def test_numbers_read_well() -> None:
     """Four significant digits, whole numbers without a point, the three that are no numbers by name."""
-    assert [formatting.number(value) for value in (0.123456, 5.0, -2.5, 1234567.0, math.nan, math.inf, -math.inf)] == [
+    assert [
+        formatting.format_number(value) for value in (0.123456, 5.0, -2.5, 1234567.0, math.nan, math.inf, -math.inf)
+    ] == [
         "0.1235",
         "5",
         "−2.5",
@@ -80,4 +82,4 @@ def test_numbers_read_well() -> None:
         "∞",
         "−∞",
     ]
-    assert formatting.step(1234567) == "1\u202f234\u202f567"
+    assert formatting.format_step(1234567) == "1\u202f234\u202f567"

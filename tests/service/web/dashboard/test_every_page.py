@@ -96,11 +96,11 @@ def filled(database: Database, tenant: Tenant) -> tuple[list[str], str]:
     ]
     endless = open_run(database, tenant, NOW, "W" * 256, mode="enforce")
     report(database, tenant, endless.id, HACKING[:29], NOW)
-    odd += [f"/runs/{endless.id}", f"/runs/{endless.id}/numbers"]
+    odd += [f"/runs/{endless.id}", f"/runs/{endless.id}/observations"]
     document = policy_to_document(POLICIES["cautious"])
     backtest = backtests.request_backtest(database, tenant.project.id, document, 50, "dana", NOW)
     backtests.run_next_backtest(database, utc_now)
-    fixed = ["/", "/runs", "/runs?verdict=stop&order=updated", f"/runs/{pending.id}", f"/runs/{ended.id}/numbers"]
+    fixed = ["/", "/runs", "/runs?verdict=stop&order=updated", f"/runs/{pending.id}", f"/runs/{ended.id}/observations"]
     fixed += ["/policies", "/policies/cautious?against=default@1", f"/policies/backtests/{backtest.id}"]
     fixed += ["/precision", "/cases", "/webhooks", "/settings", "/settings/audit", "/runs/nowhere"]
     return [*fixed, *odd], str(pending.id)
@@ -178,7 +178,7 @@ def test_a_veto_and_a_label_by_keyboard(house: House) -> None:
     press_until(page, "#why-veto")
     page.keyboard.type("the eval set was broken")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("was vetoed; the run goes on")).to_be_visible()
+    expect(page.get_by_text("was vetoed. The run continues")).to_be_visible()
     expect(page.locator("[data-part=decisions]").get_by_text("the eval set was broken")).to_be_visible()
     press_until(page, "#act-label > summary")
     page.keyboard.press("Enter")

@@ -26,7 +26,7 @@ EVALS = recorded("np-0044")
 
 DEADLINE_SECONDS = 30.0
 
-GOLD_POINTS = "document.getElementById('chart').data.find((trace) => trace.name === 'gold').x.length"
+EVAL_POINTS = "document.getElementById('chart').data.find((trace) => trace.name === 'eval').x.length"
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def wait_for_chart(window: Window, points: int) -> None:
     window.page.wait_for_selector("#chart .scatterlayer", state="attached")
     # Not wait_for_function: it evaluates a string in the page, which the content security policy refuses.
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while (drawn := window.page.evaluate(GOLD_POINTS)) != points:
-        assert time.monotonic() < deadline, f"the chart has {drawn} points of gold, not {points}"
+    while (drawn := window.page.evaluate(EVAL_POINTS)) != points:
+        assert time.monotonic() < deadline, f"the chart has {drawn} evals, not {points}"
         window.page.wait_for_timeout(20)
 
 

@@ -51,7 +51,7 @@ def test_an_operators_day_by_keyboard(
         tab_to(window, "#why-veto")
         page.keyboard.type("the eval set was broken")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("was vetoed; the run goes on")).to_be_visible()
+        expect(page.get_by_text("was vetoed. The run continues")).to_be_visible()
         tell(run, EVALS[29:31])
         expect(page.locator("[data-part=facts]").get_by_text(f"{EVALS[30].step}", exact=True)).to_be_visible()
         assert not run.should_stop
@@ -64,8 +64,8 @@ def test_an_operators_day_by_keyboard(
 
     press(window, ".nav a[href='/policies']")
     press(window, ".row-link[href='/policies/cautious']")
-    press(window, "button:has-text('Replay the last runs')")
-    expect(page.get_by_text("waits for a worker")).to_be_visible()
+    press(window, "button:has-text('Run backtest')")
+    expect(page.get_by_text("waiting for a worker")).to_be_visible()
     assert backtests.run_next_backtest(database, utc_now)
     expect(page.get_by_text("3 runs replayed")).to_be_visible()
     expect(page.locator(".row-link")).to_have_count(3)
@@ -96,7 +96,7 @@ def tell(run: Run, evals: tuple[Eval, ...]) -> None:
 def judge(window: Window, name: str, word: str) -> None:
     """Say on the overview, by its one key, whether the stop of a run was right."""
     press(window, ".nav a[href='/']")
-    button = f"[aria-label='Was the stop of {name} right?'] .say-{word}"
+    button = f"[aria-label='Was the stop of {name} right?'] .label-{word}"
     press(window, button)
     expect(window.page.locator(button)).to_have_attribute("aria-pressed", "true")
 

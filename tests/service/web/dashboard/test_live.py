@@ -128,14 +128,14 @@ def test_open_streams_are_limited_and_given_back() -> None:
 
         async def send(message: dict[str, object]) -> None:
             if message.get("body"):
-                assert streams.open == 1
-                assert refused(streams.answer("", lambda: "new"))
+                assert streams.open_count == 1
+                assert refused(streams.open_stream("", lambda: "new"))
                 started.set()
 
         scope = {"type": "http", "method": "GET"}
-        await streams.answer("", lambda: "new")(scope, receive, send)  # type: ignore[arg-type]
-        assert streams.open == 0
-        assert not refused(streams.answer("", lambda: "new"))
+        await streams.open_stream("", lambda: "new")(scope, receive, send)  # type: ignore[arg-type]
+        assert streams.open_count == 0
+        assert not refused(streams.open_stream("", lambda: "new"))
 
     def refused(answer: Response) -> bool:
         return answer.status_code == 503
@@ -156,7 +156,7 @@ def test_a_server_with_open_streams_shuts_down(
         )
     try:
         with httpx.Client(base_url=address_in(log, server), timeout=DEADLINE_SECONDS) as client:
-            client.cookies.set(SESSION, Sessions(SECRET, lambda: now).session(tenant.key.id))
+            client.cookies.set(SESSION, Sessions(SECRET, lambda: now).sign_session(tenant.key.id))
             with events(client, "/runs/events?since=") as names:
                 assert next(names) == "changed"
                 server.send_signal(ending)

@@ -20,8 +20,8 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
 from evalstop_service.web import dashboard
-from evalstop_service.web.dashboard.run import MOST_POINTS
-from evalstop_service.web.dashboard.runs import PAGE
+from evalstop_service.web.dashboard.run_list import PAGE
+from evalstop_service.web.dashboard.run_page import MOST_POINTS
 
 from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import Tenant, add_tenant, confirm, open_run, recorded, report
@@ -86,10 +86,10 @@ def test_silent_blind_and_lost_runs_are_marked(
     post(database, tenant, blind.id, now, *(Point("reward/gold", step, 0.5) for step in range(8)))
     stale_runs.check_due_runs(database, now)
     html = seen(visitor, "/runs")
-    assert (html.count("pulse-stale"), html.count("pulse-blind")) == (1, 1)
-    assert "pulse-stale" in seen(visitor, f"/runs/{silent.id}")
+    assert (html.count("health-stale"), html.count("health-no-data")) == (1, 1)
+    assert "health-stale" in seen(visitor, f"/runs/{silent.id}")
     assert "reward/gold: its last 8 values are the same, 0.5" in seen(visitor, f"/runs/{blind.id}")
-    assert "pulse-" not in seen(visitor, f"/runs/{well.id}")
+    assert "health-" not in seen(visitor, f"/runs/{well.id}")
     stale_runs.check_due_runs(database, now + timedelta(hours=2))
     assert "status-lost" in seen(visitor, "/runs?status=lost")
 
@@ -129,7 +129,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     assert "A receiver is carrying out the stop" in html
     assert "worn" in html
     deadlines.process_overdue(database, now + timedelta(hours=1))
-    assert "was asked for again" in seen(visitor, f"/runs/{late.id}")
+    assert "was repeated" in seen(visitor, f"/runs/{late.id}")
     commands.undo_decision(database, patient.project.id, decision.id, "ada", "broken eval", now)
     assert "was undone" in seen(visitor, f"/runs/{late.id}")
     ended = open_run(database, patient, now, "ended", mode="enforce")
@@ -301,9 +301,9 @@ def test_odd_series_keep_the_pages_whole(
         post(database, tenant, run.id, now, Point("reward/gold", step, value, 0.1))
     seen(visitor, "/runs")
     seen(visitor, f"/runs/{run.id}")
-    gold = visitor.get(f"/runs/{run.id}/series.json").json()["series"][0]
-    assert gold["values"] == [value if math.isfinite(value) else None for value in values]
-    assert gold["stderrs"] == [0.1] * len(values)
+    evals = visitor.get(f"/runs/{run.id}/series.json").json()["series"][0]
+    assert evals["values"] == [value if math.isfinite(value) else None for value in values]
+    assert evals["stderrs"] == [0.1] * len(values)
 
 
 @EMBEDDED
@@ -324,7 +324,7 @@ def test_long_series_are_thinned_and_keep_their_spike(
     points = [Point("reward/proxy", step, 99.0 if step == 7777 else 1.0) for step in range(9000)]
     post(database, tenant, run.id, now, *points)
     series = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
-    proxy = next(item for item in series if item["signal"] == "proxy")
+    proxy = next(item for item in series if item["role"] == "proxy")
     assert len(proxy["steps"]) <= MOST_POINTS
     assert proxy["steps"][proxy["values"].index(99.0)] == 7777
     assert (proxy["steps"][0], proxy["steps"][-1]) == (0, 8999)
@@ -344,4 +344,4 @@ def test_superseded_observations_are_left_out(
     html = seen(visitor, f"/runs/{run.id}")
     assert "attempt 2 from step 100" in html
     assert "of attempt 1" in html
-    assert "Gold shows no turn." in html
+    assert "The eval shows no turn." in html

@@ -31,10 +31,10 @@ def document(**changes: Any) -> dict[str, Any]:
 def test_what_differs(one: str, other: str) -> None:
     """A policy does not differ from itself; what is before and after changes places with the documents."""
     before, after = policy_to_document(POLICIES[one]), policy_to_document(POLICIES[other])
-    assert policy_diff.fields(before, before) == []
-    assert policy_diff.lines(before, before) == []
-    there = {(change.field, change.before, change.after) for change in policy_diff.fields(before, after)}
-    back = {(change.field, change.after, change.before) for change in policy_diff.fields(after, before)}
+    assert policy_diff.compare_fields(before, before) == []
+    assert policy_diff.compare_lines(before, before) == []
+    there = {(change.field, change.before, change.after) for change in policy_diff.compare_fields(before, after)}
+    back = {(change.field, change.after, change.before) for change in policy_diff.compare_fields(after, before)}
     assert there == back
     assert bool(there) == (one != other)
 
@@ -43,7 +43,7 @@ def test_a_member_is_known_by_its_id() -> None:
     """A detector put before the others is one new member, not a change of all."""
     before = document()
     after = document(members=[{"detector": "floor", "params": {}, "weight": 1.0}, *before["members"]])
-    changed = {change.field.split(" · ")[0] for change in policy_diff.fields(before, after)}
+    changed = {change.field.split(" · ")[0] for change in policy_diff.compare_fields(before, after)}
     assert changed == {"floor"}
 
 

@@ -66,7 +66,7 @@ def test_every_figure_leads_to_its_cases(
     assert figures["so_far"][0]["precision"]["value"] == 0.75
     assert figures["calibration"][0]["stated"] == 0.05
     assert sum(figures["delays"]["share"]) == 1
-    assert "Nothing has turned out yet" in seen(visitor, "/precision?policy=%00nosuch")
+    assert "No outcomes yet" in seen(visitor, "/precision?policy=%00nosuch")
 
 
 @EMBEDDED
@@ -92,7 +92,7 @@ def test_one_click_judges(visitor: httpx.Client, database: Database, tenant: Ten
     assert visitor.post(path, data={"outcome": "perhaps", "csrf": token}).status_code == 422
     answer = visitor.post(path, data={"outcome": "wrong", "next": "/", "csrf": token})
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    assert "said by <bdi>key" in seen(visitor, "/")
+    assert "labelled by <bdi>key" in seen(visitor, "/")
     with database.reading() as tx:
         said = outcomes.find_outcome(tx, run.id, 1)
     assert said is not None
@@ -133,7 +133,7 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
     window.sign_in(tenant)
     page.goto(f"{window.address}/")
     page.get_by_role("button", name="Wrong").click()
-    page.get_by_text("said by key").wait_for()
+    page.get_by_text("labelled by key").wait_for()
     page.goto(f"{window.address}/precision")
     for chart in ("over-time", "delay", "calibration"):
         page.wait_for_selector(f"#{chart}-chart .scatterlayer, #{chart}-chart .barlayer")

@@ -34,12 +34,12 @@ def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant
     before = visitor.get(f"/runs/{run.id}").text
     assert "No metric is gold" in before
     assert "by its name" in before or "logs it" in before
-    form = {"gold": HOSTILE, "proxy": "reward", "gold_lower": "true", "csrf": token_of(visitor)}
+    form = {"eval": HOSTILE, "proxy": "reward", "eval_lower": "true", "csrf": token_of(visitor)}
     answer = visitor.post(f"/runs/{run.id}/metrics", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run.id}")
     after = visitor.get(f"/runs/{run.id}").text
     assert "No metric is gold" not in after
-    assert "a person said so" in after
+    assert "set by a person" in after
     assert HOSTILE not in after
     with database.reading() as tx:
         found = runs.find_run(tx, tenant.project.id, run.id)
@@ -57,7 +57,7 @@ def test_blanks_are_part_of_a_name(visitor: httpx.Client, database: Database, te
     """A metric that was logged with blanks around its name is chosen by just that name."""
     run = recognised(database, tenant, utc_now())
     take(database, tenant.project.id, run.id, Points((Point(" mine ", 0, 0.5),)), utc_now())
-    visitor.post(f"/runs/{run.id}/metrics", data={"gold": " mine ", "csrf": token_of(visitor)})
+    visitor.post(f"/runs/{run.id}/metrics", data={"eval": " mine ", "csrf": token_of(visitor)})
     with database.reading() as tx:
         found = runs.find_run(tx, tenant.project.id, run.id)
     assert found is not None
@@ -78,9 +78,9 @@ def test_params_are_folded(visitor: httpx.Client, database: Database, tenant: Te
 def test_bad_choices(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """One metric for two roles, a form of another site, or a run of nobody's, changes nothing."""
     run = recognised(database, tenant, utc_now())
-    twice = {"gold": "reward", "proxy": "reward", "csrf": token_of(visitor)}
+    twice = {"eval": "reward", "proxy": "reward", "csrf": token_of(visitor)}
     assert visitor.post(f"/runs/{run.id}/metrics", data=twice).status_code in (400, 404, 422)
-    assert visitor.post(f"/runs/{run.id}/metrics", data={"gold": "reward"}).status_code == 403
+    assert visitor.post(f"/runs/{run.id}/metrics", data={"eval": "reward"}).status_code == 403
     with database.reading() as tx:
         found = runs.find_run(tx, tenant.project.id, run.id)
     assert found is not None

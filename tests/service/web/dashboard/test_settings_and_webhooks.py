@@ -155,7 +155,7 @@ def test_an_endpoint_is_switched_off_and_deleted(desk: Desk, now: datetime) -> N
     assert desk.actions()[1:] == ["endpoint.changed", "endpoint.changed", "endpoint.deleted"]
 
 
-@pytest.mark.parametrize(("status", "words"), [(204, "it was taken"), (500, "it was not taken")])
+@pytest.mark.parametrize(("status", "words"), [(204, "delivered"), (500, "not delivered")])
 def test_a_test_shows_what_came_back(desk: Desk, now: datetime, status: int, words: str) -> None:
     """A test is sent at once, and its answer is shown as text, whatever is in it."""
     answer = b"" if status == 204 else b"<script>alert(1)</script>"

@@ -13,7 +13,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.cookies import SESSION
 from evalstop_service.web.dashboard.sessions import LINK_SECONDS, SESSION_SECONDS, Sessions
-from evalstop_service.web.dashboard.sign_in import local_path
+from evalstop_service.web.dashboard.sign_in import safe_path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -66,16 +66,16 @@ def test_signatures_are_for_one_purpose_and_one_time(now: datetime) -> None:
     """A link is no session and a session no link; both grow old, and another secret signs neither."""
     key_id, present = uuid4(), [now]
     sessions = Sessions("one", lambda: present[0])
-    session, link = sessions.session(key_id), sessions.link(key_id)
-    assert sessions.of_session(session) == sessions.of_link(link) == key_id
-    assert sessions.of_session(link) is None
-    assert sessions.of_link(session) is None
-    assert Sessions("other", lambda: now).of_session(session) is None
+    session, link = sessions.sign_session(key_id), sessions.sign_link(key_id)
+    assert sessions.read_session(session) == sessions.read_link(link) == key_id
+    assert sessions.read_session(link) is None
+    assert sessions.read_link(session) is None
+    assert Sessions("other", lambda: now).read_session(session) is None
     present[0] = now + timedelta(seconds=LINK_SECONDS + 1)
-    assert sessions.of_link(link) is None
-    assert sessions.of_session(session) == key_id
+    assert sessions.read_link(link) is None
+    assert sessions.read_session(session) == key_id
     present[0] = now + timedelta(seconds=SESSION_SECONDS + 1)
-    assert sessions.of_session(session) is None
+    assert sessions.read_session(session) is None
 
 
 @EMBEDDED
@@ -173,7 +173,7 @@ def test_the_runs_of_others_do_not_exist(
 @example("javascript:alert(1)")
 def test_the_way_back_never_leaves_the_host(text: str) -> None:
     """Whatever `next` says, the browser stays on this host."""
-    path = local_path(text)
+    path = safe_path(text)
     seen_by_a_browser = path.replace("\\", "/").replace("\t", "").replace("\n", "").replace("\r", "").strip()
     assert urlsplit(urljoin("http://host.example/login", seen_by_a_browser)).netloc == "host.example"
     assert path.startswith("/")
@@ -181,4 +181,4 @@ def test_the_way_back_never_leaves_the_host(text: str) -> None:
 
 def test_ordinary_ways_back_are_kept() -> None:
     """A path with a query is where one wanted to go."""
-    assert local_path("/runs/1?x=%20y#top") == "/runs/1?x=%20y#top"
+    assert safe_path("/runs/1?x=%20y#top") == "/runs/1?x=%20y#top"

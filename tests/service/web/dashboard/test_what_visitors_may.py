@@ -23,7 +23,7 @@ from evalstop_service.store.observations import Point
 from evalstop_service.store.queue import deliveries
 from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.responses import PageRoute
-from evalstop_service.web.dashboard.routes import PARTS
+from evalstop_service.web.dashboard.routes import PAGES
 from evalstop_service.webhooks import endpoints
 
 from tests.service.scenes import take
@@ -60,7 +60,7 @@ ROLES: dict[tuple[str, str], int] = {
     ("GET", "/runs/{run_id}/series.json"): VIEWER,
     ("GET", "/runs/{run_id}/events"): VIEWER,
     ("GET", "/runs/{run_id}/analysis.json"): VIEWER,
-    ("GET", "/runs/{run_id}/numbers"): VIEWER,
+    ("GET", "/runs/{run_id}/observations"): VIEWER,
     ("GET", "/runs/{run_id}/export.csv"): VIEWER,
     ("GET", "/runs/{run_id}/export.json"): VIEWER,
     ("POST", "/runs/{run_id}/stop"): OPERATOR,
@@ -200,7 +200,7 @@ def missing() -> dict[str, str]:
 
 def test_the_table_is_complete() -> None:
     """Every route of the pages has its row: a new one without fails here."""
-    routes = [route for part in PARTS for route in part.router.routes if isinstance(route, PageRoute)]
+    routes = [route for part in PAGES for route in part.router.routes if isinstance(route, PageRoute)]
     assert {(method, route.path) for route in routes for method in route.methods or ()} == set(ROLES)
 
 

@@ -1,4 +1,4 @@
-// Two charts of a run: gold over its distance from the initial policy, and the evidence of its detectors over steps.
+// Two charts of a run: the eval over its distance from the initial policy, and the evidence of its detectors over steps.
 
 import { axis, band, draw, drawable, narrow, palette, redrawn } from "./charts.js";
 import { fetchSameOrigin, onNews } from "./live.js";
@@ -11,8 +11,8 @@ async function load() {
   const response = await fetchSameOrigin(main.dataset.analysis);
   analysis = await response.json();
   const gao = analysis.gao;
-  if (gao) [gao.gold, gao.stderrs] = [drawable(gao.gold), drawable(gao.stderrs)];
-  if (gao && gao.line) for (const side of ["gold", "low", "high"]) gao.line[side] = drawable(gao.line[side]);
+  if (gao) [gao.eval_scores, gao.stderrs] = [drawable(gao.eval_scores), drawable(gao.stderrs)];
+  if (gao && gao.line) for (const side of ["eval_scores", "low", "high"]) gao.line[side] = drawable(gao.line[side]);
   for (const track of analysis.evidence.tracks) track.values = drawable(track.values);
   await drawAll();
 }
@@ -28,7 +28,7 @@ function show(name, empty, note) {
   return chart;
 }
 
-// --- Gold over the distance. ---
+// --- The eval over the distance. ---
 
 function drawGao(gao) {
   const empty = gao === null || gao.steps.length === 0;
@@ -39,12 +39,12 @@ function drawGao(gao) {
   const traces = [
     { type: "scatter", mode: "lines", ...(line ? band(line.distances, line.low, line.high) : { x: [], y: [] }), fill: "toself",
       fillcolor: color("kl-band"), line: { width: 0 }, hoverinfo: "skip" },
-    { type: "scatter", mode: "lines", name: "fit", x: line ? line.distances : [], y: line ? line.gold : [],
+    { type: "scatter", mode: "lines", name: "fit", x: line ? line.distances : [], y: line ? line.eval_scores : [],
       line: { color: color("kl"), width: 2 }, hoverinfo: "skip" },
-    { type: "scatter", mode: "markers", name: "evals", x: gao.distances, y: gao.gold,
-      marker: { color: color("gold"), size: gao.steps.length > 200 ? 4 : 6 },
-      error_y: { type: "data", array: gao.stderrs.map((stderr) => stderr ?? 0), color: color("gold"), thickness: 1, width: 0, visible: gao.steps.length <= 200 },
-      customdata: gao.steps, hovertemplate: "step %{customdata:,d}<br>√KL %{x:.3~g}<br>gold %{y:.4~g}<extra></extra>" },
+    { type: "scatter", mode: "markers", name: "evals", x: gao.distances, y: gao.eval_scores,
+      marker: { color: color("eval"), size: gao.steps.length > 200 ? 4 : 6 },
+      error_y: { type: "data", array: gao.stderrs.map((stderr) => stderr ?? 0), color: color("eval"), thickness: 1, width: 0, visible: gao.steps.length <= 200 },
+      customdata: gao.steps, hovertemplate: "step %{customdata:,d}<br>√KL %{x:.3~g}<br>eval %{y:.4~g}<extra></extra>" },
   ];
   const peak = line && line.peak;
   const shapes = peak ? [{ type: "line", xref: "x", yref: "paper", x0: peak.distance, x1: peak.distance, y0: 0, y1: 1, layer: "below", line: { color: color("muted"), width: 1.4, dash: "dot" } }] : [];
@@ -52,7 +52,7 @@ function drawGao(gao) {
   return draw(chart, traces, {
     margin: { l: 46, r: 16, t: 24, b: 48 }, shapes, annotations, hovermode: "closest",
     xaxis: axis(color, { title: { text: "√KL to the initial policy", font: { size: 12, color: color("muted") } }, rangemode: "tozero", fixedrange: false }),
-    yaxis: axis(color, { tickfont: { color: color("gold") }, fixedrange: false }),
+    yaxis: axis(color, { tickfont: { color: color("eval") }, fixedrange: false }),
   });
 }
 

@@ -3,7 +3,7 @@
 
 export const narrow = matchMedia("(max-width: 720px)");
 
-// A function from a name of evalstop.css ("gold" for --gold) to its present color.
+// A function from a name of evalstop.css ("eval" for --eval) to its present color.
 export function palette() {
   const style = getComputedStyle(document.documentElement);
   return (name) => style.getPropertyValue(`--${name}`).trim();

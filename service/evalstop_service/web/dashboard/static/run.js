@@ -1,10 +1,10 @@
-// The chart of a run: gold and proxy above, KL beneath, one axis of steps.
+// The chart of a run: the eval and the proxy above, KL below, one axis of steps.
 
 import { axis, band, draw, drawable, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
 import { fetchSameOrigin, onNews } from "./live.js";
 
 const main = document.querySelector("main");
-const shown = { gold: true, proxy: true, kl: true, best: true, raw: true };
+const shown = { eval: true, proxy: true, kl: true, best: true, raw: true };
 let series = null;
 const LABEL_PX = 150;
 
@@ -26,7 +26,7 @@ function drawChart() {
   const empty = !series.series.some((item) => item.steps.length);
   chart.hidden = empty;
   document.querySelector(".chart-empty").hidden = !empty;
-  const present = { gold: role("eval"), proxy: role("proxy"), kl: role("kl"), best: series.best_checkpoint, raw: series.raw_maximum };
+  const present = { eval: role("eval"), proxy: role("proxy"), kl: role("kl"), best: series.best_checkpoint, raw: series.raw_maximum };
   for (const key of document.querySelectorAll("[data-toggle]")) {
     const what = present[key.dataset.toggle];
     key.hidden = !what || (what.steps && !what.steps.length);
@@ -41,8 +41,8 @@ function role(name) {
 }
 
 function traces(color) {
-  const [gold, proxy, kl] = ["eval", "proxy", "kl"].map(role);
-  const dots = gold.steps.length <= 150 ? "lines+markers" : "lines";
+  const [evals, proxy, kl] = ["eval", "proxy", "kl"].map(role);
+  const dots = evals.steps.length <= 150 ? "lines+markers" : "lines";
   const line = (item, name, yaxis, paint, more) => ({
     type: "scatter", mode: loneValues(item.values) ? "lines+markers" : "lines", name, x: item.steps, y: item.values, yaxis,
     connectgaps: false, marker: { color: paint, size: 4 }, line: { color: paint, width: 1.8 },
@@ -53,23 +53,23 @@ function traces(color) {
     marker, visible: shown[name], hovertemplate: "%{y:.4~g}", cliponaxis: false,
   });
   return [
-    { type: "scatter", mode: "lines", ...goldBand(gold), yaxis: "y", fill: "toself", fillcolor: color("gold-band"),
-      line: { width: 0 }, hoverinfo: "skip", visible: shown.gold },
+    { type: "scatter", mode: "lines", ...evalBand(evals), yaxis: "y", fill: "toself", fillcolor: color("eval-band"),
+      line: { width: 0 }, hoverinfo: "skip", visible: shown.eval },
     line(proxy, "proxy", "y2", color("proxy"), { visible: shown.proxy, line: { color: color("proxy"), width: 1.4 } }),
-    line(gold, "gold", "y", color("gold"), {
-      mode: dots, visible: shown.gold, line: { color: color("gold"), width: 2.2 },
-      text: gold.stderrs.map((stderr) => (stderr === null ? "" : ` ± ${Number(stderr.toPrecision(2))}`)),
+    line(evals, "eval", "y", color("eval"), {
+      mode: dots, visible: shown.eval, line: { color: color("eval"), width: 2.2 },
+      text: evals.stderrs.map((stderr) => (stderr === null ? "" : ` ± ${Number(stderr.toPrecision(2))}`)),
       hovertemplate: "%{y:.4~g}%{text}",
     }),
     line(kl, "KL", "y3", color("kl"), { visible: shown.kl }),
-    mark("raw", series.raw_maximum, { size: 15, color: "rgba(0,0,0,0)", line: { color: color("gold"), width: 2 } }, "raw maximum"),
+    mark("raw", series.raw_maximum, { size: 15, color: "rgba(0,0,0,0)", line: { color: color("eval"), width: 2 } }, "raw maximum"),
     mark("best", series.best_checkpoint, { size: 9, color: color("best"), line: { color: color("card"), width: 1.5 } }, "best checkpoint"),
   ];
 }
 
-function goldBand(gold) {
-  const off = (sign) => gold.values.map((value, i) => (value === null || gold.stderrs[i] === null ? null : value + sign * gold.stderrs[i]));
-  return band(gold.steps, off(-1), off(1));
+function evalBand(evals) {
+  const off = (sign) => evals.values.map((value, i) => (value === null || evals.stderrs[i] === null ? null : value + sign * evals.stderrs[i]));
+  return band(evals.steps, off(-1), off(1));
 }
 
 function layout(color) {
@@ -85,7 +85,7 @@ function layout(color) {
       nticks: narrow.matches ? 6 : 12, tickformat: ",d", unifiedhovertitle: { text: "step %{x}" },
       spikecolor: color("muted"), spikethickness: 1, spikedash: "solid",
     }),
-    yaxis: axis(color, { domain: [hasKl ? 0.3 : 0, 1], tickfont: { color: color("gold") } }),
+    yaxis: axis(color, { domain: [hasKl ? 0.3 : 0, 1], tickfont: { color: color("eval") } }),
     yaxis2: axis(color, { tickmode: "auto", overlaying: "y", side: "right", showgrid: false, tickfont: { color: color("proxy") } }),
     yaxis3: axis(color, { domain: [0, 0.22], nticks: 3, visible: hasKl, tickfont: { color: color("kl") } }),
     shapes,

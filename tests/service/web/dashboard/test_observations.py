@@ -1,4 +1,4 @@
-"""The numbers of a run: the table of them, and what is taken away as CSV and JSON."""
+"""The observations of a run: their table, and their export as CSV and JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 from evalstop_service.ingest import Points, Resumed
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
-from evalstop_service.web.dashboard.run_data import AT_A_TIME, PAGE
+from evalstop_service.web.dashboard.observations import AT_A_TIME, PAGE
 
 from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import Tenant, open_run
@@ -52,7 +52,7 @@ def test_nothing_is_left_out(visitor: httpx.Client, database: Database, tenant: 
 def test_the_table_goes_on(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A page shows so many, and leads to those after them; a metric that is not there shows one that is."""
     path = told(database, tenant, now, *(Point("reward/gold", step, float(step)) for step in range(PAGE + 5)))
-    first = visitor.get(f"{path}/numbers?metric=gone").text
+    first = visitor.get(f"{path}/observations?metric=gone").text
     assert first.count("<tr>") == PAGE + 1
     following = first.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
     second = visitor.get(following).text
@@ -65,5 +65,5 @@ def test_the_table_goes_on(visitor: httpx.Client, database: Database, tenant: Te
 def test_a_run_without_numbers(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """It says what will fill the table."""
     run = open_run(database, tenant, now, "empty")
-    assert "Nothing has been observed yet" in visitor.get(f"/runs/{run.id}/numbers").text
+    assert "Nothing logged yet" in visitor.get(f"/runs/{run.id}/observations").text
     assert visitor.get(f"/runs/{run.id}/export.json").json()["observations"] == []

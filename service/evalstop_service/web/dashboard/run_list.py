@@ -1,4 +1,4 @@
-"""The page of all runs."""
+"""The list of runs: searched, filtered, ordered."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.store.runs import Run, RunFilter
 from evalstop_service.web.dashboard import formatting, forms, sparkline
-from evalstop_service.web.dashboard.live_updates import follow
-from evalstop_service.web.dashboard.responses import PageRoute, page
+from evalstop_service.web.dashboard.live_updates import stream_changes
+from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
@@ -31,7 +31,7 @@ router = APIRouter(route_class=PageRoute)
 PAGE = 50
 STATUSES = ("running", "stopped", "completed", "failed", "lost")
 
-_TRAINER = """\
+_SNIPPET = """\
 from evalstop_client import Run
 
 with Run(url="URL", key="esk_...", name="my-first-run") as run:
@@ -47,17 +47,17 @@ with Run(url="URL", key="esk_...", name="my-first-run") as run:
 
 @dataclass(frozen=True)
 class Row:
-    """A run as the list shows it."""
+    """A run in the list."""
 
     run: Run
     decision: Decision | None
-    gold: Sparkline | None
-    pulse: Liveness
+    sparkline: Sparkline | None
+    health: Liveness
     dead: list[dict[str, str]]
 
 
 class Filters(BaseModel):
-    """What of the runs is to be seen, as it stands in the address; empty: all of it."""
+    """The filters in the query string; an empty one is off."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -71,23 +71,23 @@ class Filters(BaseModel):
     cursor: UUID | Literal[""] = ""
     place: Annotated[str, Field(max_length=40)] = ""
 
-    def wanted(self) -> RunFilter:
-        """The same for the store; raises NotFound for a page that never was."""
+    def to_query(self) -> RunFilter:
+        """The filters as the store takes them; raises NotFound for an invalid cursor."""
         order = self.order or "newest"
         return RunFilter(
-            name=forms.plain(self.name) or None,
+            name=forms.clean_text(self.name) or None,
             status=self.status or None,
             verdict=self.verdict or None,
             mode=self.mode or None,
-            policy=forms.printable(self.policy) or None,
-            job_kind=forms.printable(self.job_kind) or None,
+            policy=forms.remove_control_characters(self.policy) or None,
+            job_kind=forms.remove_control_characters(self.job_kind) or None,
             order=order,
             before=self.cursor or None,
-            place=_place(order, self.place),
+            place=_parse_place(order, self.place),
         )
 
     def link(self, path: str = "/runs", **changes: str) -> str:
-        """A page of runs with some of this changed."""
+        """The address of the list with some filters changed."""
         shown = {name: str(value) for name, value in self.model_dump().items()} | changes
         query = urlencode({name: value for name, value in shown.items() if value})
         return f"{path}?{query}" if query else path
@@ -95,37 +95,37 @@ class Filters(BaseModel):
 
 @router.get("/runs")
 def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()]) -> Response:
-    """The newest runs first, or as they are wanted: searched by name, filtered, in another order."""
-    wanted = filters.wanted()
+    """The project's runs, newest first by default."""
+    wanted = filters.to_query()
     with site.database.reading() as tx:
-        # Read first: what follows may be newer, never older.
+        # Read first, so that what follows is never older than the revision.
         revision = runs.read_list_revision(tx, visitor.project.id, wanted, PAGE)
-        found = runs.list_runs(tx, visitor.project.id, wanted, PAGE + 1)
-        rows = _rows(tx, found[:PAGE], visitor.project.stale_seconds, site.clock())
-        names = sorted({one.name for one in policies.list_policies(tx, visitor.project.id)})
+        page_of_runs = runs.list_runs(tx, visitor.project.id, wanted, PAGE + 1)
+        rows = _load_rows(tx, page_of_runs[:PAGE], visitor.project.stale_seconds, site.clock())
+        names = sorted({policy.name for policy in policies.list_policies(tx, visitor.project.id)})
     first = {"cursor": "", "place": ""}
-    last = rows[-1].run if len(found) > PAGE else None
-    return page(
+    last = rows[-1].run if len(page_of_runs) > PAGE else None
+    return render_page(
         "runs.html",
         visitor=visitor,
         rows=rows,
         states=formatting.STATES,
         filters=filters,
-        policies=names,
+        policies=[(name, name) for name in names],
         kinds=sorted({row.run.labels["job_kind"] for row in rows if "job_kind" in row.run.labels}),
         statuses={choice: filters.link(status=choice, **first) for choice in ("", *STATUSES)},
         filtered=filters != Filters(order=filters.order),
         bounded=wanted.bounded,
-        next_page=filters.link(cursor=str(last.id), place=_told(wanted.order, last)) if last else None,
+        next_page=filters.link(cursor=str(last.id), place=_format_place(wanted.order, last)) if last else None,
         first_page=filters.link(**first) if filters.cursor else None,
         events=filters.link("/runs/events"),
         revision=revision,
-        snippet=_TRAINER.replace("URL", f"{request.url.scheme}://{request.url.netloc}"),
+        snippet=_SNIPPET.replace("URL", f"{request.url.scheme}://{request.url.netloc}"),
     )
 
 
-class Followed(Filters):
-    """The same, and the revision that the page knows."""
+class FollowedFilters(Filters):
+    """The filters, and the revision that the page shows."""
 
     since: str = ""
 
@@ -135,45 +135,45 @@ def follow_runs(
     request: Request,
     site: SiteOf,
     visitor: SignedIn,
-    filters: Annotated[Followed, Query()],
+    filters: Annotated[FollowedFilters, Query()],
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Tell whenever what the list shows has changed."""
-    wanted, seen = filters.wanted(), last_event_id or filters.since
-    return follow(request, site, seen, lambda tx: runs.read_list_revision(tx, visitor.project.id, wanted, PAGE))
+    """Send an event whenever the list has changed."""
+    wanted, seen = filters.to_query(), last_event_id or filters.since
+    return stream_changes(request, site, seen, lambda tx: runs.read_list_revision(tx, visitor.project.id, wanted, PAGE))
 
 
-def _rows(tx: Transaction, found: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
-    decided = decisions.load_decisions(tx, [run.id for run in found])
-    gold = {run.id: metric for run in found if (metric := watched_metrics.find_eval_metric(run)) is not None}
-    stored = run_health.load_health(tx, [run.id for run in found])
-    drawn = sparklines.load_segments(tx, gold, sparkline.STRETCHES)
+def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, now: datetime) -> list[Row]:
+    decided = decisions.load_decisions(tx, [run.id for run in page_of_runs])
+    evals = {run.id: metric for run in page_of_runs if (metric := watched_metrics.find_eval_metric(run)) is not None}
+    stored = run_health.load_health(tx, [run.id for run in page_of_runs])
+    drawn = sparklines.load_segments(tx, evals, sparkline.STRETCHES)
     return [
         Row(
             run,
             decision := decided.get(run.id),
-            sparkline.draw(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
-            health.find_liveness(run, pulse := stored.get(run.id), stale_seconds, now),
-            pulse.dead if pulse and run.status == "running" else [],
+            sparkline.draw_sparkline(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
+            health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
+            run_report.dead if run_report and run.status == "running" else [],
         )
-        for run in found
+        for run in page_of_runs
     ]
 
 
-def _told(order: str, run: Run) -> str:
-    """Where a run stands in the order, for the address of the page after it."""
+def _format_place(order: str, run: Run) -> str:
+    """The place of a run in the order, as the address of the next page has it."""
     if order == "updated":
         return run.updated_at.isoformat()
     return str(-1 if run.last_step is None else run.last_step) if order == "step" else ""
 
 
-def _place(order: str, told: str) -> datetime | int | None:
-    if not told or order == "newest":
+def _parse_place(order: str, text: str) -> datetime | int | None:
+    if not text or order == "newest":
         return None
     try:
         if order == "updated":
-            return in_utc(datetime.fromisoformat(told))
-        step = int(told)
+            return in_utc(datetime.fromisoformat(text))
+        step = int(text)
     except ValueError as error:
         raise NotFound from error
     if not -1 <= step <= MAX_STEP:

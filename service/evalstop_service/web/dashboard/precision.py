@@ -1,0 +1,226 @@
+"""The pages of precision: how often stops were right, and the cases behind each figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import AfterValidator
+
+from evalstop_service.clock import in_utc
+from evalstop_service.errors import Invalid, NotFound
+from evalstop_service.evaluation import figures
+from evalstop_service.evaluation.figures import GroupFigures, regroup
+from evalstop_service.rules.confidence_sequences import Estimate
+from evalstop_service.store import case_counts, policies, rollout_stages
+from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
+from evalstop_service.web.dashboard import forms
+from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
+from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
+
+router = APIRouter(route_class=PageRoute)
+
+PAGE = 50
+PERIODS = {"": "all time", "7": "7 days", "30": "30 days", "90": "90 days", "365": "a year"}
+MOST_BINS = 24
+MOST_VERSIONS = 2**31 - 1
+
+Period = Literal["", "7", "30", "90", "365"]
+
+
+class Filters:
+    """Which cases the figures are of: by policy, job kind and age."""
+
+    def __init__(self, site: SiteOf, policy: str = "", job_kind: str = "", days: Period = "") -> None:
+        self.policy, self.job_kind, self.days = policy, job_kind, days
+        since = site.clock() - timedelta(days=int(days)) if days else None
+        # To the hour, so that rendering the page again gives the same links.
+        since = since.replace(minute=0, second=0, microsecond=0) if since else None
+        self.wanted = CaseFilter(
+            policy=forms.remove_control_characters(policy) or None,
+            job_kind=forms.remove_control_characters(job_kind) or None,
+            since=since,
+        )
+
+    def link(self, path: str) -> str:
+        parameters = {"policy": self.policy, "job_kind": self.job_kind, "days": self.days}
+        query = urlencode({name: value for name, value in parameters.items() if value})
+        return f"{path}?{query}" if query else path
+
+
+FilterQuery = Annotated[Filters, Depends()]
+
+
+@router.get("/precision")
+def show_precision(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> Response:
+    """Precision, recall and false stops, by policy and by detector."""
+    project_id = visitor.project.id
+    with site.database.reading() as tx:
+        # Read first, so that what follows is never older than the revision.
+        revision = case_counts.read_revision(tx, project_id)
+        flagged = case_counts.count_flagged(tx, project_id, filters.wanted, ("policy", "called"))
+        passed = case_counts.count_unflagged(tx, project_id, filters.wanted, ("policy",))
+        late = case_counts.count_delays(tx, project_id, filters.wanted, ("policy", "called"))
+        kinds = case_counts.list_job_kinds(tx, project_id)
+        names = sorted({policy.name for policy in policies.list_policies(tx, project_id)})
+        stages = {stage.policy_name: stage for stage in rollout_stages.list_stages(tx, project_id)}
+    counts = [*flagged, *passed]
+    whole = figures.compute_total(counts, late)
+    return render_page(
+        "precision.html",
+        visitor=visitor,
+        filters=filters,
+        revision=revision,
+        events=filters.link("/precision/events"),
+        figures=filters.link("/precision/figures.json"),
+        whole=whole,
+        by_policy=figures.compute_figures(regroup(counts, _policy_key), regroup(late, _policy_key)),
+        by_detector=figures.compute_figures(
+            regroup(flagged, _detector_keys), regroup(late, _detector_keys), whole=False
+        ),
+        policies=names,
+        kinds=kinds,
+        periods=PERIODS,
+        rollout_stages=stages,
+        any_case=any(sum(cells.values()) for cells in whole.counts.values()),
+        cases=lambda group, by, row=None, outcome=None: _cases_link(filters.wanted, group, by, row, outcome),
+        price=visitor.project.price_per_gpu_hour,
+        currency=visitor.project.currency,
+    )
+
+
+@router.get("/precision/figures.json")
+def show_figures(site: SiteOf, visitor: SignedIn, filters: FilterQuery) -> JSONResponse:
+    """The data of the charts."""
+    with site.database.reading() as tx:
+        counts = case_counts.count_cases(tx, visitor.project.id, filters.wanted, ("policy", "week"))
+        late = case_counts.count_delays(tx, visitor.project.id, filters.wanted)
+    by_week = regroup(counts, lambda key: [key[2:]])
+    return JSONResponse(
+        {
+            "so_far": [_week_document(group) for group in figures.compute_running_figures(by_week)],
+            "weeks": [_week_document(group) for group in figures.compute_figures(by_week, ())],
+            "delays": _delay_histogram(late),
+            "calibration": [
+                {"label": f"v{group.key[1]}", "stated": group.stated_risk, **_estimate_document(group.false_stops)}
+                for group in figures.compute_figures(regroup(counts, _policy_key), ())
+                if group.stated_risk is not None and group.false_stops is not None and group.false_stops.decided
+            ],
+        }
+    )
+
+
+@router.get("/precision/events")
+def follow_precision(
+    request: Request, site: SiteOf, visitor: SignedIn, filters: FilterQuery, seen: SeenRevision
+) -> Response:
+    """Send an event whenever a case was added or changed."""
+    return stream_changes(request, site, seen, lambda tx: case_counts.read_revision(tx, visitor.project.id))
+
+
+Moment = Annotated[datetime, AfterValidator(in_utc)]
+
+
+class CaseFilters:
+    """Which cases to list, as the links of the figures have it."""
+
+    def __init__(
+        self,
+        policy: str = "",
+        version: Annotated[int | None, Query(ge=1, le=MOST_VERSIONS)] = None,
+        detector: str = "",
+        job_kind: str | None = None,
+        since: Moment | None = None,
+        until: Moment | None = None,
+        flagged: bool | None = None,
+        treatment: Literal["", "let_run", "stopped", "prevented"] = "",
+        outcome: Literal["", "right", "wrong", "unknown"] = "",
+    ) -> None:
+        self.wanted = CaseFilter(
+            forms.remove_control_characters(policy) or None,
+            version,
+            forms.remove_control_characters(detector) or None,
+            None if job_kind is None else forms.remove_control_characters(job_kind),
+            since,
+            until,
+            flagged,
+            treatment or None,
+            outcome or None,
+        )
+
+
+@router.get("/cases")
+def show_cases(
+    site: SiteOf, visitor: SignedIn, filters: Annotated[CaseFilters, Depends()], cursor: str | None = None
+) -> Response:
+    """The cases that a figure counts."""
+    try:
+        before = case_counts.parse_cursor(cursor)
+    except Invalid as error:
+        raise NotFound from error
+    with site.database.reading() as tx:
+        cases = case_counts.list_cases(tx, visitor.project.id, filters.wanted, before=before, limit=PAGE + 1)
+    parameters = figures.filter_to_query(filters.wanted)
+    after = {"cursor": cases[PAGE - 1].cursor} if len(cases) > PAGE else None
+    return render_page(
+        "cases.html",
+        visitor=visitor,
+        cases=cases[:PAGE],
+        filters=parameters,
+        next_page=after and f"/cases?{urlencode(parameters | after)}",
+        first_page=f"/cases?{urlencode(parameters)}" if before else None,
+    )
+
+
+def _cases_link(
+    wanted: CaseFilter, group: GroupFigures, by: tuple[Grouping, ...], row: str | None = None, outcome: str | None = None
+) -> str:
+    own = figures.select_group(wanted, by, group.key)
+    if row is not None and outcome is not None:
+        own = figures.select_cell(own, row, outcome)
+    elif row is not None:
+        own = replace(own, treatment=row)
+    return f"/cases?{urlencode(figures.filter_to_query(own))}"
+
+
+def _policy_key(key: Key) -> list[Key]:
+    return [key[:2]]
+
+
+def _detector_keys(key: Key) -> list[Key]:
+    return [(name,) for name in key[2]]
+
+
+def _week_document(group: GroupFigures) -> dict[str, Any]:
+    estimates = {"precision": group.precision, "recall": group.recall, "false_stops": group.false_stops}
+    return {"week": group.key[0]} | {
+        name: _estimate_document(estimate) for name, estimate in estimates.items() if estimate is not None
+    }
+
+
+def _estimate_document(estimate: Estimate) -> dict[str, float | int | None]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "decided": estimate.decided}
+
+
+def _delay_histogram(late: Sequence[Delay]) -> dict[str, list[float]]:
+    """A histogram: the lower end, the width and the share of the total weight of each bin."""
+    if not late:
+        return {"from": [], "width": [], "share": []}
+    first, last = min(delay.steps for delay in late), max(delay.steps for delay in late)
+    width = max(1, math.ceil((last - first + 1) / MOST_BINS))
+    weights = [0.0] * (1 + (last - first) // width)
+    for delay in late:
+        weights[(delay.steps - first) // width] += delay.cases / delay.probability
+    total = sum(weights)
+    return {
+        "from": [first + width * index for index in range(len(weights))],
+        "width": [width] * len(weights),
+        "share": [weight / total for weight in weights],
+    }
