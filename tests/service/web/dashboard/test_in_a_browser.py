@@ -76,7 +76,7 @@ def test_a_run_turns_while_one_looks_on(
     expect(page.locator("#chart .annotation-text", has_text="suspected turn")).to_be_visible()
     assert receipt.decision is not None
     confirm(database, tenant, receipt.decision.id, now)
-    expect(page.get_by_text("the job is confirmed to be gone")).to_be_visible()
+    expect(page.get_by_text("The job is confirmed to be gone")).to_be_visible()
     expect(page.locator(".status-stopped")).to_be_visible()
     expect(page.locator("#chart .annotation-text", has_text="stop confirmed")).to_be_visible()
     assert window.is_clean()

@@ -12,7 +12,7 @@ import httpx
 from evalstop_service.ingest import Points, Resumed
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
-from evalstop_service.web.dashboard.observations import AT_A_TIME, PAGE
+from evalstop_service.web.dashboard.observations import EXPORT_BATCH, PAGE
 
 from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import Tenant, open_run
@@ -29,7 +29,7 @@ def told(database: Database, tenant: Tenant, now: datetime, *points: Point) -> s
 
 def test_nothing_is_left_out(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """Both files hold every observation, superseded ones too, to the last digit, over many pages of the store."""
-    steps = AT_A_TIME + 7
+    steps = EXPORT_BATCH + 7
     points = [Point("reward/gold", step, 0.1 + step / 3, 0.1) for step in range(steps)]
     path = told(database, tenant, now, *points, Point(ODD, 3, math.nan), Point(ODD, 4, -math.inf))
     run_id = path.rsplit("/", 1)[1]

@@ -130,10 +130,10 @@ def test_a_real_browser_signs_in(house: House, browser: Browser) -> None:
         page.wait_for_url(f"{house.address}/settings")
         assert page.locator("#members").inner_text().count("user kim@example.com")
         page.click("a.project")
-        page.click("text=Go there")
+        page.click("text=Switch")
         page.goto(f"{house.address}/settings")
         assert "safety" in page.locator("header").inner_text()
-        assert page.locator("text=Make a key").count()  # an admin there
+        assert page.locator("text=Create key").count()  # an admin there
         assert [message.text for message in said if message.location["url"].startswith(house.address)] == []
         page.click("text=Sign out")
         page.wait_for_url(f"{house.address}/login")
@@ -161,7 +161,7 @@ def test_a_visitor_goes_from_project_to_project(house: House) -> None:
             assert browser.post("/projects", data=wanted).status_code == status
         shown = browser.get("/projects").text
         assert "secret" not in shown
-        assert shown.index("safety") < shown.index("you are here")
+        assert shown.index("safety") < shown.index(">current<")
         assert "admin" in shown
 
 
@@ -170,7 +170,7 @@ def test_to_be_known_is_not_enough(house: House) -> None:
     with house.browser() as browser:
         answer = browser.get(answer_of(browser, "mallory"))
         assert answer.status_code == 403
-        assert "nothing here was granted" in answer.text
+        assert "no role in any project" in answer.text
         assert SESSION not in browser.cookies
 
 
@@ -180,7 +180,7 @@ def test_an_answer_is_good_once_and_in_one_browser(house: House) -> None:
         answer = answer_of(browser, "dana")
         flow = browser.cookies[FLOW]
         assert other.get(answer).status_code == 401
-        assert "Start again" in other.get(answer).text
+        assert "Try again" in other.get(answer).text
         answer_of(other, "dana")
         assert other.get(answer).status_code == 401  # another sign-in was begun there
         assert browser.get(answer).status_code == 200

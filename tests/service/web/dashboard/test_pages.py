@@ -70,7 +70,7 @@ def test_a_run_that_was_stopped(visitor: httpx.Client, database: Database, tenan
     for words in ("ppo", "stopped", "stop confirmed", "level", "enforce", "spark-line", "spark-best", "spark-stop"):
         assert words in listed
     html = seen(visitor, f"/runs/{run.id}")
-    assert f"Stopped at step {receipt.decision.step}; the job is confirmed to be gone." in html
+    assert f"Stopped at step {receipt.decision.step}. The job is confirmed to be gone." in html
     assert escape(receipt.run.best_checkpoint["uri"]) in html
     for words in ("evalstop-receiver process", "SIGTERM", "k_below_best", "4711", "verdict: stop", "stop requested"):
         assert words in html
@@ -104,24 +104,24 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     assert "Would have been stopped at step 280" in seen(visitor, f"/runs/{shadow.id}")
     run = open_run(database, patient, now, "pending", mode="enforce")
     receipt = report(database, patient, run.id, HACKING[:29], now)
-    assert "unless somebody vetoes it before" in seen(visitor, f"/runs/{run.id}")
+    assert "unless vetoed before" in seen(visitor, f"/runs/{run.id}")
     assert receipt.decision is not None
     commands.veto_decision(database, patient.project.id, receipt.decision.id, "ada", "a known dip", now)
     html = seen(visitor, f"/runs/{run.id}")
-    assert "A stop at step 280 was vetoed" in html
+    assert "The stop at step 280 was vetoed" in html
     assert "a known dip" in html
     with database.transaction() as tx:
         projects.update_project(tx, replace(patient.project, paused_at=now, paused_by="<ada>"))
     held = open_run(database, patient, now, "held", mode="enforce")
     receipt = report(database, patient, held.id, HACKING[:29], now)
     html = seen(visitor, f"/runs/{held.id}")
-    assert "A stop at step 280 is on_hold" in html
+    assert "The stop at step 280 is on hold" in html
     assert "the project was paused by &lt;ada&gt;" in html
     with database.transaction() as tx:
         projects.update_project(tx, patient.project)
     late = open_run(database, patient, now, "late", mode="enforce")
     report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
-    assert "no scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
+    assert "No scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
     (decision,) = decided(database, patient, late.id)
     said = commands.Report(DecisionState.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
     commands.record_report(database, patient.project.id, decision.id, said, now)

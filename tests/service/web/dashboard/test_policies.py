@@ -77,7 +77,7 @@ def test_a_backtest_is_asked_for_and_shown(
     answer = visitor.post("/policies/backtests", data=wanted | {"csrf": token_of(visitor)})
     assert answer.status_code == 303
     path = answer.headers["location"]
-    assert "waits for a worker" in visitor.get(path).text
+    assert "waiting for a worker" in visitor.get(path).text
     assert backtests.run_next_backtest(database, utc_now)
     done = visitor.get(path).text
     assert "1 runs replayed" in done

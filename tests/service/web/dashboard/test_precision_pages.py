@@ -36,8 +36,8 @@ def test_while_there_is_nothing(visitor: httpx.Client, database: Database, tenan
     assert "No case matches" in seen(visitor, "/cases")
     open_run(database, tenant, now, "first")
     html = seen(visitor, "/")
-    assert "No policy has called for a stop yet" in html
-    assert "nothing decided yet" in html
+    assert "No decisions yet" in html
+    assert "no decided cases yet" in html
 
 
 def test_every_figure_leads_to_its_cases(
@@ -85,14 +85,14 @@ def test_one_click_judges(visitor: httpx.Client, database: Database, tenant: Ten
     run = open_run(database, tenant, now, "ppo", mode="enforce")
     decision = report(database, tenant, run.id, HACKING, now).decision
     assert decision is not None
-    assert "ppo" in seen(visitor, "/").split("Stops that are under way")[1].split("Suspects")[0]
+    assert "ppo" in seen(visitor, "/").split("Open stops")[1].split("Suspected turns")[0]
     confirm(database, tenant, decision.id, now)
     path, token = f"/decisions/{decision.id}/outcome", token_of(visitor)
     assert visitor.post(path, data={"outcome": "wrong"}).status_code == 403
     assert visitor.post(path, data={"outcome": "perhaps", "csrf": token}).status_code == 422
     answer = visitor.post(path, data={"outcome": "wrong", "next": "/", "csrf": token})
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
-    assert "labelled by <bdi>key" in seen(visitor, "/")
+    assert "labeled by <bdi>key" in seen(visitor, "/")
     with database.reading() as tx:
         said = outcomes.find_outcome(tx, run.id, 1)
     assert said is not None
@@ -133,7 +133,7 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
     window.sign_in(tenant)
     page.goto(f"{window.address}/")
     page.get_by_role("button", name="Wrong").click()
-    page.get_by_text("labelled by key").wait_for()
+    page.get_by_text("labeled by key").wait_for()
     page.goto(f"{window.address}/precision")
     for chart in ("over-time", "delay", "calibration"):
         page.wait_for_selector(f"#{chart}-chart .scatterlayer, #{chart}-chart .barlayer")

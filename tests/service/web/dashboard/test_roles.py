@@ -33,7 +33,7 @@ def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant
     run = recognised(database, tenant, utc_now())
     before = visitor.get(f"/runs/{run.id}").text
     assert "No metric is gold" in before
-    assert "by its name" in before or "logs it" in before
+    assert "from its name" in before or "preset" in before
     form = {"eval": HOSTILE, "proxy": "reward", "eval_lower": "true", "csrf": token_of(visitor)}
     answer = visitor.post(f"/runs/{run.id}/metrics", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run.id}")

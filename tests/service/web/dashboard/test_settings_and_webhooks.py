@@ -132,7 +132,7 @@ def test_an_endpoint_is_made_and_its_secret_shown_once(desk: Desk) -> None:
     for wrong, words in (
         ({"url": "ftp://x"}, "absolute http or https"),
         ({"url": "http://10.0.0.1/"}, "not a public address"),
-        ({"url": url, "event_types": []}, "at least one kind"),
+        ({"url": url, "event_types": []}, "at least one event type"),
         ({"url": url, "event_types": ["run.nonsense"]}, "for all, or one of"),
     ):
         text = desk.post("/webhooks/endpoints", 422, **(form | wrong)).text
@@ -174,16 +174,16 @@ def test_deliveries_are_filtered_looked_at_and_sent_once_more(desk: Desk, now: d
     with desk.database.reading() as tx:
         before = deliveries.list_deliveries(tx, desk.tenant.project.id)
     assert all(str(one.id) in desk.get(f"/webhooks?state=waiting&endpoint={endpoint}") for one in before)
-    assert "None like this" in desk.get("/webhooks?state=dead")
+    assert "No matching deliveries" in desk.get("/webhooks?state=dead")
     page = desk.get(f"/webhooks/deliveries/{before[0].id}")
     assert before[0].event_type in page
-    assert "Not tried yet" in page
+    assert "No attempts yet" in page
     desk.post(f"/webhooks/deliveries/{before[0].id}/retry", 409)
     made = desk.post(f"/webhooks/deliveries/{before[0].id}/replay").headers["location"]
     assert made != f"/webhooks/deliveries/{before[0].id}"
     since = (now - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M")
     done = desk.post(f"/webhooks/endpoints/{endpoint}/replay", 200, since=since).text
-    assert "All is on its way" in done
+    assert "Replay complete" in done
     with desk.database.reading() as tx:
         assert len(deliveries.list_deliveries(tx, desk.tenant.project.id)) == 2 * len(before) + 1
     for odd in ("yesterday", "0001-01-01T00:00+14:00"):
@@ -263,7 +263,7 @@ def test_the_audit_log_is_read_page_by_page(desk: Desk, now: datetime) -> None:
     second = desk.get(first.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&"))
     assert "key k09" in second
     assert "key k10" not in second
-    assert "Nothing like this" in desk.get("/settings/audit?actor=nobody")
+    assert "No matching entries" in desk.get("/settings/audit?actor=nobody")
 
 
 def test_a_long_replay_goes_on_where_it_was(desk: Desk, now: datetime) -> None:
@@ -292,5 +292,5 @@ def test_a_long_replay_goes_on_where_it_was(desk: Desk, now: datetime) -> None:
     assert form["after"] == str(announced[-2]["id"])
     assert 40 <= int(text.split('<progress value="')[1].split('"')[0]) <= 60
     done = desk.post(f"/webhooks/endpoints/{endpoint}/replay", 200, **form).text
-    assert "All is on its way" in done
+    assert "Replay complete" in done
     assert "1\u202f001" in done

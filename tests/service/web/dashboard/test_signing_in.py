@@ -83,9 +83,9 @@ def test_wrong_keys_are_told_why(stranger: httpx.Client, database: Database, now
     """An unknown key, and one that may not read, get the form again with the reason, and never see the key again."""
     deaf = add_tenant(database, now, "deaf", scopes=("ingest",))
     for key, status, words in (
-        ("esk_wrong", 401, "No key in use"),
-        ("", 401, "No key in use"),
-        (deaf.secret, 403, "scope read"),
+        ("esk_wrong", 401, "No active key"),
+        ("", 401, "No active key"),
+        (deaf.secret, 403, "the scope read"),
     ):
         answer = sign_in(stranger, key)
         assert answer.status_code == status

@@ -218,7 +218,7 @@ def test_roles(house: House, role: int) -> None:
             assert not response.headers.get("location", "").startswith("/login"), route
         else:
             assert response.status_code == 403, route
-            assert "this takes an" in response.text
+            assert "This needs the role" in response.text
 
 
 def test_strangers_see_nothing(house: House) -> None:
