@@ -32,7 +32,9 @@ def start_backtest(
     """Backtest a policy on the newest ended runs."""
     with site.database.reading() as tx:
         document = policies.referred(tx, visitor.project.id, policy).document
-    backtest = backtests.request_backtest(site.database, visitor.project.id, document, runs, visitor.actor, site.clock())
+    backtest = backtests.request_backtest(
+        site.database, visitor.project.id, document, runs, visitor.actor, site.clock()
+    )
     return RedirectResponse(f"/policies/backtests/{backtest.id}", 303)
 
 
@@ -66,4 +68,6 @@ def follow_backtest(
     with site.database.reading() as tx:
         if backtest_rows.read_revision(tx, visitor.project.id, backtest_id) is None:
             raise NotFound
-    return stream_changes(request, site, seen, lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id))
+    return stream_changes(
+        request, site, seen, lambda tx: backtest_rows.read_revision(tx, visitor.project.id, backtest_id)
+    )

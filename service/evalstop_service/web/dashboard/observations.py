@@ -46,9 +46,9 @@ def show_observations(
         names = [item.metric for item in observations.list_latest(tx, run.id)]
         chosen = metric if metric in names else next((name for name in [*run.metrics, *names] if name in names), None)
         after = (step, superseded_by)
-        points = observations.list_observations(tx, run.id, metric=chosen, after=after, limit=PAGE + 1)
-            if chosen
-            else []
+        points = (
+            observations.list_observations(tx, run.id, metric=chosen, after=after, limit=PAGE + 1) if chosen else []
+        )
     rows, has_more = points[:PAGE], len(points) > PAGE
     return render_page(
         "observations.html",

@@ -180,7 +180,11 @@ def show_cases(
 
 
 def _cases_link(
-    wanted: CaseFilter, group: GroupFigures, by: tuple[Grouping, ...], row: str | None = None, outcome: str | None = None
+    wanted: CaseFilter,
+    group: GroupFigures,
+    by: tuple[Grouping, ...],
+    row: str | None = None,
+    outcome: str | None = None,
 ) -> str:
     own = figures.select_group(wanted, by, group.key)
     if row is not None and outcome is not None:

@@ -49,7 +49,9 @@ def undo_stop(decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason
 @router.post("/runs/{run_id}/stop")
 def stop_run(run_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
     """Stop a run now."""
-    commands.stop_run(site.database, visitor.project.id, run_id, visitor.actor, forms.parse_reason(reason), site.clock())
+    commands.stop_run(
+        site.database, visitor.project.id, run_id, visitor.actor, forms.parse_reason(reason), site.clock()
+    )
     return forms.redirect_back(run_id, target)
 
 

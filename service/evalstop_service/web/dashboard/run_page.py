@@ -89,7 +89,9 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         for point in observations.load_series(tx, run.id, set(charted) - long):
             points[point.metric].append(point)
         for metric in long:
-            points[metric] = outline_buckets(series.load_buckets(tx, run.id, metric, 0, MAX_STEP, MOST_POINTS // 3), metric)
+            points[metric] = outline_buckets(
+                series.load_buckets(tx, run.id, metric, 0, MAX_STEP, MOST_POINTS // 3), metric
+            )
     return JSONResponse(
         {
             # A list, because a metric may be named __proto__.
