@@ -26,7 +26,7 @@ def upgrade() -> None:
         )
     # Room on each page for the next version of a row, so that an update leaves the indices alone.
     op.execute("ALTER TABLE runs SET (fillfactor = 50)")
-    op.execute("ALTER TABLE monitors SET (fillfactor = 50)")
+    op.execute("ALTER TABLE monitor_states SET (fillfactor = 50)")
     # What was delivered lies dead at the head of its queue until a vacuum: a share of the whole table is too late.
     op.execute("ALTER TABLE deliveries SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 1000)")
     _index_parts_of_names()

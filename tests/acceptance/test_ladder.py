@@ -41,7 +41,7 @@ LADDER = ["pending", "requested", "escalated", "escalated", "failed"]
 
 def scene_of(database: Database, receiver: FakeReceiver) -> Scene:
     """A project that is told of everything, where a stop may wait for a moment only."""
-    scene = set_up(database, grace_seconds=0.3)
+    scene = set_up(database, veto_window_seconds=0.3)
     with database.transaction() as tx:
         project = projects.lock_project(tx, scene.project_id)
         projects.update_project(tx, replace(project, confirm_seconds=4.0, stops_per_hour=None, stops_share=None))

@@ -90,9 +90,11 @@ class Tenant:
         return [one["id"] for one in caller.get("/decisions", state=state, limit="100")["items"]]
 
 
-def tenant(database: Database, folder: Path, name: str, grace_seconds: float, stops_per_hour: int | None) -> Tenant:
+def tenant(
+    database: Database, folder: Path, name: str, veto_window_seconds: float, stops_per_hour: int | None
+) -> Tenant:
     """A new project."""
-    project = create_project(database, name, "enforce", grace_seconds, utc_now(), "paper")
+    project = create_project(database, name, "enforce", veto_window_seconds, utc_now(), "paper")
     with database.transaction() as tx:
         bounded = replace(project, stops_per_hour=stops_per_hour, stops_share=None, confirm_seconds=CONFIRM_SECONDS)
         projects.update_project(tx, bounded)

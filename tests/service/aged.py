@@ -66,7 +66,7 @@ def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
         tx.execute(tables.checkpoints.insert().values(**checkpoint, created_at=NOW))
         verdict = {**key, "sequence": step, "attempt": 1, "document": {}, "at": NOW}
         tx.execute(tables.verdicts.insert().values(verdict))
-    tx.execute(tables.monitors.insert().values(**key, version=1, state="{}", kept_at=NOW))
+    tx.execute(tables.monitor_states.insert().values(**key, version=1, state="{}", saved_at=NOW))
     decision = new_id()
     tx.execute(
         tables.decisions.insert().values(

@@ -24,7 +24,7 @@ def write(database: Database, run: Run, number: int, at: datetime = NOW, **known
         "policy_id": run.policy_id,
         "job_kind": None,
         "gpus": None,
-        "truth": "turned",
+        "run_outcome": "turned",
         "derived": True,
         "turn_step": None,
         "decision_id": new_id(),

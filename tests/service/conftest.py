@@ -22,7 +22,7 @@ def scene(database: Database) -> Iterator[Scene]:
 @pytest.fixture
 def graceful(database: Database) -> Iterator[Scene]:
     """A project whose stops wait a minute for a veto, with a subscribed endpoint."""
-    scene = set_up(database, grace_seconds=60.0)
+    scene = set_up(database, veto_window_seconds=60.0)
     with database.transaction() as tx:
         endpoints.add_endpoint(tx, scene.project_id, url="http://127.0.0.1:9/", event_types=["*"], now=NOW)
     yield scene

@@ -78,7 +78,7 @@ class Scene:
         """Throw away what this process and the database keep of the monitor."""
         self.forget_live(run)
         with self.database.transaction() as tx:
-            tx.execute(tables.monitors.delete().where(tables.monitors.c.run_id == run.id))
+            tx.execute(tables.monitor_states.delete().where(tables.monitor_states.c.run_id == run.id))
 
     def forget_live(self, run: Run) -> None:
         """Throw away what this process remembers of the run."""
@@ -112,9 +112,9 @@ def take(
     return answer
 
 
-def set_up(database: Database, mode: str = "enforce", grace_seconds: float = 0.0) -> Scene:
+def set_up(database: Database, mode: str = "enforce", veto_window_seconds: float = 0.0) -> Scene:
     """A new project that also has the policy `watchful`."""
-    project = create_project(database, uuid.uuid4().hex, mode, grace_seconds, NOW, "paper")
+    project = create_project(database, uuid.uuid4().hex, mode, veto_window_seconds, NOW, "paper")
     with database.transaction() as tx:
         policies.add_policy(tx, projects.get_project(tx, project.id), "watchful", WATCHFUL, NOW)
     return Scene(database, project.id)

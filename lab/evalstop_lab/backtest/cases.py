@@ -58,7 +58,7 @@ class Case:
     @property
     def turn_step(self) -> int | None:
         """Where the run turned, if it did."""
-        return locate_turn(self.found)[0] if self.found.truth is RunOutcome.TURNED else None
+        return locate_turn(self.found)[0] if self.found.run_outcome is RunOutcome.TURNED else None
 
 
 def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
@@ -79,7 +79,9 @@ def truths_of(runs: Iterable[Run]) -> list[RunAssessment]:
 def passed(run: Run, found: RunAssessment, judged: Judged) -> Passed:
     """Hold what a policy made of the run against what turned out to be true of it."""
     stop = judged.stop_step
-    said = judge_decision(found.truth, stop, locate_turn(found) if found.truth is RunOutcome.TURNED else None)
+    said = judge_decision(
+        found.run_outcome, stop, locate_turn(found) if found.run_outcome is RunOutcome.TURNED else None
+    )
     if stop is None:
         return Passed(judged, said, 0.0, 0.0 if run.gpu_hours is not None else None, None)
     if found.last is not None and found.last.first_step <= stop:

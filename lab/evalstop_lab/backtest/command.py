@@ -116,7 +116,7 @@ def report_of(
     report: dict[str, Any] = {
         "command": command,
         "runs": len(found),
-        "truths": {str(truth): sum(case.found.truth is truth for case in found) for truth in RunOutcome},
+        "truths": {str(truth): sum(case.found.run_outcome is truth for case in found) for truth in RunOutcome},
         "without_eval": sum(MetricRole.EVAL not in run.series for run in runs),
         "without_gpu_hours": sum(run.gpu_hours is None for run in runs),
         "gpu_hours": sum(run.gpu_hours or 0.0 for run in runs),
@@ -179,7 +179,7 @@ def _case(case: Case) -> dict[str, Any]:
     told: dict[str, Any] = _finite(
         {
             "run": case.run.name,
-            "truth": case.found.truth,
+            "truth": case.found.run_outcome,
             "why": case.found.reason,
             "turn_step": case.turn_step,
             "last_step": case.run.last_step,

@@ -86,7 +86,7 @@ def difference(cases: Sequence[Case], first: str, second: str) -> Difference:
 
 
 def _of(cases: Sequence[Case], truth: RunOutcome) -> list[Case]:
-    return [case for case in cases if case.found.truth is truth]
+    return [case for case in cases if case.found.run_outcome is truth]
 
 
 def _stopped(passed: Passed, said: DecisionOutcome) -> bool:

@@ -49,9 +49,9 @@ def harm(case: Case, label: str) -> tuple[int, float]:
     """
     passed, last = case.passed[label], case.run.last_step or 1
     if passed.stop_step is None:
-        if case.found.truth is RunOutcome.TURNED:
+        if case.found.run_outcome is RunOutcome.TURNED:
             return 1, (case.turn_step or 0) / last
-        return (4 if case.found.truth is RunOutcome.HEALTHY else 5), 0.0
+        return (4 if case.found.run_outcome is RunOutcome.HEALTHY else 5), 0.0
     order = {DecisionOutcome.WRONG: 0, DecisionOutcome.UNKNOWN: 2, DecisionOutcome.RIGHT: 3}[passed.said]
     return order, passed.saved if passed.said is DecisionOutcome.RIGHT else -passed.saved
 
@@ -65,7 +65,7 @@ def _run(case: Case, labels: Sequence[str]) -> dict[str, Any]:
     }
     return {
         "name": run.name,
-        "truth": case.found.truth,
+        "truth": case.found.run_outcome,
         "why": case.found.reason,
         "turn": case.turn_step,
         "last": run.last_step,

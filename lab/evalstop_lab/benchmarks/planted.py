@@ -65,7 +65,7 @@ def observations(conninfo: str, run: str, count: int, metric: str | None = None)
 def forget_monitors(conninfo: str) -> None:
     """Throw away every state of a monitor that is kept, so that it has to be rebuilt."""
     with psycopg.connect(conninfo) as connection:
-        connection.execute("DELETE FROM monitors")
+        connection.execute("DELETE FROM monitor_states")
 
 
 def _columns(connection: psycopg.Connection[Any], table: str) -> list[str]:

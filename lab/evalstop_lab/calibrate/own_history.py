@@ -60,11 +60,11 @@ def calibrated(
     Raises UnusableArguments where there is nothing to hold a threshold against.
     """
     truths = sweep(truths_of, runs, "asking what turned out to be true")
-    healthy = [run for run, found in zip(runs, truths, strict=True) if found.truth is RunOutcome.HEALTHY]
+    healthy = [run for run, found in zip(runs, truths, strict=True) if found.run_outcome is RunOutcome.HEALTHY]
     turned = [
         (run, locate_turn(found))
         for run, found in zip(runs, truths, strict=True)
-        if found.truth is RunOutcome.TURNED and not is_first(run.name)
+        if found.run_outcome is RunOutcome.TURNED and not is_first(run.name)
     ]
     first = [run for run in healthy if is_first(run.name)]
     second = [run for run in healthy if not is_first(run.name)]

@@ -67,7 +67,7 @@ def _add_project(commands: Subcommands, add: Add) -> None:
     create.add_argument("--policy", default=policies.DEFAULT_POLICY, help="that judges its runs (default: %(default)s)")
     create.add_argument("--mode", choices=["shadow", "enforce"], default="shadow", help="of its runs (default shadow)")
     create.add_argument(
-        "--grace-seconds", type=float, default=0.0, help="within which a stop can be vetoed (default 0)"
+        "--veto-window-seconds", type=float, default=0.0, help="within which a stop can be vetoed (default 0)"
     )
     create.add_argument(
         "--held-out-share", type=float, metavar="SHARE", help="of its stops, let run to learn the truth (default 0.1)"
@@ -183,7 +183,7 @@ def project_create(settings: Settings, options: argparse.Namespace) -> int:
             {
                 "name": options.name,
                 "default_mode": options.mode,
-                "grace_seconds": options.grace_seconds,
+                "veto_window_seconds": options.veto_window_seconds,
                 "default_policy": options.policy,
                 "held_out_share": settings.held_out_share,
                 "price_per_gpu_hour": options.price_per_gpu_hour,

@@ -63,7 +63,7 @@ METRICS = {
 
 SETTINGS = ProjectChange(
     default_mode="enforce",
-    grace_seconds=GRACE_SECONDS,
+    veto_window_seconds=GRACE_SECONDS,
     held_out_share=0.1,
     price_per_gpu_hour=2.5,
     stale_seconds=4 * 3600.0,

@@ -55,8 +55,8 @@ def chore(database: Database, clock: Clock) -> Chore:
             if pause(0.0):
                 return 0.0
         with database.reading() as tx:
-            look_at = run_health.find_next_check(tx)
-        left_seconds = LOOK_SECONDS if look_at is None else (look_at - clock()).total_seconds()
+            next_check_at = run_health.find_next_check(tx)
+        left_seconds = LOOK_SECONDS if next_check_at is None else (next_check_at - clock()).total_seconds()
         return min(max(left_seconds, 0.0), LOOK_SECONDS)
 
     return Chore("vigil", do)
@@ -93,11 +93,11 @@ def _looks(tx: Transaction, due: list[RunHealth], known: Policies, now: datetime
             looks[pulse.run_id] = None
             continue
         stale_seconds = settings[run.project_id].stale_seconds
-        state, look_at = _judge(run, pulse, stale_seconds, pulse.cadence_seconds, now)
+        state, next_check_at = _judge(run, pulse, stale_seconds, pulse.cadence_seconds, now)
         # A habit that sets the run's limit is learnt anew at each look: the run may have become a quicker one.
         is_slow = liveness.stale_after_seconds(stale_seconds, pulse.cadence_seconds) > stale_seconds
         if state == pulse.state and not is_slow and not dead_metrics.differ(pulse.dead, dead[run.id]):
-            looks[run.id] = look_at
+            looks[run.id] = next_check_at
     return looks
 
 
@@ -124,12 +124,12 @@ def _tell(database: Database, held: RunHealth, now: datetime) -> None:
             return
         project = projects.get_project(tx, run.project_id)
         cadence_seconds = health.load_cadence(tx, run)
-        state, look_at = _judge(run, pulse, project.stale_seconds, cadence_seconds, now)
+        state, next_check_at = _judge(run, pulse, project.stale_seconds, cadence_seconds, now)
         dead = _dead(tx, [run], {})[run.id]
         found = replace(
             pulse,
             state=state,
-            look_at=look_at,
+            next_check_at=next_check_at,
             cadence_seconds=cadence_seconds,
             dead=dead_metrics.as_json(dead),
             changed_at=pulse.changed_at if state == pulse.state else now,

@@ -146,7 +146,7 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
 def hold_stop(tx: Transaction, run: Run, held_by: Sequence[Guard], now: datetime) -> Decision | None:
     """Withhold the pending stop of a run, which is locked, for what has come up; None when none is pending.
 
-    What waits to be sent is cancelled, `run.stop_on_hold` tells of the guards. A stop whose grace period is over has
+    What waits to be sent is cancelled, `run.stop_on_hold` tells of the guards. A stop whose veto window is over has
     been requested, and is not called back.
     """
     found = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
@@ -212,4 +212,4 @@ def _life(tx: Transaction, decision: Decision) -> Lifecycle:
 
 
 def _terms(project: Project) -> Timeouts:
-    return Timeouts(project.grace_seconds, project.confirm_seconds)
+    return Timeouts(project.veto_window_seconds, project.confirm_seconds)

@@ -193,7 +193,7 @@ def _replayed(tx: Transaction, past: PastRun, policy: Policy) -> dict[str, Any]:
         "decision_id": None if past.decision_id is None else str(past.decision_id),
         "decided_step": past.decided_step,
         "state": past.state,
-        "truth": past.truth,
+        "run_outcome": past.run_outcome,
         "turn_step": past.turn_step,
         "verdict": "continue",
         "step": None,
@@ -220,12 +220,12 @@ def _replayed(tx: Transaction, past: PastRun, policy: Policy) -> dict[str, Any]:
 
 def _outcome(past: PastRun, step: int | None) -> DecisionOutcome:
     """Whether it would have been right to stop the run at this step or, when it is None, never to."""
-    if past.truth is None:
+    if past.run_outcome is None:
         return DecisionOutcome.UNKNOWN
     turned = None
     if past.turn_step is not None:
         turned = past.turn_step, past.run.turn["low_step"] if past.run.turn else past.turn_step
-    return judge_decision(RunOutcome(past.truth), step, turned)
+    return judge_decision(RunOutcome(past.run_outcome), step, turned)
 
 
 def _hours_after(past: PastRun, step: int | None) -> float | None:
@@ -266,7 +266,7 @@ def summarize_findings(findings: Sequence[Mapping[str, Any]]) -> Summary:
         right=len(by[DecisionOutcome.RIGHT]),
         wrong=len(by[DecisionOutcome.WRONG]),
         unknown=len(by[DecisionOutcome.UNKNOWN]),
-        missed=sum(one["truth"] == RunOutcome.TURNED and one["step"] is None for one in findings),
+        missed=sum(one["run_outcome"] == RunOutcome.TURNED and one["step"] is None for one in findings),
         decided=len(decided),
         only_it=sum(differs(one) for one in stops),
         only_decided=sum(differs(one) for one in decided),

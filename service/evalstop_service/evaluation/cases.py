@@ -76,9 +76,13 @@ def _derive(
     evals = watched_metrics.select_evals(run, observations.load_series(tx, run.id, [gold])) if gold is not None else []
     found = truth.assess_run(evals, decided_step)
     turned = _placed(tx, run, found)
-    said = truth.judge_decision(found.truth, decided_step, turned)
+    said = truth.judge_decision(found.run_outcome, decided_step, turned)
     turn_step = turned[0] if turned else None
-    if before is not None and (before.outcome, before.turn_step, _truth_of(before)) == (said, turn_step, found.truth):
+    if before is not None and (before.outcome, before.turn_step, _truth_of(before)) == (
+        said,
+        turn_step,
+        found.run_outcome,
+    ):
         return before
     details = _numbers(found, watched_metrics.metric_sign(run.metrics, gold) if gold is not None else 1.0)
     outcomes.add_outcome(
@@ -98,7 +102,7 @@ def _derive(
 
 def _placed(tx: Transaction, run: Run, found: RunAssessment) -> tuple[int, int] | None:
     """The step of the turn and the first at which the peak may have been, with hindsight if it sees one, too."""
-    if found.truth is not RunOutcome.TURNED:
+    if found.run_outcome is not RunOutcome.TURNED:
         return None
     turn = run.turn if run.ended_at is not None else change_point.find_change_point(tx, run)
     return (turn["step"], turn["low_step"]) if turn else truth.locate_turn(found)
@@ -118,7 +122,7 @@ def _truth_of(said: Outcome | None, decision: Decision | None = None) -> RunOutc
     if said is None:
         return RunOutcome.UNDECIDED
     if said.derived:
-        return RunOutcome(said.details["truth"])
+        return RunOutcome(said.details["run_outcome"])
     return truth.read_run_outcome(DecisionOutcome(said.outcome), said.turn_step, flagged=decision is not None)
 
 
@@ -135,7 +139,7 @@ def _count(
         policy_id=run.policy_id,
         job_kind=run.labels.get("job_kind"),
         gpus=gpus,
-        truth=_truth_of(said, decision),
+        run_outcome=_truth_of(said, decision),
         derived=said is None or said.derived,
         turn_step=said.turn_step if said else None,
         decision_id=None,
@@ -154,7 +158,7 @@ def _count(
     if decision is None:
         cases.save_case(tx, case)
     elif decision.ordered:  # by a person: the policy has let the run go on, and is held to that
-        cases.save_case(tx, replace(case, outcome=truth.judge_decision(RunOutcome(case.truth), None, None)))
+        cases.save_case(tx, replace(case, outcome=truth.judge_decision(RunOutcome(case.run_outcome), None, None)))
     else:
         cases.save_case(tx, _with_decision(tx, case, run, decision, hours))
 

@@ -109,7 +109,7 @@ def review_rollout_stage(database: Database, project_id: UUID, policy_name: str,
         wanted = CaseFilter(policy=policy_name, version=held.version)
         of_version = _precision(tx, project_id, wanted)
         since = _precision(tx, project_id, replace(wanted, since=held.since))
-        move = choose_move(Stage(held.stage), held.precision_wanted, of_version, since)
+        move = choose_move(Stage(held.stage), held.required_precision, of_version, since)
         if move is None:
             return held
         numbers = {"precision": estimate_to_json(of_version), "precision_since": estimate_to_json(since)}
@@ -127,13 +127,13 @@ def set_rollout_stage(
             project_id=project_id,
             policy_name=policy_name,
             stage=Stage.SHADOW,
-            precision_wanted=line,
+            required_precision=line,
             canary_share=share,
             since=now,
             numbers={},
             version=version,
         )
-    changed = replace(held, precision_wanted=line, canary_share=share)
+    changed = replace(held, required_precision=line, canary_share=share)
     rollout_stages.save_stage(tx, changed)
     return changed
 
@@ -153,7 +153,7 @@ def _keep(tx: Transaction, held: RolloutStage, moved: RolloutStage, reason: str,
         "from": held.stage,
         "to": moved.stage,
         "reason": reason,
-        "precision_wanted": moved.precision_wanted,
+        "required_precision": moved.required_precision,
         "canary_share": moved.canary_share,
         **moved.numbers,
     }

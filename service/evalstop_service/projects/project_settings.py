@@ -39,7 +39,7 @@ class NewProject(Body):
     name: Name = Field(examples=["alignment"])
     default_policy: Line = policies.DEFAULT_POLICY
     default_mode: Mode = "shadow"
-    grace_seconds: Grace = Field(0.0, description="how long a stop can be vetoed before it is sent")
+    veto_window_seconds: Grace = Field(0.0, description="how long a stop can be vetoed before it is sent")
     retention_days: Retention | None = Field(
         None, description="how long a run keeps its details after its end; null: forever"
     )
@@ -61,7 +61,7 @@ class ProjectChange(Body):
 
     default_policy: Line | None = None
     default_mode: Mode | None = None
-    grace_seconds: Grace | None = None
+    veto_window_seconds: Grace | None = None
     retention_days: Retention | None = Field(None, description="null: its runs are kept forever")
     stops_per_hour: PerHour | None = Field(None, description="null: no limit")
     stops_share: Share | None = Field(None, description="null: no limit")

@@ -59,7 +59,7 @@ class RunAssessment(Struct, frozen=True):
     `drop` and `stderr` (of the drop) are in the unit of the scores, higher is better. None: there were too few.
     """
 
-    truth: RunOutcome
+    run_outcome: RunOutcome
     reason: str
     evals: int
     window: int
@@ -100,15 +100,17 @@ def locate_turn(found: RunAssessment) -> tuple[int, int]:
     return found.best.middle_step, found.best.first_step
 
 
-def judge_decision(truth: RunOutcome, decided_step: int | None, turned: tuple[int, int] | None) -> DecisionOutcome:
+def judge_decision(
+    run_outcome: RunOutcome, decided_step: int | None, turned: tuple[int, int] | None
+) -> DecisionOutcome:
     """Whether it was right to stop a run at this step or, when it is None, never to stop it.
 
     `turned`: the step of the turn, and the first at which its peak may have been. A stop at the turn or after it is
     right, one before the peak wrong; of one between the two nobody can tell.
     """
-    if truth is RunOutcome.UNDECIDED:
+    if run_outcome is RunOutcome.UNDECIDED:
         return DecisionOutcome.UNKNOWN
-    if truth is RunOutcome.HEALTHY:
+    if run_outcome is RunOutcome.HEALTHY:
         return DecisionOutcome.RIGHT if decided_step is None else DecisionOutcome.WRONG
     if decided_step is None:
         return DecisionOutcome.WRONG

@@ -47,7 +47,7 @@ class PastRun:
     decision_id: UUID | None
     decided_step: int | None
     state: str | None
-    truth: str | None
+    run_outcome: str | None
     turn_step: int | None
     gpu_hours: float | None
 
@@ -125,7 +125,7 @@ def load_past_runs(tx: Transaction, project_id: UUID, before: UUID, limit: int) 
             decisions.c.id,
             decisions.c.step,
             decisions.c.state,
-            cases.c.truth,
+            cases.c.run_outcome,
             cases.c.turn_step,
             cases.c.gpu_hours,
         )

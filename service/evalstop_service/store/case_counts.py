@@ -50,7 +50,7 @@ class CaseFilter:
     flagged: bool | None = None
     treatment: str | None = None
     outcome: str | None = None
-    truth: str | None = None
+    run_outcome: str | None = None
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def _from(
         sa.func.coalesce(cases.c.job_kind, ""): wanted.job_kind,
         cases.c.treatment: wanted.treatment,
         cases.c.outcome: wanted.outcome,
-        cases.c.truth: wanted.truth,
+        cases.c.run_outcome: wanted.run_outcome,
     }
     conditions = [column == value for column, value in exact.items() if value is not None]
     if wanted.policy is not None or wanted.version is not None:

@@ -27,7 +27,7 @@ class Case:
     policy_id: UUID
     job_kind: str | None
     gpus: float | None
-    truth: str
+    run_outcome: str
     derived: bool
     turn_step: int | None
     decision_id: UUID | None

@@ -65,7 +65,7 @@ class Decision:
     escalations: int = 0
 
     def stops(self, now: datetime) -> bool:
-        """Whether the job is meant to end: requested, or the grace period is over."""
+        """Whether the job is meant to end: requested, or the veto window is over."""
         if self.state == DecisionState.PENDING:
             return self.due_at <= now
         return self.state in STOPPING
@@ -125,26 +125,26 @@ def add_change(tx: Transaction, decision: Decision, entry: Record, now: datetime
 
 
 def request_due_decisions(tx: Transaction, now: datetime) -> int:
-    """Move the decisions whose grace period is over from pending to requested; gives their number."""
+    """Move the decisions whose veto window is over from pending to requested; gives their number."""
     # In one order, so that two workers cannot wait for each other.
     query = _SELECT.add_columns(projects.c.confirm_seconds).join(projects, projects.c.id == decisions.c.project_id)
     due = query.where(_due(now)).order_by(decisions.c.due_at, decisions.c.id)
     count = 0
     for row in tx.execute(due).mappings().all():
         fields = dict(row)
-        terms = Timeouts(grace_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
+        terms = Timeouts(veto_window_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
         decision = Decision(**fields)
         life, instructions = decision_lifecycle.apply_event(decision.life, TimePassed(now), terms)
         if update_decision(tx, decision, life):
             count += 1
             for entry in instructions:
-                assert isinstance(entry, Record), "the event was written when the grace period began"
+                assert isinstance(entry, Record), "the event was written when the veto window began"
                 add_change(tx, decision, entry, now)
     return count
 
 
 def is_any_due(tx: Transaction, now: datetime) -> bool:
-    """Whether any pending decision's grace period is over."""
+    """Whether any pending decision's veto window is over."""
     query = sa.exists().where(_due(now))
     return tx.execute(sa.select(query)).scalar_one()
 

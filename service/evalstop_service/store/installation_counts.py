@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, DecisionState
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import decision_changes, decisions, deliveries, endpoints, projects, pulses, runs
+from evalstop_service.store.tables import decision_changes, decisions, deliveries, endpoints, projects, run_health, runs
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class InstallationCounts:
     `on_hold`: stops that are held back, by the kind of guard; one that several hold back counts for each. `awaited`:
     stops that were handed out and not confirmed yet, by state.
     `open_endpoints`: left alone for a while, since they fail. Waiting deliveries: `due`, `later` (between two
-    attempts, in the hands of a worker, or in a grace period), `held` (their endpoint is disabled or gone).
+    attempts, in the hands of a worker, or in a veto window), `held` (their endpoint is disabled or gone).
     `oldest_due_seconds`: for how long the longest due has been due; `oldest_waiting_seconds`: how long ago the oldest
     that is not held was made; 0 for none.
     """
@@ -48,9 +48,9 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
     unended = runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)
     running = sa.select(sa.func.count()).where(runs.c.project_id == projects.c.id, unended)
     running_runs = sum(tx.execute(sa.select(running.scalar_subquery()).select_from(projects)).scalars())
-    blind = sa.cast(pulses.c.dead, sa.Text) != "[]"
-    silent = sa.select(sa.func.count().filter(pulses.c.state == Liveness.STALE), sa.func.count().filter(blind))
-    stale_runs, blind_runs = tx.execute(silent.where(pulses.c.look_at.is_not(None))).one()
+    blind = sa.cast(run_health.c.dead, sa.Text) != "[]"
+    silent = sa.select(sa.func.count().filter(run_health.c.state == Liveness.STALE), sa.func.count().filter(blind))
+    stale_runs, blind_runs = tx.execute(silent.where(run_health.c.next_check_at.is_not(None))).one()
     paused = sa.select(sa.func.count()).select_from(projects).where(projects.c.paused_at.is_not(None))
     waiting = deliveries.c.state == sa.literal_column("'waiting'")  # spelled out, so that the partial index answers
     served = sa.and_(endpoints.c.enabled, endpoints.c.deleted_at.is_(None))

@@ -10,7 +10,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, driver_connection
-from evalstop_service.store.tables import moment_text, monitors
+from evalstop_service.store.tables import moment_text, monitor_states
 
 
 class StoredMonitorState(NamedTuple):
@@ -26,8 +26,8 @@ def load_states(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, StoredMo
     if tx.dialect.name == "postgresql":
         rows = driver_connection(tx).cursor(binary=True).execute(_FIND, (list(run_ids),), prepare=True)
     else:
-        query = sa.select(monitors.c.run_id, monitors.c.version, monitors.c.state)
-        rows = tx.execute(query.where(monitors.c.run_id.in_(run_ids)))
+        query = sa.select(monitor_states.c.run_id, monitor_states.c.version, monitor_states.c.state)
+        rows = tx.execute(query.where(monitor_states.c.run_id.in_(run_ids)))
     return {run_id: StoredMonitorState(version, state) for run_id, version, state in rows}
 
 
@@ -43,15 +43,14 @@ def save_states(tx: Transaction, kept: Sequence[tuple[UUID, int, str]], now: dat
         tx.exec_driver_sql(_KEEP, [(run_id.hex, version, state, at) for run_id, version, state in kept])
 
 
-_FIND = "SELECT run_id, version, state FROM monitors WHERE run_id = ANY(%b)"
+_FIND = "SELECT run_id, version, state FROM monitor_states WHERE run_id = ANY(%b)"
 
-_INSTEAD = (
-    "ON CONFLICT (run_id) DO UPDATE SET version = excluded.version, state = excluded.state, kept_at = excluded.kept_at"
-)
+_INSTEAD = """ON CONFLICT (run_id) DO UPDATE
+SET version = excluded.version, state = excluded.state, saved_at = excluded.saved_at"""
 
-_KEEP = f"INSERT INTO monitors (run_id, version, state, kept_at) VALUES (?, ?, ?, ?) {_INSTEAD}"  # noqa: S608
+_KEEP = f"INSERT INTO monitor_states (run_id, version, state, saved_at) VALUES (?, ?, ?, ?) {_INSTEAD}"  # noqa: S608
 
 _KEEP_ALL = f"""
-INSERT INTO monitors (run_id, version, state, kept_at) SELECT run_id, version, state, %b::timestamptz
+INSERT INTO monitor_states (run_id, version, state, saved_at) SELECT run_id, version, state, %b::timestamptz
 FROM unnest(%b::uuid[], %b::integer[], %b::text[]) AS new (run_id, version, state) {_INSTEAD}
 """  # noqa: S608

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import decisions, pulses, runs
+from evalstop_service.store.tables import decisions, run_health, runs
 
 WAITING = (
     DecisionState.PENDING,
@@ -87,15 +87,15 @@ def list_suspect_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
 
 def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
     """Running runs of which nothing was heard for longer than is usual for them, as of the last look at each."""
-    query = _looked_after(project_id, sa.literal("silent"), pulses.c.changed_at)
-    rows, count = _first(tx, query.where(pulses.c.state == Liveness.STALE), pulses.c.run_id, limit)
+    query = _looked_after(project_id, sa.literal("silent"), run_health.c.changed_at)
+    rows, count = _first(tx, query.where(run_health.c.state == Liveness.STALE), run_health.c.run_id, limit)
     return Excerpt([RunAlert(**row) for row in rows], count)
 
 
 def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
     """Running runs with a metric that tells its detectors nothing, as of the last look at each."""
-    query = _looked_after(project_id, pulses.c.dead, pulses.c.changed_at)
-    rows, count = _first(tx, query.where(sa.cast(pulses.c.dead, sa.Text) != "[]"), pulses.c.run_id, limit)
+    query = _looked_after(project_id, run_health.c.dead, run_health.c.changed_at)
+    rows, count = _first(tx, query.where(sa.cast(run_health.c.dead, sa.Text) != "[]"), run_health.c.run_id, limit)
     found = [dict(row) for row in rows]
     return Excerpt([RunAlert(**row | {"why": _told(row["why"])}) for row in found], count)
 
@@ -106,8 +106,10 @@ def _told(dead: Sequence[dict[str, str]]) -> str:
 
 def _looked_after(project_id: UUID, why: Any, since: Any) -> sa.Select[Any]:
     query = sa.select(runs.c.id, runs.c.name, why.label("why"), since.label("since"))
-    query = query.join_from(pulses, runs, runs.c.id == pulses.c.run_id)
-    return query.where(pulses.c.project_id == project_id, pulses.c.look_at.is_not(None), runs.c.status == "running")
+    query = query.join_from(run_health, runs, runs.c.id == run_health.c.run_id)
+    return query.where(
+        run_health.c.project_id == project_id, run_health.c.next_check_at.is_not(None), runs.c.status == "running"
+    )
 
 
 def _first(

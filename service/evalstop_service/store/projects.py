@@ -28,7 +28,7 @@ class Project:
     name: str
     default_policy: str
     default_mode: str
-    grace_seconds: float
+    veto_window_seconds: float
     created_at: datetime
     retention_days: int | None = None
     paused_at: datetime | None = None

@@ -21,16 +21,26 @@ from evalstop_service.store.tables import (
     delivery_attempts,
     endpoints,
     events,
-    monitors,
+    monitor_states,
     observations,
-    prunings,
-    pulses,
+    run_deletions,
+    run_health,
     runs,
     series_buckets,
     verdicts,
 )
 
-REMOVED = (delivery_attempts, deliveries, events, verdicts, checkpoints, monitors, observations, series_buckets, pulses)
+REMOVED = (
+    delivery_attempts,
+    deliveries,
+    events,
+    verdicts,
+    checkpoints,
+    monitor_states,
+    observations,
+    series_buckets,
+    run_health,
+)
 """The details of a run, in an order in which no row is left without the one that it refers to.
 
 The run with its last verdict and best checkpoint stays, and all that tells how often a decision was right.
@@ -100,7 +110,7 @@ def mark_runs(tx: Transaction, run_ids: Sequence[UUID], ended_before: datetime, 
         # Another version, so that no cache takes the run for what it was.
         values = {"pruned_at": now, "version": runs.c.version + 1}
         tx.execute(runs.update().where(runs.c.id.in_(taken)).values(values))
-        tx.execute(prunings.insert(), [{"run_id": run_id, "begun_at": now} for run_id in taken])
+        tx.execute(run_deletions.insert(), [{"run_id": run_id, "started_at": now} for run_id in taken])
     return len(taken)
 
 
@@ -110,7 +120,7 @@ def delete_details(tx: Transaction, limit: int, since: DeletePosition | None = N
     `since`: where the transaction before this one stopped, so that what it removed is not walked over again: the index
     keeps removed rows until the next vacuum.
     """
-    query = sa.select(prunings.c.run_id).order_by(prunings.c.run_id).limit(_RUNS_AT_A_TIME)
+    query = sa.select(run_deletions.c.run_id).order_by(run_deletions.c.run_id).limit(_RUNS_AT_A_TIME)
     waiting = list(tx.execute(query).scalars())
     removed = 0
     for run_id in waiting:
@@ -122,7 +132,7 @@ def delete_details(tx: Transaction, limit: int, since: DeletePosition | None = N
             removed += count
             if last is not None:
                 return DeletedRows(removed, DeletePosition(run_id, table.name, last), left=True)
-        tx.execute(prunings.delete().where(prunings.c.run_id == run_id))
+        tx.execute(run_deletions.delete().where(run_deletions.c.run_id == run_id))
     return DeletedRows(removed, None, left=len(waiting) == _RUNS_AT_A_TIME)
 
 

@@ -17,14 +17,14 @@ from evalstop_service.store.tables import policies, rollout_stages, runs
 class RolloutStage:
     """The stage that a policy has come to, and since when, by which numbers.
 
-    `precision_wanted`: the line that the lower bound of its precision has to pass. `canary_share`: of its stops, the
+    `required_precision`: the line that the lower bound of its precision has to pass. `canary_share`: of its stops, the
     share to carry out while it is a canary. `version`: of the policy that has shown it; any other is in shadow.
     """
 
     project_id: UUID
     policy_name: str
     stage: str
-    precision_wanted: float
+    required_precision: float
     canary_share: float
     since: datetime
     numbers: dict[str, Any]

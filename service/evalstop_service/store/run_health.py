@@ -20,7 +20,7 @@ from evalstop_service.rules.liveness import Liveness
 from evalstop_service.store.database import Transaction, driver_connection, insert_if_new
 from evalstop_service.store.observations import LIVE
 from evalstop_service.store.runs import Run
-from evalstop_service.store.tables import observations, pulses
+from evalstop_service.store.tables import observations, run_health
 
 POSTS_LOOKED_AT = 2000
 """Of each metric so many of the newest values tell when there were posts."""
@@ -30,15 +30,15 @@ POSTS_LOOKED_AT = 2000
 class RunHealth:
     """How a run was when it was last looked at.
 
-    `look_at`: when to look again; None once the run has ended. `heartbeat_at`: the last sign of life that was no post.
-    `cadence_seconds`: see `liveness.cadence`; None while it is not known. `dead`: see `dead_metrics.as_json`.
-    `changed_at`: since when `state` is what it is.
+    `next_check_at`: None once the run has ended. `heartbeat_at`: the last heartbeat. `cadence_seconds`: see
+    `liveness.cadence`; None while it is not known. `dead`: see `dead_metrics.as_json`. `changed_at`:
+    since when `state` is what it is.
     """
 
     run_id: UUID
     project_id: UUID
     state: str
-    look_at: datetime | None
+    next_check_at: datetime | None
     changed_at: datetime
     heartbeat_at: datetime | None = None
     cadence_seconds: float | None = None
@@ -49,46 +49,53 @@ def start_checks(
     tx: Transaction,
     run_id: UUID,
     project_id: UUID,
-    look_at: datetime,
+    next_check_at: datetime,
     now: datetime,
     *,
     heartbeat_at: datetime | None = None,
 ) -> None:
     """Have a run looked after from now on, as one that is alive: it was opened, or it goes on after its end."""
-    fresh = RunHealth(run_id, project_id, Liveness.ALIVE, look_at, now, heartbeat_at)
-    if not insert_if_new(tx, pulses, vars(fresh), ["run_id"]):
-        again = {"state": Liveness.ALIVE, "look_at": look_at, "changed_at": now}
-        tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(again))
+    fresh = RunHealth(run_id, project_id, Liveness.ALIVE, next_check_at, now, heartbeat_at)
+    if not insert_if_new(tx, run_health, vars(fresh), ["run_id"]):
+        again = {"state": Liveness.ALIVE, "next_check_at": next_check_at, "changed_at": now}
+        tx.execute(run_health.update().where(run_health.c.run_id == run_id).values(again))
 
 
 def record_heartbeat(tx: Transaction, run_id: UUID, project_id: UUID, now: datetime) -> None:
     """Record a sign of life of a run that is being looked after, or will be."""
-    if tx.execute(pulses.update().where(pulses.c.run_id == run_id).values(heartbeat_at=now)).rowcount == 0:
+    if tx.execute(run_health.update().where(run_health.c.run_id == run_id).values(heartbeat_at=now)).rowcount == 0:
         start_checks(tx, run_id, project_id, now, now, heartbeat_at=now)
 
 
 def load_health(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunHealth]:
     """The pulses of those of these runs that have one."""
-    query = sa.select(pulses).where(pulses.c.run_id.in_(list(run_ids)))
+    query = sa.select(run_health).where(run_health.c.run_id.in_(list(run_ids)))
     return {row["run_id"]: RunHealth(**row) for row in tx.execute(query).mappings()}
 
 
 def save_health(tx: Transaction, pulse: RunHealth) -> None:
     """Store what a look at a run, which is locked, has found; its heartbeats are not the look's to change."""
     found = {name: value for name, value in vars(pulse).items() if name not in ("run_id", "heartbeat_at")}
-    tx.execute(pulses.update().where(pulses.c.run_id == pulse.run_id).values(found))
+    tx.execute(run_health.update().where(run_health.c.run_id == pulse.run_id).values(found))
 
 
 def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[RunHealth]:
     """Up to `limit` pulses whose time has come, longest due first, held until the transaction ends; those that another
     process holds are passed over."""
-    query = sa.select(pulses).where(pulses.c.look_at <= now).order_by(pulses.c.look_at).limit(limit)
+    query = (
+        sa.select(run_health).where(run_health.c.next_check_at <= now).order_by(run_health.c.next_check_at).limit(limit)
+    )
     return [RunHealth(**row) for row in tx.execute(query.with_for_update(skip_locked=True)).mappings()]
 
 
 def find_next_check(tx: Transaction) -> datetime | None:
     """When the next look is due; None when no run is being looked after."""
-    query = sa.select(pulses.c.look_at).where(pulses.c.look_at.is_not(None)).order_by(pulses.c.look_at).limit(1)
+    query = (
+        sa.select(run_health.c.next_check_at)
+        .where(run_health.c.next_check_at.is_not(None))
+        .order_by(run_health.c.next_check_at)
+        .limit(1)
+    )
     found: datetime | None = tx.execute(query).scalar_one_or_none()
     return found
 
@@ -96,7 +103,11 @@ def find_next_check(tx: Transaction) -> datetime | None:
 def postpone_checks(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> None:
     """Put off the next look at runs of which there is nothing new; None: there will be none."""
     if looks:
-        later = pulses.update().where(pulses.c.run_id == sa.bindparam("run")).values(look_at=sa.bindparam("at"))
+        later = (
+            run_health.update()
+            .where(run_health.c.run_id == sa.bindparam("run"))
+            .values(next_check_at=sa.bindparam("at"))
+        )
         tx.execute(later, [{"run": run_id, "at": at} for run_id, at in looks.items()])
 
 

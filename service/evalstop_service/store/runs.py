@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, contains_text, driver_connection, insert_if_new
-from evalstop_service.store.tables import attempts, decision_changes, moment_text, outcomes, policies, pulses, runs
+from evalstop_service.store.tables import attempts, decision_changes, moment_text, outcomes, policies, run_health, runs
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -275,8 +275,8 @@ _REVISION = sa.select(
         for table in (decision_changes, outcomes)
     ),
     *(
-        sa.select(column).where(pulses.c.run_id == runs.c.id).scalar_subquery()
-        for column in (pulses.c.state, sa.cast(pulses.c.dead, sa.Text))
+        sa.select(column).where(run_health.c.run_id == runs.c.id).scalar_subquery()
+        for column in (run_health.c.state, sa.cast(run_health.c.dead, sa.Text))
     ),
 )
 

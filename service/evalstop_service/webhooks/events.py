@@ -150,7 +150,7 @@ class RolloutStage(Struct, kw_only=True, omit_defaults=True):
     from_stage: Stage = field(name="from")
     to: Stage
     reason: str
-    precision_wanted: Annotated[float, Meta(description="what the lower bound of the precision has to reach")]
+    required_precision: Annotated[float, Meta(description="what the lower bound of the precision has to reach")]
     canary_share: Annotated[float, Meta(description="share of its stops that a canary carries out")]
     precision: Annotated[Precision | None, Meta(description="of all cases of this version")] = None
     precision_since: Annotated[Precision | None, Meta(description="of those since the last change of stage")] = None
@@ -321,7 +321,7 @@ DECLARATIONS: dict[EventType, Declaration] = {
                 from_stage="shadow",
                 to="canary",
                 reason="at least 90.2 % of its stops were right, and 90.0 % are wanted",
-                precision_wanted=0.9,
+                required_precision=0.9,
                 canary_share=0.2,
                 precision=_PRECISION,
                 precision_since=_PRECISION,

@@ -48,7 +48,7 @@ def test_by_hand() -> None:
         run_of("turns", TURNS, 8), run_of("dips", DIPS), run_of("late", LATE), run_of("rises", RISING)
     )
     said = {
-        name: (case.found.truth, case.passed["paper"].stop_step, case.passed["paper"].said)
+        name: (case.found.run_outcome, case.passed["paper"].stop_step, case.passed["paper"].said)
         for name, case in found.items()
     }
     assert said == {

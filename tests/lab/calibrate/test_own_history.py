@@ -29,7 +29,7 @@ def test_what_is_reported_is_what_the_policy_does(tmp_path: Path, capsys: pytest
     assert json.loads(file.read_text()) == document["policy"]
     runs = read([log])
     runs.settle()
-    healthy = [run for run in runs.by_name.values() if assess_run(run.scores()).truth is RunOutcome.HEALTHY]
+    healthy = [run for run in runs.by_name.values() if assess_run(run.scores()).run_outcome is RunOutcome.HEALTHY]
     assert document["healthy"] == len(healthy) == document["calibrated_on"] + document["reported_on"]
     for first, most in ((True, 0.1 * document["calibrated_on"]), (False, document["false_stops"]["hits"])):
         some = [run for run in healthy if is_first(run.name) is first]

@@ -94,7 +94,9 @@ def test_up_tells_a_person(environment: dict[str, str]) -> None:
 def test_prepares_by_hand(environment: dict[str, str]) -> None:
     """Migrate, make a project, make keys: each says what it did, for machines too."""
     assert json.loads(run(environment, "migrate", "--json").stdout) == {"before": None, "after": schema.head_revision()}
-    project = run(environment, "project", "create", "alignment", "--mode", "enforce", "--grace-seconds", "5", "--json")
+    project = run(
+        environment, "project", "create", "alignment", "--mode", "enforce", "--veto-window-seconds", "5", "--json"
+    )
     assert json.loads(project.stdout)["name"] == "alignment"
     made = run(environment, "key", "create", "--project", "alignment", "--name", "k", "--scopes", "read", "--json")
     key = json.loads(made.stdout)

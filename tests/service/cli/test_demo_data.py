@@ -26,7 +26,7 @@ def test_a_project_is_filled_once_and_consistently(embedded_database: Database) 
         assert set(tx.execute(sa.select(cases.run_id)).scalars()) == ended
         states = set(tx.execute(sa.select(decisions.state)).scalars())
         outcomes = set(tx.execute(sa.select(tables.outcomes.c.outcome)).scalars())
-        pulses = set(tx.execute(sa.select(tables.pulses.c.state)).scalars())
+        pulses = set(tx.execute(sa.select(tables.run_health.c.state)).scalars())
     assert len(found) == count
     assert {row.status for row in found} >= {"running", "completed", "stopped", "lost"}
     assert all(NOW - timedelta(days=61) < row.created_at <= row.updated_at <= NOW for row in found)

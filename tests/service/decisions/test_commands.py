@@ -27,7 +27,7 @@ from tests.service.scenes import (
 
 
 def test_veto_within_grace(graceful: Scene) -> None:
-    """Within the grace period a person can say no, twice without harm; what waits to be sent is cancelled."""
+    """Within the veto window a person can say no, twice without harm; what waits to be sent is cancelled."""
     run = graceful.open()
     decision = graceful.post(run, FALLING).decision
     assert decision is not None
@@ -43,11 +43,11 @@ def test_veto_within_grace(graceful: Scene) -> None:
 
 
 def test_no_veto_after_grace(graceful: Scene) -> None:
-    """Once the grace period is over the stop can no longer be taken back."""
+    """Once the veto window is over the stop can no longer be taken back."""
     run = graceful.open()
     decision = graceful.post(run, FALLING).decision
     assert decision is not None
-    with pytest.raises(Conflict, match="grace period"):
+    with pytest.raises(Conflict, match="veto window"):
         commands.veto_decision(graceful.database, graceful.project_id, decision.id, "dana", "", LATER)
     assert deliveries_of_stops(graceful) == ["waiting"]
 
@@ -203,7 +203,7 @@ def test_a_person_stops_what_was_let_run(scene: Scene) -> None:
 
 
 def test_nobody_waits_for_the_grace_period_of_an_order(graceful: Scene) -> None:
-    """A pending stop goes out at once; what waited for the end of its grace period does not go out as well."""
+    """A pending stop goes out at once; what waited for the end of its veto window does not go out as well."""
     run = graceful.open()
     graceful.post(run, FALLING)
     assert order(graceful, run, NOW).state == DecisionState.REQUESTED

@@ -85,7 +85,7 @@ def test_what_nobody_confirms_is_escalated_and_told_to_a_person(scene: Scene) ->
 
 
 def test_a_stop_that_comes_due_has_a_deadline(graceful: Scene) -> None:
-    """What a worker hands out at the end of its grace period is looked after from then on."""
+    """What a worker hands out at the end of its veto window is looked after from then on."""
     run = stopped(graceful)
     (event,) = graceful.events(run, "run.stop_requested")
     assert json.loads(event["body"])["data"]["decision"]["state"] == "requested", "as it is when it is sent"

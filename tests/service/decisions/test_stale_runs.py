@@ -54,7 +54,7 @@ def test_a_run_is_not_looked_at_before_it_could_be_stale(scene: Scene) -> None:
     scene.post(run, evals(0.5), at(200))
     assert look(scene, at(299)) == 0
     assert look(scene, at(300)) == 1
-    assert (pulse(scene, run).state, pulse(scene, run).look_at) == ("alive", at(500))
+    assert (pulse(scene, run).state, pulse(scene, run).next_check_at) == ("alive", at(500))
 
 
 def test_a_silent_run_is_stale_then_lost_and_each_is_told_once(scene: Scene) -> None:
@@ -66,7 +66,7 @@ def test_a_silent_run_is_stale_then_lost_and_each_is_told_once(scene: Scene) -> 
         expected = ["run.stale"] if seconds < 3600 else ["run.stale", "run.lost"]
         assert told(scene, run) == expected, seconds
     found = scene.read(run)
-    assert (found.status, found.ended_at, pulse(scene, run).look_at) == ("lost", at(3600), None)
+    assert (found.status, found.ended_at, pulse(scene, run).next_check_at) == ("lost", at(3600), None)
     assert data(scene, run, "run.stale")["health"] == {
         "state": "stale",
         "last_seen_at": "2026-01-01T12:00:00Z",
@@ -161,7 +161,7 @@ def test_a_trainer_may_say_how_a_lost_run_ended(scene: Scene) -> None:
 
 def test_a_pending_stop_of_a_run_that_falls_silent_is_on_hold(database: Database) -> None:
     """Its metrics may not be what they were; when it is heard of again the stop is taken up, and lost it is moot."""
-    scene = set_up(database, grace_seconds=3600)
+    scene = set_up(database, veto_window_seconds=3600)
     run = scene.open()
     scene.post(run, FALLING)
     look(scene, at(300))
@@ -216,7 +216,7 @@ def test_many_processes_tell_each_thing_once(postgres_database: Database) -> Non
 
 def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) -> None:
     """What is pending is on hold by then, with who paused and why; another project goes on. Twice is harmless."""
-    scene, other = set_up(database, grace_seconds=60), set_up(database, grace_seconds=60)
+    scene, other = set_up(database, veto_window_seconds=60), set_up(database, veto_window_seconds=60)
     three = [scene.open() for _ in range(3)]
     with database.transaction() as tx:
         tx.execute(tables.projects.update().values(stops_share=None))
@@ -239,7 +239,7 @@ def test_a_pause_is_answered_when_no_pending_stop_is_left(database: Database) ->
 
 def test_a_stop_that_is_being_decided_does_not_slip_past_a_pause(postgres_database: Database) -> None:
     """The pause waits for the decision under way, and withholds it before it answers."""
-    scene = set_up(postgres_database, grace_seconds=60)
+    scene = set_up(postgres_database, veto_window_seconds=60)
     run = scene.open()
     with postgres_database.transaction() as tx:
         locked = runs.lock_run(tx, scene.project_id, run.id)

@@ -76,7 +76,7 @@ def test_a_guard_withholds(graceful: Scene) -> None:
 
 
 def test_it_is_looked_at_again_every_minute(graceful: Scene) -> None:
-    """Nothing is told again as long as the same speaks against it; when nothing does, its grace period begins."""
+    """Nothing is told again as long as the same speaks against it; when nothing does, its veto window begins."""
     run = on_hold(graceful)
     deadlines.process_overdue(graceful.database, NOW + MINUTE)
     assert decided(graceful, run).deadline_at == NOW + 2 * MINUTE
@@ -154,7 +154,7 @@ def test_what_comes_up_in_the_grace_period_holds(graceful: Scene) -> None:
 
 
 def test_what_is_handed_out_is_not_called_back(graceful: Scene) -> None:
-    """Once its grace period is over a stop is requested, whether or not anybody has noticed, and is not held."""
+    """Once its veto window is over a stop is requested, whether or not anybody has noticed, and is not held."""
     run = graceful.open()
     graceful.post(run, FALLING)
     assert hold(graceful, run, NOW + MINUTE) is None

@@ -68,7 +68,7 @@ def test_a_shadow_stop_of_a_run_that_turned_was_right(shadow: Scene) -> None:
     run = flagged(shadow, 0.5, 0.3, 0.2, 0.1)
     assert case_of(shadow, run) is None
     finish(shadow, run)
-    expect(shadow, run, truth="turned", outcome="right", derived=True, treatment="let_run")
+    expect(shadow, run, run_outcome="turned", outcome="right", derived=True, treatment="let_run")
     expect(shadow, run, decided_step=8, detectors=["k_decline"], stated_risk=None, job_kind="rlhf")
     expect(shadow, run, gpus=4.0, gpu_hours=24.0, gpu_hours_saved=16.0, gpu_hours_lost=0.0)
     (outcome,) = shadow.rows(tables.outcomes, run)
@@ -82,7 +82,7 @@ def test_a_shadow_stop_of_a_run_that_recovered_was_wrong(shadow: Scene) -> None:
     """It would have saved nothing, and cost the steps since the checkpoint: 4 of 8, which took 2 hours on 4 GPUs."""
     run = flagged(shadow, 0.9, 1.0, 1.1, 1.2)
     finish(shadow, run)
-    expect(shadow, run, truth="healthy", outcome="wrong", turn_step=None, delay_steps=None)
+    expect(shadow, run, run_outcome="healthy", outcome="wrong", turn_step=None, delay_steps=None)
     expect(shadow, run, gpu_hours_saved=0.0, gpu_hours_lost=4.0)
 
 
@@ -93,7 +93,7 @@ def test_a_stop_is_not_proved_by_what_it_was_made_for(scene: Scene) -> None:
     assert decision is not None
     gone = commands.Report(DecisionState.CONFIRMED, "receiver", "gone", {})
     commands.record_report(scene.database, scene.project_id, decision.id, gone, after(3))
-    expect(scene, run, truth="undecided", outcome="unknown", treatment="stopped")
+    expect(scene, run, run_outcome="undecided", outcome="unknown", treatment="stopped")
     # 8 steps took 2 hours on 4 GPUs, so that 92 take 92; one hour went by until the job was gone.
     expect(scene, run, gpu_hours=12.0, gpu_hours_saved=92.0 - 4.0, gpu_hours_lost=None)
     commands.undo_decision(scene.database, scene.project_id, decision.id, "dana", "", after(4))
@@ -105,7 +105,7 @@ def test_a_run_that_was_never_flagged_has_a_case_too(scene: Scene) -> None:
     run = scene.open(labels={"gpus": "many"})
     scene.post(run, evals(*RISING))
     finish(scene, run)
-    expect(scene, run, truth="healthy", outcome="right", decision_id=None, treatment=None, detectors=None)
+    expect(scene, run, run_outcome="healthy", outcome="right", decision_id=None, treatment=None, detectors=None)
     expect(scene, run, gpus=None, gpu_hours=None, gpu_hours_saved=None, gpu_hours_lost=None)
 
 
@@ -140,27 +140,27 @@ def test_what_a_person_says_counts(shadow: Scene) -> None:
     judge("right", 5)
     assert case_of(shadow, run) is None
     finish(shadow, run)
-    expect(shadow, run, truth="turned", outcome="right", derived=False, turn_step=5, delay_steps=3)
+    expect(shadow, run, run_outcome="turned", outcome="right", derived=False, turn_step=5, delay_steps=3)
     shadow.post(run, evals(1.3, start=20), after(7))
     assert said(shadow, run) == ["right"]
     judge("wrong", None)
-    expect(shadow, run, truth="healthy", outcome="wrong", derived=False, turn_step=None)
+    expect(shadow, run, run_outcome="healthy", outcome="wrong", derived=False, turn_step=None)
     judge("wrong", 12)
-    expect(shadow, run, truth="turned", outcome="wrong", turn_step=12)
+    expect(shadow, run, run_outcome="turned", outcome="wrong", turn_step=12)
     judge("unknown", None)
-    expect(shadow, run, truth="undecided", outcome="unknown")
+    expect(shadow, run, run_outcome="undecided", outcome="unknown")
 
 
 def test_each_attempt_has_its_case(shadow: Scene) -> None:
     """A trainer that goes on from a checkpoint ends the attempt before, and its case stays as it is."""
     run = flagged(shadow, 0.5, 0.3, 0.2, 0.1)
     shadow.take(run, Resumed(4), after(6))
-    expect(shadow, run, truth="turned", outcome="right", ended_at=after(6))
+    expect(shadow, run, run_outcome="turned", outcome="right", ended_at=after(6))
     assert case_of(shadow, run, attempt=2) is None
     shadow.post(run, evals(1.0, 1.1, 1.2, 1.3, start=5), after(7))
     finish(shadow, run, hours=8)
-    expect(shadow, run, attempt=2, truth="healthy", outcome="right", decision_id=None, gpu_hours=8.0)
-    expect(shadow, run, truth="turned", outcome="right")
+    expect(shadow, run, attempt=2, run_outcome="healthy", outcome="right", decision_id=None, gpu_hours=8.0)
+    expect(shadow, run, run_outcome="turned", outcome="right")
 
 
 @pytest.mark.parametrize("sign_of_life", ["heartbeat", "eval", "opening"])
@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_has_no_case(shadow: Scene, sign_of_life: str) -> Non
     for hours in (100, 200, 300):
         stale_runs.check_due_runs(shadow.database, after(hours))
     assert shadow.read(run).status == "lost"
-    expect(shadow, run, truth="undecided")
+    expect(shadow, run, run_outcome="undecided")
     found[sign_of_life]()
     assert shadow.read(run).status == "running"
     assert case_of(shadow, run) is None

@@ -58,7 +58,7 @@ def test_an_ended_run_is_not_stopped(scene: Scene) -> None:
 
 def test_shadow_tells_nobody(database: Database) -> None:
     """In shadow mode a stop is recorded and not announced."""
-    scene = set_up(database, mode="shadow", grace_seconds=60)
+    scene = set_up(database, mode="shadow", veto_window_seconds=60)
     run = scene.open()
     decision = scene.post(run, FALLING).decision
     assert decision is not None

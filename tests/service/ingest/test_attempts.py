@@ -67,7 +67,7 @@ def test_resume_wakes_a_run_that_ended(scene: Scene) -> None:
 
 
 def test_resume_within_grace_withdraws(graceful: Scene) -> None:
-    """A stop that still waits for its grace period does not hit the attempt that the trainer begins meanwhile."""
+    """A stop that still waits for its veto window does not hit the attempt that the trainer begins meanwhile."""
     run = graceful.open()
     graceful.post(run, FALLING)
     graceful.take(run, Resumed(1))

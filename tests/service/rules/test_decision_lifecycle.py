@@ -48,8 +48,8 @@ GUARDS = st.sampled_from([(), (PAUSE,), (STALE,), (PAUSE, STALE)])
 HELD_BY = st.sampled_from([(PAUSE,), (STALE,), (PAUSE, STALE)])
 SECONDS = st.sampled_from([0.0, 1.0, 59.0, 60.0, 300.0, 901.0, 86_400.0])
 REPORTS = st.sampled_from([DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, DecisionState.FAILED])
-TERMS = Timeouts(grace_seconds=60.0, confirm_seconds=900.0)
-NO_GRACE = Timeouts(grace_seconds=0.0, confirm_seconds=900.0)
+TERMS = Timeouts(veto_window_seconds=60.0, confirm_seconds=900.0)
+NO_GRACE = Timeouts(veto_window_seconds=0.0, confirm_seconds=900.0)
 
 OVER = LET_RUN | frozenset(
     {DecisionState.CONFIRMED, DecisionState.FAILED, DecisionState.VETOED, DecisionState.MOOT, DecisionState.UNDONE}
@@ -61,11 +61,14 @@ class Lives(RuleBasedStateMachine):
     """One decision, the stop events that may still go out, and what went out."""
 
     @initialize(
-        mode=st.sampled_from(Mode), guards=GUARDS, grace_seconds=st.sampled_from([0.0, 60.0]), held_out=st.booleans()
+        mode=st.sampled_from(Mode),
+        guards=GUARDS,
+        veto_window_seconds=st.sampled_from([0.0, 60.0]),
+        held_out=st.booleans(),
     )
-    def begin(self, mode: Mode, guards: tuple[Guard, ...], grace_seconds: float, held_out: bool) -> None:
+    def begin(self, mode: Mode, guards: tuple[Guard, ...], veto_window_seconds: float, held_out: bool) -> None:
         self.now = NOW
-        self.terms = Timeouts(grace_seconds, 900.0)
+        self.terms = Timeouts(veto_window_seconds, 900.0)
         self.history: list[Record] = []
         self.waiting: list[Announce] = []  # stops that wait for their time, or for a worker
         self.sent: list[str] = []

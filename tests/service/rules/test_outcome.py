@@ -37,23 +37,23 @@ def judged(values: Sequence[float], stderr: float | None = None, decided_step: i
 )
 def test_truth_of_clear_runs(values: list[float], found: RunOutcome) -> None:
     """The end is held against the best, whatever was between."""
-    assert judged(values).truth is found
+    assert judged(values).run_outcome is found
 
 
 def test_a_fall_within_the_noise_is_undecided() -> None:
     """A fall of a fifth of the gain is no proof where an eval errs by as much."""
     fallen = [*RISE, *[1.0] * 10, *[0.8] * 5]
-    assert judged(fallen).truth is RunOutcome.TURNED
-    assert judged(fallen, stderr=0.1).truth is RunOutcome.UNDECIDED
-    assert judged(fallen, stderr=0.5).truth is RunOutcome.HEALTHY
+    assert judged(fallen).run_outcome is RunOutcome.TURNED
+    assert judged(fallen, stderr=0.1).run_outcome is RunOutcome.UNDECIDED
+    assert judged(fallen, stderr=0.5).run_outcome is RunOutcome.HEALTHY
 
 
 def test_too_little_is_undecided() -> None:
     """A truth takes two windows of finite evals, and an end that is one."""
     assert "5 finite evals, and it takes 6" in judged([0.1, 0.9, math.nan, 0.5, 0.4, 0.3]).reason
-    assert judged([]).truth is RunOutcome.UNDECIDED
+    assert judged([]).run_outcome is RunOutcome.UNDECIDED
     assert "3 of the last 3 evals are not finite" in judged([*RISE, math.nan, math.inf, -math.inf]).reason
-    assert judged([math.nan, *RISE, math.nan]).truth is RunOutcome.HEALTHY
+    assert judged([math.nan, *RISE, math.nan]).run_outcome is RunOutcome.HEALTHY
 
 
 def test_a_decision_is_judged_by_what_came_after_it() -> None:
@@ -61,8 +61,8 @@ def test_a_decision_is_judged_by_what_came_after_it() -> None:
     fallen = [*RISE, *RISE[::-1]]
     end = 10 * (len(fallen) - 1)
     assert "2 evals came after the decision, and it takes 4" in judged(fallen, decided_step=end - 20).reason
-    assert judged(fallen, decided_step=end).truth is RunOutcome.UNDECIDED
-    assert judged(fallen, decided_step=end - 40).truth is RunOutcome.TURNED
+    assert judged(fallen, decided_step=end).run_outcome is RunOutcome.UNDECIDED
+    assert judged(fallen, decided_step=end - 40).run_outcome is RunOutcome.TURNED
 
 
 def test_the_turn_is_at_the_best_evals() -> None:
@@ -109,7 +109,7 @@ def test_units_do_not_matter(values: list[int], exponent: int, shift: int) -> No
     """Scaled and shifted scores have the same truth, at the same steps."""
     there = [math.ldexp(value + shift, exponent) for value in values]
     before, after = judged([float(value) for value in values]), judged(there)
-    assert (before.truth, before.best and outcome.locate_turn(before)) == (
-        after.truth,
+    assert (before.run_outcome, before.best and outcome.locate_turn(before)) == (
+        after.run_outcome,
         after.best and outcome.locate_turn(after),
     )

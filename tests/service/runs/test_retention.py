@@ -52,7 +52,7 @@ on_one_database = settings(
 
 def test_every_table_is_either_removed_or_kept() -> None:
     """Whoever adds a table with rows of runs decides what becomes of them; none is forgotten, none is in both."""
-    of_runs = {table for table in tables.metadata.tables.values() if "run_id" in table.c} - {tables.prunings}
+    of_runs = {table for table in tables.metadata.tables.values() if "run_id" in table.c} - {tables.run_deletions}
     assert set(rows.REMOVED) | set(KEPT) == of_runs | {tables.runs}
     assert set(rows.REMOVED) & set(KEPT) == set()
 
@@ -102,7 +102,7 @@ def test_removes_exactly_what_ended_long_ago(database: Database, told: list[Told
         if one.delivery is not None:
             with database.transaction() as tx:
                 deliver(tx, scene, made[-1], one.delivery, enabled=one.enabled)
-    everything = (*rows.REMOVED, *KEPT, tables.prunings)
+    everything = (*rows.REMOVED, *KEPT, tables.run_deletions)
     before = [held(database, run, everything) for run in made]
     done = retention.prune_runs(database, NOW, pace=Pace(rows=batch, pause_seconds=0))
     assert done.runs == ({name_of(first): sum(one.is_old for one in told)} if any(one.is_old for one in told) else {})
@@ -111,7 +111,7 @@ def test_removes_exactly_what_ended_long_ago(database: Database, told: list[Told
         assert is_marked(scene, run) == one.is_old
         if one.is_old:
             assert is_empty(database, run)
-            kept = held(database, run, (*KEPT[1:], tables.prunings))
+            kept = held(database, run, (*KEPT[1:], tables.run_deletions))
             assert kept == {name: was[name] for name in kept}
             now = scene.read(run)
             assert (now.pruned_at, now.version) == (NOW, run.version + 1)
@@ -141,7 +141,7 @@ def test_no_transaction_removes_more_than_it_may(database: Database, limit: int,
         removed, position, left = removed + emptied.rows, emptied.position, emptied.left
     assert removed == total
     assert all(is_empty(database, run) for run in runs)
-    assert all(held(database, run, (tables.prunings,)) == {"prunings": []} for run in runs)
+    assert all(held(database, run, (tables.run_deletions,)) == {"run_deletions": []} for run in runs)
 
 
 def test_broken_off_it_goes_on(database: Database) -> None:

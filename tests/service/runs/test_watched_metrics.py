@@ -144,7 +144,7 @@ def test_a_project_says_how_long_its_runs_are_kept(
     with watched(database) as service:
         kept = service.client.patch("/api/v1/project", json={"retention_days": 30})
         assert kept.json()["retention_days"] == 30
-        assert service.client.patch("/api/v1/project", json={"grace_seconds": 1}).json()["retention_days"] == 30
+        assert service.client.patch("/api/v1/project", json={"veto_window_seconds": 1}).json()["retention_days"] == 30
         run = a_run(service, [0.1, 0.2])
         path = f"/api/v1/runs/{run['id']}"
         assert service.client.post(f"{path}/finish", json={"status": "completed"}).json()["pruned_at"] is None

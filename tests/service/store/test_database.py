@@ -22,7 +22,7 @@ def a_project(name: str, created_at: datetime = NOW) -> dict[str, object]:
         "name": name,
         "default_policy": "paper",
         "default_mode": "shadow",
-        "grace_seconds": 0.0,
+        "veto_window_seconds": 0.0,
         "created_at": created_at,
     }
 
@@ -104,9 +104,9 @@ def test_counts_right_under_contention(database: Database) -> None:
         try:
             for _ in range(10):
                 with database.transaction() as tx:
-                    locked = sa.select(projects.c.grace_seconds).with_for_update()
+                    locked = sa.select(projects.c.veto_window_seconds).with_for_update()
                     present = tx.execute(locked).scalar_one()
-                    tx.execute(sa.update(projects).values(grace_seconds=present + 1))
+                    tx.execute(sa.update(projects).values(veto_window_seconds=present + 1))
         except BaseException as error:
             failures.append(error)
 
@@ -117,7 +117,7 @@ def test_counts_right_under_contention(database: Database) -> None:
         thread.join()
     assert failures == []
     with database.reading() as tx:
-        assert tx.execute(sa.select(projects.c.grace_seconds)).scalar_one() == 40
+        assert tx.execute(sa.select(projects.c.veto_window_seconds)).scalar_one() == 40
 
 
 def test_reads_while_another_writes(database: Database) -> None:

@@ -11,7 +11,7 @@ whatever was not, nor is moot ───────────────> req
 shadow                                                    recorded, nobody is told
 held_out                                                  by chance not carried out, to learn whether it is right
 
-The time that passes is an event like any other: `Passed`. What comes after the grace period finds a pending decision
+The time that passes is an event like any other: `Passed`. What comes after the veto window finds a pending decision
 requested, whether or not anybody has noticed before.
 """
 

@@ -102,7 +102,7 @@ class Guard:
 class Timeouts:
     """For how long a person may veto, and how long a stop may wait for its confirmation, in seconds."""
 
-    grace_seconds: float
+    veto_window_seconds: float
     confirm_seconds: float
 
 
@@ -110,7 +110,7 @@ class Timeouts:
 class Lifecycle:
     """How a decision stands.
 
-    `due_at`: the end of its grace period. `deadline_at`: when the service looks after it by itself, None in states in
+    `due_at`: the end of its veto window. `deadline_at`: when the service looks after it by itself, None in states in
     which it does not. `held_by`: the kinds of guards that it was last said to be on hold for. `heard`: what receivers
     reported after it was undone.
     """

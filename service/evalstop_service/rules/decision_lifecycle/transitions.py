@@ -48,7 +48,7 @@ def start_lifecycle(event: StopDecided | StopOrdered, terms: Timeouts) -> Transi
     """How a decision is born, and what is to be done about it."""
     if isinstance(event, StopOrdered):
         return _ordered(Lifecycle(DecisionState.SHADOW, event.at), event, terms)
-    due_at = event.at + timedelta(seconds=terms.grace_seconds)
+    due_at = event.at + timedelta(seconds=terms.veto_window_seconds)
     if event.mode is Mode.SHADOW:
         return Lifecycle(DecisionState.SHADOW, due_at), [
             Record(DecisionState.SHADOW, event.actor, event.reason, event.chance)
@@ -163,7 +163,7 @@ def _vetoed(life: Lifecycle, actor: str, reason: str) -> Transition:
     if life.state is DecisionState.VETOED:
         return life, []
     if life.state not in (DecisionState.PENDING, DecisionState.ON_HOLD):
-        over = f" and its grace period ended at {life.due_at.isoformat()}" if life.state in STOPPING else ""
+        over = f" and its veto window ended at {life.due_at.isoformat()}" if life.state in STOPPING else ""
         return life, [Refuse(f"the decision is {life.state}{over}; only a pending or on hold decision can be vetoed")]
     life, instructions = _final(life, DecisionState.VETOED, actor, reason)
     return life, [Cancel("the decision was vetoed"), *instructions]
@@ -237,17 +237,17 @@ def _withhold(
 def _let_go(
     life: Lifecycle, at: datetime, actor: str, reason: str, terms: Timeouts, details: dict[str, Any] | None = None
 ) -> Transition:
-    """Have it carried out: the grace period begins now."""
-    if terms.grace_seconds <= 0:
+    """Have it carried out: the veto window begins now."""
+    if terms.veto_window_seconds <= 0:
         life = _awaiting(replace(life, due_at=at), DecisionState.REQUESTED, at, terms)
         return life, [Record(life.state, actor, reason, details or {}), Announce(EventType.STOP_REQUESTED)]
-    due_at = at + timedelta(seconds=terms.grace_seconds)
+    due_at = at + timedelta(seconds=terms.veto_window_seconds)
     life = replace(life, state=DecisionState.PENDING, due_at=due_at, deadline_at=None)
     return life, [Record(life.state, actor, reason, details or {}), Announce(EventType.STOP_REQUESTED, due_at=due_at)]
 
 
 def _requested(life: Lifecycle, at: datetime, terms: Timeouts) -> Transition:
-    record = Record(DecisionState.REQUESTED, SERVICE, "the grace period is over")
+    record = Record(DecisionState.REQUESTED, SERVICE, "the veto window is over")
     return _awaiting(life, DecisionState.REQUESTED, at, terms), [record]
 
 

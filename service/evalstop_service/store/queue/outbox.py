@@ -45,7 +45,7 @@ def add_event(
 ) -> UUID:
     """Write an event and one delivery for each endpoint that subscribed to it; returns the event's id (`webhook-id`).
 
-    `data` must be plain JSON without NaN. `due_at`: not sent before (the end of a grace period); None means at once,
+    `data` must be plain JSON without NaN. `due_at`: not sent before (the end of a veto window); None means at once,
     whatever the clocks of this machine and of the database's say. The workers are woken by the commit. A stop takes the
     place of earlier stops of its decision that still wait for the same endpoint, lest it hear of all of them at once.
     """

@@ -5,7 +5,7 @@ as much with ten as with a hundred thousand deliveries waiting.
 
 The events of one run reach one endpoint in the order in which they were made: a delivery has its turn when nothing
 earlier of its run still waits for the same endpoint, be it in a worker's hands or between two attempts. What is urgent
-has its turn before what is not. What was never due, a stop within its grace period, holds up nothing.
+has its turn before what is not. What was never due, a stop within its veto window, holds up nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def claim_parameters(now: datetime, limit: int, per_endpoint: int, room: Mapping
 
 
 def read_clock(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
-    """The time that leases and due times are compared with, and whether the grace period of any decision is over.
+    """The time that leases and due times are compared with, and whether the veto window of any decision is over.
 
     It is PostgreSQL's own time, one for the workers of any number of machines; on the embedded database this
     machine's, which is `here`.
@@ -84,7 +84,7 @@ def read_clock(tx: Transaction, here: datetime) -> tuple[datetime, bool]:
 
 
 def find_next_due(tx: Transaction, now: datetime) -> datetime | None:
-    """When, after `now`, a delivery or the grace period of a decision is the next to come due; None: nothing waits."""
+    """When, after `now`, a delivery or the veto window of a decision is the next to come due; None: nothing waits."""
     moments = tx.execute(_NEXT, {"now": now}).one()
     return min((read_clock for read_clock in moments if read_clock is not None), default=None)
 

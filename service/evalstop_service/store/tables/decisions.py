@@ -19,7 +19,7 @@ decisions = sa.Table(
     sa.Column("verdict", sa.JSON, nullable=False),
     sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
     sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
-    sa.Column("due_at", UtcTime, nullable=False),  # the end of the grace period
+    sa.Column("due_at", UtcTime, nullable=False),  # the end of the veto window
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("deadline_at", UtcTime),  # when the service has to look after it by itself; NULL: never
     sa.Column("escalations", sa.Integer, nullable=False, server_default="0"),
@@ -83,7 +83,7 @@ cases = sa.Table(
     sa.Column("policy_id", sa.Uuid, nullable=False),
     sa.Column("job_kind", sa.Text),
     sa.Column("gpus", sa.Double),
-    sa.Column("truth", sa.Text, nullable=False),  # turned, healthy, undecided
+    sa.Column("run_outcome", sa.Text, nullable=False),  # turned, healthy, undecided
     sa.Column("derived", sa.Boolean, nullable=False),
     sa.Column("turn_step", sa.BigInteger),
     sa.Column("decision_id", sa.Uuid),  # NULL: never flagged, as is all that follows of the decision

@@ -13,7 +13,7 @@ projects = sa.Table(
     sa.Column("name", sa.Text, nullable=False, unique=True),
     sa.Column("default_policy", sa.Text, nullable=False),
     sa.Column("default_mode", sa.Text, nullable=False),
-    sa.Column("grace_seconds", sa.Double, nullable=False),
+    sa.Column("veto_window_seconds", sa.Double, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("retention_days", sa.Integer),  # NULL: the details of its runs are kept for ever
     sa.Column("paused_at", UtcTime),  # not NULL: nothing is stopped until somebody says so
@@ -75,7 +75,7 @@ rollout_stages = sa.Table(
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), primary_key=True),
     sa.Column("policy_name", sa.Text, primary_key=True),
     sa.Column("stage", sa.Text, nullable=False),  # shadow, canary, enforce
-    sa.Column("precision_wanted", sa.Double, nullable=False),  # the lower bound has to pass it
+    sa.Column("required_precision", sa.Double, nullable=False),  # the lower bound has to pass it
     sa.Column("canary_share", sa.Double, nullable=False),  # of its stops, while it is a canary
     sa.Column("since", UtcTime, nullable=False),
     sa.Column("numbers", sa.JSON, nullable=False),  # by which it came to its stage

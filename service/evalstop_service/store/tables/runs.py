@@ -93,13 +93,13 @@ verdicts = sa.Table(
 
 # A cache of what can be rebuilt from the observations; it may lag behind the run. The run's row is locked by whoever
 # writes here, as with observations, so that neither needs a foreign key.
-monitors = sa.Table(
-    "monitors",
+monitor_states = sa.Table(
+    "monitor_states",
     metadata,
     sa.Column("run_id", sa.Uuid, primary_key=True),
     sa.Column("version", sa.Integer, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
-    sa.Column("kept_at", UtcTime, nullable=False),
+    sa.Column("saved_at", UtcTime, nullable=False),
 )
 
 # What `store.series` summarizes: neighboring live observations, so many a row.
@@ -119,31 +119,31 @@ series_buckets = sa.Table(
 )
 
 # Whether a run is alive, as far as its posts and heartbeats tell; ingestion does not write here.
-pulses = sa.Table(
-    "pulses",
+run_health = sa.Table(
+    "run_health",
     metadata,
     sa.Column("run_id", sa.Uuid, primary_key=True),
     sa.Column("project_id", sa.Uuid, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
-    sa.Column("look_at", UtcTime),  # NULL: the run has ended
+    sa.Column("next_check_at", UtcTime),  # NULL: the run has ended
     sa.Column("heartbeat_at", UtcTime),
     sa.Column("cadence_seconds", sa.Double),  # learnt: between two posts
     sa.Column("dead", sa.JSON, nullable=False),  # the metrics that tell its detectors nothing, and why
     sa.Column("changed_at", UtcTime, nullable=False),
     sa.Index(
-        "ix_pulses_look_at",
-        "look_at",
-        sqlite_where=sa.text("look_at IS NOT NULL"),
-        postgresql_where=sa.text("look_at IS NOT NULL"),
+        "ix_run_health_next_check_at",
+        "next_check_at",
+        sqlite_where=sa.text("next_check_at IS NOT NULL"),
+        postgresql_where=sa.text("next_check_at IS NOT NULL"),
     ),
 )
 
 # The runs whose details are being removed: a row until the last of them is gone, so that what broke off goes on.
-prunings = sa.Table(
-    "prunings",
+run_deletions = sa.Table(
+    "run_deletions",
     metadata,
     sa.Column("run_id", sa.Uuid, primary_key=True),
-    sa.Column("begun_at", UtcTime, nullable=False),
+    sa.Column("started_at", UtcTime, nullable=False),
 )
 
 # What clients of MLflow call their runs' folders; of a run its label `mlflow.experiment` tells the name.

@@ -43,7 +43,7 @@ class BacktestRunOut(Answer):
     decision_id: UUID | None
     decided_step: int | None
     state: str | None = Field(description="of the decision on record")
-    truth: Literal["turned", "healthy", "undecided"] | None
+    run_outcome: Literal["turned", "healthy", "undecided"] | None
     turn_step: int | None
     verdict: Literal["continue", "suspect", "stop"]
     step: int | None = Field(description="at which the backtested policy would have stopped the run; null: never")

@@ -172,12 +172,12 @@ def list_cases(
     flagged: bool | None = None,
     treatment: Treatment | None = None,
     outcome: Outcome | None = None,
-    truth: Truth | None = None,
+    run_outcome: Truth | None = None,
     cursor: Name | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> CasePage:
     """The attempts that have ended, with what was decided about them and what turned out."""
-    wanted = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, truth=truth)
+    wanted = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, run_outcome=run_outcome)
     with database.reading() as tx:
         found = case_counts.list_cases(
             tx, caller.project_id, wanted, before=case_counts.parse_cursor(cursor), limit=limit

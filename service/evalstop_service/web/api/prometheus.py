@@ -129,7 +129,7 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
     )
     waiting = GaugeMetricFamily(
         "evalstop_outbox_deliveries",
-        "Deliveries that wait: due, later (a pause, a lease or a grace period), held (their endpoint is disabled).",
+        "Deliveries that wait: due, later (a pause, a lease or a veto window), held (their endpoint is disabled).",
         labels=["waiting"],
     )
     due = GaugeMetricFamily(

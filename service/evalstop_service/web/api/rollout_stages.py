@@ -22,7 +22,7 @@ router = APIRouter(prefix="/policies/{name}/rollout_stage", tags=["policies"], r
 class RolloutStageIn(Body):
     """What a policy has to show before more of its stops are carried out."""
 
-    precision_wanted: float = Field(
+    required_precision: float = Field(
         ge=0.5, lt=1, description="the line that the lower bound of its precision has to pass", examples=[0.9]
     )
     canary_share: float = Field(0.2, gt=0, le=1, description="of its stops, carried out while it is a canary")
@@ -34,7 +34,7 @@ class RolloutStageOut(Answer):
     policy_name: str
     version: int = Field(description="that has shown it; any other version is in shadow")
     stage: Literal["shadow", "canary", "enforce"]
-    precision_wanted: float
+    required_precision: float
     canary_share: float
     since: Time
     numbers: dict[str, Any] = Field(description="empty at the start: nothing was shown yet")
@@ -59,7 +59,7 @@ def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, dat
     with database.transaction() as tx:
         version = _version(tx, caller, name)
         held = rollout_stage.set_rollout_stage(
-            tx, caller.project_id, name, version, body.precision_wanted, body.canary_share, now
+            tx, caller.project_id, name, version, body.required_precision, body.canary_share, now
         )
         audit.record_action(
             tx, caller.project_id, caller.actor, "rollout_stage.set", f"policy {name}", body.model_dump(), now

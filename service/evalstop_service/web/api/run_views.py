@@ -56,7 +56,7 @@ class OutcomeOut(Answer):
 class CaseOut(Answer):
     """An attempt that has ended, as it is counted."""
 
-    truth: Literal["turned", "healthy", "undecided"]
+    run_outcome: Literal["turned", "healthy", "undecided"]
     derived: bool = Field(description="from its evals; else a person said so")
     turn_step: int | None
     outcome: Literal["right", "wrong", "unknown"] = Field(
@@ -92,7 +92,7 @@ class DecisionOut(Answer):
     attempt: int
     state: DecisionState
     step: int
-    due_at: Time = Field(description="the end of the grace period, within which it can be vetoed")
+    due_at: Time = Field(description="the end of the veto window, within which it can be vetoed")
     deadline_at: Time | None = Field(
         description="when it is looked after next: on hold, it is weighed again; handed out, it is escalated"
     )

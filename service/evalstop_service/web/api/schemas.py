@@ -164,7 +164,7 @@ class ProjectOut(Answer):
     name: str
     default_policy: str
     default_mode: Mode
-    grace_seconds: float
+    veto_window_seconds: float
     retention_days: int | None = Field(None, description="how long a run keeps its details after its end")
     stops_per_hour: int | None = Field(description="as many stops there may be in an hour; null: any number")
     stops_share: float | None = Field(description="of its runs at most this share may be stopped in an hour; null: all")

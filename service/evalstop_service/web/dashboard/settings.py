@@ -65,7 +65,7 @@ GROUPS: tuple[tuple[str, tuple[Setting, ...]], ...] = (
     (
         "Stopping",
         (
-            Setting("grace_seconds", "Veto window", "time to veto a stop before it is sent", "seconds"),
+            Setting("veto_window_seconds", "Veto window", "time to veto a stop before it is sent", "seconds"),
             Setting("confirm_seconds", "Confirmation", "unconfirmed stops are escalated after this time", "seconds"),
             Setting(
                 "held_out_share", "Held out", "share of stops that is not carried out, to measure precision", "0 to 1"

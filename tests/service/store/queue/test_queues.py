@@ -101,7 +101,7 @@ def cost_of_a_look(database: Database) -> int:
 
 
 def test_tells_what_comes_due_next(database: Database, scene: Scene) -> None:
-    """The next due time is that of a delivery to come or of a grace period, and none of an endpoint switched off."""
+    """The next due time is that of a delivery to come or of a veto window, and none of an endpoint switched off."""
     first = scene.endpoint(database, "http://first.example")
     with database.transaction() as tx:
         assert queues.find_next_due(tx, EPOCH) is None

@@ -30,9 +30,9 @@ class Service:
     database: Database
     clients: list[httpx.Client] = field(default_factory=list)
 
-    def project(self, mode: str = "enforce", grace_seconds: float = 0.0) -> str:
+    def project(self, mode: str = "enforce", veto_window_seconds: float = 0.0) -> str:
         """The name of a new project, which may have all its runs stopped."""
-        project = create_project(self.database, uuid.uuid4().hex, mode, grace_seconds, utc_now(), "paper")
+        project = create_project(self.database, uuid.uuid4().hex, mode, veto_window_seconds, utc_now(), "paper")
         with self.database.transaction() as tx:
             projects.update_project(tx, replace(project, stops_per_hour=None, stops_share=None))
         return project.name

@@ -17,7 +17,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "name": "p",
         "default_policy": "paper",
         "default_mode": "shadow",
-        "grace_seconds": 1.5,
+        "veto_window_seconds": 1.5,
         "stops_per_hour": 10,
         "stops_share": 0.25,
         "confirm_seconds": 60.0,
@@ -29,7 +29,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("PATCH", "/project"): {
         "default_policy": "paper",
         "default_mode": "shadow",
-        "grace_seconds": 1.5,
+        "veto_window_seconds": 1.5,
         "stops_per_hour": 10,
         "stops_share": 0.25,
         "confirm_seconds": 60.0,
@@ -53,7 +53,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "min_evals": 10,
         "warmup_steps": 5,
     },
-    ("PUT", "/policies/{name}/rollout_stage"): {"precision_wanted": 0.9, "canary_share": 0.25},
+    ("PUT", "/policies/{name}/rollout_stage"): {"required_precision": 0.9, "canary_share": 0.25},
     ("POST", "/policies/backtests"): {"policy": "paper", "runs": 10},
     ("POST", "/runs"): {
         "name": "r",

@@ -74,7 +74,7 @@ def test_every_route_that_changes_something_is_in_the_log_or_is_said_not_to_be()
 
 def test_what_a_key_does_is_written_down(service: Service) -> None:
     """Each change stands in the log once, by the key that proved itself, with who it named and nothing secret."""
-    project = service.project(grace_seconds=3600.0)
+    project = service.project(veto_window_seconds=3600.0)
     admin = service.client(service.key(project))
     world = populate(admin)
     secrets = [said(admin.post("/endpoints", json=ENDPOINT | {"url": SLACK}), 201)["secret"]]
@@ -124,7 +124,7 @@ def test_what_the_command_line_makes_is_written_down(service: Service) -> None:
 
 def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
     """Vetoing twice, saying the settings that hold, and what is refused leave no entry."""
-    project = service.project(grace_seconds=3600.0)
+    project = service.project(veto_window_seconds=3600.0)
     admin = service.client(service.key(project))
     run_id = said(admin.post("/runs", json={"name": "one", "mode": "enforce"}), 201)["id"]
     said(admin.post(f"/runs/{run_id}/observations", json={"observations": FALLING}), 200)
@@ -132,7 +132,7 @@ def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
     for _ in range(2):
         said(admin.post(f"/decisions/{decision_id}/veto", json={"reason": "a known dip"}), 200)
     assert admin.post(f"/decisions/{decision_id}/undo", json={"reason": "too late"}).status_code == 409
-    said(admin.patch("/project", json={"grace_seconds": 3600.0}), 200)
+    said(admin.patch("/project", json={"veto_window_seconds": 3600.0}), 200)
     assert [(entry["action"], entry["subject"]) for entry in log(admin)] == [
         ("decision.vetoed", f"decision {decision_id}")
     ]
@@ -140,7 +140,7 @@ def test_what_changes_nothing_is_not_written_down(service: Service) -> None:
 
 def test_what_is_taken_up_again_is_written_down(service: Service) -> None:
     """A stop that is released, one that is undone, and a delivery that is retried each have their entry."""
-    admin = service.client(service.key(service.project(grace_seconds=3600.0)))
+    admin = service.client(service.key(service.project(veto_window_seconds=3600.0)))
     world = populate(admin)
     said(admin.post("/project/pause", json={}), 200)
     assert ask(admin, ("POST", "/decisions/{decision_id}/release"), world).status_code == 409

@@ -119,8 +119,8 @@ def test_a_receiver_reports(admin: httpx.Client) -> None:
 
 
 def test_a_person_vetoes(service: Service) -> None:
-    """Within the grace period a stop is pending, not yet to be obeyed, and can be vetoed."""
-    client = service.client(service.key(service.project(grace_seconds=3600)))
+    """Within the veto window a stop is pending, not yet to be obeyed, and can be vetoed."""
+    client = service.client(service.key(service.project(veto_window_seconds=3600)))
     world = populate(client)
     assert not said(client.get(world.path("/runs/{run_id}")), 200)["should_stop"]
     vetoed = said(client.post(world.path("/decisions/{decision_id}/veto"), json={"reason": "broken eval"}), 200)
@@ -224,7 +224,7 @@ def test_projects(service: Service) -> None:
     """A key to the installation makes projects; a project's own keys see and change its defaults."""
     landlord = service.client(service.key(None, "admin"))
     name = uuid.uuid4().hex
-    made = said(landlord.post("/projects", json={"name": name, "grace_seconds": 5}), 201)
+    made = said(landlord.post("/projects", json={"name": name, "veto_window_seconds": 5}), 201)
     assert made["default_mode"] == "shadow"
     problem(landlord.post("/projects", json={"name": name}), 409)
     assert made in said(landlord.get("/projects"), 200)["items"]

@@ -49,9 +49,9 @@ def test_a_held_out_stop_shows_whether_it_was_right(admin: httpx.Client) -> None
     told = said(admin.get(f"/decisions/{decision['id']}/outcomes"), 200)
     (outcome,) = told["items"]
     assert (outcome["outcome"], outcome["derived"], outcome["actor"]) == ("right", True, "evalstop")
-    assert outcome["details"]["truth"] == "turned"
+    assert outcome["details"]["run_outcome"] == "turned"
     case = told["case"]
-    assert (case["truth"], case["treatment"], case["observed_probability"]) == ("turned", "let_run", 1)
+    assert (case["run_outcome"], case["treatment"], case["observed_probability"]) == ("turned", "let_run", 1)
     assert (case["detectors"], case["stated_risk"], case["gpu_hours_lost"]) == (["k_decline"], None, 0)
     assert said(admin.get(f"/runs/{run_id}"), 200)["decision"]["outcome"] == outcome
 
@@ -59,7 +59,11 @@ def test_a_held_out_stop_shows_whether_it_was_right(admin: httpx.Client) -> None
     said(admin.post(f"/decisions/{decision['id']}/outcome", json=word), 200)
     told = said(admin.get(f"/runs/{run_id}/outcomes"), 200)
     assert [one["actor"] for one in told["items"]] == ["evalstop", "dana"]
-    assert (told["case"]["truth"], told["case"]["derived"], told["case"]["outcome"]) == ("healthy", False, "wrong")
+    assert (told["case"]["run_outcome"], told["case"]["derived"], told["case"]["outcome"]) == (
+        "healthy",
+        False,
+        "wrong",
+    )
 
 
 def test_a_run_that_was_never_flagged_can_be_judged(admin: httpx.Client) -> None:
@@ -69,9 +73,9 @@ def test_a_run_that_was_never_flagged_can_be_judged(admin: httpx.Client) -> None
     assert (len(told["items"]), told["case"]) == (1, None)
     said(admin.post(f"/runs/{run_id}/finish", json={"status": "completed"}), 200)
     told = said(admin.get(f"/runs/{run_id}/outcomes"), 200)
-    assert (told["case"]["truth"], told["case"]["treatment"]) == ("undecided", None)
+    assert (told["case"]["run_outcome"], told["case"]["treatment"]) == ("undecided", None)
     told = said(admin.post(f"/runs/{run_id}/outcome", json={"outcome": "wrong", "turn_step": 3}), 200)
-    assert (told["case"]["truth"], told["case"]["turn_step"], len(told["items"])) == ("turned", 3, 2)
+    assert (told["case"]["run_outcome"], told["case"]["turn_step"], len(told["items"])) == ("turned", 3, 2)
     assert said(admin.get(f"/runs/{run_id}/outcomes", params={"attempt": 2}), 200)["items"] == []
 
 

@@ -22,8 +22,8 @@ def test_figures_lead_to_their_cases(service: Service) -> None:
         run = runs.find_run_by_name(tx, UUID(project_id), "r")
     assert run is not None
     write(service.database, run, 9, job_kind="dpo")
-    write(service.database, run, 3, outcome="wrong", truth="healthy")
-    write(service.database, run, 20, treatment=None, truth="healthy")
+    write(service.database, run, 3, outcome="wrong", run_outcome="healthy")
+    write(service.database, run, 20, treatment=None, run_outcome="healthy")
     (whole,) = said(admin.get("/precision"), 200)["groups"]
     assert whole["precision"]["value"] == 0.75
     assert whole["precision"]["low"] < 0.75 < whole["precision"]["high"]
@@ -54,12 +54,12 @@ def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
     admin = service.client(service.key(service.project()))
     path = "/policies/early/rollout_stage"
     assert "mode of its runs" in problem(admin.get(path), 404)["detail"]
-    held = said(admin.put(path, json={"precision_wanted": 0.9}), 200)
+    held = said(admin.put(path, json={"required_precision": 0.9}), 200)
     assert (held["stage"], held["version"], held["canary_share"], held["numbers"]) == ("shadow", 1, 0.2, {})
-    changed = said(admin.put(path, json={"precision_wanted": 0.8, "canary_share": 0.5}), 200)
-    assert changed == held | {"precision_wanted": 0.8, "canary_share": 0.5} == said(admin.get(path), 200)
+    changed = said(admin.put(path, json={"required_precision": 0.8, "canary_share": 0.5}), 200)
+    assert changed == held | {"required_precision": 0.8, "canary_share": 0.5} == said(admin.get(path), 200)
     assert [admin.delete(path).status_code for _ in range(2)] == [204, 204]
     problem(admin.get(path), 404)
-    problem(admin.put("/policies/nosuch/rollout_stage", json={"precision_wanted": 0.9}), 404)
+    problem(admin.put("/policies/nosuch/rollout_stage", json={"required_precision": 0.9}), 404)
     for line in (0.4, 1.0, "NaN"):
-        problem(admin.put(path, json={"precision_wanted": line}), 422)
+        problem(admin.put(path, json={"required_precision": line}), 422)

@@ -153,8 +153,8 @@ def test_workers_leave_pulled_deliveries_alone(client: httpx.Client, service: Se
 
 
 def test_grace_period_is_kept(service: Service) -> None:
-    """A stop is given out when its grace period is over, and the decision is requested then; vetoed, it never is."""
-    client = service.client(service.key(service.project(grace_seconds=3.0)))
+    """A stop is given out when its veto window is over, and the decision is requested then; vetoed, it never is."""
+    client = service.client(service.key(service.project(veto_window_seconds=3.0)))
     made = endpoint(client)
     kept, vetoed = stop(client, "kept"), stop(client, "vetoed")
     assert client.post(f"/decisions/{vetoed}/veto", json={"reason": "no"}).status_code == 200

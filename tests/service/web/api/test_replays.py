@@ -106,14 +106,14 @@ def test_a_time_is_replayed(service: Service, admin: httpx.Client) -> None:
 
 def test_a_stop_that_holds_no_longer_is_not_replayed(service: Service) -> None:
     """What a person let go on is not stopped by a replay, be it of a time or of one delivery."""
-    admin = service.client(service.key(service.project(grace_seconds=3600)))
+    admin = service.client(service.key(service.project(veto_window_seconds=3600)))
     body = {"url": "http://127.0.0.1:9/", "event_types": ["run.stop_requested"]}
     endpoint = said(admin.post("/endpoints", json=body), 201)
     decision = stopped_run(admin)
     path = f"/endpoints/{endpoint['id']}/replay"
     stops = {"since": LONG_AGO, "types": ["run.stop_requested"]}
     pending = said(admin.post(path, json=stops), 200)
-    assert (pending["replayed"], pending["passed_over"]) == (0, 1), "it is within its grace period"
+    assert (pending["replayed"], pending["passed_over"]) == (0, 1), "it is within its veto window"
     said(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
     (cancelled,) = said(admin.get("/deliveries"), 200)["items"]
     assert said(admin.post(path, json=stops), 200)["replayed"] == 0

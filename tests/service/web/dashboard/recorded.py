@@ -80,11 +80,11 @@ def add_tenant(
     now: datetime,
     name: str = "alignment",
     scopes: tuple[str, ...] = keys.SCOPES,
-    grace_seconds: float = 0.0,
+    veto_window_seconds: float = 0.0,
 ) -> Tenant:
     """A new project, which may have all its runs stopped, and a key to it."""
     project = Project(
-        new_id(), name, LEVEL["name"], "shadow", grace_seconds, now, stops_per_hour=None, stops_share=None
+        new_id(), name, LEVEL["name"], "shadow", veto_window_seconds, now, stops_per_hour=None, stops_share=None
     )
     with database.transaction() as tx:
         assert projects.add_project(tx, project)
@@ -117,6 +117,6 @@ def confirm(database: Database, tenant: Tenant, decision_id: UUID, now: datetime
     """Say, as a receiver does, that the job is gone."""
     details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (now - timedelta(seconds=1)).isoformat()}
     said = commands.Report(
-        DecisionState.CONFIRMED, "evalstop-receiver process", "the process ended within its grace period", details
+        DecisionState.CONFIRMED, "evalstop-receiver process", "the process ended within its veto window", details
     )
     commands.record_report(database, tenant.project.id, decision_id, said, now)

@@ -60,7 +60,7 @@ class House:
 def house(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     database = Database(f"sqlite:///{tmp_path_factory.mktemp('house')}/evalstop.db", "NORMAL")
     schema.upgrade_schema(database)
-    tenant = add_tenant(database, NOW, grace_seconds=3600)
+    tenant = add_tenant(database, NOW, veto_window_seconds=3600)
     paths, pending = filled(database, tenant)
     with serving(database) as address, browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()

@@ -27,7 +27,7 @@ def test_an_operators_day_by_keyboard(
 ) -> None:
     """From the key to the figures: each step is made by keys alone, and the browser complains of nothing throughout."""
     database, page = embedded_database, window.page
-    tenant = add_tenant(database, now, grace_seconds=3600)
+    tenant = add_tenant(database, now, veto_window_seconds=3600)
     for name in ("past-1", "past-2"):
         past_run(database, tenant, now, name)
 

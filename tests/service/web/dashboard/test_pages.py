@@ -97,7 +97,7 @@ def test_silent_blind_and_lost_runs_are_marked(
 @EMBEDDED
 def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, database: Database, now: datetime) -> None:
     """From shadow to undone each is put into words of its own."""
-    patient = add_tenant(database, now, "patient", grace_seconds=3600)
+    patient = add_tenant(database, now, "patient", veto_window_seconds=3600)
     visitor.get("/login", params={"token": dashboard.sign_in_token(SECRET, patient.key.id)})
     shadow = open_run(database, patient, now, "shadow", mode="shadow")
     report(database, patient, shadow.id, HACKING[:29], now)

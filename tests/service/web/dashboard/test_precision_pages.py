@@ -47,9 +47,9 @@ def test_every_figure_leads_to_its_cases(
     hostile = open_run(database, tenant, now, "<script>alert(1)</script>", labels={"job_kind": "__proto__"})
     known = {"gpus": 8.0, "gpu_hours": 80.0, "detectors": ["k_decline"], "stated_risk": 0.05, "job_kind": "__proto__"}
     write(database, hostile, 6, now, delay_steps=40, gpu_hours_saved=10.0, **known)
-    write(database, hostile, 2, now, outcome="wrong", truth="healthy", **known)
+    write(database, hostile, 2, now, outcome="wrong", run_outcome="healthy", **known)
     write(database, hostile, 3, now, treatment="stopped", gpu_hours_saved=20.0, **known)
-    write(database, hostile, 9, now, treatment=None, truth="healthy")
+    write(database, hostile, 9, now, treatment=None, run_outcome="healthy")
     with database.transaction() as tx:
         projects.update_project(tx, replace(tenant.project, price_per_gpu_hour=2.0, currency="EUR"))
     html = visitor.get("/precision").text
@@ -129,7 +129,7 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
     assert decision is not None
     confirm(embedded_database, tenant, decision.id, now)
     write(embedded_database, run, 8, now, delay_steps=30, stated_risk=0.05)
-    write(embedded_database, run, 20, now, treatment=None, truth="healthy")
+    write(embedded_database, run, 20, now, treatment=None, run_outcome="healthy")
     window.sign_in(tenant)
     page.goto(f"{window.address}/")
     page.get_by_role("button", name="Wrong").click()
@@ -138,7 +138,7 @@ def test_precision_changes_before_ones_eyes(window: Window, embedded_database: D
     for chart in ("over-time", "delay", "calibration"):
         page.wait_for_selector(f"#{chart}-chart .scatterlayer, #{chart}-chart .barlayer")
     page.wait_for_selector('.live[data-live="on"]')
-    write(embedded_database, run, 2, now, outcome="wrong", truth="healthy")
+    write(embedded_database, run, 2, now, outcome="wrong", run_outcome="healthy")
     page.get_by_text("80.0 %").first.wait_for()
     page.set_viewport_size({"width": 375, "height": 800})
     page.reload()

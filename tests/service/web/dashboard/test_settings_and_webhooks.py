@@ -193,21 +193,23 @@ def test_deliveries_are_filtered_looked_at_and_sent_once_more(desk: Desk, now: d
 
 def test_settings_are_changed_by_the_rules_of_the_api(desk: Desk) -> None:
     """What is written is kept, what is left empty has no bound, and what cannot be changes nothing."""
-    desk.post("/settings", default_policy="paper", default_mode="enforce", grace_seconds="90.5", stops_per_hour="")
+    desk.post(
+        "/settings", default_policy="paper", default_mode="enforce", veto_window_seconds="90.5", stops_per_hour=""
+    )
     project = desk.project()
-    assert (project.default_policy, project.default_mode, project.grace_seconds) == ("paper", "enforce", 90.5)
+    assert (project.default_policy, project.default_mode, project.veto_window_seconds) == ("paper", "enforce", 90.5)
     assert project.stops_per_hour is None
     for wrong, words in (
-        ({"grace_seconds": "soon"}, "grace_seconds"),
+        ({"veto_window_seconds": "soon"}, "veto_window_seconds"),
         ({"stops_share": "2"}, "stops_share"),
         ({"default_policy": "no-such"}, "no-such"),
-        ({"grace_seconds": ""}, "grace_seconds"),
+        ({"veto_window_seconds": ""}, "veto_window_seconds"),
     ):
         text = desk.post("/settings", 422, **({"default_mode": "shadow"} | wrong)).text
         assert words in text
         assert "Nothing was changed" in text
     assert desk.project() == project
-    desk.post("/settings", default_policy="paper", grace_seconds="90.5")
+    desk.post("/settings", default_policy="paper", veto_window_seconds="90.5")
     assert desk.actions() == ["project.changed"]
 
 

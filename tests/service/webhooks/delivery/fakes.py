@@ -219,7 +219,7 @@ def a_scene(database: Database) -> Scene:
                 name=str(scene.project_id),
                 default_policy="paper",
                 default_mode="enforce",
-                grace_seconds=0,
+                veto_window_seconds=0,
                 created_at=EPOCH,
             )
         )

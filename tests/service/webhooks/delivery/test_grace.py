@@ -1,4 +1,4 @@
-"""The grace period: what is decided goes out when it is over, and only if nobody said no."""
+"""The veto window: what is decided goes out when it is over, and only if nobody said no."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def state_of(database: Database, decision: Decision) -> str:
 
 
 def test_sends_after_the_grace_period(database: Database, scene: Scene) -> None:
-    """A stop is sent once its grace period is over, and its decision is `requested` by then."""
+    """A stop is sent once its veto window is over, and its decision is `requested` by then."""
     seen: list[str] = []
     decision: list[Decision] = []
 
@@ -58,13 +58,13 @@ def test_sends_after_the_grace_period(database: Database, scene: Scene) -> None:
 
 
 def test_a_decision_comes_due_without_endpoints(database: Database, scene: Scene) -> None:
-    """A decision is `requested` after its grace period even if nobody subscribed: the trainer may be polling."""
+    """A decision is `requested` after its veto window even if nobody subscribed: the trainer may be polling."""
     decision = a_decision(database, scene, timedelta(0))
     asyncio.run(deliver_until(lambda: state_of(database, decision) == DecisionState.REQUESTED, database))
 
 
 def test_a_vetoed_stop_is_never_sent(database: Database, scene: Scene) -> None:
-    """What was vetoed within the grace period is not sent, not even when that time is over."""
+    """What was vetoed within the veto window is not sent, not even when that time is over."""
     with FakeEndpoint(Reply(200)) as fake:
         scene.endpoint(database, fake.url)
         decision = a_decision(database, scene, timedelta(seconds=0.2))

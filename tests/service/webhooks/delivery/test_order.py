@@ -80,7 +80,7 @@ def test_what_is_urgent_overtakes_news(database: Database, scene: Scene) -> None
 
 
 def test_a_grace_period_holds_up_nothing(database: Database, scene: Scene) -> None:
-    """What waits for the end of its grace period was not handed out yet, and lets news pass."""
+    """What waits for the end of its veto window was not handed out yet, and lets news pass."""
     scene.endpoint(database, "http://x.example")
     with database.transaction() as tx:
         stop = scene.announce(tx, 1, type="run.stop_requested", due_at=LATER)

@@ -15,7 +15,7 @@ PRECISION = {
     "undecided": 4,
 }
 CASE = {
-    "truth": "turned",
+    "run_outcome": "turned",
     "derived": True,
     "turn_step": 120,
     "outcome": "right",

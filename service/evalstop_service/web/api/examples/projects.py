@@ -21,7 +21,7 @@ PROJECT = {
     "name": "alignment",
     "default_policy": "default",
     "default_mode": "enforce",
-    "grace_seconds": 300.0,
+    "veto_window_seconds": 300.0,
     "stops_per_hour": 30,
     "stops_share": 0.5,
     "confirm_seconds": 900.0,
@@ -38,10 +38,10 @@ PROJECT = {
 KEY = {"id": KEY_ID, "name": "trainers", "scopes": ["ingest"], "created_at": BEGAN, "revoked_at": None}
 
 EXAMPLES: dict[str, Any] = {
-    "NewProject": {"name": "alignment", "default_mode": "enforce", "grace_seconds": 300},
+    "NewProject": {"name": "alignment", "default_mode": "enforce", "veto_window_seconds": 300},
     "ProjectOut": PROJECT,
     "ProjectList": {"items": [PROJECT]},
-    "ProjectChange": {"default_mode": "enforce", "grace_seconds": 300, "stops_per_hour": 10},
+    "ProjectChange": {"default_mode": "enforce", "veto_window_seconds": 300, "stops_per_hour": 10},
     "ProjectPauseIn": {"actor": "dana", "reason": "the eval set is being repaired"},
     "ProjectResumeIn": {"actor": "dana"},
     "RolePatterns": {"role_patterns": [PATTERN]},
