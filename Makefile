@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 PRESET ?= overoptimizes
 PYTEST ?= -q
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -26,7 +26,6 @@ from tests.service.scenes import set_up, unbound
 
 pytestmark = pytest.mark.real
 
-KILLS = 10
 SEED = 20260101
 DEADLINE_SECONDS = 60.0
 
@@ -157,9 +156,11 @@ class Trainer(threading.Thread):
             time.sleep(0.02)
 
 
-def disturb(service: Installation, trainers: list[Trainer], receiver: FakeReceiver, chance: random.Random) -> None:
-    """Kill ten times, by turns in the midst of ingestion and in the midst of a delivery."""
-    for number in range(KILLS):
+def disturb(
+    service: Installation, trainers: list[Trainer], receiver: FakeReceiver, chance: random.Random, kills: int
+) -> None:
+    """Kill so many times, by turns in the midst of ingestion and in the midst of a delivery."""
+    for number in range(kills):
         if number % 2:
             goal = receiver.arrived + chance.randint(1, 6)
             assert receiver.wait_for(lambda goal=goal: receiver.arrived >= goal, DEADLINE_SECONDS)  # type: ignore[misc]
@@ -196,10 +197,11 @@ def undisturbed(database: Database, told: Told) -> dict[str, Any]:
     }
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("kind", ["embedded", "apart"])
-def test_survives(request: pytest.FixtureRequest, kind: str, embedded_database: Database) -> None:
-    """Killed ten times, the service has every acknowledged point, the undisturbed verdicts, and delivers each stop."""
+def test_survives(request: pytest.FixtureRequest, kind: str, kills: int, embedded_database: Database) -> None:
+    """Killed again and again, the service has every acknowledged point, the same verdicts, and delivers each stop."""
     service: Installation = request.getfixturevalue(kind)
     chance, end = random.Random(SEED), threading.Event()
     with (
@@ -212,7 +214,7 @@ def test_survives(request: pytest.FixtureRequest, kind: str, embedded_database: 
         for trainer in trainers:
             trainer.start()
         try:
-            disturb(service, trainers, receiver, chance)
+            disturb(service, trainers, receiver, chance, kills)
         finally:
             end.set()
             for trainer in trainers:
