@@ -215,12 +215,12 @@ async def deliver(
 ) -> None:
     """Run a delivery worker, and the chores beside it, until `stop` is set and what is under way has ended."""
     seen_to = (
-        retention.chore(database, utc_now, service_metrics),
-        deadlines.chore(database, utc_now),
-        stale_runs.chore(database, utc_now),
-        rollout_stage.chore(database, utc_now),
-        backtests.chore(database, utc_now),
-        downsampling.chore(database),
+        retention.create_job(database, utc_now, service_metrics),
+        deadlines.create_job(database, utc_now),
+        stale_runs.create_job(database, utc_now),
+        rollout_stage.create_job(database, utc_now),
+        backtests.create_job(database, utc_now),
+        downsampling.create_job(database),
     )
     with background.at_work(*seen_to):
         await _deliver(settings, database, stop, service_metrics, tracer)

@@ -1,6 +1,7 @@
-"""What people and receivers say of a decision, and trainers of their run's end.
+"""What people and receivers do to a decision, and how a run ends.
 
-What a person says is in the audit log too: there by `proved`, who they are known to be, where `actor` is what they say.
+What people do is in the audit log as well, under the identity that they proved (`proved`), not the name that they give
+(`actor`). Repeating a command changes nothing. Each command locks the run before its decision.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from msgspec import structs
 from evalstop_service.decisions import guards, transitions
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases, change_point
-from evalstop_service.rules import decision_lifecycle
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Reported, RunEnded, Undone, Vetoed
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.outcome import DecisionOutcome
 from evalstop_service.store import audit, decisions, outcomes, projects, runs
@@ -30,9 +30,9 @@ from evalstop_service.store.runs import Run
 
 @dataclass(frozen=True)
 class Report:
-    """What a receiver sees of the job: `acknowledged` (its end is under way), `confirmed` (it is gone) or `failed`.
+    """What a receiver reports of the job: `acknowledged` (it is being ended), `confirmed` (it is gone) or `failed`.
 
-    `expected_seconds`: with `acknowledged`, how long it will take before the job can be gone.
+    `expected_seconds`: with `acknowledged`, how long the job may take to end.
     """
 
     state: DecisionState
@@ -51,9 +51,9 @@ def veto_decision(
     now: datetime,
     proved: str | None = None,
 ) -> Decision:
-    """Let the run go on; raises Conflict once the stop was handed out. Vetoing twice is harmless."""
+    """Let the run continue; raises Conflict once the stop was requested."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        return _move(tx, run, decision, decision_lifecycle.Vetoed(now, actor, reason), "decision.vetoed", proved)
+        return _move(tx, run, decision, Vetoed(now, actor, reason), "decision.vetoed", proved)
 
 
 def release_decision(
@@ -65,12 +65,12 @@ def release_decision(
     now: datetime,
     proved: str | None = None,
 ) -> Decision:
-    """Have a stop that is on_hold carried out; raises Conflict while the project is paused. Twice is harmless."""
+    """Carry out a stop on hold despite its guards; raises Conflict while the project is paused."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
         project = projects.lock_project(tx, project_id)
-        held_by = guards.find_guards(tx, project, run, now) if decision.state == DecisionState.ON_HOLD else ()
-        released = decision_lifecycle.Released(now, actor, reason, held_by)
-        return _move(tx, run, decision, released, "decision.released", proved)
+        on_hold = decision.state == DecisionState.ON_HOLD
+        present = guards.find_guards(tx, project, run, now) if on_hold else ()
+        return _move(tx, run, decision, Released(now, actor, reason, present), "decision.released", proved)
 
 
 def undo_decision(
@@ -82,9 +82,9 @@ def undo_decision(
     now: datetime,
     proved: str | None = None,
 ) -> Decision:
-    """Take back a stop that was handed out; raises Conflict when none was. Undoing twice is harmless."""
+    """Take back a stop that was requested; raises Conflict when none was."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        return _move(tx, run, decision, decision_lifecycle.Undone(now, actor, reason), "decision.undone", proved)
+        return _move(tx, run, decision, Undone(now, actor, reason), "decision.undone", proved)
 
 
 def stop_run(
@@ -96,35 +96,43 @@ def stop_run(
     now: datetime,
     proved: str | None = None,
 ) -> Decision:
-    """Have a run stopped at once because a person wants it; raises Conflict once it has ended. Twice is harmless."""
+    """Stop a run at once because a person orders it; raises Conflict once it has ended.
+
+    1. Create the decision, or move the one that the policy made to `requested`.
+    2. Raise the version of the run, so that processes with the run in their cache load the decision.
+    3. Write the audit log.
+    """
     with database.transaction() as tx:
-        run = _run(tx, project_id, run_id)
+        run = _lock_run(tx, project_id, run_id)
         if run.status not in ("running", Liveness.LOST):
             raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
         before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         decision = transitions.order_stop(tx, run, actor, reason, now)
         if before is None or before.state != decision.state:
-            # Whoever remembers the run has to look again: there is a decision, or another than there was.
             runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=now))
-            subject, told = f"decision {decision.id}", {"run": run.name, "reason": reason}
-            audit.record_action(tx, project_id, actor, "run.stop_ordered", subject, told, now, proved)
+            subject, details = f"decision {decision.id}", {"run": run.name, "reason": reason}
+            audit.record_action(tx, project_id, actor, "run.stop_ordered", subject, details, now, proved)
         return decision
 
 
-def record_report(database: Database, project_id: UUID, decision_id: UUID, said: Report, now: datetime) -> Decision:
-    """Record what a receiver saw. Saying the same twice is harmless; raises Conflict on what cannot follow."""
+def record_report(database: Database, project_id: UUID, decision_id: UUID, report: Report, now: datetime) -> Decision:
+    """Record what a receiver reports; raises Conflict on a report that the state does not allow.
+
+    1. A confirmation ends the run, if it is still in the attempt that was to be stopped.
+    2. Move the decision; its event names the change point that the ended run shows.
+    3. Record the case of the attempt, now that run and decision are final.
+    """
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        details = said.details
-        gone = said.state == DecisionState.CONFIRMED and decision.state not in (
-            DecisionState.CONFIRMED,
-            DecisionState.UNDONE,
-        )
-        if gone and run.attempt == decision.attempt:
-            run = _ended(tx, run, "stopped", now)
+        details = report.details
+        confirms = report.state == DecisionState.CONFIRMED
+        open_before = decision.state not in (DecisionState.CONFIRMED, DecisionState.UNDONE)
+        ends_run = confirms and open_before and run.attempt == decision.attempt
+        if ends_run:
+            run = _save_end(tx, run, "stopped", now)
             details = details | ({"turn_step": run.turn["step"]} if run.turn else {})
-        event = decision_lifecycle.Reported(now, said.state, said.actor, said.reason, details, said.expected_seconds)
+        event = Reported(now, report.state, report.actor, report.reason, details, report.expected_seconds)
         moved = transitions.move_decision(tx, run, decision, event)
-        if gone and run.attempt == decision.attempt:
+        if ends_run:
             cases.record_case(tx, run, now)
         return moved
 
@@ -141,12 +149,11 @@ def record_decision_outcome(
     now: datetime,
     proved: str | None = None,
 ) -> Decision:
-    """Record what turned out to be true of a decision; changing one's mind is a new row. Raises Invalid for what
-    contradicts itself."""
+    """Record whether a decision was right; a later outcome replaces it. Raises Invalid for a contradiction."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        said = _say(tx, run, decision.attempt, decision, (outcome, turn_step, note), actor, now)
-        told = {"run": run.name} | said
-        audit.record_action(tx, project_id, actor, "decision.judged", f"decision {decision.id}", told, now, proved)
+        details = _record_outcome(tx, run, decision.attempt, decision, outcome, turn_step, note, actor, now)
+        subject = f"decision {decision.id}"
+        audit.record_action(tx, project_id, actor, "decision.judged", subject, {"run": run.name} | details, now, proved)
         return decision
 
 
@@ -162,28 +169,29 @@ def record_run_outcome(
     now: datetime,
     proved: str | None = None,
 ) -> Run:
-    """Record whether it was right to let a run go on, or to stop it if that was decided of its present attempt."""
+    """Record whether it was right to let a run continue, or to stop it if its present attempt has a decision."""
     with database.transaction() as tx:
-        run = _run(tx, project_id, run_id)
+        run = _lock_run(tx, project_id, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-        said = _say(tx, run, run.attempt, decision, (outcome, turn_step, note), actor, now)
-        audit.record_action(tx, project_id, actor, "run.judged", f"run {run.name}", said, now, proved)
+        details = _record_outcome(tx, run, run.attempt, decision, outcome, turn_step, note, actor, now)
+        audit.record_action(tx, project_id, actor, "run.judged", f"run {run.name}", details, now, proved)
         return run
 
 
-def _say(
+def _record_outcome(
     tx: Transaction,
     run: Run,
     attempt: int,
     decision: Decision | None,
-    word: tuple[str, int | None, str],
+    outcome: str,
+    turn_step: int | None,
+    note: str,
     actor: str,
     now: datetime,
 ) -> dict[str, Any]:
-    outcome, turn_step, note = word
     if outcome == DecisionOutcome.RIGHT and turn_step is not None:
         if decision is None:
-            raise Invalid("to let a run go on was right if it did not turn: leave out turn_step, or say wrong")
+            raise Invalid("to let a run continue was right if it did not turn: leave out turn_step, or say wrong")
         if turn_step > decision.step:
             raise Invalid(
                 f"a stop is right at the turn or after it, and this one was decided at step {decision.step}, "
@@ -195,29 +203,29 @@ def _say(
 
 
 def finish_run(database: Database, project_id: UUID, run_id: UUID, status: str, now: datetime) -> Run:
-    """Record that a run ended by itself; a run that was stopped stays stopped.
-
-    A stop that was not handed out is moot then; one that was waits for the word of the scheduler.
-    """
+    """Record that a run ended by itself; a run that was stopped stays stopped."""
     with database.transaction() as tx:
-        run = _run(tx, project_id, run_id)
+        run = _lock_run(tx, project_id, run_id)
         return end_run(tx, run, status, now) if run.status in ("running", Liveness.LOST) else run
 
 
 def end_run(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
-    """Record that a run, which is locked and has not been stopped, has ended: as its trainer says, or lost."""
-    run = _ended(tx, run, status, now)
+    """End a run, which is locked and was not stopped: as its trainer reports, or because it is lost.
+
+    1. Save the run with its change point in hindsight.
+    2. Its decision is moot, unless a receiver may have the stop: then only the scheduler can confirm the end.
+    3. Record the case of the attempt.
+    """
+    run = _save_end(tx, run, status, now)
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is not None:
-        told = outbox.read_stop_reach(tx, run.id, decision.id).addressed
-        transitions.move_decision(
-            tx, run, decisions.lock_decision(tx, decision), decision_lifecycle.RunEnded(now, status, told)
-        )
+        informed = outbox.read_stop_reach(tx, run.id, decision.id).addressed
+        transitions.move_decision(tx, run, decisions.lock_decision(tx, decision), RunEnded(now, status, informed))
     cases.record_case(tx, run, now)
     return run
 
 
-def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
+def _save_end(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     turn = change_point.find_change_point(tx, run)
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
     runs.save_run(tx, run)
@@ -225,21 +233,16 @@ def _ended(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
 
 
 def _move(
-    tx: Transaction,
-    run: Run,
-    decision: Decision,
-    event: decision_lifecycle.Vetoed | decision_lifecycle.Released | decision_lifecycle.Undone,
-    action: str,
-    proved: str | None,
+    tx: Transaction, run: Run, decision: Decision, event: Vetoed | Released | Undone, action: str, proved: str | None
 ) -> Decision:
     moved = transitions.move_decision(tx, run, decision, event)
     if moved.state != decision.state:
-        subject, told = f"decision {decision.id}", {"run": run.name, "reason": event.reason}
-        audit.record_action(tx, run.project_id, event.actor, action, subject, told, event.at, proved)
+        subject, details = f"decision {decision.id}", {"run": run.name, "reason": event.reason}
+        audit.record_action(tx, run.project_id, event.actor, action, subject, details, event.at, proved)
     return moved
 
 
-def _run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
+def _lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     run = runs.lock_run(tx, project_id, run_id)
     if run is None:
         raise NotFound(f"there is no run {run_id} in this project")
@@ -248,7 +251,7 @@ def _run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
 
 @contextmanager
 def _locked(database: Database, project_id: UUID, decision_id: UUID) -> Iterator[tuple[Transaction, Run, Decision]]:
-    """A decision and its run, locked run first as everywhere, so that two transactions cannot wait in a ring."""
+    """A decision and its run, locked in a transaction: the run first, so that transactions cannot deadlock."""
     with database.transaction() as tx:
         decision = decisions.find_decision(tx, project_id, decision_id)
         run = runs.lock_run(tx, project_id, decision.run_id) if decision else None

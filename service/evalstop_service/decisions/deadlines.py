@@ -1,4 +1,7 @@
-"""Deadlines: decisions that nobody has moved on in time are looked after, here and in any number of processes."""
+"""Deadlines: escalates or fails requested stops that no receiver confirmed in time, and rechecks stops on hold.
+
+Any number of processes may do this at the same time.
+"""
 
 from __future__ import annotations
 
@@ -18,65 +21,63 @@ from evalstop_service.store.queue import queues
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
-"""The longest rest, because any process may set a deadline meanwhile; a look is one step into an index."""
+CHECK_SECONDS = 1.0
+"""The longest time between two checks, because any process may set a deadline meanwhile; a check reads one index."""
 
 
-def chore(database: Database, clock: Clock) -> Chore:
-    """Looking after what is overdue, by the same clock as deliveries come due."""
+def create_job(database: Database, clock: Clock) -> Chore:
+    """The periodic job that processes overdue decisions, by the same clock as deliveries."""
 
-    def do(pause: Pause) -> float:
+    def check(pause: Pause) -> float:
         with database.reading() as tx:
             now, _ = queues.read_clock(tx, clock())
             deadline_at = decisions.find_next_deadline(tx)
         if deadline_at is None or deadline_at > now:
-            left_seconds = LOOK_SECONDS if deadline_at is None else (deadline_at - now).total_seconds()
-            return min(left_seconds, LOOK_SECONDS)
+            return CHECK_SECONDS if deadline_at is None else min((deadline_at - now).total_seconds(), CHECK_SECONDS)
         process_overdue(database, now, pause)
         return 0.0
 
-    return Chore("deadlines", do)
+    return Chore("deadlines", check)
 
 
 def process_overdue(database: Database, now: datetime, pause: Pause = lambda _: False) -> None:
-    """Look after all decisions whose deadline is over, a transaction each, until `pause` says that it is time to end.
+    """Process all decisions whose deadline has passed, in a transaction each, until `pause` asks to end.
 
-    One that cannot be looked after keeps none of the others waiting; what it raised is raised in the end.
+    A decision that fails does not delay the others; its error is raised at the end.
     """
     failure: Exception | None = None
     last: OverdueDecision | None = None
     while True:
         with database.reading() as tx:
-            found = decisions.list_overdue(tx, now, last)
-        if not found:
+            batch = decisions.list_overdue(tx, now, last)
+        if not batch:
             break
-        for one in found:
+        for overdue in batch:
             if pause(0.0):
                 return
             try:
-                _look_after(database, one, now)
-            except sa.exc.OperationalError:  # the others would not fare better
+                _process_decision(database, overdue, now)
+            except sa.exc.OperationalError:  # the database is away: the others would fail as well
                 raise
             except Exception as error:
-                error.add_note(f"while looking after the decision {one.id}")
+                error.add_note(f"while processing the overdue decision {overdue.id}")
                 failure = error
-        last = found[-1]
+        last = batch[-1]
     if failure is not None:
         raise failure
 
 
-def _look_after(database: Database, overdue: OverdueDecision, now: datetime) -> None:
+def _process_decision(database: Database, overdue: OverdueDecision, now: datetime) -> None:
     with database.transaction() as tx:
         run = runs.lock_run(tx, overdue.project_id, overdue.run_id)
         decision = decisions.find_decision(tx, overdue.project_id, overdue.id)
         if run is None or decision is None:
             return
-        decision = decisions.lock_decision(tx, decision)  # which shows whether another process was faster
+        decision = decisions.lock_decision(tx, decision)  # as it is now: another process may have been faster
         if decision.state == DecisionState.ON_HOLD:
             moved = transitions.recheck_guards(tx, run, decision, now)
         else:
-            moved = transitions.move_decision(
-                tx, run, decision, TimePassed(now, gone_on=run.attempt != decision.attempt)
-            )
+            event = TimePassed(now, attempt_over=run.attempt != decision.attempt)
+            moved = transitions.move_decision(tx, run, decision, event)
     if moved.state != decision.state or moved.escalations != decision.escalations:
-        log.info("decision %s of run %s is %s: its deadline was over", moved.id, moved.run_name, moved.state)
+        log.info("decision %s of run %s is %s: its deadline passed", moved.id, moved.run_name, moved.state)

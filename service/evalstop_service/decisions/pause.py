@@ -1,4 +1,4 @@
-"""The pause of a project: from its answer on nothing is stopped that was not handed out before."""
+"""Pausing a project: while it is paused, no stop is requested."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ log = logging.getLogger(__name__)
 def pause_project(
     database: Database, project_id: UUID, actor: str, reason: str, now: datetime, proved: str | None = None
 ) -> Project:
-    """Pause a project, and return when all its pending stops are on hold. Of two pauses the first one stands.
+    """Pause a project, and return when all its pending stops are on hold. Pausing a paused project changes nothing.
 
-    `actor` says so; `proved` is who it is known to be, where that is another.
+    1. Set the pause under the lock that every decision takes: a stop either is on record by now, or finds the pause.
+    2. Put the pending stops on hold, in transactions of their own: many runs must not be locked at the same time.
+
+    `actor` is what the caller says, `proved` who the caller is known to be, where they differ.
     """
     with database.transaction() as tx:
-        # Whoever decides holds this lock: a stop is either on record by now, or will find the pause.
         project = projects.lock_project(tx, project_id)
         if project.paused_at is None:
             project = replace(project, paused_at=now, paused_by=actor, paused_reason=reason or None)
             projects.update_project(tx, project)
-            subject, told = f"project {project.name}", {"reason": reason}
-            audit.record_action(tx, project.id, actor, "project.paused", subject, told, now, proved)
+            subject, details = f"project {project.name}", {"reason": reason}
+            audit.record_action(tx, project.id, actor, "project.paused", subject, details, now, proved)
     held = transitions.hold_pending_stops(database, project_id, guards.find_pause(project), now)
-    log.warning("project %s is paused by %s; %d stops are on_hold", project.name, project.paused_by, held)
+    log.warning("project %s is paused by %s; %d stops are on hold", project.name, project.paused_by, held)
     return project
 
 
 def resume_project(
     database: Database, project_id: UUID, actor: str, now: datetime, proved: str | None = None
 ) -> Project:
-    """Let stops go on in a project; those that are on_hold are looked at again when their time comes."""
+    """Allow stops in a project again; the guards of stops on hold are checked again within a minute."""
     with database.transaction() as tx:
         project = projects.lock_project(tx, project_id)
         if project.paused_at is not None:

@@ -1,7 +1,7 @@
-"""Moves decisions on: load, step, write. The one place where the instructions of their life become rows.
+"""Creates decisions and moves them to their next state: load, apply the event, write.
 
-Whoever calls this has locked the run. The run comes first, then its decision, then the project, so that no two
-transactions can wait for each other in a ring.
+The only module that turns the instructions of the life cycle into rows. Callers hold the lock of the run. Locks are
+taken in one order, run before decision before project, so that transactions cannot deadlock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uuid import UUID
 from evalstop_service.decisions import guards
 from evalstop_service.errors import Conflict
 from evalstop_service.evaluation import cases, rollout_stage
-from evalstop_service.rules import decision_lifecycle, random_assignment
+from evalstop_service.rules import decision_lifecycle, decision_transitions, random_assignment
 from evalstop_service.rules.decision_lifecycle import (
     DecisionState,
     Event,
@@ -40,12 +40,29 @@ from evalstop_service.webhooks import events
 
 
 def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Decision:
-    """Put the run's verdict on record as a decision, and have it carried out as mode, chance and guards allow."""
+    """Record the stop verdict of a run as a decision, and carry it out as far as it may be.
+
+    1. Draw whether the rollout stage of the policy enforces this stop, and whether it is held out. Each draw depends
+       on the seed of the project and the decision's id alone, so that anybody can repeat it.
+    2. Only a stop that would be carried out is checked against the guards, under the lock of the project: of two stops
+       at the same time the second counts the first.
+    3. Keep the probability with which the run goes on, by which evaluation weighs the case.
+    4. Write the decision, its history and its events.
+    """
     decision_id, project = new_id(), projects.get_project(tx, run.project_id)
-    enforced_share = _share_enforced(tx, run) if run.mode == Mode.ENFORCE else 0.0
-    earned = random_assignment.draw_number(project.seed, decision_id, random_assignment.CARRIED_OUT)
-    kept = random_assignment.draw_number(project.seed, decision_id, random_assignment.HELD_OUT)
-    enforced, held_out = earned < enforced_share, kept < project.held_out_share
+    enforced_share = 0.0
+    if run.mode == Mode.ENFORCE:
+        stage = rollout_stages.find_stage(tx, run.project_id, run.policy_name)
+        enforced_share = rollout_stage.share_enforced(stage, run.policy_version)
+    enforcement_draw = random_assignment.draw_number(project.seed, decision_id, random_assignment.CARRIED_OUT)
+    hold_out_draw = random_assignment.draw_number(project.seed, decision_id, random_assignment.HELD_OUT)
+    enforced, held_out = enforcement_draw < enforced_share, hold_out_draw < project.held_out_share
+    if run.mode != Mode.ENFORCE:
+        draw = {}
+    elif enforced:
+        draw = {"held_out_share": project.held_out_share, "drawn": hold_out_draw}
+    else:
+        draw = {"enforced_share": enforced_share, "drawn": enforcement_draw}
     event = StopDecided(
         now,
         actor=f"policy {run.policy_name} version {run.policy_version}",
@@ -55,28 +72,28 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
         if enforced and not held_out
         else (),
         held_out=held_out,
-        chance=_numbers(run, enforced, (enforced_share, earned), (project.held_out_share, kept)),
+        draw=draw,
     )
     observed = random_assignment.observed_probability(enforced_share, project.held_out_share)
-    return _born(tx, project, run, decision_id, event, step, run.verdict, observed)
+    return _insert_decision(tx, project, run, decision_id, event, step, run.verdict, observed)
 
 
 def order_stop(tx: Transaction, run: Run, actor: str, reason: str, now: datetime) -> Decision:
-    """Have a run, which is locked, stopped because a person wants it; raises Conflict when it cannot be.
+    """Stop a run, which is locked, because a person orders it; raises Conflict when it cannot be stopped.
 
-    Where its policy had called for no stop the decision is the person's alone: it has a reason and no evidence.
+    Where the policy has not called for a stop the decision has the person's reason and no evidence.
     """
     project = projects.lock_project(tx, run.project_id)
     event = StopOrdered(now, actor, reason, paused=bool(guards.find_pause(project)))
-    found = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    if found is not None:
-        return move_decision(tx, run, decisions.lock_decision(tx, found), event)
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    if decision is not None:
+        return move_decision(tx, run, decisions.lock_decision(tx, decision), event)
     step = run.last_step or 0
     verdict = {"verdict": "stop", "step": step, "turn_step": None, "reason": f"{actor}: {reason}", "evidence": []}
-    return _born(tx, project, run, new_id(), event, step, verdict, 0.0)
+    return _insert_decision(tx, project, run, new_id(), event, step, verdict, 0.0)
 
 
-def _born(
+def _insert_decision(
     tx: Transaction,
     project: Project,
     run: Run,
@@ -86,48 +103,52 @@ def _born(
     verdict: dict[str, Any],
     observed_probability: float,
 ) -> Decision:
-    life, instructions = decision_lifecycle.start_lifecycle(event, _terms(project))
+    lifecycle, instructions = decision_transitions.start_lifecycle(event, _timeouts(project))
+    _raise_refusal(instructions)
     decision = Decision(
         id=decision_id,
         run_id=run.id,
         project_id=run.project_id,
         attempt=run.attempt,
-        state=life.state,
+        state=lifecycle.state,
         step=step,
         verdict=verdict,
         best_checkpoint=run.best_checkpoint,
         policy_id=run.policy_id,
-        due_at=life.due_at,
+        due_at=lifecycle.due_at,
         created_at=event.at,
         run_name=run.name,
         policy_name=run.policy_name,
         policy_version=run.policy_version,
-        deadline_at=life.deadline_at,
-        escalations=life.escalations,
+        deadline_at=lifecycle.deadline_at,
+        escalations=lifecycle.escalations,
         observed_probability=observed_probability,
     )
-    refused = next((one for one in instructions if isinstance(one, decision_lifecycle.Refuse)), None)
-    if refused is not None:
-        raise Conflict(refused.why)
     decisions.add_decision(tx, decision)
     _carry_out(tx, project, run, decision, instructions, event.at)
     return decision
 
 
 def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -> Decision:
-    """Let an event befall a decision that was locked after its run. Raises Conflict when it cannot follow."""
+    """Apply an event to a decision that was locked after its run. Raises Conflict when the state does not allow it.
+
+    1. Apply the event to the state that the lock protects.
+    2. Compare and set the state, so that a delivery worker that requested the decision meanwhile is not overwritten.
+    3. Write history and events in the same transaction: no state without its event, no event without its state.
+    4. Recompute the case if the attempt is over, because cases depend on the state.
+    """
     project = projects.get_project(tx, run.project_id)
-    before = _life(tx, decision)
-    life, instructions = decision_lifecycle.apply_event(before, event, _terms(project))
+    lifecycle, instructions = decision_transitions.apply_event(_load_lifecycle(tx, decision), event, _timeouts(project))
+    _raise_refusal(instructions)
     moved = replace(
         decision,
-        state=life.state,
-        due_at=life.due_at,
-        deadline_at=life.deadline_at,
-        escalations=life.escalations,
+        state=lifecycle.state,
+        due_at=lifecycle.due_at,
+        deadline_at=lifecycle.deadline_at,
+        escalations=lifecycle.escalations,
     )
-    if moved != decision and not decisions.update_decision(tx, decision, life):
-        raise Conflict(f"the decision {decision.id} was changed by another at the same time; read it and try again")
+    if moved != decision and not decisions.update_decision(tx, decision, lifecycle):
+        raise Conflict(f"the decision {decision.id} was changed at the same time; read it and try again")
     _carry_out(tx, project, run, moved, instructions, event.at)
     if run.ended_at is not None or run.attempt != decision.attempt:
         cases.recompute_case(tx, run, decision.attempt)
@@ -135,55 +156,45 @@ def move_decision(tx: Transaction, run: Run, decision: Decision, event: Event) -
 
 
 def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime) -> Decision:
-    """Look whether the guards still hold back a stop that is on hold; the decision was locked after its run."""
+    """Check the guards of a stop on hold again; the decision was locked after its run."""
     if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock_project(tx, run.project_id)
-    wanted = run.verdict["verdict"] == "stop" and run.status == "running" and run.attempt == decision.attempt
-    return move_decision(tx, run, decision, GuardsChecked(now, guards.find_guards(tx, project, run, now), wanted))
+    stops = run.verdict["verdict"] == "stop" and run.status == "running" and run.attempt == decision.attempt
+    return move_decision(tx, run, decision, GuardsChecked(now, guards.find_guards(tx, project, run, now), stops))
 
 
-def hold_stop(tx: Transaction, run: Run, held_by: Sequence[Guard], now: datetime) -> Decision | None:
-    """Withhold the pending stop of a run, which is locked, for what has come up; None when none is pending.
+def hold_stop(tx: Transaction, run: Run, raised: Sequence[Guard], now: datetime) -> Decision | None:
+    """Put the pending stop of a run, which is locked, on hold; None when none is pending.
 
-    What waits to be sent is cancelled, `run.stop_on_hold` tells of the guards. A stop whose veto window is over has
-    been requested, and is not called back.
+    A stop whose veto window is over has been requested, and stays so.
     """
-    found = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    if found is None or found.state != DecisionState.PENDING or not held_by:
+    decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
+    if decision is None or decision.state != DecisionState.PENDING or not raised:
         return None
-    moved = move_decision(tx, run, decisions.lock_decision(tx, found), GuardsRaised(now, tuple(held_by)))
+    moved = move_decision(tx, run, decisions.lock_decision(tx, decision), GuardsRaised(now, tuple(raised)))
     return moved if moved.state == DecisionState.ON_HOLD else None
 
 
-def hold_pending_stops(database: Database, project_id: UUID, held_by: Sequence[Guard], now: datetime) -> int:
-    """Withhold all pending stops of a project, a transaction each; how many.
+def hold_pending_stops(database: Database, project_id: UUID, raised: Sequence[Guard], now: datetime) -> int:
+    """Put all pending stops of a project on hold, in a transaction each; gives their number.
 
-    To be called after the commit of what speaks against them: a stop that is decided from then on finds it by itself.
+    Call it after the commit that raised the guards: later decisions find them by themselves.
     """
     with database.reading() as tx:
-        pending = decisions.list_pending_runs(tx, project_id)
+        run_ids = decisions.list_pending_runs(tx, project_id)
     count = 0
-    for run_id in pending:
+    for run_id in run_ids:
         with database.transaction() as tx:
             run = runs.lock_run(tx, project_id, run_id)
-            count += run is not None and hold_stop(tx, run, held_by, now) is not None
+            count += run is not None and hold_stop(tx, run, raised, now) is not None
     return count
 
 
-def _share_enforced(tx: Transaction, run: Run) -> float:
-    """Of the stops of a run's policy the share that is carried out, by what it has earned."""
-    return rollout_stage.share_enforced(
-        rollout_stages.find_stage(tx, run.project_id, run.policy_name), run.policy_version
-    )
-
-
-def _numbers(run: Run, enforced: bool, earned: tuple[float, float], held_out: tuple[float, float]) -> dict[str, Any]:
-    """By which share and which number drawn a stop that its run's mode would have had carried out is let run."""
-    if run.mode != Mode.ENFORCE:
-        return {}
-    name, (share, drawn) = ("held_out_share", held_out) if enforced else ("enforced_share", earned)
-    return {name: share, "drawn": drawn}
+def _raise_refusal(instructions: Sequence[Instruction]) -> None:
+    for instruction in instructions:
+        if isinstance(instruction, decision_lifecycle.Refuse):
+            raise Conflict(instruction.why)
 
 
 def _carry_out(
@@ -191,25 +202,24 @@ def _carry_out(
 ) -> None:
     for instruction in instructions:
         match instruction:
-            case decision_lifecycle.Refuse(why):
-                raise Conflict(why)
             case decision_lifecycle.Record():
                 decisions.add_change(tx, decision, instruction, now)
             case decision_lifecycle.Cancel(why):
                 outbox.cancel_stop(tx, run.id, decision.id, now, why)
             case decision_lifecycle.Announce(event_type, data, due_at):
-                told = replace(decision, state=DecisionState.REQUESTED) if due_at is not None else decision
-                events.announce_run_event(tx, event_type, project, run, now, decision=told, due_at=due_at, **data)
+                # An event that waits for the end of the veto window is read when the decision is requested.
+                as_sent = replace(decision, state=DecisionState.REQUESTED) if due_at is not None else decision
+                events.announce_run_event(tx, event_type, project, run, now, decision=as_sent, due_at=due_at, **data)
 
 
-def _life(tx: Transaction, decision: Decision) -> Lifecycle:
-    life = decision.life
-    if life.state not in (DecisionState.ON_HOLD, DecisionState.UNDONE):
-        return life
+def _load_lifecycle(tx: Transaction, decision: Decision) -> Lifecycle:
+    lifecycle = decision.life
+    if lifecycle.state not in (DecisionState.ON_HOLD, DecisionState.UNDONE):
+        return lifecycle
     history = [(change.state, change.details) for change in decisions.list_changes(tx, decision)]
-    held_by, heard = decision_lifecycle.read_history(history)
-    return replace(life, held_by=held_by, heard=heard)
+    guard_kinds, late_reports = decision_transitions.read_history(history)
+    return replace(lifecycle, guard_kinds=guard_kinds, late_reports=late_reports)
 
 
-def _terms(project: Project) -> Timeouts:
+def _timeouts(project: Project) -> Timeouts:
     return Timeouts(project.veto_window_seconds, project.confirm_seconds)

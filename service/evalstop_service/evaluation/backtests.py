@@ -105,7 +105,7 @@ def request_backtest(
     return backtest
 
 
-def chore(database: Database, clock: Clock) -> Chore:
+def create_job(database: Database, clock: Clock) -> Chore:
     """Seeing to backtests that wait, or that another process left."""
 
     def do(pause: Pause) -> float:

@@ -81,7 +81,7 @@ def choose_move(stage: Stage, line: float, of_version: Estimate, since: Estimate
     return None
 
 
-def chore(database: Database, clock: Clock) -> Chore:
+def create_job(database: Database, clock: Clock) -> Chore:
     """Weighing all policies that have to earn their rollout stage."""
 
     def do(pause: Pause) -> float:

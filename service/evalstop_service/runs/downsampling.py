@@ -24,7 +24,7 @@ RESTS = 9
 """As many times longer at rest than at work: it takes a tenth of a connection's time at most."""
 
 
-def chore(database: Database) -> Chore:
+def create_job(database: Database) -> Chore:
     """Keeping up with the runs that grow."""
     looked_at: Mapping[UUID, int] = {}
 

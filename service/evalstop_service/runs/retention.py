@@ -89,7 +89,7 @@ def prune_runs(
         return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(wanted)
 
 
-def chore(
+def create_job(
     database: Database,
     clock: Clock,
     service_metrics: ServiceMetrics,

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules import decision_lifecycle
+from evalstop_service.rules import decision_transitions
 from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState, Lifecycle, Record, Timeouts, TimePassed
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
@@ -134,7 +134,7 @@ def request_due_decisions(tx: Transaction, now: datetime) -> int:
         fields = dict(row)
         terms = Timeouts(veto_window_seconds=0.0, confirm_seconds=fields.pop("confirm_seconds"))
         decision = Decision(**fields)
-        life, instructions = decision_lifecycle.apply_event(decision.life, TimePassed(now), terms)
+        life, instructions = decision_transitions.apply_event(decision.life, TimePassed(now), terms)
         if update_decision(tx, decision, life):
             count += 1
             for entry in instructions:

@@ -15,8 +15,8 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.rules.dead_metrics import NEWEST, Reading
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.metric_health import NEWEST, Reading
 from evalstop_service.store.database import Transaction, driver_connection, insert_if_new
 from evalstop_service.store.observations import LIVE
 from evalstop_service.store.runs import Run
@@ -31,7 +31,7 @@ class RunHealth:
     """How a run was when it was last looked at.
 
     `next_check_at`: None once the run has ended. `heartbeat_at`: the last heartbeat. `cadence_seconds`: see
-    `liveness.cadence`; None while it is not known. `dead`: see `dead_metrics.as_json`. `changed_at`:
+    `liveness.measure_cadence`; None while it is not known. `dead`: see `metric_health.faults_to_json`. `changed_at`:
     since when `state` is what it is.
     """
 
@@ -112,7 +112,7 @@ def postpone_checks(tx: Transaction, looks: Mapping[UUID, datetime | None]) -> N
 
 
 def list_post_times(tx: Transaction, run: Run) -> list[list[datetime]]:
-    """Of each watched metric the moments at which its newest values came, as `liveness.cadence` wants them."""
+    """Of each watched metric the moments at which its newest values came, as `liveness.measure_cadence` wants them."""
     return [
         list(tx.execute(_newest(run, metric, POSTS_LOOKED_AT).with_only_columns(observations.c.received_at)).scalars())
         for metric in run.metrics

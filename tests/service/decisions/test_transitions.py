@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from evalstop_service.decisions import commands, deadlines, transitions
 from evalstop_service.errors import Conflict
-from evalstop_service.rules.decision_lifecycle import PAUSED, DecisionState, Guard
+from evalstop_service.rules.decision_lifecycle import DecisionState, Guard, GuardKind
 from evalstop_service.store import decisions, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -19,7 +19,7 @@ from evalstop_service.store.runs import Run
 from tests.service.scenes import FALLING, NOW, Scene, at_once, deliveries_of_stops, evals
 
 MINUTE = timedelta(minutes=1)
-PAUSE = Guard(PAUSED, "the project was paused by dana")
+PAUSE = Guard(GuardKind.PAUSED, "the project was paused by dana")
 
 
 def settle(scene: Scene, **changes: Any) -> None:
@@ -68,7 +68,7 @@ def test_a_guard_withholds(graceful: Scene) -> None:
     """A stop that something speaks against is not handed out; an event says what it is, and so does the history."""
     run = on_hold(graceful)
     assert graceful.events(run, "run.stop_requested") == []
-    assert guards_told(graceful, run) == [[PAUSED]]
+    assert guards_told(graceful, run) == [[GuardKind.PAUSED]]
     (row,) = graceful.rows(tables.decision_changes, run)
     assert row["details"]["guards"][0]["reason"] == "the project was paused by dana"
     assert not decided(graceful, run).stops(NOW + 600 * MINUTE)
@@ -82,7 +82,7 @@ def test_it_is_looked_at_again_every_minute(graceful: Scene) -> None:
     assert decided(graceful, run).deadline_at == NOW + 2 * MINUTE
     settle(graceful, stops_per_hour=0)
     deadlines.process_overdue(graceful.database, NOW + 2 * MINUTE)
-    assert guards_told(graceful, run) == [[PAUSED], [PAUSED, "stops_per_hour"]]
+    assert guards_told(graceful, run) == [[GuardKind.PAUSED], [GuardKind.PAUSED, "stops_per_hour"]]
     settle(graceful, paused_at=None, stops_per_hour=30)
     deadlines.process_overdue(graceful.database, NOW + 3 * MINUTE)
     decision = decided(graceful, run)
@@ -122,7 +122,7 @@ def test_a_person_releases_it(scene: Scene) -> None:
             scene.database, scene.project_id, decision.id, "dana", "it is urgent", NOW
         ).state
 
-    with pytest.raises(Conflict, match="on_hold and its project is paused"):
+    with pytest.raises(Conflict, match="on hold and its project is paused"):
         release()
     settle(scene, paused_at=None, stops_per_hour=0)
     assert [release(), release()] == [DecisionState.REQUESTED, DecisionState.REQUESTED]
@@ -147,7 +147,7 @@ def test_what_comes_up_in_the_grace_period_holds(graceful: Scene) -> None:
     assert hold(graceful, run, NOW + MINUTE / 2) is not None
     assert hold(graceful, run, NOW + MINUTE / 2) is None, "it is on hold already"
     assert (decided(graceful, run).state, deliveries_of_stops(graceful)) == (DecisionState.ON_HOLD, ["cancelled"])
-    assert guards_told(graceful, run) == [[PAUSED]]
+    assert guards_told(graceful, run) == [[GuardKind.PAUSED]]
     deadlines.process_overdue(graceful.database, NOW + 2 * MINUTE)
     assert decided(graceful, run).due_at == NOW + 3 * MINUTE
     assert sorted(deliveries_of_stops(graceful)) == ["cancelled", "waiting"]
@@ -189,5 +189,8 @@ def test_a_hold_and_the_end_of_the_grace_period_meet(database: Database, gracefu
         assert at_once(*(calls if turn % 2 else reversed(calls))) == []
         (stop,) = graceful.events(run, "run.stop_requested")
         sent = [row["state"] for row in graceful.rows(tables.deliveries, run) if row["event_id"] == stop["id"]]
-        ends = {DecisionState.REQUESTED: (["waiting"], []), DecisionState.ON_HOLD: (["cancelled"], [[PAUSED]])}
+        ends = {
+            DecisionState.REQUESTED: (["waiting"], []),
+            DecisionState.ON_HOLD: (["cancelled"], [[GuardKind.PAUSED]]),
+        }
         assert (sent, guards_told(graceful, run)) == ends[DecisionState(decided(graceful, run).state)]

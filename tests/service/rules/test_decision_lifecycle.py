@@ -7,17 +7,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from evalstop_service.rules import decision_lifecycle
+from evalstop_service.rules import decision_transitions
 from evalstop_service.rules.decision_lifecycle import (
     AWAITING_CONFIRMATION,
     LET_RUN,
     NEXT_STATES,
-    PAUSED,
     Announce,
     Cancel,
     DecisionState,
     Event,
     Guard,
+    GuardKind,
     GuardsChecked,
     GuardsRaised,
     Instruction,
@@ -42,8 +42,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.service.scenes import NOW
 
-PAUSE = Guard(PAUSED, "the project is paused")
-STALE = Guard("stale", "nothing was heard of the run for 12 minutes", {"seconds": 720})
+PAUSE = Guard(GuardKind.PAUSED, "the project is paused")
+STALE = Guard(GuardKind.STALE, "nothing was heard of the run for 12 minutes", {"seconds": 720})
 GUARDS = st.sampled_from([(), (PAUSE,), (STALE,), (PAUSE, STALE)])
 HELD_BY = st.sampled_from([(PAUSE,), (STALE,), (PAUSE, STALE)])
 SECONDS = st.sampled_from([0.0, 1.0, 59.0, 60.0, 300.0, 901.0, 86_400.0])
@@ -73,18 +73,18 @@ class Lives(RuleBasedStateMachine):
         self.waiting: list[Announce] = []  # stops that wait for their time, or for a worker
         self.sent: list[str] = []
         decided = StopDecided(NOW, "policy", "three declines", mode, guards, held_out)
-        self.life, instructions = decision_lifecycle.start_lifecycle(decided, self.terms)
+        self.life, instructions = decision_transitions.start_lifecycle(decided, self.terms)
         self.obey(instructions)
         assert (self.life.state in LET_RUN) == (mode is Mode.SHADOW or held_out)
 
     def befall(self, event: Event) -> list[Instruction]:
         before = self.life
-        self.life, instructions = decision_lifecycle.apply_event(before, event, self.terms)
+        self.life, instructions = decision_transitions.apply_event(before, event, self.terms)
         if any(isinstance(one, Refuse) for one in instructions):
             assert len(instructions) == 1
             assert self.life == before
         self.obey(instructions)
-        again, instructions_again = decision_lifecycle.apply_event(self.life, event, self.terms)
+        again, instructions_again = decision_transitions.apply_event(self.life, event, self.terms)
         if not isinstance(event, RunResumed):  # which cancels what is cancelled already
             assert again == self.life
             assert [one for one in instructions_again if not isinstance(one, Refuse)] == []
@@ -175,8 +175,8 @@ class Lives(RuleBasedStateMachine):
                 one is other and one in (DecisionState.ON_HOLD, DecisionState.ESCALATED, DecisionState.UNDONE)
             )
         assert states.count(DecisionState.ESCALATED) == self.life.escalations
-        told = decision_lifecycle.read_history((one.state, one.details) for one in self.history)
-        assert told == (self.life.held_by, self.life.heard)
+        told = decision_transitions.read_history((one.state, one.details) for one in self.history)
+        assert told == (self.life.guard_kinds, self.life.late_reports)
 
     @invariant()
     def deadlines_stand_where_they_belong(self) -> None:
@@ -220,7 +220,7 @@ class Lives(RuleBasedStateMachine):
         """Time alone brings it to an end, once nothing holds it back."""
         if not hasattr(self, "life"):
             return
-        self.befall(GuardsChecked(self.now, (), wanted=True))
+        self.befall(GuardsChecked(self.now, (), verdict_stops=True))
         for _ in range(5):
             self.now += timedelta(days=1)
             self.befall(TimePassed(self.now))
@@ -233,16 +233,16 @@ TestLives.settings = settings(max_examples=300, stateful_step_count=25, deadline
 
 def test_the_ladder() -> None:
     """Not confirmed in time: asked for again, then harder, then a person is told; each rung has its own deadline."""
-    life, _ = decision_lifecycle.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
     told: list[list[str]] = []
     for turn in range(1, 4):
         at = NOW + timedelta(seconds=900 * turn)
-        assert decision_lifecycle.apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_GRACE) == (life, [])
-        life, instructions = decision_lifecycle.apply_event(life, TimePassed(at), NO_GRACE)
+        assert decision_transitions.apply_event(life, TimePassed(at - timedelta(seconds=1)), NO_GRACE) == (life, [])
+        life, instructions = decision_transitions.apply_event(life, TimePassed(at), NO_GRACE)
         told.append([one.type for one in instructions if isinstance(one, Announce)])
     assert told == [[EventType.STOP_REQUESTED], [EventType.STOP_ESCALATED], [EventType.STOP_FAILED]]
     assert (life.state, life.deadline_at) == (DecisionState.FAILED, None)
-    life, _ = decision_lifecycle.apply_event(
+    life, _ = decision_transitions.apply_event(
         life, Reported(at, DecisionState.CONFIRMED, "receiver", "gone at last", {}), NO_GRACE
     )
     assert life.state is DecisionState.CONFIRMED
@@ -250,9 +250,9 @@ def test_the_ladder() -> None:
 
 def test_an_attempt_that_is_over_is_not_asked_for_again() -> None:
     """To ask again for a stop whose run has gone on might end the job that goes on: a person is told instead."""
-    life, _ = decision_lifecycle.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
-    life, instructions = decision_lifecycle.apply_event(
-        life, TimePassed(NOW + timedelta(seconds=900), gone_on=True), NO_GRACE
+    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+    life, instructions = decision_transitions.apply_event(
+        life, TimePassed(NOW + timedelta(seconds=900), attempt_over=True), NO_GRACE
     )
     assert life.state is DecisionState.FAILED
     assert [one.type for one in instructions if isinstance(one, Announce)] == [EventType.STOP_FAILED]
@@ -260,9 +260,9 @@ def test_an_attempt_that_is_over_is_not_asked_for_again() -> None:
 
 def test_who_acknowledges_gets_the_time_it_asks_for() -> None:
     """The deadline of a stop that is under way is so far off as its receiver said, and the project's patience more."""
-    life, _ = decision_lifecycle.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
+    life, _ = decision_transitions.start_lifecycle(StopDecided(NOW, "policy", "", Mode.ENFORCE, ()), NO_GRACE)
     at = NOW + timedelta(seconds=10)
-    life, _ = decision_lifecycle.apply_event(
+    life, _ = decision_transitions.apply_event(
         life, Reported(at, DecisionState.ACKNOWLEDGED, "receiver", "", {}, 120.0), NO_GRACE
     )
     assert life == Lifecycle(DecisionState.ACKNOWLEDGED, NOW, at + timedelta(seconds=1020))
@@ -291,7 +291,7 @@ def test_what_cannot_follow_is_refused(case: str) -> None:
     """What contradicts the state is refused with both of them named, and changes nothing."""
     state, event = REFUSED[case]
     life = Lifecycle(state, NOW + timedelta(seconds=60))
-    after, instructions = decision_lifecycle.apply_event(life, event, TERMS)
+    after, instructions = decision_transitions.apply_event(life, event, TERMS)
     (refused,) = instructions
     assert isinstance(refused, Refuse)
     assert after == life

@@ -174,7 +174,7 @@ def test_it_can_be_told_to_end(scene: Scene) -> None:
 
 def test_the_chore_goes_on_where_it_was(scene: Scene) -> None:
     """The chore looks at a run again when that has grown again."""
-    run, chore = scene.open(), downsampling.chore(scene.database)
+    run, chore = scene.open(), downsampling.create_job(scene.database)
     for at in (0, END):
         scene.post(run, losses(at, at + END))
         assert chore.do(lambda _: False) == downsampling.EVERY_SECONDS

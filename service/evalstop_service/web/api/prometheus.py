@@ -18,9 +18,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from evalstop_service.clock import Clock
-from evalstop_service.decisions import guards
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION
+from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, GuardKind
 from evalstop_service.store import installation_counts
 from evalstop_service.store.database import Database
 from evalstop_service.store.installation_counts import InstallationCounts
@@ -143,7 +142,7 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
         stale.add_metric([], found.stale_runs)
         blind.add_metric([], found.blind_runs)
         paused.add_metric([], found.paused_projects)
-        for kind in guards.KINDS:
+        for kind in GuardKind:
             on_hold.add_metric([kind], found.on_hold.get(kind, 0))
         for state in sorted(AWAITING_CONFIRMATION):
             awaited.add_metric([state], found.awaited.get(state, 0))

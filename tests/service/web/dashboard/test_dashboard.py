@@ -13,9 +13,8 @@ import promql_parser
 import pytest
 import yaml
 from evalstop_service.clock import utc_now
-from evalstop_service.decisions import guards
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION
+from evalstop_service.rules.decision_lifecycle import AWAITING_CONFIRMATION, GuardKind
 from evalstop_service.store.database import Database
 from evalstop_service.web.api.prometheus import Installation
 from promql_parser import VectorSelector
@@ -48,7 +47,7 @@ def shown() -> dict[str, dict[str, set[str]]]:
         "outbox_oldest_waiting_seconds",
     ):
         found[f"evalstop_{name}"] = {}
-    found["evalstop_on_hold_stops"] = {"guard": set(guards.KINDS)}
+    found["evalstop_on_hold_stops"] = {"guard": set(GuardKind)}
     found["evalstop_awaited_stops"] = {"state": set(AWAITING_CONFIRMATION)}
     found["evalstop_outbox_deliveries"] = {"waiting": {"due", "later", "held"}}
     return found

@@ -9,15 +9,25 @@ from datetime import timedelta
 from itertools import pairwise
 
 import pytest
-from evalstop_service.rules.dead_metrics import NEWEST, Dead, Progress, Reading, Watched, as_json, dead, news
+from evalstop_service.rules.metric_health import (
+    NEWEST,
+    FaultKind,
+    MetricFault,
+    MetricReadings,
+    Reading,
+    RunProgress,
+    faults_to_json,
+    find_faults,
+    select_new_faults,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.service.scenes import NOW
 
 
-def at(seconds: float) -> Progress:
-    return Progress(NOW, NOW + timedelta(seconds=seconds), int(seconds))
+def at(seconds: float) -> RunProgress:
+    return RunProgress(NOW, NOW + timedelta(seconds=seconds), int(seconds))
 
 
 def readings(
@@ -30,8 +40,8 @@ def readings(
     ][-NEWEST:]
 
 
-def kinds(newest: Sequence[Reading], progress: Progress, *, promised: bool = True) -> list[str]:
-    return [one.kind for one in dead([Watched("eval", newest, promised)], progress)]
+def kinds(newest: Sequence[Reading], progress: RunProgress, *, promised: bool = True) -> list[str]:
+    return [one.kind for one in find_faults([MetricReadings("eval", newest, promised)], progress)]
 
 
 RISING = [i / 7 for i in range(1, 11)]
@@ -64,7 +74,7 @@ def test_evals_that_are_made_elsewhere_may_be_late_by_any_number_of_steps() -> N
 
 def test_a_trainer_that_waits_loses_time_and_no_steps() -> None:
     """A pause of the whole run, after which it goes on, is nobody's death."""
-    assert kinds(readings(RISING), replace(at(1050), heard_at=NOW + timedelta(days=3))) == []
+    assert kinds(readings(RISING), replace(at(1050), reported_at=NOW + timedelta(days=3))) == []
 
 
 def test_evals_at_doubling_steps_do_not_cease() -> None:
@@ -126,17 +136,17 @@ def test_where_nothing_goes_on_nothing_falls_behind() -> None:
 
 def test_news_is_what_was_not_dead_in_this_way_before() -> None:
     """The same metric dead in the same way is told once, in another way again."""
-    first = [Dead("a", "constant", "x"), Dead("b", "ceased", "y")]
-    assert news(as_json(first), [Dead("a", "constant", "z"), Dead("b", "not_finite", "y")]) == [
-        Dead("b", "not_finite", "y")
-    ]
+    first = [MetricFault("a", FaultKind.CONSTANT, "x"), MetricFault("b", FaultKind.CEASED, "y")]
+    assert select_new_faults(
+        faults_to_json(first), [MetricFault("a", FaultKind.CONSTANT, "z"), MetricFault("b", FaultKind.NOT_FINITE, "y")]
+    ) == [MetricFault("b", FaultKind.NOT_FINITE, "y")]
 
 
 finite = st.floats(-1e6, 1e6)
 
 
 @st.composite
-def healthy(draw: st.DrawFn) -> tuple[list[Reading], Progress]:
+def healthy(draw: st.DrawFn) -> tuple[list[Reading], RunProgress]:
     """A metric of some pace with jitter, finite and not constant, and a run that is on the way to its next value."""
     count = draw(st.integers(1, 60))
     step_gap, second_gap = draw(st.integers(1, 10_000)), draw(st.floats(0.01, 10_000))
@@ -147,34 +157,34 @@ def healthy(draw: st.DrawFn) -> tuple[list[Reading], Progress]:
         moment += second_gap * jitter
         found.append(Reading(step, draw(finite) + index % 2 * 1e7, NOW + timedelta(seconds=moment)))
     next_in = draw(st.floats(0, 2))
-    heard_at = NOW + timedelta(seconds=moment + second_gap * next_in)
-    return found[-NEWEST:], Progress(NOW, heard_at, step + int(step_gap * next_in))
+    reported_at = NOW + timedelta(seconds=moment + second_gap * next_in)
+    return found[-NEWEST:], RunProgress(NOW, reported_at, step + int(step_gap * next_in))
 
 
 @given(healthy())
-def test_a_healthy_metric_is_never_dead(run: tuple[list[Reading], Progress]) -> None:
+def test_a_healthy_metric_is_never_dead(run: tuple[list[Reading], RunProgress]) -> None:
     """Whatever its pace, and with a jitter of half of it, it is left alone."""
     newest, progress = run
-    assert dead([Watched("eval", newest)], progress) == ()
+    assert find_faults([MetricReadings("eval", newest)], progress) == ()
 
 
 @given(healthy(), st.integers(11, 1000))
-def test_whatever_ceases_is_found(run: tuple[list[Reading], Progress], gaps: int) -> None:
+def test_whatever_ceases_is_found(run: tuple[list[Reading], RunProgress], gaps: int) -> None:
     """Enough of its longest gaps in steps and time, and it is dead."""
     newest, progress = run
     steps = max([b.step - a.step for a, b in pairwise(newest)] or [newest[0].step])
     moments = [reading.received_at for reading in newest]
     longest = max([b - a for a, b in pairwise(moments)] or [moments[0] - NOW])
-    later = replace(progress, last_step=newest[-1].step + gaps * steps, heard_at=moments[-1] + gaps * longest)
-    assert [one.kind for one in dead([Watched("eval", newest)], later)] == ["ceased"]
+    later = replace(progress, last_step=newest[-1].step + gaps * steps, reported_at=moments[-1] + gaps * longest)
+    assert [one.kind for one in find_faults([MetricReadings("eval", newest)], later)] == ["ceased"]
 
 
 @given(healthy(), st.integers(-(10**6), 10**6), st.floats(0.5, 8))
-def test_clocks_and_units_do_not_matter(run: tuple[list[Reading], Progress], shift: int, scale: float) -> None:
+def test_clocks_and_units_do_not_matter(run: tuple[list[Reading], RunProgress], shift: int, scale: float) -> None:
     """Another time of day and another unit of the metric lead to the same finding."""
     newest, progress = run
     away = timedelta(seconds=shift)
     moved = [Reading(step, value * scale, moment + away) for step, value, moment in newest]
-    there = replace(progress, begun_at=progress.begun_at + away, heard_at=progress.heard_at + away)
-    ours, theirs = (dead([Watched("eval", n)], p) for n, p in ((newest, progress), (moved, there)))
+    there = replace(progress, begun_at=progress.begun_at + away, reported_at=progress.reported_at + away)
+    ours, theirs = (find_faults([MetricReadings("eval", n)], p) for n, p in ((newest, progress), (moved, there)))
     assert [one.kind for one in ours] == [one.kind for one in theirs]

@@ -1,0 +1,278 @@
+"""The life cycle of a decision: its states, the events that change them, and the instructions that follow.
+
+    on_hold <──> pending ──> requested ──> acknowledged      acknowledged and escalated may follow each other:
+       │             │           │   └──> escalated <──┘      requested again, then escalated, then failed
+       ├─> vetoed <──┤           │            └──> failed
+       └─> moot   <──┴───────────┘                            from requested only while no receiver has the stop
+
+    requested, acknowledged, escalated, failed ──> confirmed  the scheduler reports that the job is gone
+    every state after the request ───────────────> undone     a person takes the stop back
+    every state before it, except moot ──────────> requested  a person stops the run at once
+    shadow                                                    recorded only
+    held_out                                                  not carried out by random assignment
+
+Elapsed time is an event too: `TimePassed`. An event after the veto window finds a pending decision requested, whether
+or not a process has noticed before. `decision_transitions` applies events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from evalstop_service.rules.event_types import EventType
+
+SERVICE = "evalstop"
+"""The actor of changes that the service makes by itself."""
+
+
+class DecisionState(StrEnum):
+    """The state of a decision."""
+
+    SHADOW = "shadow"
+    HELD_OUT = "held_out"
+    ON_HOLD = "on_hold"
+    PENDING = "pending"
+    REQUESTED = "requested"
+    ACKNOWLEDGED = "acknowledged"
+    ESCALATED = "escalated"
+    CONFIRMED = "confirmed"
+    FAILED = "failed"
+    VETOED = "vetoed"
+    MOOT = "moot"
+    UNDONE = "undone"
+
+
+class Mode(StrEnum):
+    """Whether the stops of a policy are carried out or only recorded."""
+
+    SHADOW = "shadow"
+    ENFORCE = "enforce"
+
+
+class GuardKind(StrEnum):
+    """Why a stop is put on hold; `evalstop_detectors.GuardKind` names those that a policy may override."""
+
+    PAUSED = "paused"
+    STOPS_PER_HOUR = "stops_per_hour"
+    STOPS_SHARE = "stops_share"
+    STALE = "stale"
+    DEAD_DETECTOR = "dead_detector"
+    NO_CHECKPOINT = "no_checkpoint"
+
+
+NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {
+    DecisionState(state): frozenset(map(DecisionState, following.split()))
+    for state, following in {
+        "shadow": "requested",
+        "held_out": "requested",
+        "on_hold": "pending requested vetoed moot",
+        "pending": "on_hold requested vetoed moot",
+        "requested": "acknowledged escalated confirmed failed moot undone",
+        "acknowledged": "escalated confirmed failed undone",
+        "escalated": "acknowledged confirmed failed moot undone",
+        "confirmed": "undone",
+        "failed": "confirmed undone",
+        "vetoed": "requested",
+        "moot": "confirmed",
+        "undone": "",
+    }.items()
+}
+"""The states that may follow each state."""
+
+LET_RUN = frozenset({DecisionState.SHADOW, DecisionState.HELD_OUT})
+"""No stop is sent: the run continues and shows whether the stop would have been right."""
+
+AWAITING_CONFIRMATION = frozenset({DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED, DecisionState.ESCALATED})
+"""A receiver has to report until a deadline."""
+
+STOPPING = AWAITING_CONFIRMATION | {DecisionState.CONFIRMED, DecisionState.FAILED}
+"""The job is meant to end."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A reason to put a stop on hold: `kind` is for programs, `reason` for people, `details` holds the numbers."""
+
+    kind: GuardKind
+    reason: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """How long a stop can be vetoed, and how long it may wait for its confirmation, in seconds."""
+
+    veto_window_seconds: float
+    confirm_seconds: float
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """Where a decision stands.
+
+    `due_at`: the end of the veto window. `deadline_at`: when the service acts if nobody else does; None: never.
+    `guard_kinds`: the guards last recorded for it. `late_reports`: what receivers reported after it was undone.
+    """
+
+    state: DecisionState
+    due_at: datetime
+    deadline_at: datetime | None = None
+    escalations: int = 0
+    guard_kinds: frozenset[str] = frozenset()
+    late_reports: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class StopDecided:
+    """The policy calls for a stop. `held_out`: random assignment holds it out, by the numbers in `draw`."""
+
+    at: datetime
+    actor: str
+    reason: str
+    mode: Mode
+    guards: tuple[Guard, ...]
+    held_out: bool = False
+    draw: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """Time has passed. `attempt_over`: the run is in a later attempt than the one to be stopped."""
+
+    at: datetime
+    attempt_over: bool = False
+
+
+@dataclass(frozen=True)
+class GuardsChecked:
+    """The guards of a decision on hold were checked again; `verdict_stops`: the verdict still calls for the stop."""
+
+    at: datetime
+    guards: tuple[Guard, ...]
+    verdict_stops: bool
+
+
+@dataclass(frozen=True)
+class GuardsRaised:
+    """Guards came up against a pending stop."""
+
+    at: datetime
+    guards: tuple[Guard, ...]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a person does, and why."""
+
+    at: datetime
+    actor: str
+    reason: str
+
+
+class Vetoed(Command):
+    """A person lets the run continue."""
+
+
+class Undone(Command):
+    """A person takes back a stop that was requested."""
+
+
+@dataclass(frozen=True)
+class Released(Command):
+    """A person has a stop on hold carried out despite its guards."""
+
+    guards: tuple[Guard, ...]
+
+
+@dataclass(frozen=True)
+class StopOrdered(Command):
+    """A person stops the run at once, whatever its policy, mode and guards say, except for a pause of the project."""
+
+    paused: bool = False
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A receiver reports `acknowledged`, `confirmed` or `failed`.
+
+    `expected_seconds`: with `acknowledged`, how long the job may take to end.
+    """
+
+    at: datetime
+    state: DecisionState
+    actor: str
+    reason: str
+    details: dict[str, Any]
+    expected_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The run ended by itself; `receiver_informed`: a receiver may have the stop."""
+
+    at: datetime
+    status: str
+    receiver_informed: bool
+
+
+@dataclass(frozen=True)
+class RunResumed:
+    """The trainer resumed from a step in a new attempt; `receiver_informed`: a receiver may have the stop."""
+
+    at: datetime
+    step: int
+    receiver_informed: bool
+
+
+Event = (
+    TimePassed
+    | GuardsChecked
+    | GuardsRaised
+    | Released
+    | StopOrdered
+    | Vetoed
+    | Undone
+    | Reported
+    | RunEnded
+    | RunResumed
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Add this change to the history."""
+
+    state: DecisionState
+    actor: str
+    reason: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Send an event to the endpoints, now or at `due_at`."""
+
+    type: EventType
+    data: dict[str, Any] = field(default_factory=dict)
+    due_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Cancel the stop's deliveries that were not sent yet."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The event contradicts the state: nothing changes, and the caller gets an error that says why."""
+
+    why: str
+
+
+Instruction = Record | Announce | Cancel | Refuse
+Transition = tuple[Lifecycle, list[Instruction]]

@@ -1,0 +1,284 @@
+"""Applies events to the life cycle of a decision: a state machine without I/O, events in, instructions out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from evalstop_service.rules.decision_lifecycle import (
+    AWAITING_CONFIRMATION,
+    NEXT_STATES,
+    SERVICE,
+    STOPPING,
+    Announce,
+    Cancel,
+    DecisionState,
+    Event,
+    Guard,
+    GuardKind,
+    GuardsChecked,
+    GuardsRaised,
+    Instruction,
+    Lifecycle,
+    Mode,
+    Record,
+    Refuse,
+    Released,
+    Reported,
+    RunEnded,
+    RunResumed,
+    StopDecided,
+    StopOrdered,
+    Timeouts,
+    TimePassed,
+    Transition,
+    Undone,
+    Vetoed,
+)
+from evalstop_service.rules.event_types import EventType
+
+RECHECK_SECONDS = 60.0
+"""Between two checks of the guards of a decision on hold."""
+
+
+def start_lifecycle(event: StopDecided | StopOrdered, timeouts: Timeouts) -> Transition:
+    """The first state of a decision, and what to do about it."""
+    if isinstance(event, StopOrdered):
+        return _apply_order(Lifecycle(DecisionState.SHADOW, event.at), event, timeouts)
+    due_at = event.at + timedelta(seconds=timeouts.veto_window_seconds)
+    if event.mode is Mode.SHADOW or event.held_out:
+        state = DecisionState.SHADOW if event.mode is Mode.SHADOW else DecisionState.HELD_OUT
+        return Lifecycle(state, due_at), [Record(state, event.actor, event.reason, event.draw)]
+    if event.guards:
+        return _put_on_hold(Lifecycle(DecisionState.ON_HOLD, due_at), event.at, event.guards, event.actor, event.reason)
+    return _open_veto_window(Lifecycle(DecisionState.PENDING, due_at), event.at, event.actor, event.reason, timeouts)
+
+
+def apply_event(lifecycle: Lifecycle, event: Event, timeouts: Timeouts) -> Transition:
+    """The state after an event, and what to do about it; `Refuse` is the only instruction where nothing changes."""
+    if lifecycle.state is DecisionState.PENDING and lifecycle.due_at <= event.at:
+        # The veto window is over: the decision was requested before this event, although no process recorded it.
+        requested = _await_report(lifecycle, DecisionState.REQUESTED, event.at, timeouts)
+        record = Record(DecisionState.REQUESTED, SERVICE, "the veto window is over")
+        after, instructions = apply_event(requested, event, timeouts)
+        refused = any(isinstance(instruction, Refuse) for instruction in instructions)
+        return (lifecycle, instructions) if refused else (after, [record, *instructions])
+    match event:
+        case TimePassed():
+            return _apply_time(lifecycle, event, timeouts)
+        case GuardsChecked():
+            return _apply_guard_check(lifecycle, event, timeouts)
+        case GuardsRaised(at, guards):
+            if lifecycle.state is not DecisionState.PENDING or not guards:
+                return lifecycle, []
+            held, instructions = _put_on_hold(lifecycle, at, guards, SERVICE, _join_reasons(guards))
+            return held, [Cancel("the decision is on hold"), *instructions]
+        case Released():
+            return _apply_release(lifecycle, event, timeouts)
+        case StopOrdered():
+            return _apply_order(lifecycle, event, timeouts)
+        case Vetoed():
+            return _apply_veto(lifecycle, event)
+        case Reported():
+            return _apply_report(lifecycle, event, timeouts)
+        case RunEnded():
+            return _apply_run_end(lifecycle, event)
+        case RunResumed():
+            return _apply_resume(lifecycle, event)
+        case Undone():
+            return _apply_undo(lifecycle, event)
+
+
+def read_history(history: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[frozenset[str], frozenset[str]]:
+    """`Lifecycle.guard_kinds` and `Lifecycle.late_reports` from a history of states and details, oldest first."""
+    guard_kinds: frozenset[str] = frozenset()
+    late_reports: frozenset[str] = frozenset()
+    for state, details in history:
+        if state == DecisionState.ON_HOLD:
+            guard_kinds = frozenset(guard["kind"] for guard in details.get("guards", ()))
+        elif state == DecisionState.UNDONE and "reported" in details:
+            late_reports |= {details["reported"]}
+    return guard_kinds, late_reports
+
+
+def _apply_time(lifecycle: Lifecycle, event: TimePassed, timeouts: Timeouts) -> Transition:
+    overdue = lifecycle.deadline_at is not None and lifecycle.deadline_at <= event.at
+    if not overdue or lifecycle.state not in AWAITING_CONFIRMATION:
+        return lifecycle, []
+    # 1. Never request again a stop of an attempt that is over: it might end the attempt that runs now.
+    if event.attempt_over:
+        return _fail(lifecycle, "no receiver reported what became of the job, and the run resumed in a new attempt")
+    # 2. After two escalations a person has to act.
+    if lifecycle.escalations >= 2:
+        return _fail(lifecycle, "no receiver confirmed that the job is gone, even after the stop was escalated")
+    # 3. First the same request again, in case it was lost; then the harder one.
+    escalations = lifecycle.escalations + 1
+    action = "requested again" if escalations == 1 else "escalated"
+    reason = f"no receiver confirmed in time that the job is gone: the stop is {action}"
+    lifecycle = replace(lifecycle, escalations=escalations)
+    return _await_report(lifecycle, DecisionState.ESCALATED, event.at, timeouts), [
+        Record(DecisionState.ESCALATED, SERVICE, reason, {"escalations": escalations}),
+        Announce(EventType.STOP_REQUESTED if escalations == 1 else EventType.STOP_ESCALATED),
+    ]
+
+
+def _apply_guard_check(lifecycle: Lifecycle, event: GuardsChecked, timeouts: Timeouts) -> Transition:
+    if lifecycle.state is not DecisionState.ON_HOLD:
+        return lifecycle, []
+    if event.verdict_stops and not event.guards:
+        return _open_veto_window(lifecycle, event.at, SERVICE, "no guard holds the stop any longer", timeouts)
+    if event.verdict_stops and _kinds(event.guards) != lifecycle.guard_kinds:
+        return _put_on_hold(lifecycle, event.at, event.guards, SERVICE, _join_reasons(event.guards))
+    return replace(lifecycle, deadline_at=event.at + timedelta(seconds=RECHECK_SECONDS)), []
+
+
+def _apply_release(lifecycle: Lifecycle, event: Released, timeouts: Timeouts) -> Transition:
+    if lifecycle.state in STOPPING or lifecycle.state is DecisionState.PENDING:
+        return lifecycle, []
+    if lifecycle.state is not DecisionState.ON_HOLD:
+        return lifecycle, [Refuse(f"the decision is {lifecycle.state}; only a decision on hold can be released")]
+    if GuardKind.PAUSED in _kinds(event.guards):
+        return lifecycle, [Refuse("the decision is on hold and its project is paused; resume the project first")]
+    return _open_veto_window(lifecycle, event.at, event.actor, event.reason, timeouts, _describe_guards(event.guards))
+
+
+def _apply_order(lifecycle: Lifecycle, event: StopOrdered, timeouts: Timeouts) -> Transition:
+    if lifecycle.state in AWAITING_CONFIRMATION or lifecycle.state is DecisionState.CONFIRMED:
+        return lifecycle, []
+    if event.paused:
+        return lifecycle, [Refuse("the project is paused, so no run is stopped; resume the project first")]
+    if DecisionState.REQUESTED not in NEXT_STATES[lifecycle.state]:
+        why = "receivers ignore a stop that they have seen before; cancel the job at its scheduler"
+        return lifecycle, [Refuse(f"the decision is {lifecycle.state}: {why}")]
+    lifecycle = replace(lifecycle, due_at=event.at, escalations=0)
+    return _await_report(lifecycle, DecisionState.REQUESTED, event.at, timeouts), [
+        Cancel("a person stopped the run at once"),
+        Record(DecisionState.REQUESTED, event.actor, event.reason, {"ordered": True}),
+        Announce(EventType.STOP_REQUESTED),
+    ]
+
+
+def _apply_veto(lifecycle: Lifecycle, event: Vetoed) -> Transition:
+    if lifecycle.state is DecisionState.VETOED:
+        return lifecycle, []
+    if lifecycle.state not in (DecisionState.PENDING, DecisionState.ON_HOLD):
+        over = f" and its veto window ended at {lifecycle.due_at.isoformat()}" if lifecycle.state in STOPPING else ""
+        rule = "only a pending decision or one on hold can be vetoed"
+        return lifecycle, [Refuse(f"the decision is {lifecycle.state}{over}; {rule}")]
+    lifecycle, record = _end(lifecycle, DecisionState.VETOED, event.actor, event.reason)
+    return lifecycle, [Cancel("the decision was vetoed"), record]
+
+
+def _apply_report(lifecycle: Lifecycle, event: Reported, timeouts: Timeouts) -> Transition:
+    if lifecycle.state is DecisionState.UNDONE:
+        if event.state in lifecycle.late_reports:
+            return lifecycle, []
+        details = event.details | {"reported": str(event.state)}
+        lifecycle = replace(lifecycle, late_reports=lifecycle.late_reports | {str(event.state)})
+        return lifecycle, [Record(DecisionState.UNDONE, event.actor, event.reason, details)]
+    if lifecycle.state is event.state:
+        return lifecycle, []
+    if event.state not in NEXT_STATES[lifecycle.state]:
+        return lifecycle, [Refuse(f"the decision is {lifecycle.state}; it cannot become {event.state}")]
+    if event.state is DecisionState.ACKNOWLEDGED:
+        record = Record(event.state, event.actor, event.reason, event.details)
+        return _await_report(lifecycle, event.state, event.at, timeouts, event.expected_seconds), [record]
+    lifecycle, record = _end(lifecycle, event.state, event.actor, event.reason, event.details)
+    event_type = EventType.STOPPED if event.state is DecisionState.CONFIRMED else EventType.STOP_FAILED
+    return lifecycle, [record, Announce(event_type, {"report": event.details})]
+
+
+def _apply_run_end(lifecycle: Lifecycle, event: RunEnded) -> Transition:
+    unsent = lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD)
+    unseen = lifecycle.state in (DecisionState.REQUESTED, DecisionState.ESCALATED) and not event.receiver_informed
+    if not unsent and not unseen:
+        return lifecycle, []
+    reason = f"the run ended by itself: {event.status}"
+    lifecycle, record = _end(lifecycle, DecisionState.MOOT, SERVICE, reason)
+    return lifecycle, [Cancel("the run ended by itself"), record]
+
+
+def _apply_resume(lifecycle: Lifecycle, event: RunResumed) -> Transition:
+    instructions: list[Instruction] = [Cancel("the run resumed in a new attempt")]
+    if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD):
+        state, before = DecisionState.VETOED, "the stop was requested"
+    elif lifecycle.state in (DecisionState.REQUESTED, DecisionState.ESCALATED) and not event.receiver_informed:
+        state, before = DecisionState.MOOT, "a receiver had the stop"
+    else:
+        return lifecycle, instructions
+    reason = f"the trainer resumed from step {event.step} before {before}"
+    lifecycle, record = _end(lifecycle, state, SERVICE, reason)
+    return lifecycle, [*instructions, record]
+
+
+def _apply_undo(lifecycle: Lifecycle, event: Undone) -> Transition:
+    if lifecycle.state is DecisionState.UNDONE:
+        return lifecycle, []
+    if lifecycle.state not in STOPPING:
+        instead = "; veto it instead" if lifecycle.state in (DecisionState.PENDING, DecisionState.ON_HOLD) else ""
+        why = "cannot be undone: its stop was never requested"
+        return lifecycle, [Refuse(f"the decision is {lifecycle.state} and {why}{instead}")]
+    lifecycle, record = _end(lifecycle, DecisionState.UNDONE, event.actor, event.reason)
+    return lifecycle, [Cancel("the decision was undone"), record, Announce(EventType.RESUME_REQUESTED)]
+
+
+def _put_on_hold(lifecycle: Lifecycle, at: datetime, guards: tuple[Guard, ...], actor: str, reason: str) -> Transition:
+    deadline_at = at + timedelta(seconds=RECHECK_SECONDS)
+    held = replace(lifecycle, state=DecisionState.ON_HOLD, deadline_at=deadline_at, guard_kinds=_kinds(guards))
+    details = _describe_guards(guards)
+    return held, [Record(held.state, actor, reason, details), Announce(EventType.STOP_ON_HOLD, details)]
+
+
+def _open_veto_window(
+    lifecycle: Lifecycle,
+    at: datetime,
+    actor: str,
+    reason: str,
+    timeouts: Timeouts,
+    details: dict[str, Any] | None = None,
+) -> Transition:
+    """Carry the stop out: it can be vetoed from now on, or is requested at once where there is no veto window."""
+    due_at = at + timedelta(seconds=max(timeouts.veto_window_seconds, 0.0))
+    lifecycle = replace(lifecycle, due_at=due_at)
+    if due_at == at:
+        lifecycle, announce = (
+            _await_report(lifecycle, DecisionState.REQUESTED, at, timeouts),
+            Announce(EventType.STOP_REQUESTED),
+        )
+    else:
+        lifecycle = replace(lifecycle, state=DecisionState.PENDING, deadline_at=None)
+        announce = Announce(EventType.STOP_REQUESTED, due_at=due_at)
+    return lifecycle, [Record(lifecycle.state, actor, reason, details or {}), announce]
+
+
+def _await_report(
+    lifecycle: Lifecycle, state: DecisionState, at: datetime, timeouts: Timeouts, expected_seconds: float = 0.0
+) -> Lifecycle:
+    deadline_at = at + timedelta(seconds=expected_seconds + timeouts.confirm_seconds)
+    return replace(lifecycle, state=state, deadline_at=deadline_at)
+
+
+def _fail(lifecycle: Lifecycle, reason: str) -> Transition:
+    details = {"escalations": lifecycle.escalations}
+    lifecycle, record = _end(lifecycle, DecisionState.FAILED, SERVICE, reason, details)
+    return lifecycle, [record, Announce(EventType.STOP_FAILED, {"report": details})]
+
+
+def _end(
+    lifecycle: Lifecycle, state: DecisionState, actor: str, reason: str, details: dict[str, Any] | None = None
+) -> tuple[Lifecycle, Record]:
+    return replace(lifecycle, state=state, deadline_at=None), Record(state, actor, reason, details or {})
+
+
+def _kinds(guards: Iterable[Guard]) -> frozenset[str]:
+    return frozenset(guard.kind for guard in guards)
+
+
+def _join_reasons(guards: Iterable[Guard]) -> str:
+    return "; ".join(guard.reason for guard in guards)
+
+
+def _describe_guards(guards: Iterable[Guard]) -> dict[str, Any]:
+    return {"guards": [asdict(guard) for guard in guards]}

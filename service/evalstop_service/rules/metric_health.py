@@ -1,0 +1,159 @@
+"""Metrics without data: metrics of a run that give its detectors nothing to work with. Pure.
+
+| kind | what happened | reported after |
+|---|---|---|
+| `not_finite` | it is NaN or infinite | 3 values in a row: one may be an accident, three are a broken eval |
+| `constant` | its values are equal to the last bit | 8 in a row, and 3 times as many as ever before |
+| `ceased` | it stopped while others go on: perhaps it was renamed | 5 times its longest gap |
+| `missing` | it was never reported while others are: perhaps it has another name | a third of the steps, or 6 hours |
+
+Equal values occur by chance: a score over 100 questions repeats once in about seven evals, eight times in a row once in
+a million windows. A coarser score, such as won or lost, shows by its past how long it stays the same.
+
+A gap is measured in steps and in time, and both must be exceeded: evals that are computed elsewhere arrive many steps
+late but regularly, and a trainer that waits loses time but no steps. Gaps may grow: five times allows evals at steps 1,
+2, 4, 8. Two or three values show one or two gaps, which is little evidence: then it is ten times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+NEWEST = 32
+"""The number of newest values of a metric that are examined."""
+
+NOT_FINITE = 3
+SAME, SAME_TIMES = 8, 3
+CEASED_GAPS, CEASED_GAPS_OF_FEW, FEW = 5.0, 10.0, 4
+MISSING_SHARE, MISSING_SECONDS = 1 / 3, 6 * 3600.0
+
+
+class FaultKind(StrEnum):
+    """Why a metric gives its detectors no data."""
+
+    NOT_FINITE = "not_finite"
+    CONSTANT = "constant"
+    CEASED = "ceased"
+    MISSING = "missing"
+
+
+class Reading(NamedTuple):
+    """One value of a metric, NaN and the infinities included, and when it was received."""
+
+    step: int
+    value: float
+    received_at: datetime
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """How far a run has come, in any of its metrics.
+
+    `begun_at`: the start of its present attempt. `reported_at`: its last report. `last_step`: None before the first.
+    """
+
+    begun_at: datetime
+    reported_at: datetime
+    last_step: int | None
+    total_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class MetricFault:
+    """A metric without data, with the kind of fault for programs and a reason for people."""
+
+    metric: str
+    kind: FaultKind
+    reason: str
+
+
+@dataclass(frozen=True)
+class MetricReadings:
+    """A metric that a policy needs, with its newest readings by ascending step, at most `NEWEST`.
+
+    `required`: the trainer named it, or no stop is decided without it; other metrics may be missing.
+    """
+
+    metric: str
+    readings: Sequence[Reading] = field(default_factory=tuple)
+    required: bool = True
+
+
+def find_faults(metrics: Sequence[MetricReadings], progress: RunProgress) -> tuple[MetricFault, ...]:
+    """The faults of these metrics, at most one each, in their order."""
+    if progress.last_step is None:  # no metric is ahead of another yet
+        return ()
+    faults = (_find_fault(metric, progress, progress.last_step) for metric in metrics)
+    return tuple(fault for fault in faults if fault is not None)
+
+
+def _find_fault(metric: MetricReadings, progress: RunProgress, last_step: int) -> MetricFault | None:
+    readings = metric.readings
+    if readings:
+        fault = _check_ceased(readings, progress, last_step) or _check_finite(readings) or _check_constant(readings)
+    else:
+        fault = _check_missing(progress, last_step) if metric.required else None
+    return MetricFault(metric.metric, *fault) if fault is not None else None
+
+
+def _check_missing(progress: RunProgress, last_step: int) -> tuple[FaultKind, str] | None:
+    if progress.total_steps is not None:
+        late = last_step >= MISSING_SHARE * progress.total_steps
+    else:
+        late = (progress.reported_at - progress.begun_at).total_seconds() >= MISSING_SECONDS
+    if not late:
+        return None
+    return FaultKind.MISSING, f"it was never reported, and other metrics are at step {last_step}; has it another name?"
+
+
+def _check_ceased(readings: Sequence[Reading], progress: RunProgress, last_step: int) -> tuple[FaultKind, str] | None:
+    last = readings[-1]
+    received = sorted({reading.received_at for reading in readings})
+    # A single value, or values that came in one request, have one gap: from the start to the first of them.
+    steps = [after.step - before.step for before, after in pairwise(readings)] or [last.step]
+    seconds = [(after - before).total_seconds() for before, after in pairwise(received)]
+    seconds = seconds or [(received[0] - progress.begun_at).total_seconds()]
+    allowed = CEASED_GAPS if len(readings) >= FEW else CEASED_GAPS_OF_FEW
+    behind_steps = last_step - last.step
+    behind_seconds = (progress.reported_at - received[-1]).total_seconds()
+    if behind_steps <= allowed * max(1, *steps) or behind_seconds <= allowed * max(0.0, *seconds):
+        return None
+    reason = f"it was last reported at step {last.step}, and other metrics are at step {last_step}; was it renamed?"
+    return FaultKind.CEASED, reason
+
+
+def _check_finite(readings: Sequence[Reading]) -> tuple[FaultKind, str] | None:
+    newest = readings[-NOT_FINITE:]
+    if len(newest) < NOT_FINITE or any(math.isfinite(reading.value) for reading in newest):
+        return None
+    return FaultKind.NOT_FINITE, f"its last {NOT_FINITE} values are NaN or infinite"
+
+
+def _check_constant(readings: Sequence[Reading]) -> tuple[FaultKind, str] | None:
+    lengths = [len(list(same)) for _, same in groupby(reading.value for reading in readings)]
+    # The first stretch may have begun before the readings do, so its length is a lower bound.
+    if lengths[-1] < max(SAME, SAME_TIMES * max(lengths[:-1], default=0)):
+        return None
+    return FaultKind.CONSTANT, f"its last {lengths[-1]} values are the same, {readings[-1].value:g}"
+
+
+def faults_to_json(faults: Sequence[MetricFault]) -> list[dict[str, str]]:
+    """Faults as they are stored and answered."""
+    return [asdict(fault) for fault in faults]
+
+
+def select_new_faults(before: Sequence[Mapping[str, str]], faults: Sequence[MetricFault]) -> list[MetricFault]:
+    """The faults whose metric did not have the same kind of fault before."""
+    known = {(fault["metric"], fault["kind"]) for fault in before}
+    return [fault for fault in faults if (fault.metric, fault.kind) not in known]
+
+
+def faults_differ(before: Sequence[Mapping[str, str]], faults: Sequence[MetricFault]) -> bool:
+    """Whether other metrics are at fault than before, or in another way."""
+    return len(before) != len(faults) or bool(select_new_faults(before, faults))
