@@ -110,21 +110,25 @@ system-packages:  ## Install PostgreSQL, Chromium, Slurm and small tools for the
 
 # --- measure and show it
 
+# Sets TEST_DATABASE_URL for a command: a PostgreSQL as one would set it up for this work, unless the variable names one.
+WITH_POSTGRES := $(BIN)/python -m tests.fixtures.postgres_server --set shared_buffers=1GB --set max_wal_size=8GB \
+  --set checkpoint_timeout=15min --set max_connections=300 --
+
 .PHONY: bench-ingest
-bench-ingest: $(READY)  ## Measure ingestion beside MLflow, Optuna, bare COPY and a bare route; BENCH=--quick tries it
-	@$(BIN)/python -m evalstop_lab.benchmarks.ingest $(BENCH)
+bench-ingest: $(READY)  ## Measure ingestion, and processor time, beside an upper bound; BENCH=--quick tries it
+	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.ingest.command $(BENCH)
+
+.PHONY: bench-growth
+bench-growth: $(READY)  ## Measure ingestion and reading with many runs, long runs and after a crash; BENCH=--quick tries it
+	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.growth $(BENCH)
 
 .PHONY: bench-webhooks
 bench-webhooks: $(READY)  ## Measure deliveries beside a bare client, and how soon one leaves
-	@$(BIN)/python -m evalstop_lab.benchmarks.webhooks $(BENCH)
+	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.webhooks $(BENCH)
 
 .PHONY: bench-stop
 bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the eval that decides
-	@$(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)
-
-.PHONY: bench-first
-bench-first: $(READY)  ## Measure latency from eval to webhook and observations per second
-	$(BIN)/python -m evalstop_lab.benchmarks.first
+	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)
 
 .PHONY: bench-client
 bench-client: $(READY)  ## Measure what the client costs a trainer: its import and log(), beside httpx, MLflow and a list
@@ -132,7 +136,7 @@ bench-client: $(READY)  ## Measure what the client costs a trainer: its import a
 
 .PHONY: bench-pages
 bench-pages: $(READY)  ## Measure how long each page takes with 100,000 runs and 10,000 decisions on PostgreSQL
-	@$(BIN)/python -m evalstop_lab.benchmarks.pages $(BENCH)
+	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.pages $(BENCH)
 
 .PHONY: screenshots
 screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a real browser
@@ -140,7 +144,11 @@ screenshots: $(READY)  ## Draw the pages for the docs from recorded runs, in a r
 
 .PHONY: bench-detection
 bench-detection: $(READY)  ## Measure how well and how fast each detector and policy finds the turn; BENCH=--quick tries it
-	@$(BIN)/python -m evalstop_lab.benchmarks.detection $(BENCH)
+	@$(BIN)/python -m evalstop_lab.benchmarks.detection.command $(BENCH)
+
+.PHONY: bench-detectors
+bench-detectors: $(READY)  ## Measure what an observation costs each detector and policy
+	@$(BIN)/python -m evalstop_lab.benchmarks.detection.step_cost $(BENCH)
 
 .PHONY: bench-simulator
 bench-simulator: $(READY)  ## Measure how many events a second the simulator of clusters takes

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from evalstop_lab.benchmarks.servers import free_port
+from evalstop_lab.benchmarks.processes import find_free_port
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.rules.decision_lifecycle import DecisionState
@@ -142,7 +142,7 @@ def test_many_stops(tmp_path: Path, database: Database, count: int) -> None:
     tenants = (hot, careful, bounded)
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
     environment = {"EVALSTOP_DATABASE_URL": url, "EVALSTOP_DATABASE_CONNECTIONS": "8", **FAST}
-    ports = [str(free_port()) for _ in range(2)]
+    ports = [str(find_free_port()) for _ in range(2)]
     serving = [
         Program(tmp_path / f"serve-{port}.log", "serve", "--json", "--port", port, **environment) for port in ports
     ]

@@ -9,14 +9,12 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +23,16 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
+from evalstop_lab.benchmarks.machine import describe_machine, format_machine
 from evalstop_lab.service_process import Service, running_service
 
-LOADED = ("evalstop_client", "httpx", "mlflow")
-METRICS = {"gold": 0.5, "proxy": 0.25, "kl": 0.125, "loss": 2.0}
-TIMED = """
+MODULES = ("evalstop_client", "httpx", "mlflow")
+METRICS = {"eval": 0.5, "proxy": 0.25, "kl": 0.125, "loss": 2.0}
+TIMED_IMPORT = """
 import sys, time
-began = time.perf_counter()
+started = time.perf_counter()
 import {module}
-sys.stdout.write(str(time.perf_counter() - began))
+sys.stdout.write(str(time.perf_counter() - started))
 """
 
 
@@ -46,70 +45,74 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     report = {
-        "machine": {"python": platform.python_version(), "cores": os.cpu_count(), "httpx": version("httpx")},
-        "import_seconds": _imports(options.rounds),
-        "log_seconds": _logs(options.calls, options.pause_ms / 1000),
+        "machine": describe_machine("evalstop-client", "httpx"),
+        "import_seconds": _time_imports(options.rounds),
+        "log_seconds": _time_logs(options.calls, options.pause_ms / 1000),
     }
     if options.json:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
-        _print(report)
+        _print_tables(report)
     return 0
 
 
-def _imports(rounds: int) -> dict[str, dict[str, float]]:
-    modules = [module for module in LOADED if importlib.util.find_spec(module) is not None]
-    taken: dict[str, list[float]] = {module: [] for module in modules}
+def _time_imports(rounds: int) -> dict[str, dict[str, float]]:
+    modules = [module for module in MODULES if importlib.util.find_spec(module) is not None]
+    seconds: dict[str, list[float]] = {module: [] for module in modules}
     for _ in range(rounds):
         for module in modules:
-            done = subprocess.run(
-                [sys.executable, "-c", TIMED.format(module=module)], capture_output=True, text=True, check=True
+            completed = subprocess.run(
+                [sys.executable, "-c", TIMED_IMPORT.format(module=module)], capture_output=True, text=True, check=True
             )
-            taken[module].append(float(done.stdout))
-    return {module: _summary(seconds) for module, seconds in taken.items()}
+            seconds[module].append(float(completed.stdout))
+    return {module: _summarize(times) for module, times in seconds.items()}
 
 
-def _logs(calls: int, pause_seconds: float) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    kept: list[tuple[dict[str, float], int]] = []
-    found["append to a list"] = _timed(lambda step: kept.append((METRICS, step)), calls, pause_seconds)
+def _time_logs(calls: int, pause_seconds: float) -> dict[str, dict[str, float]]:
+    times: dict[str, dict[str, float]] = {}
+    logged: list[tuple[dict[str, float], int]] = []
+    times["append to a list"] = _time_calls(lambda step: logged.append((METRICS, step)), calls, pause_seconds)
     with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as name:
         folder = Path(name)
         with running_service(folder / "service") as service:
-            there: dict[str, Any] = {"url": service.url, "key": service.key, "limits": Limits(flush_seconds=60)}
-            with Run(name="bench-client", spool_folder=folder, **there) as run:
-                found["evalstop: run.log()"] = _timed(lambda step: run.log(METRICS, step=step), calls, pause_seconds)
+            options: dict[str, Any] = {"url": service.url, "key": service.key, "limits": Limits(flush_seconds=60)}
+            with Run(name="bench-client", spool_folder=folder, **options) as run:
+                times["evalstop: run.log()"] = _time_calls(
+                    lambda step: run.log(METRICS, step=step), calls, pause_seconds
+                )
             if importlib.util.find_spec("mlflow") is not None:
-                found["mlflow: log_metrics(synchronous=False)"] = _mlflow(service, calls, pause_seconds)
+                times["mlflow: log_metrics(synchronous=False)"] = _time_mlflow(service, calls, pause_seconds)
         with Run(name="bench-away", url=service.url, spool_folder=folder, flush_seconds=0.1) as away:
-            found["evalstop, the service being away"] = _timed(
+            times["evalstop, the service being away"] = _time_calls(
                 lambda step: away.log(METRICS, step=step), calls, pause_seconds
             )
-    return found
+    return times
 
 
-def _mlflow(service: Service, calls: int, pause_seconds: float) -> dict[str, float]:
+def _time_mlflow(service: Service, calls: int, pause_seconds: float) -> dict[str, float]:
     import mlflow
 
     os.environ["MLFLOW_TRACKING_TOKEN"] = service.key
     mlflow.set_tracking_uri(f"{service.url}/mlflow")
     with mlflow.start_run():
-        found = _timed(lambda step: mlflow.log_metrics(METRICS, step=step, synchronous=False), calls, pause_seconds)
+        summary = _time_calls(
+            lambda step: mlflow.log_metrics(METRICS, step=step, synchronous=False), calls, pause_seconds
+        )
         mlflow.flush_async_logging()
-    return found
+    return summary
 
 
-def _timed(call: Callable[[int], object], calls: int, pause_seconds: float) -> dict[str, float]:
+def _time_calls(call: Callable[[int], object], calls: int, pause_seconds: float) -> dict[str, float]:
     seconds = []
     for step in range(calls):
-        began = time.perf_counter()
+        started = time.perf_counter()
         call(step)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started)
         time.sleep(pause_seconds)
-    return _summary(seconds)
+    return _summarize(seconds)
 
 
-def _summary(seconds: list[float]) -> dict[str, float]:
+def _summarize(seconds: list[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     return {
         "median": statistics.median(ordered),
@@ -118,7 +121,7 @@ def _summary(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print_tables(report: dict[str, Any]) -> None:
     console = Console()
     for title, unit, scale, rows in (
         ("import, in a process of its own", "ms", 1e3, report["import_seconds"]),
@@ -128,7 +131,7 @@ def _print(report: dict[str, Any]) -> None:
         for name, row in rows.items():
             table.add_row(name, *(f"{row[column] * scale:.1f}" for column in ("median", "p99", "least")))
         console.print(table)
-    console.print(" ".join(f"{name} {value}" for name, value in report["machine"].items()))
+    console.print(format_machine(report["machine"]), highlight=False)
 
 
 if __name__ == "__main__":

@@ -26,13 +26,17 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks import servers
-from evalstop_lab.benchmarks.ingest_stage import POSTGRES, created
-from evalstop_lab.benchmarks.servers import Server
-from tests.fixtures.postgres_server import conninfo, postgres
+from evalstop_lab.benchmarks.databases import (
+    add_database_option,
+    libpq_url,
+    parse_with_database,
+    temporary_database,
+)
+from evalstop_lab.benchmarks.processes import Server, prepare_service, run_service
 
 BARE = "/login"
 LIMIT_MS = 100.0
+WARM_UP_TURNS = 3
 MINUTES_APART = 10
 
 # A copy is as much older by its id as it is by its times, so that lists hold it where it belongs.
@@ -58,7 +62,7 @@ _TIMES = ("created_at", "updated_at", "ended_at", "started_at", "at", "due_at")
 
 @dataclass(frozen=True)
 class Timed:
-    """How long a page took, in milliseconds, at the median and at its worst of ten."""
+    """How long a page took, in milliseconds: the median and the 90th percentile."""
 
     path: str
     median_ms: float
@@ -69,32 +73,35 @@ class Timed:
 def main() -> int:
     """Run the benchmark and print its table; 1 when a page is too slow."""
     parser = argparse.ArgumentParser(prog="make bench-pages", description=__doc__)
+    add_database_option(parser)
     parser.add_argument("--runs", type=positive_number, default=100_000, help="how many there are (default: 100000)")
     parser.add_argument("--decisions", type=positive_number, default=10_000, help="of them (default: 10000)")
     parser.add_argument("--times", type=positive_number, default=40, help="each page is asked for so often")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder, postgres(POSTGRES) as server:
-        url = created(server, "pages")
+    options = parse_with_database(parser)
+    with (
+        tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder,
+        temporary_database(options.database_url, "pages") as url,
+    ):
         environment = {"EVALSTOP_DATABASE_URL": url}
-        key = servers.prepared(environment)
+        key = prepare_service(environment)
         command = [sys.executable, "-m", "evalstop_service.cli", "demo-data", "--json", "--database-url", url]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        runs, decisions = multiply(conninfo(url), options.runs, options.decisions)
-        with servers.evalstop(Path(folder), key, environment) as service:
-            timed = measure(service, options.times)
+        runs, decisions = copy_runs(libpq_url(url), options.runs, options.decisions)
+        with run_service(Path(folder), key, environment) as service:
+            timed = measure_pages(service, options.times)
     if options.json:
         sys.stdout.write(
-            json.dumps({"runs": runs, "decisions": decisions, "pages": [vars(one) for one in timed]}) + "\n"
+            json.dumps({"runs": runs, "decisions": decisions, "pages": [vars(page) for page in timed]}) + "\n"
         )
     else:
-        _tell(timed, runs, decisions)
-    return 0 if all(one.median_ms < LIMIT_MS for one in timed) else 1
+        _print_table(timed, runs, decisions)
+    return 0 if all(page.median_ms < LIMIT_MS for page in timed) else 1
 
 
-def multiply(where: str, runs: int, decisions: int) -> tuple[int, int]:
+def copy_runs(url: str, runs: int, decisions: int) -> tuple[int, int]:
     """Copy the ended runs of a database until there are about so many runs and decisions; how many there are then."""
-    with psycopg.connect(where, autocommit=True) as connection:
+    with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_MOVED)
         ended = _count(connection, "runs WHERE ended_at IS NOT NULL")
         decided = _count(connection, "decisions JOIN runs ON runs.id = run_id WHERE ended_at IS NOT NULL")
@@ -109,22 +116,24 @@ def multiply(where: str, runs: int, decisions: int) -> tuple[int, int]:
         return _count(connection, "runs"), _count(connection, "decisions")
 
 
-def measure(service: Server, times: int) -> list[Timed]:
+def measure_pages(service: Server, times: int) -> list[Timed]:
     """Ask for each page so often, all of them in turns."""
     with httpx.Client(base_url=service.url, follow_redirects=True, timeout=60) as browser:
         paths = [BARE, *_paths(browser, service.key or "")]
-        took: dict[str, list[float]] = {path: [] for path in paths}
-        size: dict[str, int] = {}
-        for turn in range(times + 3):
+        times_ms: dict[str, list[float]] = {path: [] for path in paths}
+        sizes: dict[str, int] = {}
+        for turn in range(times + WARM_UP_TURNS):
             for path in paths:
-                begun = time.perf_counter()
-                answer = browser.get(path)
-                spent = (time.perf_counter() - begun) * 1000
-                answer.raise_for_status()
-                size[path] = len(answer.content)
-                if turn >= 3:  # before that it warms up
-                    took[path].append(spent)
-    return [Timed(path, statistics.median(found), _p90(found), size[path] / 1024) for path, found in took.items()]
+                started = time.perf_counter()
+                response = browser.get(path).raise_for_status()
+                spent_ms = (time.perf_counter() - started) * 1000
+                sizes[path] = len(response.content)
+                if turn >= WARM_UP_TURNS:
+                    times_ms[path].append(spent_ms)
+    return [
+        Timed(path, statistics.median(spent), statistics.quantiles(spent, n=10)[-1], sizes[path] / 1024)
+        for path, spent in times_ms.items()
+    ]
 
 
 def _paths(browser: httpx.Client, key: str) -> list[str]:
@@ -143,8 +152,8 @@ def _paths(browser: httpx.Client, key: str) -> list[str]:
 
 
 def _copy(connection: psycopg.Connection, table: str, key: str, copies: int, of_decisions: int = 0) -> None:
-    found = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table,))
-    columns = [name for (name,) in found]
+    rows = connection.execute("SELECT column_name FROM information_schema.columns WHERE table_name = %s", (table,))
+    columns = [name for (name,) in rows]
     values = []
     for name in columns:
         if name in _IDS or (name == "id" and table != "projects"):
@@ -170,19 +179,19 @@ def _count(connection: psycopg.Connection, what: str) -> int:
     return int(row[0])
 
 
-def _p90(found: Sequence[float]) -> float:
-    return statistics.quantiles(found, n=10)[-1]
-
-
-def _tell(timed: Sequence[Timed], runs: int, decisions: int) -> None:
+def _print_table(timed: Sequence[Timed], runs: int, decisions: int) -> None:
     bare = timed[0].median_ms
     table = Table(title=f"pages with {runs:,} runs and {decisions:,} decisions, milliseconds")
     for name in ("page", "median", "p90", f"times {BARE}", "KiB"):
         table.add_column(name, justify="left" if name == "page" else "right")
-    for one in timed:
-        path = re.sub(r"[0-9a-f-]{36}", "{id}", one.path)
-        row = (path, f"{one.median_ms:.1f}", f"{one.p90_ms:.1f}", f"{one.median_ms / bare:.1f}", f"{one.kilobytes:.0f}")
-        table.add_row(*row)
+    for page in timed:
+        table.add_row(
+            re.sub(r"[0-9a-f-]{36}", "{id}", page.path),
+            f"{page.median_ms:.1f}",
+            f"{page.p90_ms:.1f}",
+            f"{page.median_ms / bare:.1f}",
+            f"{page.kilobytes:.0f}",
+        )
     Console(width=120).print(table)
 
 

@@ -28,7 +28,7 @@ from evalstop_lab.simulator.setting import PAPER
 from evalstop_lab.simulator.stopping import RULES, WithStop, decide
 
 SEED = 40_000
-WANTED = 200_000
+WANTED_EVENTS_A_SECOND = 200_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,23 +38,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive_number, default=5, help="of which the best counts (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object rather than a table")
     options = parser.parse_args(arguments)
-    rows = measure(options.cluster_jobs, options.rounds)
+    rows = measure_schedulers(options.cluster_jobs, options.rounds)
     if options.json:
         sys.stdout.write(json.dumps({"rows": rows, "python": platform.python_version()}) + "\n")
     else:
-        Console().print(_table(rows))
+        Console().print(_build_table(rows))
     return 0
 
 
-def measure(jobs: int, rounds: int) -> list[dict[str, Any]]:
+def measure_schedulers(jobs: int, rounds: int) -> list[dict[str, Any]]:
     """One row a scheduler: events and jobs a second, ahead of time and online, and that both end alike."""
     workload, _ = draw(replace(PAPER, jobs=jobs), SEED)
     cluster, policy = Cluster(PAPER.gpus, PAPER.restore_hours), RULES["paper"]
     ends = decide(policy, workload).ends(workload, cluster)
     rows = []
     for name, scheduler in SCHEDULERS.items():
-        ahead, ahead_seconds = _best([partial(simulate, workload, scheduler, cluster, ends, evals=False)] * rounds)
-        online, online_seconds = _best([partial(simulate, workload, WithStop(scheduler, policy, workload), cluster)])
+        ahead, ahead_seconds = _run_best([partial(simulate, workload, scheduler, cluster, ends, evals=False)] * rounds)
+        online, online_seconds = _run_best(
+            [partial(simulate, workload, WithStop(scheduler, policy, workload), cluster)]
+        )
         rows.append(
             {
                 "scheduler": name,
@@ -69,18 +71,18 @@ def measure(jobs: int, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _best(runs: Sequence[Callable[[], Schedule]]) -> tuple[Schedule, float]:
+def _run_best(runs: Sequence[Callable[[], Schedule]]) -> tuple[Schedule, float]:
     """The last schedule, and the least processor time that one of the runs took."""
     least = math.inf
     for run in runs:
-        began = time.process_time()
+        started = time.process_time()
         schedule = run()
-        least = min(least, time.process_time() - began)
+        least = min(least, time.process_time() - started)
     return schedule, least
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=f"events a second on one core; wanted, ahead of time: {WANTED:,}")
+def _build_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title=f"events a second on one core; wanted, ahead of time: {WANTED_EVENTS_A_SECOND:,}")
     for heading in ("scheduler", "events", "ahead of time", "", "jobs/s", "online", "jobs/s", "same schedule"):
         table.add_column(heading, justify="left" if heading in ("scheduler", "") else "right")
     for row in rows:
@@ -88,7 +90,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             row["scheduler"],
             f"{row['events']:,}",
             f"{row['events_a_second']:,.0f}",
-            "met" if row["events_a_second"] >= WANTED else "missed",
+            "met" if row["events_a_second"] >= WANTED_EVENTS_A_SECOND else "missed",
             f"{row['jobs_a_second']:,.0f}",
             f"{row['online_events_a_second']:,.0f}",
             f"{row['online_jobs_a_second']:,.0f}",

@@ -24,9 +24,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
+from evalstop_lab.benchmarks.databases import add_database_option, parse_with_database, temporary_database
 from evalstop_lab.errors import ServiceUnavailable
 from evalstop_lab.service_process import Service, end, running_service
-from tests.fixtures.postgres_server import postgres
 
 TARGET_MS = 250.0
 VERSIONS = ("evalstop-service", "evalstop-client", "aiohttp", "sqlalchemy", "psycopg")
@@ -36,13 +36,14 @@ START_SECONDS = 30.0
 def main() -> int:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(prog="make bench-stop", description=__doc__)
+    add_database_option(parser)
     parser.add_argument("--stops", type=positive_number, default=20, help="trainers stopped on each database")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
+    options = parse_with_database(parser)
     console = Console(stderr=options.json)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evalstop-bench-")))
-        url = stack.enter_context(postgres())
+        url = stack.enter_context(temporary_database(options.database_url, "stop"))
         services = {
             "SQLite": stack.enter_context(running_service(folder / "sqlite")),
             "PostgreSQL": stack.enter_context(running_service(folder / "postgres", {"EVALSTOP_DATABASE_URL": url})),
@@ -51,14 +52,14 @@ def main() -> int:
             with _api(service) as api:
                 bounds = {"stops_per_hour": None, "stops_share": None}  # it is all stops here
                 api.patch("/project", json=bounds).raise_for_status()
-        taken: dict[str, list[float]] = {name: [] for name in services}
+        times_ms: dict[str, list[float]] = {name: [] for name in services}
         with Progress(console=console, transient=True) as progress:
             for _ in progress.track(range(options.stops), description="trainers stopped"):
                 for name, service in services.items():
-                    taken[name].append(_stop_one(service, folder))
+                    times_ms[name].append(_stop_trainer(service, folder))
     report = {
-        name: {"median_ms": statistics.median(found), "p90_ms": sorted(found)[int(0.9 * len(found))]}
-        for name, found in taken.items()
+        name: {"median_ms": statistics.median(times), "p90_ms": sorted(times)[int(0.9 * len(times))]}
+        for name, times in times_ms.items()
     }
     if options.json:
         versions = {name: importlib.metadata.version(name) for name in VERSIONS}
@@ -76,7 +77,7 @@ def main() -> int:
     return 0
 
 
-def _stop_one(service: Service, folder: Path) -> float:
+def _stop_trainer(service: Service, folder: Path) -> float:
     """Milliseconds from the eval to SIGTERM."""
     ready, secret = folder / "ready.json", folder / "secret"
     for file in (ready, secret):
@@ -94,16 +95,16 @@ def _stop_one(service: Service, folder: Path) -> float:
         try:
             _wait_for(ready, process, log)
             endpoint = {"url": json.loads(ready.read_text())["url"], "event_types": ["run.stop_requested"]}
-            made = api.post("/endpoints", json=endpoint).raise_for_status().json()
+            created = api.post("/endpoints", json=endpoint).raise_for_status().json()
             secret.touch(mode=0o600)
-            secret.write_text(made["secret"])
+            secret.write_text(created["secret"])
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
                 raise ServiceUnavailable(f"The trainer was not stopped; its log ends: {log.read_text()[-500:]}")
             milliseconds: float = json.loads(line)["milliseconds"]
             process.wait(START_SECONDS)
-            api.delete(f"/endpoints/{made['id']}").raise_for_status()
+            api.delete(f"/endpoints/{created['id']}").raise_for_status()
             return milliseconds
         finally:
             end(process)

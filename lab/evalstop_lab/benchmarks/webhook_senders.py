@@ -69,12 +69,12 @@ BODY = json.dumps(
     },
     separators=(",", ":"),
 )
-"""As a stop is told; every contender sends these bytes."""
+"""A stop event; every contender sends these bytes."""
 
 
 @dataclass(frozen=True)
 class Outbox:
-    """A database at head with a project, a run and an endpoint there."""
+    """A migrated database with a project, a run and an endpoint."""
 
     database: Database
     project_id: UUID
@@ -82,7 +82,7 @@ class Outbox:
     endpoint: Endpoint
 
 
-def an_outbox(database: Database, url: str) -> Outbox:
+def create_outbox(database: Database, url: str) -> Outbox:
     """Make a project and a run, and subscribe the URL to all events."""
     now = utc_now()
     project = project_settings.create_project(
@@ -97,16 +97,16 @@ def an_outbox(database: Database, url: str) -> Outbox:
     return Outbox(database, project.id, run.id, endpoint)
 
 
-def fill(box: Outbox, count: int) -> None:
-    """Leave so many deliveries waiting, as `outbox.add_event` does one by one: each of a run of its own."""
+def fill_outbox(box: Outbox, count: int) -> None:
+    """Add waiting deliveries, each of a run of its own, as `outbox.add_event` does one by one."""
     now = utc_now()
     with box.database.reading() as tx:
         run = dict(tx.execute(sa.select(runs).where(runs.c.id == box.run_id)).mappings().one())
     copies = [run | {"id": key, "name": str(key)} for key in (new_id() for _ in range(count))]
-    made: list[dict[str, Any]] = []
+    new_events: list[dict[str, Any]] = []
     for copy in copies:
         event = {"run_id": copy["id"], "id": new_id(), "project_id": box.project_id, "type": "run.stop_requested"}
-        made.append(event | {"body": BODY, "created_at": now})
+        new_events.append(event | {"body": BODY, "created_at": now})
     rows = [
         {
             "run_id": event["run_id"],
@@ -119,36 +119,36 @@ def fill(box: Outbox, count: int) -> None:
             "urgent": True,
             "created_at": now,
         }
-        for event in made
+        for event in new_events
     ]
     with box.database.transaction() as tx:
         tx.execute(sa.insert(runs), copies)
-        tx.execute(sa.insert(events), made)
+        tx.execute(sa.insert(events), new_events)
         tx.execute(sa.insert(deliveries), rows)
 
 
-async def by_the_worker(box: Outbox, count: int) -> float:
+async def deliver_with_worker(box: Outbox, count: int) -> float:
     """Deliveries a second, from the start of a worker to the last one settled."""
     async with Sender(address_policy=LOOPBACK) as sender:
         service_metrics = ServiceMetrics()
         stop = asyncio.Event()
-        begun = time.perf_counter()
-        running = asyncio.create_task(_worker(box.database, sender, service_metrics).run(stop))
+        started = time.perf_counter()
+        running = asyncio.create_task(_create_worker(box.database, sender, service_metrics).run(stop))
         try:
-            while (settled := _delivered(service_metrics)) < count:
+            while (settled := _count_delivered(service_metrics)) < count:
                 if running.done():
                     running.result()
-                if time.perf_counter() - begun > DEADLINE_SECONDS:
+                if time.perf_counter() - started > DEADLINE_SECONDS:
                     raise TimeoutError(f"{settled:g} of {count} deliveries were settled in {DEADLINE_SECONDS:g} s")
                 await asyncio.sleep(0.005)
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - started
         finally:
             stop.set()
             await running
     return count / seconds
 
 
-async def by_a_bare_client(box: Outbox, count: int) -> float:
+async def post_with_bare_client(box: Outbox, count: int) -> float:
     """POSTs a second of what the worker would send, signed beforehand, by as many loops as attempts under way."""
     body = BODY.encode()
     at = int(datetime.now(UTC).timestamp())
@@ -162,16 +162,16 @@ async def by_a_bare_client(box: Outbox, count: int) -> float:
                     response.raise_for_status()
                     await response.read()
 
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await asyncio.gather(*(post() for _ in range(AT_A_TIME)))
-        return count / (time.perf_counter() - begun)
+        return count / (time.perf_counter() - started)
 
 
-async def latencies(box: Outbox, count: int, arrived: asyncio.Queue[float]) -> list[float]:
+async def measure_latencies(box: Outbox, count: int, arrived: asyncio.Queue[float]) -> list[float]:
     """Milliseconds from the end of a commit to the arrival of its webhook, one event after another."""
-    found = []
+    latencies = []
 
-    def announce() -> float:
+    def add_event() -> float:
         with box.database.transaction() as tx:
             data = {"number": 0}
             terms: dict[str, Any] = {"type": "run.suspected", "data": data, "now": utc_now()}
@@ -180,22 +180,22 @@ async def latencies(box: Outbox, count: int, arrived: asyncio.Queue[float]) -> l
 
     async with Sender(address_policy=LOOPBACK) as sender:
         stop = asyncio.Event()
-        running = asyncio.create_task(_worker(box.database, sender).run(stop))
+        running = asyncio.create_task(_create_worker(box.database, sender).run(stop))
         await asyncio.sleep(1.0)  # until the worker listens
         for _ in range(count):
-            committed = await asyncio.to_thread(announce)
-            found.append((await asyncio.wait_for(arrived.get(), DEADLINE_SECONDS) - committed) * 1000)
+            committed = await asyncio.to_thread(add_event)
+            latencies.append((await asyncio.wait_for(arrived.get(), DEADLINE_SECONDS) - committed) * 1000)
             await asyncio.sleep(random.uniform(0.02, 0.06))
         stop.set()
         await running
-    return found
+    return latencies
 
 
-def _worker(database: Database, sender: Sender, service_metrics: ServiceMetrics | None = None) -> Worker:
+def _create_worker(database: Database, sender: Sender, service_metrics: ServiceMetrics | None = None) -> Worker:
     pace = Pace(concurrency=AT_A_TIME, per_endpoint=AT_A_TIME)
     return Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace, service_metrics=service_metrics)
 
 
-def _delivered(service_metrics: ServiceMetrics) -> float:
+def _count_delivered(service_metrics: ServiceMetrics) -> float:
     samples = (sample for metric in service_metrics.deliveries.collect() for sample in metric.samples)
     return sum(sample.value for sample in samples if sample.labels == {"result": "delivered"})

@@ -14,7 +14,7 @@ import uvloop
 
 from evalstop_lab.service_process import end
 
-THANKS = b"HTTP/1.1 204 No Content\r\n\r\n"
+NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 class Sink(asyncio.Protocol):
@@ -22,23 +22,23 @@ class Sink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
-        self._read = b""
+        self._buffer = b""
 
     def data_received(self, data: bytes) -> None:
-        self._read += data
+        self._buffer += data
         while True:
-            head, found, rest = self._read.partition(b"\r\n\r\n")
-            if not found:
+            head, separator, rest = self._buffer.partition(b"\r\n\r\n")
+            if not separator:
                 return
             length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
             if len(rest) < length:
                 return
-            self._read = rest[length:]
-            self._transport.write(THANKS)
+            self._buffer = rest[length:]
+            self._transport.write(NO_CONTENT)
 
 
 @contextmanager
-def sink() -> Iterator[str]:
+def run_sink() -> Iterator[str]:
     """A sink in a process of its own; its URL."""
     command = [sys.executable, "-m", "evalstop_lab.benchmarks.webhook_sink"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

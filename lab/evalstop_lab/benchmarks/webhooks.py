@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,18 +23,19 @@ from rich.progress import Progress
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
+from evalstop_lab.benchmarks.databases import add_database_option, parse_with_database, temporary_database
+from evalstop_lab.benchmarks.machine import describe_machine, format_machine
 from evalstop_lab.benchmarks.webhook_senders import (
     AT_A_TIME,
     BODY,
     Outbox,
-    an_outbox,
-    by_a_bare_client,
-    by_the_worker,
-    fill,
-    latencies,
+    create_outbox,
+    deliver_with_worker,
+    fill_outbox,
+    measure_latencies,
+    post_with_bare_client,
 )
-from evalstop_lab.benchmarks.webhook_sink import sink
-from tests.fixtures.postgres_server import postgres
+from evalstop_lab.benchmarks.webhook_sink import run_sink
 
 BARE = "bare aiohttp"
 TARGET = 0.45
@@ -52,27 +50,31 @@ def main() -> int:
         epilog="examples:\n  make bench-webhooks\n  python -m evalstop_lab.benchmarks.webhooks --rounds 1 --json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_database_option(parser)
     parser.add_argument("--rounds", type=positive_number, default=5, help="everybody is measured so often, in turns")
     parser.add_argument("--count", type=positive_number, default=5000, help="webhooks each time")
     parser.add_argument("--events", type=positive_number, default=100, help="events timed from commit to arrival")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
+    options = parse_with_database(parser)
     with ExitStack() as stack:
-        databases = stack.enter_context(_databases())
-        url = stack.enter_context(sink())
-        report = _report(_rates(databases, url, options), _waits(databases, options), options)
+        databases = stack.enter_context(_open_databases(options.database_url))
+        url = stack.enter_context(run_sink())
+        report = _build_report(_measure_rates(databases, url, options), _measure_waits(databases, options), options)
     if options.json:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
-        _print(report)
+        _print_tables(report)
     return 0
 
 
 @contextmanager
-def _databases() -> Iterator[dict[str, Database]]:
-    """Both databases at head."""
-    with tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder, postgres() as server:
-        databases = {"PostgreSQL": Database(server), "SQLite": Database(f"sqlite:///{Path(folder) / 'evalstop.db'}")}
+def _open_databases(server: str) -> Iterator[dict[str, Database]]:
+    """Both databases, migrated."""
+    with (
+        tempfile.TemporaryDirectory(prefix="evalstop-bench-") as folder,
+        temporary_database(server, "webhooks") as url,
+    ):
+        databases = {"PostgreSQL": Database(url), "SQLite": Database(f"sqlite:///{Path(folder) / 'evalstop.db'}")}
         for database in databases.values():
             schema.upgrade_schema(database)
         yield databases
@@ -80,9 +82,9 @@ def _databases() -> Iterator[dict[str, Database]]:
             database.close()
 
 
-def _rates(databases: dict[str, Database], url: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Webhooks a second of each contender in each round; another one begins each round."""
-    boxes = {name: an_outbox(database, url) for name, database in databases.items()}
+def _measure_rates(databases: dict[str, Database], url: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Webhooks a second of each contender in each round; another one starts each round."""
+    boxes = {name: create_outbox(database, url) for name, database in databases.items()}
     names = [BARE, *boxes]
     rates: dict[str, list[float]] = {name: [] for name in names}
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -90,19 +92,19 @@ def _rates(databases: dict[str, Database], url: str, options: argparse.Namespace
         for number in range(options.rounds):
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
-                rates[name].append(_rate(name, boxes, options.count))
+                rates[name].append(_measure_rate(name, boxes, options.count))
                 progress.advance(task)
     return rates
 
 
-def _rate(name: str, boxes: dict[str, Outbox], count: int) -> float:
+def _measure_rate(name: str, boxes: dict[str, Outbox], count: int) -> float:
     if name == BARE:
-        return uvloop.run(by_a_bare_client(next(iter(boxes.values())), count))
-    fill(boxes[name], count)
-    return uvloop.run(by_the_worker(boxes[name], count))
+        return uvloop.run(post_with_bare_client(next(iter(boxes.values())), count))
+    fill_outbox(boxes[name], count)
+    return uvloop.run(deliver_with_worker(boxes[name], count))
 
 
-def _waits(databases: dict[str, Database], options: argparse.Namespace) -> dict[str, list[float]]:
+def _measure_waits(databases: dict[str, Database], options: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds from commit to arrival, one event after another, into a receiver in this process."""
 
     async def measure(database: Database) -> list[float]:
@@ -118,15 +120,15 @@ def _waits(databases: dict[str, Database], options: argparse.Namespace) -> dict[
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
-            box = an_outbox(database, f"http://127.0.0.1:{runner.addresses[0][1]}/")
-            return await latencies(box, options.events, arrived)
+            box = create_outbox(database, f"http://127.0.0.1:{runner.addresses[0][1]}/")
+            return await measure_latencies(box, options.events, arrived)
         finally:
             await runner.cleanup()
 
     return {name: uvloop.run(measure(database)) for name, database in databases.items()}
 
 
-def _report(
+def _build_report(
     rates: dict[str, list[float]], waits: dict[str, list[float]], options: argparse.Namespace
 ) -> dict[str, Any]:
     bare = rates[BARE]
@@ -137,36 +139,31 @@ def _report(
         "at_a_time": AT_A_TIME,
         "body_bytes": len(BODY),
         "events": options.events,
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
+        "machine": describe_machine(*VERSIONS),
         "target": TARGET,
         "deliveries": [
             {
                 "contender": name,
-                "per_second": statistics.median(found),
-                "rounds": found,
+                "per_second": statistics.median(by_round),
+                "rounds": by_round,
                 # Of each round by itself, since what else the machine does changes from round to round.
-                "of_bare": statistics.median(mine / theirs for mine, theirs in zip(found, bare, strict=True)),
+                "of_bare": statistics.median(mine / theirs for mine, theirs in zip(by_round, bare, strict=True)),
             }
-            for name, found in rates.items()
+            for name, by_round in rates.items()
         ],
         "commit_to_arrival_ms": {
-            name: {"p50": statistics.median(found), "p90": statistics.quantiles(found, n=10)[-1], "most": max(found)}
-            for name, found in waits.items()
+            name: {"p50": statistics.median(times), "p90": statistics.quantiles(times, n=10)[-1], "most": max(times)}
+            for name, times in waits.items()
         },
     }
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print_tables(report: dict[str, Any]) -> None:
     console = Console()
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     console.print(
         f"{report['command']}: {report['rounds']} rounds of {report['count']:,} webhooks "
-        f"of {report['body_bytes']} bytes, {report['at_a_time']} at a time; "
-        f"Python {report['python']}, {report['cores']} cores, "
-        f"load average {report['load_average']:.1f}; {versions}"
+        f"of {report['body_bytes']} bytes, {report['at_a_time']} at a time; {format_machine(report['machine'])}",
+        highlight=False,
     )
     table = Table(title="webhooks a second, median of rounds")
     for column in ("", "a second", "lowest - highest", f"of bare (target {report['target']:.2f})"):

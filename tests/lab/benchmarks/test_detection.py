@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from evalstop_detectors import DETECTORS, POLICIES
-from evalstop_lab.benchmarks import step_cost
-from evalstop_lab.benchmarks.contenders import NOT_RUN, contenders, oracle
-from evalstop_lab.benchmarks.detection import main
-from evalstop_lab.benchmarks.standing import Passed, delay_curve
+from evalstop_lab.benchmarks.detection import step_cost
+from evalstop_lab.benchmarks.detection.command import main
+from evalstop_lab.benchmarks.detection.contenders import NOT_RUN, contenders, oracle
+from evalstop_lab.benchmarks.detection.scoring import Passed, delay_curve
 from evalstop_lab.calibrate.evidence import records
 from evalstop_lab.worlds import HELD_OUT, NoiseKind, make
 

@@ -10,9 +10,9 @@ from evalstop_lab.benchmarks import stop
 pytestmark = pytest.mark.real
 
 
-def test_times_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_a_stop(postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One trainer on each database is sent SIGTERM after its eval was posted, and says after how long."""
-    monkeypatch.setattr("sys.argv", ["bench-stop", "--stops", "1", "--json"])
+    monkeypatch.setattr("sys.argv", ["bench-stop", "--database-url", postgres_url, "--stops", "1", "--json"])
     assert stop.main() == 0
     report = json.loads(capsys.readouterr().out)["from_eval_to_sigterm"]
     assert set(report) == {"SQLite", "PostgreSQL"}

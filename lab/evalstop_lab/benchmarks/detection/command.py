@@ -20,11 +20,20 @@ from typing import Any
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.charts import draw
-from evalstop_lab.benchmarks.checkpoints import checkpoint_losses
-from evalstop_lab.benchmarks.contenders import Contender, contenders
-from evalstop_lab.benchmarks.standing import Passed, delay_curve, figures, is_dip, leave_one_out, points, roc, tally
-from evalstop_lab.benchmarks.tables import print_tables
+from evalstop_lab.benchmarks.detection.charts import draw
+from evalstop_lab.benchmarks.detection.checkpoints import checkpoint_losses
+from evalstop_lab.benchmarks.detection.contenders import Contender, contenders
+from evalstop_lab.benchmarks.detection.scoring import (
+    Passed,
+    delay_curve,
+    figures,
+    is_dip,
+    leave_one_out,
+    points,
+    roc,
+    tally,
+)
+from evalstop_lab.benchmarks.detection.tables import print_tables
 from evalstop_lab.calibrate.command import HEALTHY, versions
 from evalstop_lab.calibrate.evidence import Records
 from evalstop_lab.sweep import cores, sweep

@@ -11,7 +11,7 @@ import matplotlib
 from plotly import graph_objects
 from plotly.subplots import make_subplots
 
-from evalstop_lab.benchmarks.contenders import STATED
+from evalstop_lab.benchmarks.detection.contenders import STATED
 from evalstop_lab.worlds import LEVELS
 
 matplotlib.use("Agg")  # a file, never a window

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.contenders import NOT_RUN, VARIANTS
+from evalstop_lab.benchmarks.detection.contenders import NOT_RUN, VARIANTS
 
 _BATCH = 100
 

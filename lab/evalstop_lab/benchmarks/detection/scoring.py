@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from evalstop_lab.benchmarks.contenders import AS_SHIPPED, STATED, Contender
+from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender
 from evalstop_lab.calibrate.evidence import Records, to_alarm
 from evalstop_lab.calibrate.thresholds import threshold
 from evalstop_lab.worlds import FAMILIES, HELD_OUT, LEVELS, Group, Label, Truth, World, of_group

@@ -1,0 +1,208 @@
+"""The upper bound of `make bench-ingest`: what Python and the database allow for the same rows.
+
+A bare ASGI app on uvicorn and uvloop that reads a batch, commits its rows with those of all requests that wait (one
+commit at a time), and answers with their number. It writes the same rows by the same statement as the service, and has
+no keys, no detectors, no limits and no second look at what it was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+from uuid import UUID
+
+import asyncpg  # type: ignore[import-untyped]
+import msgspec
+import sqlalchemy as sa
+import uvicorn
+
+from evalstop_lab.benchmarks.databases import libpq_url
+
+
+class Observation(msgspec.Struct, forbid_unknown_fields=True):
+    """One observation of a batch."""
+
+    metric: str
+    step: int
+    value: float | str
+    stderr: float | None = None
+    time: str | None = None
+
+
+class Batch(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request."""
+
+    observations: list[Observation]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A batch that waits for its commit."""
+
+    run: UUID
+    observations: list[Observation]
+    committed: asyncio.Future[None]
+
+
+class Store(Protocol):
+    """Saves the observations of some requests in one transaction."""
+
+    async def save(self, requests: Sequence[Request]) -> None: ...
+
+
+class PostgresStore:
+    """One statement a group: it moves the runs on from the versions that are known, and adds their observations."""
+
+    STATEMENT = """
+        WITH moved AS (
+            UPDATE runs SET version = runs.version + 1, last_step = new.last_step, updated_at = $4
+            FROM unnest($1::uuid[], $2::integer[], $3::bigint[]) AS new (id, version, last_step)
+            WHERE runs.id = new.id AND runs.version = new.version RETURNING runs.id
+        ), added AS (
+            INSERT INTO observations (run_id, metric, step, superseded_by, value, stderr, attempt, received_at)
+            SELECT run_id, metric, step, 0, value, stderr, 1, $4
+            FROM json_to_recordset($5::json)
+                AS new (run_id uuid, metric text, step bigint, value double precision, stderr double precision)
+            JOIN moved ON moved.id = run_id
+        )
+        SELECT id FROM moved
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = libpq_url(url)
+        self._connection: Any = None
+        self._versions: dict[UUID, int] = {}
+
+    async def save(self, requests: Sequence[Request]) -> None:
+        if self._connection is None:
+            self._connection = await asyncpg.connect(self._url)
+        last_steps = _find_last_steps(requests)
+        unknown = [run for run in last_steps if run not in self._versions]
+        if unknown:
+            rows = await self._connection.fetch("SELECT id, version FROM runs WHERE id = ANY($1)", unknown)
+            self._versions.update({UUID(str(row["id"])): row["version"] for row in rows})
+        ids = sorted(last_steps)
+        rows = [
+            {"run_id": request.run, "metric": item.metric, "step": item.step, "value": item.value}
+            for request in requests
+            for item in request.observations
+        ]
+        moved = await self._connection.fetch(
+            self.STATEMENT,
+            ids,
+            [self._versions[run] for run in ids],
+            [last_steps[run] for run in ids],
+            datetime.now(UTC),
+            msgspec.json.encode(rows).decode(),
+        )
+        if len(moved) != len(ids):
+            raise RuntimeError("another process has written to these runs")
+        for run in ids:
+            self._versions[run] += 1
+
+
+class SqliteStore:
+    """One transaction a group, in the one thread that writes."""
+
+    def __init__(self, path: str) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
+            self._connection.execute(f"PRAGMA {pragma}")
+
+    async def save(self, requests: Sequence[Request]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._save, requests)
+
+    def _save(self, requests: Sequence[Request]) -> None:
+        now = datetime.now(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._connection.executemany(
+            "UPDATE runs SET version = version + 1, last_step = ?, updated_at = ? WHERE id = ?",
+            [(step, now, run.hex) for run, step in _find_last_steps(requests).items()],
+        )
+        self._connection.executemany(
+            "INSERT INTO observations (run_id, metric, step, superseded_by, value, stderr, attempt, received_at)"
+            " VALUES (?, ?, ?, 0, ?, ?, 1, ?)",
+            [
+                (request.run.hex, item.metric, item.step, item.value, item.stderr, now)
+                for request in requests
+                for item in request.observations
+            ],
+        )
+        self._connection.execute("COMMIT")
+
+
+def _find_last_steps(requests: Sequence[Request]) -> dict[UUID, int]:
+    last_steps: dict[UUID, int] = {}
+    for request in requests:
+        last_steps[request.run] = max(last_steps.get(request.run, 0), request.observations[-1].step)
+    return last_steps
+
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+@dataclass
+class App:
+    """POST /api/v1/runs/{id}/observations, and nothing else."""
+
+    store: Store
+    waiting: list[Request] = field(default_factory=list)
+    committing: asyncio.Task[None] | None = None
+    decoder: msgspec.json.Decoder[Batch] = field(default_factory=lambda: msgspec.json.Decoder(Batch))
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        observations = self.decoder.decode(body).observations
+        loop = asyncio.get_running_loop()
+        request = Request(UUID(scope["path"].split("/")[4]), observations, loop.create_future())
+        self.waiting.append(request)
+        if self.committing is None:
+            self.committing = loop.create_task(self._commit())
+        await request.committed
+        answer = b'{"accepted":%d}' % len(observations)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _commit(self) -> None:
+        while self.waiting:
+            requests, self.waiting = self.waiting, []
+            try:
+                await self.store.save(requests)
+            except Exception as error:
+                for request in requests:
+                    request.committed.set_exception(error)
+            else:
+                for request in requests:
+                    request.committed.set_result(None)
+        self.committing = None
+
+
+def main() -> None:
+    """Serve on a free port and print its URL; the argument is the database's URL."""
+    url = sa.make_url(sys.argv[1])
+    store = SqliteStore(url.database or "") if url.get_backend_name() == "sqlite" else PostgresStore(sys.argv[1])
+    config = uvicorn.Config(
+        App(store), port=0, loop="uvloop", http="httptools", lifespan="off", access_log=False, log_level="error"
+    )
+    with config.bind_socket() as listener:
+        listener.listen(config.backlog)  # whoever reads the line may connect at once
+        sys.stdout.write(f'{{"url":"http://127.0.0.1:{listener.getsockname()[1]}"}}\n')
+        sys.stdout.flush()
+        uvicorn.Server(config).run([listener])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The load generator, a worker process: clients that each post their next batch as soon as the last one is answered.
+
+It is not a general tool: each request carries new steps, which are written while time is measured, and what is
+acknowledged is counted by run so that it can be compared with what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import cast
+
+import msgspec
+import uvloop
+
+from evalstop_lab.benchmarks.ingest import payloads
+from evalstop_lab.benchmarks.ingest.http_client import Response, ResponseParser
+from evalstop_lab.errors import LabError
+
+RESPONSE_TIMEOUT_SECONDS = 60.0
+
+
+class LoadRefused(LabError):
+    """A server refused a request that it had to accept."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One load. Client number i owns the runs i, i + clients, ... and posts to them in turn.
+
+    `addresses`: each client posts to one of them.
+    `format`: a name of `payloads.FORMATS`.
+    `first_step`: the step of each run's first observation.
+    `requests`: of each client; None for as many as the time allows.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    format: str
+    runs: tuple[str, ...]
+    clients: int
+    batch: int
+    seconds: float
+    key: str | None = None
+    first_step: int = 0
+    requests: int | None = None
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a job. Observations count when the response that acknowledges them has arrived.
+
+    `retried`: requests that were answered 503 or 429, waited and were sent again.
+    `generator_cpu`: processor time of this process, as a share of one core.
+    """
+
+    observations: int
+    requests: int
+    retried: int
+    seconds: float
+    p50_ms: float
+    p99_ms: float
+    generator_cpu: float
+
+    @property
+    def per_second(self) -> float:
+        return self.observations / self.seconds
+
+
+class _Client:
+    """Posts its requests in order, one under way at a time."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self._address = job.addresses[number % len(job.addresses)]
+        form, host = payloads.FORMATS[job.format], "{}:{}".format(*self._address)
+        self._requests = _take_turns(
+            [
+                payloads.generate_requests(form, run, job.batch, host, job.key, job.first_step)
+                for run in job.runs[number :: job.clients]
+            ]
+        )
+        self._remaining = job.requests if job.requests is not None else -1
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.latencies: list[float] = []
+        self.retried = 0
+
+    async def connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        _, self.connection = await loop.create_connection(partial(_Connection, self), *self._address)
+
+    def start(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._post_next()
+
+    def _post_next(self) -> None:
+        if time.perf_counter() >= self._deadline or self._remaining == 0:
+            if not self.done.done():
+                self.done.set_result(None)
+            return
+        self._remaining -= 1
+        self._request = next(self._requests)
+        self._sent_at = time.perf_counter()
+        self._send()
+
+    def _send(self) -> None:
+        if self.connection.transport.is_closing():  # a server may close what has been idle for some seconds
+            self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+        else:
+            self.connection.send(self._request)
+
+    async def _reconnect(self) -> None:
+        try:
+            await self.connect()
+            self.connection.send(self._request)
+        except OSError as error:
+            self.fail(error)
+
+    def receive(self, response: Response) -> None:
+        if response.status == 200:
+            self.latencies.append(time.perf_counter() - self._sent_at)
+            self._post_next()
+        elif response.status in (429, 503):
+            self.retried += 1
+            asyncio.get_running_loop().call_later(response.retry_after_seconds, self._send)
+        else:
+            self.fail(LoadRefused(f"It answered {response.status}: {response.body[:300].decode(errors='replace')}"))
+
+    def fail(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+def _take_turns(iterators: Sequence[Iterator[bytes]]) -> Iterator[bytes]:
+    while True:
+        yield from map(next, iterators)
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, client: _Client) -> None:
+        self._client = client
+        self._parser = ResponseParser()
+        self._awaits_response = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's derive from no class of asyncio's
+
+    def send(self, request: bytes) -> None:
+        self._awaits_response = True
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            response = self._parser.feed(data)
+        except (LabError, ValueError) as error:
+            self._client.fail(error)
+            return
+        if response is not None:
+            self._awaits_response = False
+            self._client.receive(response)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._awaits_response:
+            self._client.fail(LoadRefused(f"A connection was closed before the response: {error or 'by the server'}"))
+
+
+async def generate_load(job: Job) -> Load:
+    """Run the job; returns when every request that was sent is answered."""
+    payloads.prepare_templates(payloads.FORMATS[job.format], job.batch)  # takes time that must not be measured
+    clients = [_Client(job, number) for number in range(job.clients)]
+    await asyncio.gather(*(client.connect() for client in clients))
+    gc.collect()
+    gc.disable()  # a pause of the generator would be taken for one of the server
+    started, cpu = time.perf_counter(), time.process_time()
+    try:
+        for client in clients:
+            client.start(started + job.seconds)
+        await asyncio.wait_for(
+            asyncio.gather(*(client.done for client in clients)), job.seconds + RESPONSE_TIMEOUT_SECONDS
+        )
+    finally:
+        gc.enable()
+        for client in clients:
+            client.connection.transport.close()
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    latencies = sorted(itertools.chain.from_iterable(client.latencies for client in clients))
+    return Load(
+        observations=len(latencies) * job.batch,
+        requests=len(latencies),
+        retried=sum(client.retried for client in clients),
+        seconds=seconds,
+        p50_ms=find_percentile(latencies, 0.5) * 1000,
+        p99_ms=find_percentile(latencies, 0.99) * 1000,
+        generator_cpu=cpu / seconds,
+    )
+
+
+def find_percentile(ascending: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of the values does not exceed; NaN if there are none."""
+    return ascending[max(math.ceil(share * len(ascending)) - 1, 0)] if ascending else math.nan
+
+
+def main() -> int:
+    """Run one job after another until standard input ends."""
+    loop = uvloop.new_event_loop()
+    for line in sys.stdin:
+        try:
+            answer = msgspec.json.encode(loop.run_until_complete(generate_load(msgspec.json.decode(line, type=Job))))
+        except (LabError, OSError, TimeoutError) as error:
+            answer = msgspec.json.encode({"error": f"{type(error).__name__}: {error}"})
+        sys.stdout.write(answer.decode() + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The requests of a trainer, in the formats of EvalStop and of MLflow: the same metrics, steps and values."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+METRICS = ("eval", *["proxy", "kl", "loss"] * 7)[:20]
+"""The metrics of consecutive observations: 1 in 20 is an eval."""
+
+PERIOD = 40_000
+"""After so many observations the values repeat; the steps go on."""
+
+_RANDOM = random.Random(20_260_101)
+_NOISE = tuple(_RANDOM.gauss(0.0, 0.02) for _ in range(PERIOD))
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a batch is written: its path, and a body of `opening`, items separated by commas, and `closing`."""
+
+    path: Callable[[str], str]
+    opening: Callable[[str], bytes]
+    item: Callable[[str, float], bytes]
+    closing: bytes
+
+
+def _format_evalstop(metric: str, value: float) -> bytes:
+    return b'{"metric":"%s","step":%%d,"value":%.5f}' % (metric.encode(), value)
+
+
+def _format_mlflow(metric: str, value: float) -> bytes:
+    return b'{"key":"%s","step":%%d,"value":%.5f,"timestamp":1767225600000}' % (metric.encode(), value)
+
+
+FORMATS = {
+    "evalstop": Format(
+        lambda run: f"/api/v1/runs/{run}/observations", lambda _: b'{"observations":[', _format_evalstop, b"]}"
+    ),
+    "mlflow": Format(
+        lambda _: "/api/2.0/mlflow/runs/log-batch",
+        lambda run: b'{"run_id":"%s","metrics":[' % run.encode(),
+        _format_mlflow,
+        b"]}",
+    ),
+}
+
+
+def compute_value(metric: str, number: int) -> float:
+    """Observation `number` of a run that improves ever more slowly and does not turn; the same at every call."""
+    progress = number / 2000
+    noise = _NOISE[number % PERIOD]
+    match metric:
+        case "loss":
+            return 0.5 + math.exp(-progress) + noise
+        case "kl":
+            return 4 * math.sqrt(progress) + abs(noise)
+        case _:
+            return 1 - math.exp(-progress) + noise
+
+
+def generate_requests(
+    form: Format, run: str, batch: int, host: str, key: str | None, first: int = 0
+) -> Iterator[bytes]:
+    """The endless HTTP requests of one run, `batch` observations each, by ascending step from `first` on."""
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+    head = (
+        f"POST {form.path(run)} HTTP/1.1\r\nHost: {host}\r\n{authorization}"
+        "Content-Type: application/json\r\nContent-Length: "
+    ).encode()
+    opening, closing = form.opening(run), form.closing
+    templates = prepare_templates(form, batch)
+    while True:
+        items = templates[first // batch % len(templates)] % tuple(range(first, first + batch))
+        yield b"%s%d\r\n\r\n%s%s%s" % (head, len(opening) + len(items) + len(closing), opening, items, closing)
+        first += batch
+
+
+@cache
+def prepare_templates(form: Format, batch: int, metrics: Sequence[str] = METRICS) -> list[bytes]:
+    """The items of consecutive batches without their steps, so that only these are written while time is measured."""
+    items = [
+        form.item(metric, compute_value(metric, number))
+        for number in range(PERIOD)
+        for metric in [metrics[number % len(metrics)]]
+    ]
+    return [b",".join(items[start : start + batch]) for start in range(0, PERIOD - batch + 1, batch)]

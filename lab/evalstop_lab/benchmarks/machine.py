@@ -1,0 +1,28 @@
+"""What a figure was measured with: the versions and the load of this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from typing import Any
+
+
+def describe_machine(*packages: str) -> dict[str, Any]:
+    """Python, cores, load average and the versions of these packages, as JSON values."""
+    return {
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "load_average": round(os.getloadavg()[0], 1),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def format_machine(machine: dict[str, Any]) -> str:
+    """The same as one line of text."""
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    return (
+        f"Python {machine['python']}, {machine['cores']} cores, Linux {machine['kernel']},"
+        f" load average {machine['load_average']}; {versions}"
+    )

@@ -1,0 +1,182 @@
+"""The processes that are measured: real servers on free ports of this machine, and workers that are handed jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import psutil
+
+from evalstop_lab.errors import LabError, ServiceUnavailable
+from evalstop_lab.service_process import end
+
+START_SECONDS = 90.0
+_T = TypeVar("_T")
+
+
+class JobFailed(LabError):
+    """A measurement failed."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: its address, its process, and the key that it wants."""
+
+    address: tuple[str, int]
+    pid: int
+    key: str | None = None
+
+    @property
+    def url(self) -> str:
+        return "http://{}:{}".format(*self.address)
+
+    def connect(self) -> httpx.Client:
+        """An HTTP client that sends the key."""
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=120, trust_env=False)
+
+
+@contextmanager
+def run_service(
+    folder: Path, key: str, environment: Mapping[str, str], port: int = 0, python: str = sys.executable
+) -> Iterator[Server]:
+    """`evalstop serve` on a migrated database; its log is in the folder."""
+    command = [python, "-m", "evalstop_service.cli", "serve", "--json", "--port", str(port)]
+    with run_announced(command, folder / "serve.log", environment) as server:
+        yield Server(server.address, server.pid, key)
+
+
+def prepare_service(environment: Mapping[str, str], python: str = sys.executable) -> str:
+    """Migrate the database that the environment names and create a project; returns an admin key."""
+    _run_evalstop(python, ["migrate"], environment)
+    _run_evalstop(python, ["project", "create", "default", "--held-out-share", "0"], environment)
+    created = _run_evalstop(python, ["key", "create", "--name", "bench", "--scopes", "admin", "--json"], environment)
+    key: str = json.loads(created)["key"]
+    return key
+
+
+def _run_evalstop(python: str, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    completed = subprocess.run(
+        [python, "-m", "evalstop_service.cli", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    if completed.returncode != 0:
+        raise ServiceUnavailable(f"`evalstop {' '.join(arguments)}` failed: {completed.stderr.strip()}")
+    return completed.stdout
+
+
+@contextmanager
+def run_announced(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Iterator[Server]:
+    """A server that prints one line of JSON with its URL once it listens."""
+    with run_logged(command, log, environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise ServiceUnavailable(f"Its log ends with: {log.read_text()[-500:]}")
+        url = httpx.URL(json.loads(line)["url"])
+        assert url.port is not None
+        yield Server((url.host, url.port), process.pid)
+
+
+@contextmanager
+def run_logged(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, stdout: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes to a log; it is stopped at the end of the block."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout or file,
+            stderr=file,
+            text=True,
+            env=os.environ | (environment or {}),
+            cwd=log.parent,
+        )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def wait_until_answers(url: str, process: subprocess.Popen[str], log: Path) -> None:
+    """Return once a server answers; raises ServiceUnavailable when it ends or takes too long."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            httpx.get(url, timeout=5, trust_env=False)
+        except httpx.TransportError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ServiceUnavailable(
+                    f"{url} does not answer; the log ends with: {log.read_text()[-500:]}"
+                ) from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+def find_free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def resident_bytes(pid: int) -> int:
+    """How much memory a process holds."""
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and of everything that it has started."""
+    process = psutil.Process(pid)
+    processes = [process, *process.children(recursive=True)]
+    return float(sum(sum(item.cpu_times()[:4]) for item in processes))  # [2:4] are of children that have ended
+
+
+class Worker:
+    """A process that reads one job a line of JSON and answers with one line of JSON."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def ask(self, job: Any, answer: type[_T]) -> _T:
+        """Hand over a job and wait for its result; raises JobFailed when that is an error."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(job).decode() + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise JobFailed(f"Its process ended with {self._process.wait()}.")
+        if line.startswith('{"error"'):
+            raise JobFailed(msgspec.json.decode(line)["error"])
+        return msgspec.json.decode(line, type=answer)
+
+
+@contextmanager
+def start_worker(module: str) -> Iterator[Worker]:
+    """Start a module of this package as a worker; it ends with the block."""
+    command = [sys.executable, "-m", module]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Worker(process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        end(process)
