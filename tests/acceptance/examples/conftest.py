@@ -20,6 +20,11 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def environment(service: Service, tmp_path: Path) -> dict[str, str]:
+    """What an example finds."""
+    return environment_of(service, tmp_path)
+
+
+def environment_of(service: Service, folder: Path) -> dict[str, str]:
     """What an example finds: where the service is, a folder of its own, one thread a process, and no network to ask."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("EVALSTOP_", "SLURM_"))}
     return plain | {
@@ -27,13 +32,13 @@ def environment(service: Service, tmp_path: Path) -> dict[str, str]:
         "EVALSTOP_KEY": service.key,
         "MLFLOW_TRACKING_URI": f"{service.url}/mlflow",
         "MLFLOW_TRACKING_TOKEN": service.key,
-        "EVALSTOP_SPOOL": str(tmp_path / "spool"),
+        "EVALSTOP_SPOOL": str(folder / "spool"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "KERAS_BACKEND": "torch",
-        "KERAS_HOME": str(tmp_path / "keras"),
+        "KERAS_HOME": str(folder / "keras"),
         "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(tmp_path / "hub"),
+        "HF_HOME": str(folder / "hub"),
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -14,10 +14,13 @@ import httpx
 import pytest
 from evalstop_lab.service_process import Service
 
+from tests.acceptance.examples.conftest import environment_of
+
 pytestmark = pytest.mark.real
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-PATIENCE_SECONDS = 240.0  # a framework alone takes half a minute to import on a busy machine
+PATIENCE_SECONDS = 280.0  # a framework alone takes half a minute to import on a busy machine
+CALLBACKS = ("transformers_trainer", "lightning_trainer", "keras_fit")
 ENDED = re.compile(r"ended at step (\d+) of (\d+)")
 
 
@@ -68,27 +71,18 @@ def test_all_ranks_stop_at_the_same_step(service: Service, environment: dict[str
     stopped(service, "pytorch-ddp", said)
 
 
-@pytest.mark.parametrize("example", ["transformers_trainer", "lightning_trainer", "keras_fit"])
-def test_a_framework_is_stopped_by_its_callback(
-    example: str, service: Service, environment: dict[str, str], tmp_path: Path
-) -> None:
-    """The trainer's own logs and checkpoints are the run's, and it ends the training by its own means."""
-    said = play([sys.executable, str(EXAMPLES / f"{example}.py")], environment, tmp_path)
-    run = stopped(service, example.replace("_", "-"), said)
-    roles = {role["role"]: metric for metric, role in run["metrics"].items()}
-    assert roles["eval"] in ("eval_loss", "val_loss")  # nobody said so
+ONE_BY_ONE = """
+import os, runpy, sys
+from pathlib import Path
 
-
-def test_a_policy_that_cheats_its_reward_is_stopped(
-    service: Service, environment: dict[str, str], tmp_path: Path
-) -> None:
-    """TRL's GRPO: nobody says which metric is what, and the reward is never taken for gold."""
-    said = play([sys.executable, str(EXAMPLES / "trl_grpo.py")], environment, tmp_path)
-    run = stopped(service, "trl-grpo", said)
-    roles = {role["role"]: metric for metric, role in run["metrics"].items()}
-    assert (roles["eval"], roles["proxy"], roles["kl"]) == ("eval_gold", "reward", "kl")
-    assert run["recognition"]["preset"] == "trl-grpo"
-
+for example in map(Path, sys.argv[1:]):
+    folder = Path.cwd() / example.stem
+    folder.mkdir()
+    os.chdir(folder)
+    print(f"example: {example.stem}")
+    runpy.run_path(str(example), run_name="__main__")
+    os.chdir(folder.parent)
+"""
 
 RESUMING = """
 from evalstop_client import Run
@@ -108,11 +102,42 @@ callback.on_train_end(arguments, state, control)
 """
 
 
-def test_a_training_that_goes_on_says_so(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def printed(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each example of a callback prints: they run one after another in one process, which imports torch once."""
+    folder = tmp_path_factory.mktemp("callbacks")
+    resumed = folder / "resumed.py"
+    resumed.write_text(RESUMING)
+    files = [*(EXAMPLES / f"{name}.py" for name in CALLBACKS), resumed]
+    command = [sys.executable, "-c", ONE_BY_ONE, *map(str, files)]
+    parts = play(command, environment_of(service, folder), folder).split("example: ")[1:]
+    return {name: said for name, _, said in (part.partition("\n") for part in parts)}
+
+
+@pytest.mark.parametrize("example", CALLBACKS)
+def test_a_framework_is_stopped_by_its_callback(example: str, service: Service, printed: dict[str, str]) -> None:
+    """The trainer's own logs and checkpoints are the run's, and it ends the training by its own means."""
+    run = stopped(service, example.replace("_", "-"), printed[example])
+    roles = {role["role"]: metric for metric, role in run["metrics"].items()}
+    assert roles["eval"] in ("eval_loss", "val_loss")  # nobody said so
+
+
+def test_a_training_that_goes_on_says_so(service: Service, printed: dict[str, str]) -> None:
     """From its checkpoint of step 50 on: what was logged after it belongs to an attempt that is over."""
-    play([sys.executable, "-c", RESUMING], environment, tmp_path)
+    assert "resumed" in printed
     run = run_of(service, "resumed")
     assert (run["attempt"], run["last_step"], run["status"], run["total_steps"]) == (2, 60, "completed", 100)
+
+
+def test_a_policy_that_cheats_its_reward_is_stopped(
+    service: Service, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """TRL's GRPO: nobody says which metric is what, and the reward is never taken for gold."""
+    said = play([sys.executable, str(EXAMPLES / "trl_grpo.py")], environment, tmp_path)
+    run = stopped(service, "trl-grpo", said)
+    roles = {role["role"]: metric for metric, role in run["metrics"].items()}
+    assert (roles["eval"], roles["proxy"], roles["kl"]) == ("eval_gold", "reward", "kl")
+    assert run["recognition"]["preset"] == "trl-grpo"
 
 
 def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
