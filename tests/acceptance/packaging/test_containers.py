@@ -60,8 +60,8 @@ def ours(services: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_whole_installation_is_there(services: dict[str, dict[str, Any]]) -> None:
-    """Compose brings a database, the migration of its schema, the service and its deliveries."""
-    assert services.keys() == {"database", "migrate", "serve", "deliver"}
+    """Compose brings a database, the migration of its schema, the service behind a proxy, and its deliveries."""
+    assert services.keys() == {"database", "migrate", "serve", "proxy", "deliver"}
 
 
 def test_every_variable_is_a_setting(services: dict[str, dict[str, Any]], image_environment: dict[str, str]) -> None:
@@ -103,11 +103,14 @@ def test_the_settings_accept_what_compose_sets(
 def test_the_ports_meet_and_are_open_to_this_machine_alone(
     services: dict[str, dict[str, Any]], image_environment: dict[str, str], instructions: list[tuple[str, str]]
 ) -> None:
-    """What is published is what the image listens on, on loopback; the database is not published."""
+    """The proxy alone is published, on loopback, at the port that it and the image listen on."""
     port = image_environment["EVALSTOP_PORT"]
     assert ("EXPOSE", port) in instructions
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
-    assert published == {"serve": [f"127.0.0.1:{port}:{port}"]}
+    assert published == {"proxy": [f"127.0.0.1:{port}:{port}"]}
+    config = (ROOT / "deploy/nginx.conf").read_text()
+    assert f"listen {port};" in config
+    assert f"server serve:{port} " in config
     assert image_environment["EVALSTOP_HOST"] == "0.0.0.0"
 
 
@@ -123,6 +126,8 @@ def test_images_are_pinned(services: dict[str, dict[str, Any]], instructions: li
 def test_no_secret_has_a_default(services: dict[str, dict[str, Any]], image_environment: dict[str, str]) -> None:
     """Every secret must be set by whoever starts it, or may be left out altogether, and the image holds none."""
     for name, service in services.items():
+        if name == "proxy":  # it has no environment
+            continue
         secrets = {key: value for key, value in service["environment"].items() if SECRET_NAME.search(key)}
         assert secrets, name
         assert all(value is None or REQUIRED.fullmatch(value) for value in secrets.values()), name
@@ -143,6 +148,7 @@ def test_who_waits_for_whom(services: dict[str, dict[str, Any]]) -> None:
         "database": {},
         "migrate": {"database": {"condition": "service_healthy"}},
         "serve": {"migrate": {"condition": "service_completed_successfully"}},
+        "proxy": {"serve": {"condition": "service_healthy"}},
         "deliver": {"migrate": {"condition": "service_completed_successfully"}},
     }
     assert "test" in services["database"]["healthcheck"]

@@ -31,6 +31,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "service": {
             "database": "postgresql",
             "settings": {"EVALSTOP_LOG_FORMAT": "json", "EVALSTOP_PORT": "8787"},
+            "ingress": {"enabled": True, "host": "evalstop.example.org", "tls": "evalstop-tls"},
             "ingressFrom": [{"namespaceSelector": {"matchLabels": {"team": "research"}}}],
         },
         "receiver": {**RECEIVER, "cluster": "lab-1"},
