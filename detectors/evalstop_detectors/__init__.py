@@ -3,7 +3,7 @@
 from evalstop_detectors.checkpoint.choice import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
-from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.observation import Column, Columns, MetricRole, Observation, to_columns
 from evalstop_detectors.policy.catalog import DETECTORS
 from evalstop_detectors.policy.codec import (
     policy_from_document,
@@ -25,6 +25,8 @@ __all__ = [
     "BestSoFar",
     "Call",
     "Chooser",
+    "Column",
+    "Columns",
     "Detector",
     "DetectorError",
     "Evidence",
@@ -57,5 +59,6 @@ __all__ = [
     "state_from_json",
     "state_to_json",
     "step",
+    "to_columns",
     "verdict_to_document",
 ]

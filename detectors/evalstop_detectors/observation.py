@@ -1,10 +1,12 @@
-"""What arrives: one value of one role of one run at one step."""
+"""What a run reports: values of a role at steps, one by one or as columns."""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
@@ -60,3 +62,49 @@ class Observation(Struct, frozen=True):
     def finite(self) -> bool:
         """False for NaN and the infinities, which are evidence of their own and enter no arithmetic."""
         return math.isfinite(self.value)
+
+
+class Column(NamedTuple):
+    """Several values of one role, by ascending step, with higher values better as in Observation.
+
+    `values` and `stderrs` are plain floats. `stderrs` or `progress` is None when no observation has one.
+    """
+
+    steps: Sequence[int]
+    values: Sequence[float]
+    stderrs: Sequence[float | None] | None = None
+    progress: Sequence[float | None] | None = None
+
+
+Columns = Mapping[MetricRole, Column]
+"""Observations of one run by role; no column is empty."""
+
+
+def to_columns(observations: Iterable[Observation]) -> dict[MetricRole, Column]:
+    """The observations, which are in their `order`, as columns."""
+    lists: dict[MetricRole, tuple[list[int], list[float], list[float | None], list[float | None]]] = {}
+    for item in observations:
+        if item.role not in lists:
+            lists[item.role] = ([], [], [], [])
+        steps, values, stderrs, progress = lists[item.role]
+        steps.append(item.step)
+        values.append(item.value)
+        stderrs.append(item.stderr)
+        progress.append(item.progress)
+    return {role: Column(*column) for role, column in lists.items()}
+
+
+def to_observations(columns: Columns) -> list[Observation]:
+    """The observations of these columns in their `order`."""
+    observations = [
+        Observation(
+            role,
+            step,
+            value,
+            None if column.stderrs is None else column.stderrs[index],
+            None if column.progress is None else column.progress[index],
+        )
+        for role, column in columns.items()
+        for index, (step, value) in enumerate(zip(column.steps, column.values, strict=True))
+    ]
+    return observations if len(columns) == 1 else sorted(observations, key=lambda item: item.order)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from functools import partial
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.observation import Columns, MetricRole, Observation
 
 # What a policy may set a parameter to. The upper ends keep out what JSON or a float cannot hold, such as infinity.
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -68,7 +67,7 @@ class Detector(Protocol[S]):
 
     Implementations are frozen msgspec structs whose fields are the parameters that a policy may set; their types are
     the schema. States are frozen structs of finite JSON values. `step` is only called with observations of `roles`,
-    in their `order`, each once. One that can take in several for less may have a `fold`, too (see `Fold`).
+    in their `order`, each once. A detector that takes in several for less has a `fold`, too (see `Fold`).
     """
 
     name: ClassVar[str]
@@ -89,28 +88,28 @@ class Detector(Protocol[S]):
         """Take in one observation."""
 
 
-Changes = list[tuple[int, Evidence]]
-"""At which of several observations the evidence became another object than before, and what it became."""
+Changes = list[tuple[tuple[int, int], Evidence]]
+"""The `order` of each observation at which the evidence became another object than before, and what it became."""
 
-Fold = Callable[[Any, Evidence | None, Sequence[Observation]], tuple[Any, Changes]]
-"""Takes in one observation or more: the state and the evidence before them, and the state after them. It comes to what
-`step` comes to one by one."""
+Fold = Callable[[Any, Evidence | None, Columns], tuple[Any, Changes]]
+"""Takes in columns of the detector's roles: from the state and the evidence before them to the state after them. The
+result is that of `step` for one observation after the other."""
 
 
-def fold_of(detector: Detector[Any]) -> Fold:
-    """The detector's own `fold`, or one step after the other."""
+def fold_of(detector: Detector[Any]) -> Fold | None:
+    """The detector's own `fold`, if it has one."""
     own: Fold | None = getattr(detector, "fold", None)
-    return partial(one_by_one, detector) if own is None else own
+    return own
 
 
-def one_by_one(
+def fold_steps(
     detector: Detector[S], state: S, evidence: Evidence | None, observations: Sequence[Observation]
 ) -> tuple[S, Changes]:
-    """What every detector's `fold` comes to."""
+    """What every `fold` comes to: one step after the other."""
     changes: Changes = []
-    for place, observation in enumerate(observations):
-        state, found = detector.step(state, observation)
-        if found is not evidence:
-            evidence = found
-            changes.append((place, found))
+    for observation in observations:
+        state, latest = detector.step(state, observation)
+        if latest is not evidence:
+            evidence = latest
+            changes.append((observation.order, latest))
     return state, changes

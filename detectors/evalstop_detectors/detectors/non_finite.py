@@ -12,13 +12,12 @@ Not done    It does not stop by itself: `stop_at` is None unless the policy sets
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds, one_by_one
-from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds, fold_steps
+from evalstop_detectors.observation import Columns, MetricRole, Observation, to_observations
 
 
 class NonFiniteState(Struct, frozen=True):
@@ -54,12 +53,12 @@ class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
         return state, _evidence(self.role, state)
 
     def fold(
-        self, state: NonFiniteState, evidence: Evidence | None, observations: Sequence[Observation]
+        self, state: NonFiniteState, evidence: Evidence | None, columns: Columns
     ) -> tuple[NonFiniteState, Changes]:
-        quiet = _QUIET[self.role]
-        if evidence is not quiet or not all(map(math.isfinite, [item.value for item in observations])):
-            return one_by_one(self, state, evidence, observations)
-        return NonFiniteState(0, observations[-1].step), []
+        column = columns[self.role]
+        if evidence is not _QUIET[self.role] or not all(map(math.isfinite, column.values)):
+            return fold_steps(self, state, evidence, to_observations(columns))
+        return NonFiniteState(0, column.steps[-1]), []
 
 
 def _evidence(role: MetricRole, state: NonFiniteState) -> Evidence:

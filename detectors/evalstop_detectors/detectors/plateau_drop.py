@@ -29,7 +29,9 @@ Not done    A long deep dip that recovers in the end is a turn to this detector 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import repeat
 from operator import mul
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -37,9 +39,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from evalstop_detectors.calibration import CALIBRATIONS
-from evalstop_detectors.checkpoint.noise import LARGEST, Noise, NoiseState, advance, clipped, estimate
+from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds
-from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation
 from evalstop_detectors.summation import add_up
 
 BLOCKS = 128
@@ -67,6 +69,7 @@ _CALIBRATED: dict[float, float] = {
     for level in item["thresholds"]
 }
 _UNKNOWN = Noise(0.0, 1.0)
+_NO_VALUES = Column((), ())
 UNMOVED = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
 NO_FALL = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is not below its best by more than its noise")
 _RISING = Evidence(Kind.STATISTIC, 0.0, None, "the eval score is below its best and rising")
@@ -128,75 +131,81 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
         return PlateauDropState()
 
     def step(self, state: PlateauDropState, observation: Observation) -> tuple[PlateauDropState, Evidence]:
-        state, _ = self.fold(state, None, (observation,))
+        if observation.role is MetricRole.EVAL:
+            if observation.finite:
+                state = self._with_eval(state, observation.step, observation.value, observation.stderr)
+        else:
+            state = _with_proxies(state, (observation.value,))
         return state, state.evidence
 
     def fold(
-        self, state: PlateauDropState, evidence: Evidence | None, observations: Sequence[Observation]
+        self, state: PlateauDropState, evidence: Evidence | None, columns: Columns
     ) -> tuple[PlateauDropState, Changes]:
         changes: Changes = []
-        origin, pending, total = state.proxy_origin, state.pending, state.pending_proxy
-        for place, observation in enumerate(observations):
-            value = observation.value
-            if not math.isfinite(value):
-                pass
-            elif observation.role is MetricRole.PROXY:  # several values between two evals are averaged
-                value = value if -LARGEST <= value <= LARGEST else clipped(value)
-                origin = value if origin is None else origin
-                moved = value - origin
-                total += moved if -LARGEST <= moved <= LARGEST else clipped(moved)
-                pending += 1
-            else:
-                if pending:
-                    state = replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)
-                    pending, total = 0, 0.0
-                state = self._with_eval(state, observation)
+        evals, proxies = columns.get(MetricRole.EVAL, _NO_VALUES), columns.get(MetricRole.PROXY, _NO_VALUES)
+        taken, count = 0, len(proxies.steps)
+        if count and state.evidence is not evidence and (not evals.steps or proxies.steps[0] <= evals.steps[0]):
+            evidence = state.evidence
+            changes.append(((proxies.steps[0], RANK[MetricRole.PROXY]), evidence))
+        stderrs = evals.stderrs or repeat(None)
+        for step, value, stderr in zip(evals.steps, evals.values, stderrs, strict=False):
+            if taken < count and proxies.steps[taken] <= step:
+                begin, taken = taken, bisect_right(proxies.steps, step, taken)
+                state = _with_proxies(state, proxies.values[begin:taken])
+            if math.isfinite(value):
+                state = self._with_eval(state, step, value, stderr)
             if state.evidence is not evidence:
                 evidence = state.evidence
-                changes.append((place, evidence))
-        if pending != state.pending:
-            state = replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)
-        return state, changes
+                changes.append(((step, RANK[MetricRole.EVAL]), evidence))
+        return _with_proxies(state, proxies.values[taken:]), changes
 
-    def _with_eval(self, state: PlateauDropState, observation: Observation) -> PlateauDropState:
-        top = state.top
-        # What the last eval is held against is what was known before it, or a worse one could excuse itself.
-        known = estimate(state.noise) if state.open_evals + 1 >= state.size else None
-        noise = advance(state.noise, observation.value, observation.stderr)
+    def _with_eval(self, state: PlateauDropState, step: int, value: float, stderr: float | None) -> PlateauDropState:
+        """Take in one finite eval."""
+        closes = state.open_evals + 1 >= state.size
+        # An eval is held against what was known before it, or a worse one could excuse itself; and an estimate costs
+        # less before `advance`.
+        known = estimate(state.noise) if closes else _UNKNOWN
+        noise = advance(state.noise, value, stderr)
         last_three = noise.recent[-3:]
         mean = add_up(last_three) / len(last_three)
-        state = replace(
-            state,
-            noise=noise,
-            open_evals=state.open_evals + 1,
-            open_eval=state.open_eval + noise.recent[-1],
-            start=mean if noise.seen <= 3 else state.start,
-            top=mean if noise.seen <= 3 else max(top, mean),
-        )
-        if known is None:
-            return _with_proxy_of_eval(state)
-        return self._with_block(state, top, known, observation.step)
-
-    def _with_block(self, state: PlateauDropState, top: float, noise: Noise, step: int) -> PlateauDropState:
-        """Close the open block and weigh what is there, against `top` and `noise` as they were known before."""
-        scores = (*state.scores, state.open_eval / state.size)
+        start, top = (mean, mean) if noise.seen <= 3 else (state.start, max(state.top, mean))
+        open_eval = state.open_eval + noise.recent[-1]
+        if not closes:
+            proxy_noise, open_proxy = _with_proxy_of_eval(state)
+            return replace(
+                state,
+                noise=noise,
+                proxy_noise=proxy_noise,
+                open_evals=state.open_evals + 1,
+                open_eval=open_eval,
+                open_proxy=open_proxy,
+                pending=0,
+                pending_proxy=0.0,
+                start=start,
+                top=top,
+            )
+        scores = (*state.scores, open_eval / state.size)
         best = _earlier(state, len(scores))
-        falls = self.falls(scores, best, state, top, noise) if state.noise.seen >= SOONEST else []
-        proxy_noise = estimate(state.proxy_noise) if falls else _UNKNOWN
-        state = _with_proxy_of_eval(state)
-        state = replace(
-            state,
+        falls = self.falls(scores, best, state, state.top, known) if noise.seen >= SOONEST else []
+        known_proxy = estimate(state.proxy_noise) if falls else _UNKNOWN
+        proxy_noise, open_proxy = _with_proxy_of_eval(state)
+        closed = PlateauDropState(
+            noise=noise,
+            proxy_noise=proxy_noise,
+            size=state.size,
             scores=scores,
-            proxy=(*state.proxy, state.open_proxy / state.size),
+            proxy=(*state.proxy, open_proxy / state.size),
             steps=(*state.steps, step),
             best=best,
-            open_evals=0,
-            open_eval=0.0,
-            open_proxy=0.0,
+            proxy_origin=state.proxy_origin,
+            start=start,
+            top=top,
+            evidence=state.evidence,
         )
-        evidence = weigh(state, falls, max(top - state.start, LEAST_GAIN_SIGMAS * noise.sd), noise, proxy_noise)
-        state = replace(state, evidence=evidence)
-        return _folded(state) if len(scores) == BLOCKS else state
+        evidence = weigh(closed, falls, max(state.top - start, LEAST_GAIN_SIGMAS * known.sd), known, known_proxy)
+        if evidence is not closed.evidence:
+            closed = replace(closed, evidence=evidence)
+        return _folded(closed) if len(scores) == BLOCKS else closed
 
     def falls(
         self, scores: Sequence[float], bests: Sequence[Best], state: PlateauDropState, top: float, noise: Noise
@@ -269,12 +278,28 @@ def weigh(state: PlateauDropState, falls: Sequence[Fall], gain: float, noise: No
     )
 
 
-def _with_proxy_of_eval(state: PlateauDropState) -> PlateauDropState:
-    """Without a new value of the proxy the last one still stands, and says nothing about its noise."""
+def _with_proxies(state: PlateauDropState, values: Sequence[float]) -> PlateauDropState:
+    """Add up the proxies since the last eval, of which the mean counts."""
+    origin, pending, total = state.proxy_origin, state.pending, state.pending_proxy
+    for value in values:
+        if math.isfinite(value):
+            value = clipped(value)
+            origin = value if origin is None else origin
+            total += clipped(value - origin)
+            pending += 1
+    if pending == state.pending:
+        return state
+    return replace(state, proxy_origin=origin, pending=pending, pending_proxy=total)
+
+
+def _with_proxy_of_eval(state: PlateauDropState) -> tuple[NoiseState, float]:
+    """The proxy's noise, and the sum of the unfinished block, with the mean of the proxies since the last eval.
+
+    Without a new value of the proxy the last one still stands, and says nothing about its noise. Counted from its first
+    value the proxy is 0 there, and is taken to have been that before it was seen.
+    """
     noise = advance(state.proxy_noise, state.pending_proxy / state.pending) if state.pending else state.proxy_noise
-    # Counted from its first value the proxy is 0 there, and is taken to have been that before it was seen.
-    last = noise.recent[-1] if noise.recent else 0.0
-    return replace(state, proxy_noise=noise, pending=0, pending_proxy=0.0, open_proxy=state.open_proxy + last)
+    return noise, state.open_proxy + (noise.recent[-1] if noise.recent else 0.0)
 
 
 def _earlier(state: PlateauDropState, count: int) -> tuple[Best, ...]:

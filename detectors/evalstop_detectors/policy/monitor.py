@@ -1,28 +1,30 @@
 """The one function that service, replay and simulator share: observations in, a new state and a verdict out.
 
-`step` takes one observation, `advance` several at once, which comes to the same and costs less: each member takes in
-all that it is shown of a batch, and then the verdict is judged where the evidence of any became another. How a run is
-cut into batches changes nothing. Evidence is another when it is another object, which is why detectors hand out the one
-that still stands as it is.
+`step` takes one observation, `advance` several at once, with the same result at less cost. How a run is cut into
+batches changes nothing. Evidence has changed when it is another object; detectors return the same object while their
+evidence stands.
 """
 
 from __future__ import annotations
 
-import sys
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from operator import lt
 from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from evalstop_detectors.detectors.detector import Evidence
+from evalstop_detectors.detectors.detector import Evidence, fold_steps
 from evalstop_detectors.errors import OutOfOrder
-from evalstop_detectors.observation import MetricRole, Observation
+from evalstop_detectors.observation import RANK, Columns, MetricRole, Observation, to_columns, to_observations
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Policy, Verdict
 
-_NOTHING = (-sys.maxsize, -1)  # before every step
+Order = tuple[int, int]
+"""The place of an observation in its run: step and rank of its role."""
+
+_FEW = 4  # observations, up to which it is quicker to take one after the other
 
 
 class MonitorState(Struct, frozen=True):
@@ -61,13 +63,13 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
         return state, state.verdict
     order = observation.order
     if state.last is not None and order <= state.last:
-        raise _out_of_order(observation)
+        raise _out_of_order(role, order[0])
     states, evidence = list(state.states), list(state.evidence)
     stale = not _is_settled(policy, state.last, state.evals)
-    for index, take in policy.shown[role]:
-        states[index], found = take(states[index], observation)
-        if found is not evidence[index]:
-            evidence[index], stale = found, True
+    for index, detector_step in policy.shown[role]:
+        states[index], latest = detector_step(states[index], observation)
+        if latest is not evidence[index]:
+            evidence[index], stale = latest, True
     evals = state.evals + (role is MetricRole.EVAL and observation.finite)
     verdict, suspect_step = state.verdict, state.suspect_step
     if not verdict.stops:
@@ -77,127 +79,168 @@ def step(policy: Policy, state: MonitorState, observation: Observation) -> tuple
             if suspect_step is None and verdict.verdict is not before.verdict:
                 suspect_step = order[0]
         elif verdict.step != order[0]:
-            verdict = _reached_again(verdict, order[0])
+            verdict = _moved_to(verdict, order[0])
     return MonitorState(tuple(states), tuple(evidence), order, evals, verdict, suspect_step), verdict
 
 
 def advance(
-    policy: Policy, state: MonitorState, observations: Iterable[Observation]
+    policy: Policy, state: MonitorState, observations: Iterable[Observation] | Columns
 ) -> tuple[MonitorState, list[Verdict]]:
-    """Take in observations in their order, as `step` does one by one; raises OutOfOrder at the first that is late.
+    """Take in observations in their order, or as columns by role; raises OutOfOrder if one is late.
 
-    The verdicts are those at which the word (`continue`, `suspect`, `stop`) became another, and at the end the last
-    one, which is the state's; what came between differs from its neighbors in evidence and step alone.
+    Returns the verdicts at which the word (`continue`, `suspect`, `stop`) changed, and last the state's verdict. Those
+    in between differ from their neighbors in evidence and step alone.
     """
-    observations = list(observations)
-    if len(observations) == 1:
-        state, verdict = step(policy, state, observations[0])
-        return state, [verdict]
-    seen: list[Observation] = []
-    by_role: dict[MetricRole, list[Observation]] = {role: [] for role in policy.roles}
-    for observation in observations:
-        if (alike := by_role.get(observation.role)) is not None:
-            seen.append(observation)
-            alike.append(observation)
-    if not seen:
+    # 1. Roles that the policy does not watch are dropped first, so that they cost nothing else.
+    if isinstance(observations, Mapping):
+        columns = {role: column for role, column in observations.items() if role in policy.roles}
+        _check_columns(state.last, columns)
+    else:
+        watched = [item for item in observations if item.role in policy.roles]
+        if len(watched) <= _FEW:
+            return _step_through(policy, state, watched)
+        _check_order(state.last, watched)
+        columns = to_columns(watched)
+    if not columns:
         return state, [state.verdict]
-    _refuse_late(state, seen)
-    states, evidence, news = list(state.states), list(state.evidence), list[_News]()
-    for index, (roles, fold) in enumerate(policy.folds):
-        if len(roles) == 1:
-            shown = by_role[roles[0]]
-        else:
-            shown = seen if len(roles) == len(by_role) else [item for item in seen if item.role in roles]
-        if shown:
-            states[index], changes = fold(states[index], evidence[index], shown)
-            if changes:
-                news += [_News(shown[place].order, index, item) for place, item in changes]
-                evidence[index] = changes[-1][1]
-    eval_scores = [item for item in by_role[MetricRole.EVAL] if item.finite]
-    verdict, suspect_step, verdicts, last = state.verdict, state.suspect_step, list[Verdict](), seen[-1]
-    if (news or not _is_settled(policy, state.last, state.evals)) and not verdict.stops:
-        judged = _judged(policy, state, seen, eval_scores, news)
+    last = max((column.steps[-1], RANK[role]) for role, column in columns.items())
+    # 2. Each detector takes in all that is new: a verdict never changes what a detector sees.
+    states, evidence, changes = _fold_detectors(policy, state, columns)
+    # 3. The verdict is judged anew only where evidence changed, or where step and count of evals still matter.
+    eval_orders = _finite_evals(columns)
+    verdict, suspect_step, verdicts = state.verdict, state.suspect_step, list[Verdict]()
+    if (changes or not _is_settled(policy, state.last, state.evals)) and not verdict.stops:
+        judged = _judge_changes(policy, state, columns, eval_orders, changes)
         verdicts = [new for old, new in pairwise([verdict, *judged]) if new.verdict is not old.verdict]
         verdict = judged[-1]
         if suspect_step is None and verdicts:
             suspect_step = verdicts[0].step
-    if verdict.step != last.step and not verdict.stops:
-        verdict = _reached_again(verdict, last.step)
+    # 4. A verdict that still stands is that of the latest step; a stop stays as it was reached.
+    if verdict.step != last[0] and not verdict.stops:
+        verdict = _moved_to(verdict, last[0])
     if not verdicts or verdicts[-1] is not verdict:
         verdicts.append(verdict)
-    evals = state.evals + len(eval_scores)
-    return MonitorState(tuple(states), tuple(evidence), last.order, evals, verdict, suspect_step), verdicts
+    evals = state.evals + len(eval_orders)
+    return MonitorState(tuple(states), tuple(evidence), last, evals, verdict, suspect_step), verdicts
 
 
-class _News(NamedTuple):
-    """From this observation on the evidence of this member is another."""
+def _step_through(
+    policy: Policy, state: MonitorState, observations: Sequence[Observation]
+) -> tuple[MonitorState, list[Verdict]]:
+    verdicts: list[Verdict] = []
+    for observation in observations:
+        before = state.verdict.verdict
+        state, verdict = step(policy, state, observation)
+        if verdict.verdict is not before:
+            verdicts.append(verdict)
+    if not verdicts or verdicts[-1] is not state.verdict:
+        verdicts.append(state.verdict)
+    return state, verdicts
 
-    order: tuple[int, int]
+
+class _Change(NamedTuple):
+    """From this observation on a member has other evidence."""
+
+    order: Order
     member: int
     evidence: Evidence
 
 
-def _refuse_late(state: MonitorState, seen: Sequence[Observation]) -> None:
-    last = _NOTHING if state.last is None else state.last
-    steps = [item.step for item in seen]
-    if last[0] < steps[0] and all(map(lt, steps, islice(steps, 1, None))):
-        return  # as nearly all are, and told sooner
-    for item in seen:
-        if item.order <= last:
-            raise _out_of_order(item)
-        last = item.order
+def _fold_detectors(
+    policy: Policy, state: MonitorState, columns: Columns
+) -> tuple[list[Any], list[Evidence | None], list[_Change]]:
+    states, evidence, changes = list(state.states), list(state.evidence), list[_Change]()
+    observations: dict[tuple[MetricRole, ...], list[Observation]] = {}
+    for index, (roles, fold) in enumerate(policy.folds):
+        shown = (
+            columns
+            if len(columns) == len(roles) == len(policy.roles)
+            else {role: columns[role] for role in roles if role in columns}
+        )
+        if not shown:
+            continue
+        if fold is not None:
+            states[index], changed = fold(states[index], evidence[index], shown)
+        else:  # members of the same roles share one list
+            if roles not in observations:
+                observations[roles] = to_observations(shown)
+            detector = policy.members[index].detector
+            states[index], changed = fold_steps(detector, states[index], evidence[index], observations[roles])
+        if changed:
+            changes += [_Change(order, index, item) for order, item in changed]
+            evidence[index] = changed[-1][1]
+    return states, evidence, changes
 
 
-def _out_of_order(item: Observation) -> OutOfOrder:
+def _check_order(last: Order | None, observations: Sequence[Observation]) -> None:
+    for item in observations:
+        order = item.order
+        if last is not None and order <= last:
+            raise _out_of_order(item.role, item.step)
+        last = order
+
+
+def _check_columns(last: Order | None, columns: Columns) -> None:
+    for role, column in columns.items():
+        steps = column.steps
+        if last is not None and (steps[0], RANK[role]) <= last:
+            raise _out_of_order(role, steps[0])
+        if not all(map(lt, steps, islice(steps, 1, None))):
+            raise _out_of_order(role, next(b for a, b in pairwise(steps) if a >= b))
+
+
+def _out_of_order(role: MetricRole, step: int) -> OutOfOrder:
     return OutOfOrder(
-        f"{item.role} at step {item.step} belongs before an observation that the monitor has already seen; replay the"
-        " run in step order"
+        f"{role} at step {step} belongs before an observation that the monitor has already seen; replay the run in step"
+        " order"
     )
 
 
-def _reached_again(verdict: Verdict, step: int) -> Verdict:
+def _moved_to(verdict: Verdict, step: int) -> Verdict:
     return Verdict(verdict.verdict, step, verdict.turn_step, verdict.reason, verdict.evidence)
 
 
-def _judged(
-    policy: Policy,
-    state: MonitorState,
-    seen: Sequence[Observation],
-    eval_scores: Sequence[Observation],
-    news: list[_News],
+def _finite_evals(columns: Columns) -> list[Order]:
+    column, rank = columns.get(MetricRole.EVAL), RANK[MetricRole.EVAL]
+    if column is None:
+        return []
+    return [(step, rank) for step, value in zip(column.steps, column.values, strict=True) if math.isfinite(value)]
+
+
+def _judge_changes(
+    policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order], changes: Sequence[_Change]
 ) -> list[Verdict]:
-    """The verdicts on whatever changes them, in order, up to the first stop; `eval_scores` are the finite evals
-    seen."""
-    orders = {item.order for item in news} | _unsettled(policy, state, seen)
-    eval_orders = [item.order for item in eval_scores]
-    evidence, found = list(state.evidence), list[Verdict]()
-    coming = sorted(news, reverse=True)
+    """The verdict at every observation that may change it, in order, up to the first stop."""
+    orders = {item.order for item in changes} | _unsettled(policy, state, columns, eval_orders)
+    evidence, verdicts = list(state.evidence), list[Verdict]()
+    pending = sorted(changes, reverse=True)
     for order in sorted(orders):
-        while coming and coming[-1].order <= order:
-            item = coming.pop()
-            evidence[item.member] = item.evidence
-        evals = state.evals + bisect_right(eval_orders, order)
-        found.append(policy.judge(evidence, order[0], evals))
-        if found[-1].stops:
+        while pending and pending[-1].order <= order:
+            change = pending.pop()
+            evidence[change.member] = change.evidence
+        verdicts.append(policy.judge(evidence, order[0], state.evals + bisect_right(eval_orders, order)))
+        if verdicts[-1].stops:
             break
-    return found
+    return verdicts
 
 
-def _is_settled(policy: Policy, last: tuple[int, int] | None, evals: int) -> bool:
-    """Whether from here on a verdict depends on evidence alone: not on the step, nor on how many evals there were."""
+def _is_settled(policy: Policy, last: Order | None, evals: int) -> bool:
+    """Whether from here on a verdict depends on evidence alone: neither on the step, nor on the number of evals."""
     return last is not None and last[0] >= policy.warmup_steps and evals >= policy.min_evals
 
 
-def _unsettled(policy: Policy, state: MonitorState, seen: Sequence[Observation]) -> set[tuple[int, int]]:
+def _unsettled(policy: Policy, state: MonitorState, columns: Columns, eval_orders: Sequence[Order]) -> set[Order]:
     """The observations before which verdicts were not settled."""
-    found, last, evals = set[tuple[int, int]](), state.last, state.evals
-    for item in seen:
-        if _is_settled(policy, last, evals):
+    last = state.last
+    if _is_settled(policy, last, state.evals):
+        return set()
+    unsettled = set[Order]()
+    for order in sorted((at, RANK[role]) for role, column in columns.items() for at in column.steps):
+        if _is_settled(policy, last, state.evals + bisect_left(eval_orders, order)):
             break
-        last = item.order
-        found.add(last)
-        evals += item.role is MetricRole.EVAL and item.finite
-    return found
+        last = order
+        unsettled.add(order)
+    return unsettled
 
 
 def replay(policy: Policy, observations: Iterable[Observation]) -> MonitorState:

@@ -149,8 +149,8 @@ class Policy(Struct, frozen=True, dict=True):
         }
 
     @cached_property
-    def folds(self) -> tuple[tuple[tuple[MetricRole, ...], Fold], ...]:
-        """Of each member the roles that it is shown, and how its detector takes them in."""
+    def folds(self) -> tuple[tuple[tuple[MetricRole, ...], Fold | None], ...]:
+        """Of each member the roles that it is shown, and its detector's own `fold`, if it has one."""
         return tuple((member.roles, fold_of(member.detector)) for member in self.members)
 
     @cached_property

@@ -11,6 +11,7 @@ import pytest
 from evalstop_detectors import (
     POLICIES,
     Call,
+    Column,
     Member,
     MetricRole,
     MonitorState,
@@ -24,6 +25,7 @@ from evalstop_detectors import (
     replay,
     start,
     step,
+    to_columns,
 )
 from evalstop_detectors.detectors.k_below_best import KBelowBest
 from evalstop_detectors.detectors.k_decline import KDecline
@@ -128,6 +130,32 @@ def test_batches_change_nothing(policy: Policy, observations: list[Observation],
         assert verdicts[-1] == state.verdict
         assert verdicts == changed or verdicts[:-1] == changed
         begin = end
+
+
+@given(policy=policies() | st.sampled_from(list(POLICIES.values())), observations=runs, data=st.data())
+def test_columns_are_the_same_observations(
+    policy: Policy, observations: list[Observation], data: st.DataObject
+) -> None:
+    """Given as columns by role, batches cut anywhere come to the same states and verdicts as lists of observations."""
+    by_list = by_columns = start(policy)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(observations)))))
+    for begin, end in pairwise([0, *cuts, len(observations)]):
+        batch = observations[begin:end]
+        by_list, verdicts = advance(policy, by_list, batch)
+        by_columns, same = advance(policy, by_columns, to_columns(batch))
+        assert (by_columns, same) == (by_list, verdicts)
+
+
+@given(policy=policies(), observations=runs)
+def test_late_columns_are_refused(policy: Policy, observations: list[Observation]) -> None:
+    """A column that begins at or before what was seen, or whose steps do not ascend, is refused."""
+    watched = [item for item in observations if item.role in policy.roles]
+    state = replay(policy, watched)
+    for item in watched:
+        with pytest.raises(OutOfOrder, match=f"{item.role} at step {item.step} "):
+            advance(policy, state, {item.role: Column([item.step], [item.value])})
+        with pytest.raises(OutOfOrder):
+            advance(policy, start(policy), {item.role: Column([item.step, item.step], [item.value, item.value])})
 
 
 @given(policy=policies(), observations=runs, chance=st.randoms(use_true_random=False))
