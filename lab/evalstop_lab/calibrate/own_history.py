@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import Detector, policy_from_document, policy_to_document
-from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome, judge_decision, locate_turn
+from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome, Turn, judge_decision, locate_turn
 from rich.console import Console
 
 from evalstop_lab.backtest.cases import truths_of
@@ -140,7 +140,7 @@ def _records(detector: Detector[Any], runs: Sequence[Run]) -> list[Records]:
     return [records(detector, run.observations()) for run in runs]
 
 
-def _rightly(found: Records, alarm: float, turn: tuple[int, int]) -> bool:
+def _rightly(found: Records, alarm: float, turn: Turn) -> bool:
     step = found.first_at(alarm)
     return step is not None and judge_decision(RunOutcome.TURNED, step, turn) is DecisionOutcome.RIGHT
 

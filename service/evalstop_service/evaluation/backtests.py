@@ -29,7 +29,7 @@ from evalstop_detectors import (
 from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome, judge_decision
+from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome, Turn, judge_decision
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import audit, backtests, observations, projects
 from evalstop_service.store.backtests import DONE, FAILED, WAITING, Backtest, PastRun
@@ -222,10 +222,10 @@ def _outcome(past: PastRun, step: int | None) -> DecisionOutcome:
     """Whether it would have been right to stop the run at this step or, when it is None, never to."""
     if past.run_outcome is None:
         return DecisionOutcome.UNKNOWN
-    turned = None
+    turn = None
     if past.turn_step is not None:
-        turned = past.turn_step, past.run.turn["low_step"] if past.run.turn else past.turn_step
-    return judge_decision(RunOutcome(past.run_outcome), step, turned)
+        turn = Turn(past.turn_step, past.run.turn["low_step"] if past.run.turn else past.turn_step)
+    return judge_decision(RunOutcome(past.run_outcome), step, turn)
 
 
 def _hours_after(past: PastRun, step: int | None) -> float | None:

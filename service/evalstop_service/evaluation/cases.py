@@ -1,14 +1,14 @@
-"""Cases: of every attempt that has ended, what was decided, what turned out to be true, and what it cost.
+"""Cases: for every attempt that has ended, what was decided, whether that was right, and what it cost.
 
-    an attempt ends, evals come after its end ──> settle: derive the truth, unless a person has said it ──┐
-    a person says it, a decision moves on after the end ──> recount ──────────────────────────────────────┴──> a row
+    an attempt ends, late evals arrive ──> record: derive the outcome, unless a person has given it ──┐
+    a person gives an outcome, a decision moves after the end ──> recompute ──────────────────────────┴──> a row
 
-A case can be made anew at any time from what else is on record; it is kept because all figures are counted over cases.
+A case can be recomputed from other rows at any time; it is stored because all figures are counts of cases.
 
-GPU-hours are the hours of an attempt times the label `gpus` of its run. What a stop saves is the time from the decision
-to the end: measured where the run was let go on, else estimated from the pace until the decision and `total_steps`. A
-stop that was wrong saves nothing, because what was left has to be run all the same, and loses what has to be run once
-more: the steps from the checkpoint that was best when it was decided, or from where the attempt began, to the decision.
+GPU-hours are the hours of an attempt times the label `gpus` of its run. A stop saves the time from the decision to the
+end: measured where the run went on, else estimated from the pace until the decision and `total_steps`. A wrong stop
+saves nothing, because the rest has to be run all the same, and loses what has to be run again: the steps from the best
+checkpoint at the decision, or from the start of the attempt, to the decision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 import msgspec
 from evalstop_detectors import Evidence, Kind
@@ -26,10 +25,9 @@ from evalstop_detectors.policy.risk import stated
 
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
-from evalstop_service.rules import decision_lifecycle
-from evalstop_service.rules import outcome as truth
+from evalstop_service.rules import decision_lifecycle, outcome
 from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPING, DecisionState
-from evalstop_service.rules.outcome import DecisionOutcome, RunAssessment, RunOutcome
+from evalstop_service.rules.outcome import DecisionOutcome, RunAssessment, RunOutcome, Treatment, Turn
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions, observations, outcomes, runs
 from evalstop_service.store.cases import Case
@@ -38,100 +36,102 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.outcomes import Outcome
 from evalstop_service.store.runs import Run
 
-LET_RUN, STOPPED, PREVENTED = "let_run", "stopped", "prevented"
-"""What became of a stop: it was deliberately not carried out, or carried out as far as it went, or kept from it."""
-
 MOST_GPUS = 1e6
 
 
 def record_case(tx: Transaction, run: Run, now: datetime) -> None:
-    """Make the case of the present attempt of a run, which is locked and has ended, or is about to go on in another."""
+    """Record the case of the present attempt of a run, which is locked and has ended or is about to be resumed.
+
+    An outcome that a person gave stands. Otherwise it is derived from the evals, as long as they are on record.
+    """
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-    said = outcomes.find_outcome(tx, run.id, run.attempt)
-    if (said is None or said.derived) and run.pruned_at is None:
-        said = _derive(tx, run, decision, said, now)
-    _count(tx, run, run.attempt, decision, said, run.ended_at or now)
+    recorded = outcomes.find_outcome(tx, run.id, run.attempt)
+    if (recorded is None or recorded.derived) and run.pruned_at is None:
+        recorded = _derive_outcome(tx, run, decision, recorded, now)
+    _save_case(tx, run, run.attempt, decision, recorded, run.ended_at or now)
 
 
 def recompute_case(tx: Transaction, run: Run, attempt: int) -> None:
-    """Make the case of an attempt anew after something was said of it; nothing while it goes on. The run is locked."""
-    known = cases.find_case(tx, run.id, attempt)
-    ended_at = known.ended_at if known else run.ended_at if attempt == run.attempt else None
+    """Recompute the case of an attempt, unless it goes on. The run is locked."""
+    case = cases.find_case(tx, run.id, attempt)
+    ended_at = case.ended_at if case else run.ended_at if attempt == run.attempt else None
     if ended_at is not None:
         decision = decisions.find_decision_of_attempt(tx, run.id, attempt)
-        _count(tx, run, attempt, decision, outcomes.find_outcome(tx, run.id, attempt), ended_at)
+        _save_case(tx, run, attempt, decision, outcomes.find_outcome(tx, run.id, attempt), ended_at)
 
 
 def remove_case(tx: Transaction, run: Run) -> None:
-    """Take the case of the present attempt of a run back: it goes on after all. What was said of it stays."""
+    """Remove the case of the present attempt of a run, which goes on after all. Its recorded outcomes stay."""
     cases.delete_case(tx, run.id, run.attempt)
 
 
-def _derive(
+def _derive_outcome(
     tx: Transaction, run: Run, decision: Decision | None, before: Outcome | None, now: datetime
 ) -> Outcome | None:
-    """What the evals say of the attempt: a row of its own unless it is what they said before."""
-    gold = watched_metrics.find_eval_metric(run)
+    """The outcome by the evals of the attempt, recorded if it is another than before."""
+    metric = watched_metrics.find_eval_metric(run)
     decided_step = decision.step if decision else None
-    evals = watched_metrics.select_evals(run, observations.load_series(tx, run.id, [gold])) if gold is not None else []
-    found = truth.assess_run(evals, decided_step)
-    turned = _placed(tx, run, found)
-    said = truth.judge_decision(found.run_outcome, decided_step, turned)
-    turn_step = turned[0] if turned else None
-    if before is not None and (before.outcome, before.turn_step, _truth_of(before)) == (
-        said,
-        turn_step,
-        found.run_outcome,
-    ):
-        return before
-    details = _numbers(found, watched_metrics.metric_sign(run.metrics, gold) if gold is not None else 1.0)
+    evals = []
+    if metric is not None:
+        evals = watched_metrics.select_evals(run, observations.load_series(tx, run.id, [metric]))
+    assessment = outcome.assess_run(evals, decided_step)
+    turn = _find_turn(tx, run, assessment)
+    derived = outcome.judge_decision(assessment.run_outcome, decided_step, turn)
+    turn_step = turn.step if turn else None
+    if before is not None:
+        recorded = (before.outcome, before.turn_step, _find_run_outcome(before))
+        if recorded == (derived, turn_step, assessment.run_outcome):
+            return before
+    sign = watched_metrics.metric_sign(run.metrics, metric) if metric is not None else 1.0
     outcomes.add_outcome(
         tx,
         run.id,
         run.attempt,
-        outcome=said,
+        outcome=derived,
         turn_step=turn_step,
         actor=SERVICE,
-        note=found.reason,
+        note=assessment.reason,
         now=now,
         derived=True,
-        details=details,
+        details=_describe_assessment(assessment, sign),
     )
     return outcomes.find_outcome(tx, run.id, run.attempt)
 
 
-def _placed(tx: Transaction, run: Run, found: RunAssessment) -> tuple[int, int] | None:
-    """The step of the turn and the first at which the peak may have been, with hindsight if it sees one, too."""
-    if found.run_outcome is not RunOutcome.TURNED:
+def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment) -> Turn | None:
+    """The turn of a run: its change point in hindsight if there is one, else its best evals."""
+    if assessment.run_outcome is not RunOutcome.TURNED:
         return None
     turn = run.turn if run.ended_at is not None else change_point.find_change_point(tx, run)
-    return (turn["step"], turn["low_step"]) if turn else truth.locate_turn(found)
+    return Turn(turn["step"], turn["low_step"]) if turn else outcome.locate_turn(assessment)
 
 
-def _numbers(found: RunAssessment, sign: float) -> dict[str, Any]:
-    """A judgement as JSON; means are in the metric's own direction."""
-    document: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(found).items() if value is not None}
+def _describe_assessment(assessment: RunAssessment, sign: float) -> dict[str, Any]:
+    """An assessment as JSON; means are in the metric's own direction."""
+    document: dict[str, Any] = {
+        name: value for name, value in msgspec.to_builtins(assessment).items() if value is not None
+    }
     for name in ("best", "last"):
         if name in document:
             document[name]["mean"] *= sign
     return document
 
 
-def _truth_of(said: Outcome | None, decision: Decision | None = None) -> RunOutcome:
-    """What became of gold, as the evals or a person's word on the decision tell it."""
-    if said is None:
+def _find_run_outcome(recorded: Outcome | None, decision: Decision | None = None) -> RunOutcome:
+    if recorded is None:
         return RunOutcome.UNDECIDED
-    if said.derived:
-        return RunOutcome(said.details["run_outcome"])
-    return truth.read_run_outcome(DecisionOutcome(said.outcome), said.turn_step, flagged=decision is not None)
+    if recorded.derived:
+        return RunOutcome(recorded.details["run_outcome"])
+    given = DecisionOutcome(recorded.outcome)
+    return outcome.read_run_outcome(given, recorded.turn_step, flagged=decision is not None)
 
 
-def _count(
-    tx: Transaction, run: Run, attempt: int, decision: Decision | None, said: Outcome | None, ended_at: datetime
+def _save_case(
+    tx: Transaction, run: Run, attempt: int, decision: Decision | None, recorded: Outcome | None, ended_at: datetime
 ) -> None:
     gpus = read_gpus(run.labels)
-    began = runs.get_attempt(tx, run.id, attempt)
-    hours = _Hours(gpus, began.started_at, began.resumed_from_step or 0, ended_at)
+    start = runs.get_attempt(tx, run.id, attempt)
+    hours = _GpuHours(gpus, start.started_at, start.resumed_from_step or 0, ended_at)
     case = Case(
         run_id=run.id,
         attempt=attempt,
@@ -139,34 +139,36 @@ def _count(
         policy_id=run.policy_id,
         job_kind=run.labels.get("job_kind"),
         gpus=gpus,
-        run_outcome=_truth_of(said, decision),
-        derived=said is None or said.derived,
-        turn_step=said.turn_step if said else None,
+        run_outcome=_find_run_outcome(recorded, decision),
+        derived=recorded is None or recorded.derived,
+        turn_step=recorded.turn_step if recorded else None,
         decision_id=None,
         treatment=None,
         observed_probability=None,
         decided_step=None,
         detectors=None,
         stated_risk=None,
-        outcome=said.outcome if said else DecisionOutcome.UNKNOWN,
+        outcome=recorded.outcome if recorded else DecisionOutcome.UNKNOWN,
         delay_steps=None,
-        gpu_hours=hours.of_all(),
+        gpu_hours=hours.total(),
         gpu_hours_saved=None,
         gpu_hours_lost=None,
         ended_at=ended_at,
     )
     if decision is None:
         cases.save_case(tx, case)
-    elif decision.ordered:  # by a person: the policy has let the run go on, and is held to that
-        cases.save_case(tx, replace(case, outcome=truth.judge_decision(RunOutcome(case.run_outcome), None, None)))
+    elif decision.ordered:  # by a person: the policy let the run continue, and that is what is judged
+        judged = outcome.judge_decision(RunOutcome(case.run_outcome), None, None)
+        cases.save_case(tx, replace(case, outcome=judged))
     else:
-        cases.save_case(tx, _with_decision(tx, case, run, decision, hours))
+        cases.save_case(tx, _add_decision(tx, case, run, decision, hours))
 
 
-def _with_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _Hours) -> Case:
+def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _GpuHours) -> Case:
     treatment = classify_treatment(DecisionState(decision.state))
     right = case.outcome == DecisionOutcome.RIGHT
-    stops = treatment != PREVENTED
+    prevented = treatment is Treatment.PREVENTED
+    policy = policies.read(tx, decision.policy_id)
     return replace(
         case,
         policy_id=decision.policy_id,
@@ -174,16 +176,16 @@ def _with_decision(tx: Transaction, case: Case, run: Run, decision: Decision, ho
         treatment=treatment,
         observed_probability=decision.observed_probability,
         decided_step=decision.step,
-        detectors=_called(decision.verdict),
-        stated_risk=_stated_risk(tx, decision.policy_id),
+        detectors=_list_stopping_detectors(decision.verdict),
+        stated_risk=None if policy is None else stated(policy),
         delay_steps=decision.step - case.turn_step if right and case.turn_step is not None else None,
-        gpu_hours_saved=hours.saved(decision, treatment, case.outcome, run.total_steps) if stops else None,
-        gpu_hours_lost=hours.lost(decision, case.outcome) if stops else None,
+        gpu_hours_saved=None if prevented else hours.saved(decision, treatment, case.outcome, run.total_steps),
+        gpu_hours_lost=None if prevented else hours.lost(decision, case.outcome),
     )
 
 
 @dataclass(frozen=True)
-class _Hours:
+class _GpuHours:
     """The GPU-hours of an attempt; None where they cannot be known."""
 
     gpus: float | None
@@ -191,15 +193,15 @@ class _Hours:
     first_step: int
     ended_at: datetime
 
-    def of_all(self) -> float | None:
+    def total(self) -> float | None:
         return self._between(self.started_at, self.ended_at)
 
-    def saved(self, decision: Decision, treatment: str, outcome: str, total_steps: int | None) -> float | None:
-        """By the stop, or by the one that there would have been; nothing by a wrong one."""
+    def saved(self, decision: Decision, treatment: Treatment, outcome: str, total_steps: int | None) -> float | None:
+        """The hours that the stop saved, or would have saved; a wrong one saves nothing."""
         if outcome == DecisionOutcome.WRONG:
             return None if self.gpus is None else 0.0
         after = self._between(decision.created_at, self.ended_at)
-        if treatment == LET_RUN:
+        if treatment is Treatment.LET_RUN:
             return after
         if total_steps is None:
             return None
@@ -207,26 +209,26 @@ class _Hours:
         return None if left is None or after is None else max(left - after, 0.0)
 
     def lost(self, decision: Decision, outcome: str) -> float | None:
-        """By a wrong stop, or one that would have been: what was done since the best checkpoint is to be done again."""
+        """The hours that a wrong stop lost, or would have lost: the work since the best checkpoint has to be redone."""
         if outcome == DecisionOutcome.UNKNOWN:
             return None
         if outcome == DecisionOutcome.RIGHT:
             return None if self.gpus is None else 0.0
         checkpoint = decision.best_checkpoint
-        kept = max(checkpoint["step"], self.first_step) if checkpoint else self.first_step
-        return self._of_steps(decision, decision.step - kept)
+        resumed_at = max(checkpoint["step"], self.first_step) if checkpoint else self.first_step
+        return self._of_steps(decision, decision.step - resumed_at)
 
     def _of_steps(self, decision: Decision, steps: int) -> float | None:
-        """By the pace of the attempt until the decision."""
+        """The hours of so many steps, at the pace of the attempt until the decision."""
         spent, done = self._between(self.started_at, decision.created_at), decision.step - self.first_step
         return spent * max(steps, 0) / done if spent is not None and done > 0 else None
 
-    def _between(self, begun: datetime, ended: datetime) -> float | None:
-        return None if self.gpus is None else self.gpus * max((ended - begun).total_seconds(), 0.0) / 3600
+    def _between(self, start: datetime, end: datetime) -> float | None:
+        return None if self.gpus is None else self.gpus * max((end - start).total_seconds(), 0.0) / 3600
 
 
 def read_gpus(labels: Mapping[str, str]) -> float | None:
-    """How many GPUs a job has, by the label `gpus` of its run; None where it says nothing, or nothing sensible."""
+    """The number of GPUs of a job by the label `gpus` of its run; None where it is missing or not usable."""
     try:
         gpus = float(labels["gpus"])
     except (KeyError, ValueError):
@@ -234,26 +236,23 @@ def read_gpus(labels: Mapping[str, str]) -> float | None:
     return gpus if 0 < gpus <= MOST_GPUS else None
 
 
-def classify_treatment(state: DecisionState) -> str:
-    """What became of a stop that stands so when its run has ended."""
+def classify_treatment(state: DecisionState) -> Treatment:
+    """What was done about a stop whose decision is in this state when its run has ended."""
     if state in decision_lifecycle.LET_RUN:
-        return LET_RUN
-    return STOPPED if state in STOPPING else PREVENTED
+        return Treatment.LET_RUN
+    return Treatment.STOPPED if state in STOPPING else Treatment.PREVENTED
 
 
-def _called(verdict: Mapping[str, Any]) -> list[str]:
-    """The detectors that called for a stop."""
-    called = (one["detector"] for one in verdict["evidence"] if _evidence(one).reaches(one["stop_at"]))
-    return list(dict.fromkeys(called))
+def _list_stopping_detectors(verdict: Mapping[str, Any]) -> list[str]:
+    """The detectors whose evidence reached the threshold to stop."""
+    stopping = (
+        finding["detector"] for finding in verdict["evidence"] if _read_evidence(finding).reaches(finding["stop_at"])
+    )
+    return list(dict.fromkeys(stopping))
 
 
-def _evidence(finding: Mapping[str, Any]) -> Evidence:
-    # All that counts here is which way a number alarms: only p-values do so by being small. A later release, gone back
-    # from since, may have left kinds that are not known here.
+def _read_evidence(finding: Mapping[str, Any]) -> Evidence:
+    # Only the direction in which a number alarms matters: p-values alarm by being small, all others by being large. A
+    # later release that was rolled back may have stored kinds that are unknown here.
     kind = Kind.P_VALUE if finding["kind"] == Kind.P_VALUE else Kind.STATISTIC
     return Evidence(kind, math.nan if finding["value"] is None else finding["value"])
-
-
-def _stated_risk(tx: Transaction, policy_id: UUID) -> float | None:
-    policy = policies.read(tx, policy_id)
-    return None if policy is None else stated(policy)

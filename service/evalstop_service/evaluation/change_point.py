@@ -1,9 +1,10 @@
-"""Where a run that has ended turned, told from all of its gold scores."""
+"""The change point in hindsight: where a run that has ended turned, by all of its eval scores."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from evalstop_detectors.checkpoint.change_point import turn
 
 from evalstop_service.runs import watched_metrics
@@ -13,17 +14,10 @@ from evalstop_service.store.runs import Run
 
 
 def find_change_point(tx: Transaction, run: Run) -> dict[str, Any] | None:
-    """The turn of a run as it is answered; None where gold shows no fall. `gain` and `drop` are in the unit of gold."""
-    gold = watched_metrics.find_eval_metric(run)
-    if gold is None:
+    """The change point of a run as it is answered; None where the eval shows no drop."""
+    metric = watched_metrics.find_eval_metric(run)
+    if metric is None:
         return None
-    found = turn(watched_metrics.select_scores(run, observations.load_series(tx, run.id, [gold])))
-    if found is None:
-        return None
-    return {
-        "step": found.step,
-        "low_step": found.low_step,
-        "high_step": found.high_step,
-        "gain": found.gain,
-        "drop": found.drop,
-    }
+    change_point = turn(watched_metrics.select_scores(run, observations.load_series(tx, run.id, [metric])))
+    document: dict[str, Any] | None = msgspec.to_builtins(change_point)
+    return document

@@ -1,10 +1,10 @@
-"""What turned out to be true of a run, by its gold scores in the end: it turned, it stayed healthy, or nobody can tell.
+"""The outcome of a run by its eval scores at the end: it turned, it stayed healthy, or the scores cannot tell. Pure.
 
-The best mean of `w` neighboring evals is held against the mean of the last `w`, where `w` is a tenth of all evals, but
-three at least. More than a tenth of the gain lost, and more than three standard errors: the run has turned. Less than a
-tenth, or less than one standard error: it is healthy. Whatever lies between is undecided.
+The best mean of `w` neighboring evals is compared with the mean of the last `w`, where `w` is a tenth of all evals, but
+at least three. The run has turned if more than a tenth of the gain was lost, and more than three standard errors. It is
+healthy if less than a tenth was lost, or less than one standard error. Everything between is undecided.
 
-What a run was stopped for proves nothing about the stop: the last `w` evals have to be from after the decision.
+The evals that led to a stop prove nothing about it: the last `w` evals have to come after the decision.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import accumulate
+from typing import NamedTuple
 
 from evalstop_detectors import Score
 from evalstop_detectors.checkpoint import noise
@@ -24,11 +25,11 @@ SHARE_OF_GAIN = 0.1
 SIGNIFICANT = 3.0
 INSIGNIFICANT = 1.0
 _RISEN = 0.05
-"""Of the range of the means: a run that gained less has not risen, and its fall is measured by the range."""
+"""A share of the range of the means: a run that gained less has not risen, and its drop is compared with the range."""
 
 
 class RunOutcome(StrEnum):
-    """What became of the gold of an attempt."""
+    """What became of the eval of an attempt."""
 
     TURNED = "turned"
     HEALTHY = "healthy"
@@ -36,11 +37,19 @@ class RunOutcome(StrEnum):
 
 
 class DecisionOutcome(StrEnum):
-    """What turned out to be true of a decision: to stop a run or, where there was none, to let it go on."""
+    """Whether a decision was right: to stop a run or, where there was none, to let it continue."""
 
     RIGHT = "right"
     WRONG = "wrong"
     UNKNOWN = "unknown"
+
+
+class Treatment(StrEnum):
+    """What was done about a stop: not carried out on purpose, carried out as far as possible, or prevented."""
+
+    LET_RUN = "let_run"
+    STOPPED = "stopped"
+    PREVENTED = "prevented"
 
 
 class Window(Struct, frozen=True):
@@ -52,11 +61,18 @@ class Window(Struct, frozen=True):
     mean: float
 
 
-class RunAssessment(Struct, frozen=True):
-    """A truth with its reason and the numbers that it rests on.
+class Turn(NamedTuple):
+    """Where a run turned: the step, and the first step at which its peak may have been."""
 
-    `evals`: how many were finite, of which `window` make a mean. `best`, `last`: the means that are compared; `gain`,
-    `drop` and `stderr` (of the drop) are in the unit of the scores, higher is better. None: there were too few.
+    step: int
+    low_step: int
+
+
+class RunAssessment(Struct, frozen=True):
+    """The outcome of a run with its reason and the numbers behind it.
+
+    `evals`: how many were finite; `window` of them make a mean. `best`, `last`: the means that are compared. `gain`,
+    `drop` and `stderr` (of the drop) are in the unit of the scores, higher is better. None: there were too few evals.
     """
 
     run_outcome: RunOutcome
@@ -71,9 +87,9 @@ class RunAssessment(Struct, frozen=True):
 
 
 def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunAssessment:
-    """What these scores (by ascending step, higher is better, finite or not) say of a run that has ended.
+    """Assess a run that has ended by its eval scores: by ascending step, higher is better, finite or not.
 
-    `decided_step`: where a decision was made to stop it; then only what came later can tell whether that was right.
+    `decided_step`: where it was decided to stop the run; only later evals can tell whether that was right.
     """
     finite = [score for score in scores if math.isfinite(score.value)]
     count = len(finite)
@@ -83,30 +99,26 @@ def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunA
         return RunAssessment(RunOutcome.UNDECIDED, reason, count, width)
 
     if count < 2 * width:
-        return undecided(f"there are {count} finite evals, and it takes {2 * width} to compare a best mean with a last")
+        return undecided(f"there are {count} finite evals, and {2 * width} are needed to compare two means")
     lost = sum(not math.isfinite(score.value) for score in scores[-width:])
     if 2 * lost > width:
         return undecided(f"{lost} of the last {width} evals are not finite")
     if decided_step is not None and finite[-width].step <= decided_step:
         later = sum(score.step > decided_step for score in finite)
-        return undecided(f"{later} evals came after the decision, and it takes {width} to tell whether it was right")
-    return _compared(finite, width)
+        return undecided(f"{later} evals came after the decision, and {width} are needed to judge it")
+    return _compare_means(finite, width)
 
 
-def locate_turn(found: RunAssessment) -> tuple[int, int]:
-    """Where a run has turned, and the first step at which its peak may have been: the middle and the first of its best
-    evals."""
-    assert found.best is not None, "who has turned has a peak"
-    return found.best.middle_step, found.best.first_step
+def locate_turn(assessment: RunAssessment) -> Turn:
+    """Where a run that turned did so: the middle and the first of its best evals."""
+    assert assessment.best is not None, "a run that turned has a best mean"
+    return Turn(assessment.best.middle_step, assessment.best.first_step)
 
 
-def judge_decision(
-    run_outcome: RunOutcome, decided_step: int | None, turned: tuple[int, int] | None
-) -> DecisionOutcome:
+def judge_decision(run_outcome: RunOutcome, decided_step: int | None, turn: Turn | None) -> DecisionOutcome:
     """Whether it was right to stop a run at this step or, when it is None, never to stop it.
 
-    `turned`: the step of the turn, and the first at which its peak may have been. A stop at the turn or after it is
-    right, one before the peak wrong; of one between the two nobody can tell.
+    A stop at the turn or after it is right, one before the peak is wrong, one between the two cannot be judged.
     """
     if run_outcome is RunOutcome.UNDECIDED:
         return DecisionOutcome.UNKNOWN
@@ -114,23 +126,23 @@ def judge_decision(
         return DecisionOutcome.RIGHT if decided_step is None else DecisionOutcome.WRONG
     if decided_step is None:
         return DecisionOutcome.WRONG
-    if turned is None or decided_step >= turned[0]:
+    if turn is None or decided_step >= turn.step:
         return DecisionOutcome.RIGHT
-    return DecisionOutcome.WRONG if decided_step < turned[1] else DecisionOutcome.UNKNOWN
+    return DecisionOutcome.WRONG if decided_step < turn.low_step else DecisionOutcome.UNKNOWN
 
 
-def read_run_outcome(said: DecisionOutcome, turn_step: int | None, *, flagged: bool) -> RunOutcome:
-    """What a person's word on a decision says of the run; `flagged`: the decision was to stop it.
+def read_run_outcome(outcome: DecisionOutcome, turn_step: int | None, *, flagged: bool) -> RunOutcome:
+    """The outcome of a run that a person's outcome of its decision implies; `flagged`: the decision was to stop it.
 
-    A stop that was wrong though the run turned later came too early.
+    A stop that was wrong although the run turned came too early.
     """
-    if said is DecisionOutcome.UNKNOWN:
+    if outcome is DecisionOutcome.UNKNOWN:
         return RunOutcome.UNDECIDED
-    turned = said is (DecisionOutcome.RIGHT if flagged else DecisionOutcome.WRONG) or turn_step is not None
+    turned = outcome is (DecisionOutcome.RIGHT if flagged else DecisionOutcome.WRONG) or turn_step is not None
     return RunOutcome.TURNED if turned else RunOutcome.HEALTHY
 
 
-def _compared(finite: Sequence[Score], width: int) -> RunAssessment:
+def _compare_means(finite: Sequence[Score], width: int) -> RunAssessment:
     values = [noise.clipped(score.value) for score in finite]
     means = _means(values, width)
     last_at = len(means) - 1
@@ -142,9 +154,9 @@ def _compared(finite: Sequence[Score], width: int) -> RunAssessment:
     gain = highest - means[0]
     unit = gain if gain > _RISEN * span else span
     stderr = _stderr(finite, width)
-    truth, reason = _weighed(drop, unit, stderr)
+    run_outcome, reason = _assess_drop(drop, unit, stderr)
     return RunAssessment(
-        truth,
+        run_outcome,
         reason,
         len(finite),
         width,
@@ -156,33 +168,33 @@ def _compared(finite: Sequence[Score], width: int) -> RunAssessment:
     )
 
 
-def _weighed(drop: float, unit: float, stderr: float) -> tuple[RunOutcome, str]:
+def _assess_drop(drop: float, unit: float, stderr: float) -> tuple[RunOutcome, str]:
     if drop <= 0:
-        return RunOutcome.HEALTHY, "gold ended as high as it ever was"
+        return RunOutcome.HEALTHY, "the eval ended as high as it ever was"
     share = drop / unit if unit > 0 else 0.0
     errors = drop / stderr if stderr > 0 else math.inf
-    fall = f"gold ended {share:.0%} of its gain below its best, {errors:.1f} standard errors"
+    reason = f"the eval ended {share:.0%} of its gain below its best, {errors:.1f} standard errors"
     if share > SHARE_OF_GAIN and errors > SIGNIFICANT:
-        return RunOutcome.TURNED, fall
+        return RunOutcome.TURNED, reason
     if share < SHARE_OF_GAIN or errors < INSIGNIFICANT:
-        return RunOutcome.HEALTHY, fall
-    return RunOutcome.UNDECIDED, f"{fall}: too much for noise and too little to be sure"
+        return RunOutcome.HEALTHY, reason
+    return RunOutcome.UNDECIDED, f"{reason}: more than noise explains, too little to be sure"
 
 
 def _means(values: Sequence[float], width: int) -> list[float]:
-    """The mean of each window of so many neighbors."""
+    """The mean of each window of `width` neighbors."""
     first = values[0]
     sums = [0.0, *accumulate(value - first for value in values)]
     return [first + (after - before) / width for before, after in zip(sums, sums[width:], strict=False)]
 
 
 def _stderr(finite: Sequence[Score], width: int) -> float:
-    """Of the difference of two means: by the noise of the run, and at the least by what its trainer says of evals."""
+    """The standard error of the difference of two means: by the noise of the run, at least as reported."""
     state = noise.NoiseState()
     for score in finite:
         state = noise.advance(state, score.value, score.stderr)
-    found = noise.estimate(state)
-    return found.sd * found.inflation * math.sqrt(2 / width)
+    estimate = noise.estimate(state)
+    return estimate.sd * estimate.inflation * math.sqrt(2 / width)
 
 
 def _window(finite: Sequence[Score], at: int, width: int, mean: float) -> Window:

@@ -1,8 +1,8 @@
-"""What is left to chance, reproducibly: a number drawn for a decision, by its id and the seed of its project. Pure.
+"""Random assignment of decisions, reproducible: a number drawn from a decision's id and its project's seed. Pure.
 
-A stop that is carried out destroys the evidence of whether it was right. So some are held out, by chance and by nothing
-else: then those whose truth is seen are like those whose truth is not, and one that was let run with a probability of
-a tenth stands for ten. Anybody who has the id and the seed can draw again, and see that nobody chose.
+A stop that is carried out destroys the evidence of whether it was right. So some stops are held out, at random and by
+nothing else: the decisions whose outcome is seen are then like those whose outcome is not, and one that was let run
+with a probability of 0.1 represents ten. Anybody with the id and the seed can repeat the draw, and verify it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import hmac
 from uuid import UUID
 
 HELD_OUT_SHARE = 0.1
-"""Of the stops of a new project, unless it says otherwise."""
+"""The share of stops that a new project holds out by default."""
 
 CARRIED_OUT = "carried out"
 HELD_OUT = "held out"
-"""What is asked of chance; each question has a draw of its own."""
+"""The questions; each has a draw of its own."""
 
 
 def draw_number(seed: str, decision_id: UUID, question: str) -> float:
@@ -25,6 +25,5 @@ def draw_number(seed: str, decision_id: UUID, question: str) -> float:
 
 
 def observed_probability(enforced_share: float, held_out_share: float) -> float:
-    """With which a run goes on after its decision, so that the truth is seen: of the stops a share is enforced, and of
-    these a share is held out."""
+    """The probability that a run goes on after its decision, so that its outcome is seen."""
     return 1 - enforced_share * (1 - held_out_share)

@@ -60,7 +60,7 @@ def test_a_decision_is_judged_by_what_came_after_it() -> None:
     """The evals for which a run was stopped do not prove that this was right."""
     fallen = [*RISE, *RISE[::-1]]
     end = 10 * (len(fallen) - 1)
-    assert "2 evals came after the decision, and it takes 4" in judged(fallen, decided_step=end - 20).reason
+    assert "2 evals came after the decision, and 4 are needed" in judged(fallen, decided_step=end - 20).reason
     assert judged(fallen, decided_step=end).run_outcome is RunOutcome.UNDECIDED
     assert judged(fallen, decided_step=end - 40).run_outcome is RunOutcome.TURNED
 
@@ -87,8 +87,8 @@ def test_what_was_decided_is_held_against_the_truth(
     became: RunOutcome, decided_step: int | None, said: DecisionOutcome
 ) -> None:
     """A stop from the turn on is right, one before the peak or of a healthy run wrong."""
-    turned = (50, 40) if became is RunOutcome.TURNED else None
-    assert outcome.judge_decision(became, decided_step, turned) is said
+    turn = outcome.Turn(50, 40) if became is RunOutcome.TURNED else None
+    assert outcome.judge_decision(became, decided_step, turn) is said
 
 
 @given(st.lists(st.floats(), max_size=60), st.none() | st.floats(0, 1e300), st.none() | st.integers(0, 600))

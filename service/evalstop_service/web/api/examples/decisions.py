@@ -37,7 +37,7 @@ OUTCOME = {
     "turn_step": 120,
     "derived": True,
     "actor": "evalstop",
-    "note": "gold ended 62% of its gain below its best, 9.4 standard errors",
+    "note": "the eval ended 62% of its gain below its best, 9.4 standard errors",
     "details": {"run_outcome": "turned", "evals": 40, "window": 4, "gain": 0.34, "drop": 0.21, "stderr": 0.022},
     "at": STOPPED,
 }
