@@ -65,7 +65,7 @@ from evalstop_service.web.context import Context
 from evalstop_service.web.middleware.body_limit import BodyLimit
 from evalstop_service.web.middleware.head_requests import Heads
 from evalstop_service.web.middleware.request_log import Watch
-from evalstop_service.web.mlflow import Tee
+from evalstop_service.web.mlflow import Forwarder
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
 from evalstop_service.webhooks.retry import Backoff
@@ -124,9 +124,9 @@ def create_app(
         create_encryption(settings),
         settings.delivery_timeout_seconds,
     )
-    tee = _create_tee(settings, database, clock, service_metrics)
+    forwarder = _create_forwarder(settings, database, clock, service_metrics)
     app = _App(
-        lifespan=_living(settings, database, committer, service_metrics, tracer, tee, deliver=deliver),
+        lifespan=_living(settings, database, committer, service_metrics, tracer, forwarder, deliver=deliver),
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
@@ -147,7 +147,7 @@ def create_app(
     app.include_router(health.router)
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
     dashboard.install(app, context, session_secret, _openid(settings, clock))
-    app.mount(MLFLOW, mlflow.create(context, service_metrics, tee))
+    app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder))
     lane = ExpressLane(
         ProxyHeadersMiddleware(Heads(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
@@ -161,7 +161,7 @@ def create_app(
 
 def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
     """What is answered before any route is asked, in the words of whoever the path belongs to."""
-    return mlflow.refusal(problem) if path.startswith(f"{MLFLOW}/") else problems.answer(problem, path)
+    return mlflow.problem_response(problem) if path.startswith(f"{MLFLOW}/") else problems.answer(problem, path)
 
 
 def _openid(settings: Settings, clock: Clock) -> dashboard.OpenId | None:
@@ -178,11 +178,13 @@ def _openid(settings: Settings, clock: Clock) -> dashboard.OpenId | None:
     return dashboard.OpenId(openid.Provider(terms, clock), who)
 
 
-def _create_tee(settings: Settings, database: Database, clock: Clock, service_metrics: ServiceMetrics) -> Tee | None:
+def _create_forwarder(
+    settings: Settings, database: Database, clock: Clock, service_metrics: ServiceMetrics
+) -> Forwarder | None:
     if settings.mlflow_tee_url is None:
         return None
     token = settings.mlflow_tee_token
-    return Tee(
+    return Forwarder(
         settings.mlflow_tee_url, None if token is None else token.get_secret_value(), database, clock, service_metrics
     )
 
@@ -271,7 +273,7 @@ def _living(
     committer: Committer,
     service_metrics: ServiceMetrics,
     tracer: Tracer,
-    tee: Tee | None,
+    forwarder: Forwarder | None,
     *,
     deliver: bool,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
@@ -280,8 +282,8 @@ def _living(
         delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
         async with committer.at_home(), delivering:
             yield
-        if tee is not None:
-            await asyncio.to_thread(tee.close)
+        if forwarder is not None:
+            await asyncio.to_thread(forwarder.close)
         await asyncio.to_thread(tracer.close)  # it may wait for a collector that does not answer
 
     return lifespan

@@ -1,14 +1,14 @@
-"""MLflow's tracking API: whoever logs to MLflow is watched once `MLFLOW_TRACKING_URI` names this service.
+"""MLflow's tracking API: runs that log to MLflow are watched when `MLFLOW_TRACKING_URI` names this service.
 
-    client ──> verbs ──> labels (params and tags)      one transaction under the run's lock
-                 │  └──> committer (metrics)           the same way in as all others
-                 └─────> tee ──> an MLflow server      afterwards, by a thread of its own; nobody waits for it
+    client ──> routes ──> labels (params and tags)         one transaction under the run's lock
+                 │   └──> committer (metrics)              the same way in as for all other clients
+                 └──────> forwarding ──> an MLflow server  in a background thread
 
-What MLflow keeps and this service does not, such as artifacts, models and traces, is refused by name.
+Parts of MLflow that this service does not have, such as artifacts, models and traces, are refused with a clear error.
 """
 
-from evalstop_service.web.mlflow.errors import refusal
-from evalstop_service.web.mlflow.forwarding import Tee
-from evalstop_service.web.mlflow.routes import create
+from evalstop_service.web.mlflow.errors import problem_response
+from evalstop_service.web.mlflow.forwarding import Forwarder
+from evalstop_service.web.mlflow.routes import create_app
 
-__all__ = ["Tee", "create", "refusal"]
+__all__ = ["Forwarder", "create_app", "problem_response"]

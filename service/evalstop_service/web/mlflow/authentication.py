@@ -1,4 +1,4 @@
-"""Who is speaking: a key as bearer token or, as MLflow's clients can send it too, as password to any name."""
+"""Authentication of MLflow clients: a key as bearer token, or as the password of basic authentication."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from evalstop_service.web.problems import Problem
 _UNAUTHENTICATED = Problem(
     401,
     "No valid key",
-    "set MLFLOW_TRACKING_TOKEN to a key that is in use, or MLFLOW_TRACKING_PASSWORD and any MLFLOW_TRACKING_USERNAME; "
-    "`evalstop key create` makes one",
+    "set MLFLOW_TRACKING_TOKEN to an active key, or MLFLOW_TRACKING_PASSWORD with any MLFLOW_TRACKING_USERNAME; "
+    "`evalstop key create` creates a key",
     headers={"WWW-Authenticate": "Bearer"},
 )
 
 
-async def key_of(request: Request) -> Key:
-    """The key that speaks. Raises Problem unless it is a valid one."""
+async def authenticate_request(request: Request) -> Key:
+    """The key of a request; raises Problem unless it is valid."""
     context: Context = request.app.state.context
-    secret = secret_in(request.headers.get("authorization", ""))
+    secret = read_secret(request.headers.get("authorization", ""))
     key = None
     if secret is not None:
         key = context.key_cache.get(secret) or await run_in_threadpool(context.key_cache.authenticate, secret)
@@ -36,34 +36,34 @@ async def key_of(request: Request) -> Key:
     return key
 
 
-def secret_in(header: str) -> str | None:
-    """The key in an `Authorization` header, bearer or basic; None when there is none to be read."""
-    scheme, _, said = header.partition(" ")
+def read_secret(header: str) -> str | None:
+    """The secret in an `Authorization` header, bearer or basic; None when there is none."""
+    scheme, _, credentials = header.partition(" ")
     match scheme.lower():
         case "bearer":
-            return said
+            return credentials
         case "basic":
             try:
-                name, colon, password = base64.b64decode(said, validate=True).decode().partition(":")
+                name, colon, password = base64.b64decode(credentials, validate=True).decode().partition(":")
             except (binascii.Error, ValueError):
                 return None
             return password if colon and name else None
     return None
 
 
-class Verb(JsonRoute):
-    """A route of MLflow's: its body is not read before a key has spoken."""
+class MlflowRoute(JsonRoute):
+    """A route of MLflow's API; its body is read only after authentication."""
 
-    insist = staticmethod(key_of)
+    insist = staticmethod(authenticate_request)
 
 
-def _may(*scopes: str) -> Callable[[Key], Caller]:
-    def caller(key: Annotated[Key, Depends(key_of)]) -> Caller:
+def _require_scope(*scopes: str) -> Callable[[Key], Caller]:
+    def authorize(key: Annotated[Key, Depends(authenticate_request)]) -> Caller:
         return allowed(key, *scopes)
 
-    return caller
+    return authorize
 
 
-Ingesting = Annotated[Caller, Depends(_may("ingest"))]
-Reading = Annotated[Caller, Depends(_may("read"))]
-Either = Annotated[Caller, Depends(_may("read", "ingest"))]
+Ingest = Annotated[Caller, Depends(_require_scope("ingest"))]
+Read = Annotated[Caller, Depends(_require_scope("read"))]
+ReadOrIngest = Annotated[Caller, Depends(_require_scope("read", "ingest"))]

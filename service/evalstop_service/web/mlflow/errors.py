@@ -1,7 +1,7 @@
-"""Our problems as MLflow's errors: a code that its clients know, and a status that says whether to try again.
+"""Problems as MLflow errors, with the error codes and statuses that its clients expect.
 
-A client tries 408, 429, 500, 502, 503 and 504 again, by itself and for minutes, and raises all others at once in the
-training loop. So 503 is what passes, and everything else is what no second try would mend.
+Clients retry 408, 429, 500, 502, 503 and 504 for minutes, and raise every other status at once in the training loop.
+So temporary problems are 503, and a problem that a retry cannot solve has another status.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from evalstop_service.errors import ServiceError
 from evalstop_service.web import problems
 from evalstop_service.web.problems import Problem
 
-MOST_SAID = 3
+MAX_DETAILS = 3
 
 _CODES = {
     400: "INVALID_PARAMETER_VALUE",
@@ -32,64 +32,64 @@ _CODES = {
 }
 
 
-class Failure(Exception):
-    """A request that is answered with an error of MLflow's own."""
+class MlflowError(Exception):
+    """A request that is answered with an error in MLflow's format."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.status, self.code, self.message = status, code, message
 
 
-def invalid(message: str) -> Failure:
-    """A parameter that cannot be taken; the message says which, and what it may be."""
-    return Failure(400, "INVALID_PARAMETER_VALUE", message)
+def invalid_parameter(message: str) -> MlflowError:
+    """An invalid parameter; the message names it and what is allowed."""
+    return MlflowError(400, "INVALID_PARAMETER_VALUE", message)
 
 
-def missing(message: str) -> Failure:
-    """Something that is not on record."""
-    return Failure(404, "RESOURCE_DOES_NOT_EXIST", message)
+def not_found(message: str) -> MlflowError:
+    """A resource that does not exist."""
+    return MlflowError(404, "RESOURCE_DOES_NOT_EXIST", message)
 
 
-def exists(message: str) -> Failure:
-    """Something that is on record already."""
-    return Failure(400, "RESOURCE_ALREADY_EXISTS", message)
+def already_exists(message: str) -> MlflowError:
+    """A resource that exists already."""
+    return MlflowError(400, "RESOURCE_ALREADY_EXISTS", message)
 
 
 _EXPECTED = (
-    *(Failure, Problem, ServiceError, HTTPException, RequestValidationError),
+    *(MlflowError, Problem, ServiceError, HTTPException, RequestValidationError),
     *(sa.exc.OperationalError, sa.exc.TimeoutError),
 )
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of the app as MLflow would."""
-    # By name, and not as an Exception: that is for bugs, which are raised again once they are answered, so that the
-    # server logs them and closes the connection.
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every error of the app in MLflow's format."""
+    # Expected errors are listed one by one: a handler for Exception answers and then raises again, so that the server
+    # logs the bug and closes the connection.
     for error_type in (*_EXPECTED, Exception):
-        app.add_exception_handler(error_type, _handle)
+        app.add_exception_handler(error_type, _handle_error)
 
 
-def refusal(problem: Problem) -> JSONResponse:
-    """The answer to a request that cannot be answered as asked."""
-    return _answer(failure_of(problem), problem.headers)
+def problem_response(problem: Problem) -> JSONResponse:
+    """A problem as MLflow's clients read it."""
+    return _error_response(convert_problem(problem), problem.headers)
 
 
-def _handle(_request: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, Failure):
-        return _answer(error)
+def _handle_error(_request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, MlflowError):
+        return _error_response(error)
     if isinstance(error, HTTPException):
-        return _answer(Failure(error.status_code, "BAD_REQUEST", str(error.detail)))
-    return refusal(problems.problem_of(error))
+        return _error_response(MlflowError(error.status_code, "BAD_REQUEST", str(error.detail)))
+    return problem_response(problems.problem_of(error))
 
 
-def failure_of(problem: Problem) -> Failure:
-    """What a problem is called in MLflow."""
+def convert_problem(problem: Problem) -> MlflowError:
+    """The MLflow error of a problem."""
     status = 400 if problem.status in (413, 415, 422) else problem.status
     message = f"{problem.title}: {problem.detail}"
-    for item in (problem.errors or [])[:MOST_SAID]:
+    for item in (problem.errors or [])[:MAX_DETAILS]:
         message += f". {item['pointer']}: {item['detail']}"
-    return Failure(status, _CODES.get(status, "BAD_REQUEST"), message)
+    return MlflowError(status, _CODES.get(status, "BAD_REQUEST"), message)
 
 
-def _answer(failure: Failure, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error_code": failure.code, "message": failure.message}, failure.status, headers)
+def _error_response(error: MlflowError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error_code": error.code, "message": error.message}, error.status, headers)

@@ -1,10 +1,10 @@
-"""Passing on what was logged here to a real MLflow server, by a thread of its own: nobody waits for it.
+"""Forwarding of requests to another MLflow server, in a background thread.
 
-    verbs ──offer──> a bounded queue ──> the run's twin there, made at its first item ──> the same request, for the twin
+    routes ──enqueue──> a bounded queue ──> the copy of the run there, created on first use ──> the same request for it
 
-What does not fit into the queue is dropped and counted. A server that is away is tried again until it answers, while
-the queue fills; what it refuses is dropped, and its refusal logged. Which run there is the twin of a run here is the
-label `mlflow.tee_run_id`, so that any process may pass on what comes next.
+Requests that do not fit into the queue are dropped and counted. A server that does not answer is retried while the
+queue fills; requests that it refuses are dropped, and the refusal is logged. The label `mlflow.tee_run_id` of a run has
+the id of its copy, so that any process can forward its next request.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ from evalstop_service.store import runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 from evalstop_service.web.mlflow import labels
-from evalstop_service.web.mlflow.labels import TWIN
-from evalstop_service.web.mlflow.requests import milliseconds
+from evalstop_service.web.mlflow.labels import FORWARDED_RUN
+from evalstop_service.web.mlflow.requests import to_milliseconds
 
 _log = logging.getLogger(__name__)
 
-MOST_WAITING = 10_000
-MOST_WAITING_BYTES = 64 << 20
-MOST_TWINS = 10_000
+MAX_QUEUED = 10_000
+MAX_QUEUED_BYTES = 64 << 20
+MAX_KNOWN_COPIES = 10_000
 TIMEOUT_SECONDS = 10.0
-LAST_SECONDS = 5.0
-"""At the end of the process, for what still waits."""
+SHUTDOWN_SECONDS = 5.0
+"""The time that is left to empty the queue when the process ends."""
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 60.0
-_PASSING = (408, 429, 500, 502, 503, 504)
-_TRIES_OF_500 = 4
-"""MLflow answers so when its database is away, and also to a single request that it cannot store, however often."""
+_RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
+_MAX_TRIES_AFTER_500 = 4
+"""MLflow answers 500 when its database is not available, but also to single requests that it cannot store."""
 
-_OF = "evalstop.run_id"
-"""The tag of a twin that names its run here."""
+_ORIGINAL_RUN = "evalstop.run_id"
+"""The tag of a copy with the id of its run here."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """A request about a run, such as `runs/log-batch`, that was taken in here; without a verb, that there is a run."""
+class ForwardedRequest:
+    """A request about a run; `path` is for example `runs/log-batch`, None to create the copy only."""
 
     project_id: UUID
     run_id: UUID
-    verb: str | None
+    path: str | None
     body: bytes
 
 
 class _Refused(Exception):
-    """The other server will not take it, however often it is sent."""
+    """The other server refused the request for good."""
 
 
-class _Away(Exception):
-    """The other server did not answer, or not yet."""
+class _Unavailable(Exception):
+    """The other server, or our own database, does not answer for now."""
 
 
-class _Failed(_Away):
-    """The other server answered that it failed."""
+class _ServerError(_Unavailable):
+    """The other server answered 500."""
 
 
-class Tee:
-    """Passes on to the MLflow server at `url`; `token` is its bearer token."""
+class Forwarder:
+    """Forwards requests to the MLflow server at `url`; `token` is its bearer token."""
 
     def __init__(
         self,
@@ -82,89 +82,90 @@ class Tee:
         database: Database,
         clock: Clock,
         service_metrics: ServiceMetrics,
-        most_waiting: int = MOST_WAITING,
-        most_waiting_bytes: int = MOST_WAITING_BYTES,
+        max_queued: int = MAX_QUEUED,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
         first_pause_seconds: float = _FIRST_PAUSE_SECONDS,
     ) -> None:
         self._url = url.rstrip("/")
-        said = {} if token is None else {"Authorization": f"Bearer {token}"}
+        authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._server = httpx2.Client(
             base_url=f"{self._url}/api/2.0/mlflow/",
-            headers={"Content-Type": "application/json"} | said,
+            headers={"Content-Type": "application/json"} | authorization,
             timeout=TIMEOUT_SECONDS,
-            follow_redirects=False,  # the token is for this server alone
+            follow_redirects=False,  # else the token could reach another server
         )
         self._database, self._clock = database, clock
         self._count: Callable[[str], Any] = lambda result: service_metrics.mlflow_tee.labels(result).inc()
-        self._most_waiting, self._most_waiting_bytes = most_waiting, most_waiting_bytes
+        self._max_queued, self._max_queued_bytes = max_queued, max_queued_bytes
         self._first_pause_seconds = first_pause_seconds
         self._changed = threading.Condition()
-        self._waiting: deque[Said] = deque()
-        self._waiting_bytes = 0
+        self._queue: deque[ForwardedRequest] = deque()
+        self._queued_bytes = 0
         self._closing = False
-        self._twins: dict[tuple[UUID, UUID], str] = {}
-        self._thread = threading.Thread(target=self._pass_on, name="mlflow-tee", daemon=True)
+        self._copies: dict[tuple[UUID, UUID], str] = {}
+        self._thread = threading.Thread(target=self._run, name="mlflow-tee", daemon=True)
         self._thread.start()
 
-    def offer(self, said: Said) -> None:
-        """Pass this on when its turn comes; returns at once."""
+    def enqueue(self, request: ForwardedRequest) -> None:
+        """Forward this request after those before it; returns at once."""
         with self._changed:
-            if len(self._waiting) < self._most_waiting and (
-                self._waiting_bytes + len(said.body) <= self._most_waiting_bytes
+            if len(self._queue) < self._max_queued and (
+                self._queued_bytes + len(request.body) <= self._max_queued_bytes
             ):
-                self._waiting.append(said)
-                self._waiting_bytes += len(said.body)
+                self._queue.append(request)
+                self._queued_bytes += len(request.body)
                 self._changed.notify()
                 return
         self._count("dropped")
 
     def close(self) -> None:
-        """End; what cannot be passed on within a moment is dropped."""
+        """Stop; requests that cannot be forwarded in time are dropped."""
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join(LAST_SECONDS)
+        self._thread.join(SHUTDOWN_SECONDS)
         with self._changed:
-            dropped = len(self._waiting)
-            self._waiting.clear()
+            dropped = len(self._queue)
+            self._queue.clear()
         for _ in range(dropped):
             self._count("dropped")
 
-    def _pass_on(self) -> None:
-        while (said := self._next()) is not None:
+    def _run(self) -> None:
+        while (request := self._take_next()) is not None:
             try:
-                self._count(self._sent(said))
+                self._count(self._forward(request))
             except Exception:
-                _log.exception("cannot pass on to MLflow what was said of run %s", said.run_id)
+                _log.exception("cannot forward a request about run %s to MLflow", request.run_id)
                 self._count("refused")
         self._server.close()
 
-    def _next(self) -> Said | None:
-        """What has waited longest; None at the end."""
+    def _take_next(self) -> ForwardedRequest | None:
+        """The oldest request in the queue; None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
-            if not self._waiting:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if not self._queue:
                 return None
-            said = self._waiting.popleft()
-            self._waiting_bytes -= len(said.body)
-            return said
+            request = self._queue.popleft()
+            self._queued_bytes -= len(request.body)
+            return request
 
-    def _sent(self, said: Said) -> str:
-        pause_seconds, failed = self._first_pause_seconds, 0
+    def _forward(self, request: ForwardedRequest) -> str:
+        """Send a request until it is answered: `sent`, `refused`, or `dropped` at shutdown."""
+        pause_seconds, errors = self._first_pause_seconds, 0
         while True:
             try:
-                twin = self._twin(said.project_id, said.run_id)
-                if said.verb is not None:
-                    self._call("POST", said.verb, json.loads(said.body) | {"run_id": twin, "run_uuid": twin})
+                copy = self._find_copy(request.project_id, request.run_id)
+                if request.path is not None:
+                    self._call("POST", request.path, json.loads(request.body) | {"run_id": copy, "run_uuid": copy})
             except _Refused as error:
-                _log.warning("MLflow at %s refused %s of run %s: %s", self._url, said.verb, said.run_id, error)
+                _log.warning("MLflow at %s refused %s of run %s: %s", self._url, request.path, request.run_id, error)
                 return "refused"
-            except _Away as error:
-                failed += isinstance(error, _Failed)
-                if failed == _TRIES_OF_500:
-                    _log.warning("MLflow at %s fails at %s of run %s: %s", self._url, said.verb, said.run_id, error)
+            except _Unavailable as error:
+                errors += isinstance(error, _ServerError)
+                if errors == _MAX_TRIES_AFTER_500:
+                    _log.warning("MLflow at %s failed %s of run %s: %s", self._url, request.path, request.run_id, error)
                     return "refused"
-                _log.warning("MLflow at %s is away (%s); tried again in %.1f s", self._url, error, pause_seconds)
+                _log.warning("MLflow at %s is not available (%s), next try in %.1f s", self._url, error, pause_seconds)
                 with self._changed:
                     if self._changed.wait_for(lambda: self._closing, pause_seconds):
                         return "dropped"
@@ -172,79 +173,81 @@ class Tee:
             else:
                 return "sent"
 
-    def _twin(self, project_id: UUID, run_id: UUID) -> str:
-        """The id that the run has at the other server, where it is made if it is not there yet."""
-        known = self._twins.get((project_id, run_id))
-        if known is not None:
-            return known
+    def _find_copy(self, project_id: UUID, run_id: UUID) -> str:
+        """The id of the run's copy on the other server, which is created if there is none."""
+        known_copy = self._copies.get((project_id, run_id))
+        if known_copy is not None:
+            return known_copy
         try:
             with self._database.reading() as tx:
                 run = runs.find_run(tx, project_id, run_id)
             if run is None:
-                raise _Refused("the run is no longer on record here")
-            twin = run.labels.get(TWIN)
-            if twin is None:
-                twin = self._made(run)
-            elif not self._is_of(twin, run):
-                raise _Refused(f"the label {TWIN} of the run names a run there that is not its own")
+                raise _Refused("the run does not exist here")
+            copy = run.labels.get(FORWARDED_RUN)
+            if copy is None:
+                copy = self._create_copy(run)
+            elif not self._is_copy_of(copy, run):
+                raise _Refused(f"the label {FORWARDED_RUN} names a run that is not its copy")
         except ServiceError as error:
             raise _Refused(str(error)) from error
         except (sa.exc.OperationalError, sa.exc.TimeoutError) as error:
-            raise _Away(f"and so is the own database: {error}") from error
-        if len(self._twins) >= MOST_TWINS:
-            self._twins.clear()
-        self._twins[project_id, run_id] = twin
-        return twin
+            raise _Unavailable(f"our own database does not answer: {error}") from error
+        if len(self._copies) >= MAX_KNOWN_COPIES:
+            self._copies.clear()
+        self._copies[project_id, run_id] = copy
+        return copy
 
-    def _made(self, run: Run) -> str:
-        """A new twin of a run, or that which another process wrote down meanwhile."""
-        tags = [item._asdict() for item in labels.tags_of(run.labels)]
-        made = self._call(
+    def _create_copy(self, run: Run) -> str:
+        """A new copy of a run, or the one that another process recorded meanwhile."""
+        tags = [item._asdict() for item in labels.read_tags(run.labels)]
+        created = self._call(
             "POST",
             "runs/create",
             {
-                "experiment_id": self._experiment(run.labels.get(labels.EXPERIMENT)),
+                "experiment_id": self._find_experiment(run.labels.get(labels.EXPERIMENT)),
                 "user_id": run.labels.get(labels.USER, ""),
                 "run_name": run.labels.get(labels.RUN_NAME, run.name),
-                "start_time": milliseconds(run.created_at),
-                "tags": [*tags, {"key": _OF, "value": str(run.id)}],
+                "start_time": to_milliseconds(run.created_at),
+                "tags": [*tags, {"key": _ORIGINAL_RUN, "value": str(run.id)}],
             },
         )
-        own = {TWIN: str(made["run"]["info"]["run_id"])}
-        told = open_run.relabel_run(self._database, run.project_id, run.id, lambda known: own | known, self._clock())
-        return told.labels[TWIN]
+        own = {FORWARDED_RUN: str(created["run"]["info"]["run_id"])}
+        relabeled = open_run.relabel_run(
+            self._database, run.project_id, run.id, lambda known: own | known, self._clock()
+        )
+        return relabeled.labels[FORWARDED_RUN]
 
-    def _is_of(self, twin: str, run: Run) -> bool:
-        """Whether a run there was made for this one: labels can be set by whoever may open a run, of any project."""
-        found = self._call("GET", "runs/get", {"run_id": twin})
-        return {"key": _OF, "value": str(run.id)} in found["run"]["data"]["tags"]
+    def _is_copy_of(self, copy: str, run: Run) -> bool:
+        """Whether a run there was created for this one. The label alone proves nothing: trainers can set it."""
+        found = self._call("GET", "runs/get", {"run_id": copy})
+        return {"key": _ORIGINAL_RUN, "value": str(run.id)} in found["run"]["data"]["tags"]
 
-    def _experiment(self, name: str | None) -> str:
+    def _find_experiment(self, name: str | None) -> str:
         if name is None:
             return "0"
-        try:  # to make it first, as another process may be at it, too
+        try:  # create first, because another process may do so at the same time
             return str(self._call("POST", "experiments/create", {"name": name})["experiment_id"])
-        except _Refused:  # it is there
+        except _Refused:  # it exists
             found = self._call("GET", "experiments/get-by-name", {"experiment_name": name})
             return str(found["experiment"]["experiment_id"])
 
-    def _call(self, method: str, verb: str, said: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
             if method == "GET":
-                answer = self._server.get(verb, params=said)
+                answer = self._server.get(path, params=body)
             else:
-                answer = self._server.post(verb, content=json.dumps(said))
+                answer = self._server.post(path, content=json.dumps(body))
         except httpx2.TransportError as error:
-            raise _Away(f"{type(error).__name__}: {error}") from error
-        told = f"{answer.status_code} {answer.text[:300]!r}"
-        if answer.status_code in _PASSING:
-            raise (_Failed if answer.status_code == 500 else _Away)(told)
+            raise _Unavailable(f"{type(error).__name__}: {error}") from error
+        summary = f"{answer.status_code} {answer.text[:300]!r}"
+        if answer.status_code in _RETRIED_STATUSES:
+            raise (_ServerError if answer.status_code == 500 else _Unavailable)(summary)
         if answer.is_redirect:
-            raise _Refused(f"{answer.status_code}, it sends elsewhere: {answer.headers.get('Location', '')!r:.300}")
+            raise _Refused(f"{answer.status_code}, a redirect to {answer.headers.get('Location', '')!r:.300}")
         if not answer.is_success:
-            raise _Refused(told)
+            raise _Refused(summary)
         try:
             document: dict[str, Any] = answer.json()
         except ValueError as error:
-            raise _Refused(f"it did not answer with JSON: {error}") from error
+            raise _Refused(f"the answer is not JSON: {error}") from error
         return document

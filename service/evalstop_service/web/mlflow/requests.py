@@ -1,4 +1,4 @@
-"""What MLflow's requests hold: read as its own server reads them, whatever else a newer client may send along."""
+"""MLflow's request bodies, parsed as its own server parses them; fields of newer clients are ignored."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from evalstop_service.store.observations import Point
 from evalstop_service.web.api.schemas import MAX_STEP, written
 from evalstop_service.web.mlflow.labels import Item
 
-MOST_METRICS, MOST_PARAMS, MOST_TAGS, MOST_TOGETHER = 1000, 100, 100, 1000
-"""In one batch: MLflow's own limits."""
+MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000
+"""MLflow's own limits for a batch."""
 
 _NAME = re.compile(r"[/\w.\- :@]+")
-_PLACE_OUTSIDE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
+_PATH_TRAVERSAL = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
 _LAST_MILLISECOND = 253_402_300_799_999  # of the year 9999
 _UUID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     """A double as protobuf writes it in JSON: a number, or a text that is one, NaN and the infinities included."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError("a number, or one of NaN, Infinity, -Infinity as text")
@@ -31,98 +31,98 @@ def _number(value: Any) -> float:
         raise ValueError("a number that a double can hold, or one of NaN, Infinity, -Infinity as text") from error
 
 
-def _whole(value: Any) -> Any:
+def _parse_int64(value: Any) -> Any:
     """An int64 as protobuf writes it in JSON: a number or a text."""
     return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value) else value
 
 
-def _named(name: str) -> str:
-    if not _NAME.fullmatch(name) or _PLACE_OUTSIDE.search(name):
-        raise ValueError("a name of letters, digits and _ - . : @ / or blanks, and no path out of its place")
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or _PATH_TRAVERSAL.search(name):
+        raise ValueError("a name has letters, digits, blanks and _ - . : @ / only, and is not a relative path")
     return name
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_parse_int64)]
 Key = Annotated[str, Field(min_length=1, max_length=250)]
 Text = Annotated[str, Field(max_length=100_000)]
 Filter = Annotated[str, Field(max_length=10_000)]
 
 
-class Word(BaseModel):
-    """A request, or a part of one; what is not known here is passed over, as MLflow does."""
+class MlflowBody(BaseModel):
+    """A request, or a part of one. Unknown fields are ignored, as in MLflow."""
 
     model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True)
 
 
-class MetricIn(Word):
+class MetricIn(MlflowBody):
     """One value of one metric."""
 
-    key: Annotated[Key, AfterValidator(_named)]
-    value: Annotated[float, BeforeValidator(_number), PlainSerializer(written)]
+    key: Annotated[Key, AfterValidator(_check_name)]
+    value: Annotated[float, BeforeValidator(_parse_number), PlainSerializer(written)]
     timestamp: Whole | None = None
     step: Whole | None = None
 
-    def point(self) -> Point | None:
-        """The observation; None when its step is negative or past what JSON keeps exact, which has no place here."""
+    def to_point(self) -> Point | None:
+        """The observation; None when its step is negative or larger than JSON numbers keep exact."""
         step = self.step or 0
         if not 0 <= step <= MAX_STEP:
             return None
         milliseconds = self.timestamp or 0
-        told = 0 < milliseconds <= _LAST_MILLISECOND
-        return Point(self.key, step, self.value, None, moment(milliseconds) if told else None)
+        has_time = 0 < milliseconds <= _LAST_MILLISECOND
+        return Point(self.key, step, self.value, None, parse_milliseconds(milliseconds) if has_time else None)
 
 
-class ItemIn(Word):
+class ItemIn(MlflowBody):
     """A param or a tag."""
 
     key: Key
     value: Text = ""
 
-    def item(self) -> Item:
-        """The pair."""
+    def to_item(self) -> Item:
+        """The key and the value."""
         return Item(self.key, self.value)
 
 
-class RunWord(Word):
-    """What is said of a run."""
+class RunBody(MlflowBody):
+    """A request about a run."""
 
     run_id: str | None = None
     run_uuid: str | None = None
 
 
-class LogMetric(MetricIn, RunWord):
+class LogMetric(MetricIn, RunBody):
     """runs/log-metric."""
 
 
-class LogItem(ItemIn, RunWord):
+class LogItem(ItemIn, RunBody):
     """runs/log-parameter and runs/set-tag."""
 
 
-class DeleteTag(RunWord):
+class DeleteTag(RunBody):
     """runs/delete-tag."""
 
     key: Key
 
 
-class LogBatch(RunWord):
+class LogBatch(RunBody):
     """runs/log-batch."""
 
-    metrics: Annotated[list[MetricIn], Field(max_length=MOST_METRICS)] = []
-    params: Annotated[list[ItemIn], Field(max_length=MOST_PARAMS)] = []
-    tags: Annotated[list[ItemIn], Field(max_length=MOST_TAGS)] = []
+    metrics: Annotated[list[MetricIn], Field(max_length=MAX_METRICS)] = []
+    params: Annotated[list[ItemIn], Field(max_length=MAX_PARAMS)] = []
+    tags: Annotated[list[ItemIn], Field(max_length=MAX_TAGS)] = []
 
 
-class CreateRun(Word):
+class CreateRun(MlflowBody):
     """runs/create."""
 
     experiment_id: str = "0"
     user_id: Text | None = None
     run_name: Text | None = None
     start_time: Whole | None = None
-    tags: Annotated[list[ItemIn], Field(max_length=MOST_TOGETHER)] = []  # MLflow's own takes any number here
+    tags: Annotated[list[ItemIn], Field(max_length=MAX_BATCH_ITEMS)] = []  # MLflow has no limit here
 
 
-class UpdateRun(RunWord):
+class UpdateRun(RunBody):
     """runs/update."""
 
     status: str | None = None
@@ -130,7 +130,7 @@ class UpdateRun(RunWord):
     run_name: Text | None = None
 
 
-class SearchRuns(Word):
+class SearchRuns(MlflowBody):
     """runs/search."""
 
     experiment_ids: Annotated[list[str], Field(max_length=1000)] = []
@@ -141,13 +141,13 @@ class SearchRuns(Word):
     page_token: str | None = None
 
 
-class CreateExperiment(Word):
+class CreateExperiment(MlflowBody):
     """experiments/create."""
 
     name: Annotated[str, Field(min_length=1, max_length=500)]
 
 
-class SearchExperiments(Word):
+class SearchExperiments(MlflowBody):
     """experiments/search."""
 
     filter: Filter = ""
@@ -157,16 +157,16 @@ class SearchExperiments(Word):
     view_type: str = "ACTIVE_ONLY"
 
 
-def moment(milliseconds: int) -> datetime:
-    """A moment as MLflow counts time."""
+def parse_milliseconds(milliseconds: int) -> datetime:
+    """A time from milliseconds since 1970."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-def milliseconds(moment: datetime) -> int:
-    """A moment as MLflow counts time."""
-    return int(moment.timestamp() * 1000)
+def to_milliseconds(time: datetime) -> int:
+    """A time in milliseconds since 1970."""
+    return int(time.timestamp() * 1000)
 
 
-def is_id(text: str) -> bool:
-    """Whether a text can be an id that was given here."""
+def is_uuid(text: str) -> bool:
+    """Whether a text is an id as this service creates them."""
     return _UUID.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""Runs and experiments as MLflow's clients read them."""
+"""Runs and experiments in MLflow's format."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import written
 from evalstop_service.web.mlflow import labels
 from evalstop_service.web.mlflow.labels import Item
-from evalstop_service.web.mlflow.requests import milliseconds
+from evalstop_service.web.mlflow.requests import to_milliseconds
 
 DEFAULT_ID, DEFAULT_NAME = "0", "Default"
-"""The experiment of whoever names none, and of runs that did not come in by MLflow."""
+"""The experiment of runs without one, including those that do not use MLflow."""
 
 _STATUS = {"running": "RUNNING", "completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED", "lost": "FAILED"}
 
@@ -33,29 +33,33 @@ def experiment_document(experiment: Experiment | None) -> dict[str, Any]:
         "tags": [],
     }
     if experiment is not None:
-        document |= dict.fromkeys(("creation_time", "last_update_time"), milliseconds(experiment.created_at))
+        document |= dict.fromkeys(("creation_time", "last_update_time"), to_milliseconds(experiment.created_at))
     return document
 
 
-def run_documents(tx: Transaction, found: Sequence[Run], now: datetime) -> Iterator[dict[str, Any]]:
-    """Runs with the newest value of each metric, and what is to be told to their trainers as tags."""
-    on_record = decisions.load_decisions(tx, [run.id for run in found])
-    for run in found:
+def run_documents(tx: Transaction, page: Sequence[Run], now: datetime) -> Iterator[dict[str, Any]]:
+    """Runs with the newest value of each metric; verdict and best checkpoint are tags."""
+    on_record = decisions.load_decisions(tx, [run.id for run in page])
+    for run in page:
         decision = on_record.get(run.id)
         should_stop = decision is not None and decision.attempt == run.attempt and decision.stops(now)
-        tags = [*labels.tags_of(run.labels), *_told(run, should_stop)]
-        updated = milliseconds(run.updated_at)
+        tags = [*labels.read_tags(run.labels), *_verdict_tags(run, should_stop)]
+        updated = to_milliseconds(run.updated_at)
         metrics = [
             {"key": item.metric, "value": written(item.value), "step": item.step, "timestamp": updated}
             for item in observations.list_latest(tx, run.id)
         ]
-        data = {"metrics": metrics, "params": _pairs(labels.params_of(run.labels)), "tags": _pairs(tags)}
+        data = {
+            "metrics": metrics,
+            "params": _item_documents(labels.read_params(run.labels)),
+            "tags": _item_documents(tags),
+        }
         yield {"info": run_info(tx, run), "data": data, "inputs": {}, "outputs": {}}
 
 
 def run_info(tx: Transaction, run: Run) -> dict[str, Any]:
-    """What identifies a run, and how it stands."""
-    experiment = experiment_id(tx, run)
+    """The identity and status of a run."""
+    experiment = find_experiment_id(tx, run)
     info = {
         "run_id": run.id.hex,
         "run_uuid": run.id.hex,
@@ -63,44 +67,44 @@ def run_info(tx: Transaction, run: Run) -> dict[str, Any]:
         "experiment_id": experiment,
         "user_id": run.labels.get(labels.USER, ""),
         "status": _STATUS[run.status],
-        "start_time": milliseconds(run.created_at),
+        "start_time": to_milliseconds(run.created_at),
         "artifact_uri": f"mlflow-artifacts:/{experiment}/{run.id.hex}/artifacts",
         "lifecycle_stage": run.labels.get(labels.LIFECYCLE, "active"),
     }
-    return info if run.ended_at is None else info | {"end_time": milliseconds(run.ended_at)}
+    return info if run.ended_at is None else info | {"end_time": to_milliseconds(run.ended_at)}
 
 
-def experiment_id(tx: Transaction, run: Run) -> str:
-    """The id of the experiment that a run belongs to."""
+def find_experiment_id(tx: Transaction, run: Run) -> str:
+    """The id of a run's experiment."""
     name = run.labels.get(labels.EXPERIMENT)
     experiment = None if name is None else experiments.find_experiment_by_name(tx, run.project_id, name)
     return DEFAULT_ID if experiment is None else experiment.id.hex
 
 
 def history_document(points: Iterable[StoredPoint], metric: str) -> list[dict[str, Any]]:
-    """Values of a metric; what was superseded is left out."""
+    """Values of a metric without superseded ones."""
     return [
         {
             "key": metric,
             "value": written(point.value),
             "step": point.step,
-            "timestamp": milliseconds(point.observed_at or point.received_at),
+            "timestamp": to_milliseconds(point.observed_at or point.received_at),
         }
         for point in points
         if not point.superseded_by
     ]
 
 
-def _told(run: Run, should_stop: bool) -> list[Item]:
-    told = {
+def _verdict_tags(run: Run, should_stop: bool) -> list[Item]:
+    tags = {
         "evalstop.should_stop": "true" if should_stop else "false",
         "evalstop.verdict": run.verdict["verdict"],
         "evalstop.reason": run.verdict["reason"],
     }
     if run.best_checkpoint is not None:
-        told["evalstop.best_checkpoint"] = run.best_checkpoint["uri"]
-    return [Item(*pair) for pair in told.items()]
+        tags["evalstop.best_checkpoint"] = run.best_checkpoint["uri"]
+    return [Item(*pair) for pair in tags.items()]
 
 
-def _pairs(items: Iterable[Item]) -> list[dict[str, str]]:
+def _item_documents(items: Iterable[Item]) -> list[dict[str, str]]:
     return [item._asdict() for item in items]

@@ -1,7 +1,7 @@
-"""Which runs a filter of MLflow's selects, as far as it is understood here. Pure.
+"""MLflow's filter expressions. Pure.
 
-Understood are comparisons by `=` and `!=` of tags, params and the attributes `run_name`, `run_id` and `status` with
-texts, joined by `and`. Anything else is refused: a filter that is passed over in silence would select too much.
+Supported: `=` and `!=` between a string and a tag, a param, or the attribute `run_name`, `run_id` or `status`, joined
+by `and`. Anything else is an error, because ignoring it would select too many runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evalstop_service.web.mlflow.errors import invalid
+from evalstop_service.web.mlflow.errors import invalid_parameter
 
 _CLAUSE = re.compile(
     r"\s*(?P<kind>tags?|params?|parameters?|attributes?|attr|run)\s*\."
@@ -31,52 +31,52 @@ class Clause(NamedTuple):
     value: str
 
 
-def clauses(text: str) -> list[Clause]:
-    """The clauses of a filter. Raises Failure for what is not understood."""
-    found: list[Clause] = []
+def parse_filter(text: str) -> list[Clause]:
+    """The clauses of a filter; raises MlflowError."""
+    clauses: list[Clause] = []
     text, at = text.strip(), 0
     while at < len(text):
-        if found:
+        if clauses:
             joined = _AND.match(text, at)
             if joined is None:
-                raise _not_understood(text)
+                raise _unsupported_filter(text)
             at = joined.end()
         match = _CLAUSE.match(text, at)
         if match is None:
-            raise _not_understood(text)
+            raise _unsupported_filter(text)
         kind, key = match["kind"].lower(), match["key"].strip('`"')
         kind = "tags" if kind.startswith("tag") else "params" if kind.startswith("param") else "info"
         if kind == "info" and key not in _ATTRIBUTES:
-            raise _not_understood(text)
-        found.append(Clause(kind, key, match["sign"] == "=", match["value"][1:-1]))
+            raise _unsupported_filter(text)
+        clauses.append(Clause(kind, key, match["sign"] == "=", match["value"][1:-1]))
         at = match.end()
-    return found
+    return clauses
 
 
-def newest_first(order_by: Sequence[str]) -> None:
-    """Raise Failure unless the order that is asked for is the one in which runs are answered."""
+def check_order(order_by: Sequence[str]) -> None:
+    """Raise MlflowError unless runs are requested newest first."""
     for order in order_by:
         if not _NEWEST_FIRST.fullmatch(order):
-            raise invalid(f"order_by {order!r}: runs are answered newest first, which is `attributes.start_time DESC`")
+            raise invalid_parameter(f"order_by {order!r} is not supported, only `attributes.start_time DESC`")
 
 
-def selects(wanted: Sequence[Clause]) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether a run, as it is answered, fits all clauses."""
+def build_predicate(clauses: Sequence[Clause]) -> Callable[[Mapping[str, Any]], bool]:
+    """A predicate on run documents that holds when all clauses do."""
 
-    def fits(document: Mapping[str, Any]) -> bool:
+    def matches(document: Mapping[str, Any]) -> bool:
         values = {kind: {item["key"]: item["value"] for item in document["data"][kind]} for kind in ("tags", "params")}
         values["info"] = document["info"]
-        # As in MLflow a run without the key fits neither sign.
+        # As in MLflow, a run without the key matches neither `=` nor `!=`.
         return all(
             clause.key in values[clause.kind] and (values[clause.kind][clause.key] == clause.value) is clause.equal
-            for clause in wanted
+            for clause in clauses
         )
 
-    return fits
+    return matches
 
 
-def _not_understood(text: str) -> Exception:
-    return invalid(
-        f"filter {text!r:.300} is not understood: join comparisons such as tags.key = 'value', params.key != 'value' "
-        "or attributes.run_name = 'value' (run_id, status) by `and`; metrics cannot be compared here"
+def _unsupported_filter(text: str) -> Exception:
+    return invalid_parameter(
+        f"filter {text!r:.300} is not supported: join comparisons such as tags.key = 'value', params.key != 'value' "
+        "or attributes.run_name = 'value' (run_id, status) by `and`; metrics cannot be compared"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 from evalstop_service.errors import Closed, Conflict, Invalid, NotFound, Overloaded
-from evalstop_service.web.mlflow.errors import failure_of
+from evalstop_service.web.mlflow.errors import convert_problem
 from evalstop_service.web.problems import problem_of
 
 TRIED_AGAIN = {408, 429, 500, 502, 503, 504}
@@ -27,6 +27,6 @@ TRIED_AGAIN = {408, 429, 500, 502, 503, 504}
 )
 def test_codes(error: Exception, status: int, code: str) -> None:
     """What passes is tried again by the client; what no second try would mend is raised there at once."""
-    failure = failure_of(problem_of(error))
+    failure = convert_problem(problem_of(error))
     assert (failure.status, failure.code) == (status, code)
     assert (failure.status in TRIED_AGAIN) is (status >= 500)

@@ -18,8 +18,8 @@ from evalstop_service.settings import Settings
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
-from evalstop_service.web.mlflow.forwarding import Said, Tee
-from evalstop_service.web.mlflow.labels import TWIN
+from evalstop_service.web.mlflow.forwarding import ForwardedRequest, Forwarder
+from evalstop_service.web.mlflow.labels import FORWARDED_RUN
 from pydantic import SecretStr, ValidationError
 
 from tests.fixtures.projects import create_project
@@ -48,8 +48,8 @@ def opened(database: Database, project: str = "p", **labels: str) -> Run:
     return open_run.open_run(database, found.id, open_run.OpenRequest("r", labels=labels), utc_now())[0]
 
 
-def tag(run: Run, key: str, value: str = "v") -> Said:
-    return Said(run.project_id, run.id, "runs/set-tag", json.dumps({"key": key, "value": value}).encode())
+def tag(run: Run, key: str, value: str = "v") -> ForwardedRequest:
+    return ForwardedRequest(run.project_id, run.id, "runs/set-tag", json.dumps({"key": key, "value": value}).encode())
 
 
 def counted(service_metrics: ServiceMetrics, result: str) -> float:
@@ -93,11 +93,11 @@ def test_away(embedded_database: Database, fake: FakeMlflow) -> None:
     """While the other server is away nobody waits; what fits is passed on once it is back, what does not is counted."""
     run, service_metrics = opened(embedded_database), ServiceMetrics()
     fake.away.set()
-    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics, most_waiting=2)
-    tee.offer(tag(run, "0"))
+    tee = Forwarder(fake.url, None, embedded_database, utc_now, service_metrics, max_queued=2)
+    tee.enqueue(tag(run, "0"))
     until(lambda: bool(fake.tokens))  # it is being sent, and waits no more
     for number in range(1, 6):
-        tee.offer(tag(run, str(number)))
+        tee.enqueue(tag(run, str(number)))
     assert counted(service_metrics, "dropped") == 3
     fake.away.clear()
     until(lambda: counted(service_metrics, "sent") == 3)
@@ -106,16 +106,16 @@ def test_away(embedded_database: Database, fake: FakeMlflow) -> None:
     with embedded_database.reading() as tx:
         found = runs.find_run(tx, run.project_id, run.id)
     assert found is not None
-    assert found.labels[TWIN].startswith("twin-")
+    assert found.labels[FORWARDED_RUN].startswith("twin-")
 
 
 def test_closing_while_it_is_away(embedded_database: Database, fake: FakeMlflow) -> None:
     """The process ends though the other server is away; what still waits is counted as dropped."""
     run, service_metrics = opened(embedded_database), ServiceMetrics()
     fake.away.set()
-    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics)
+    tee = Forwarder(fake.url, None, embedded_database, utc_now, service_metrics)
     for number in range(3):
-        tee.offer(tag(run, str(number)))
+        tee.enqueue(tag(run, str(number)))
     tee.close()
     assert counted(service_metrics, "dropped") == 3
 
@@ -124,15 +124,15 @@ def test_memory(embedded_database: Database, fake: FakeMlflow) -> None:
     """What waits is bounded by its bytes, too: few large requests are as much as many small ones."""
     run, service_metrics = opened(embedded_database), ServiceMetrics()
     fake.away.set()
-    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics, most_waiting_bytes=10_000)
-    tee.offer(tag(run, "0"))
+    tee = Forwarder(fake.url, None, embedded_database, utc_now, service_metrics, max_queued_bytes=10_000)
+    tee.enqueue(tag(run, "0"))
     until(lambda: bool(fake.tokens))
     for number in range(1, 6):
-        tee.offer(tag(run, str(number), "v" * 3_000))
+        tee.enqueue(tag(run, str(number), "v" * 3_000))
     assert counted(service_metrics, "dropped") == 2
     fake.away.clear()
     until(lambda: counted(service_metrics, "sent") == 4)
-    tee.offer(tag(run, "6", "v" * 9_000))  # what was sent makes room again
+    tee.enqueue(tag(run, "6", "v" * 9_000))  # what was sent makes room again
     until(lambda: counted(service_metrics, "sent") == 5)
     tee.close()
 
@@ -140,9 +140,9 @@ def test_memory(embedded_database: Database, fake: FakeMlflow) -> None:
 def test_one_that_always_fails(embedded_database: Database, fake: FakeMlflow) -> None:
     """A request that the other server fails at each time is given up, and does not hold up what comes after it."""
     run, service_metrics = opened(embedded_database), ServiceMetrics()
-    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics, first_pause_seconds=0.01)
-    tee.offer(tag(run, "deadly"))
-    tee.offer(tag(run, "after"))
+    tee = Forwarder(fake.url, None, embedded_database, utc_now, service_metrics, first_pause_seconds=0.01)
+    tee.enqueue(tag(run, "deadly"))
+    tee.enqueue(tag(run, "after"))
     until(lambda: counted(service_metrics, "sent") == 1)
     tee.close()
     assert counted(service_metrics, "refused") == 1
@@ -154,8 +154,8 @@ def test_moved(embedded_database: Database, fake: FakeMlflow) -> None:
     run, service_metrics = opened(embedded_database), ServiceMetrics()
     with fake_mlflow() as other:
         fake.moved = other.url
-        tee = Tee(fake.url, "t", embedded_database, utc_now, service_metrics)
-        tee.offer(tag(run, "0"))
+        tee = Forwarder(fake.url, "t", embedded_database, utc_now, service_metrics)
+        tee.enqueue(tag(run, "0"))
         until(lambda: counted(service_metrics, "refused") == 1)
         tee.close()
     assert (fake.tokens, other.tokens) == ({"Bearer t"}, set())
@@ -164,18 +164,18 @@ def test_moved(embedded_database: Database, fake: FakeMlflow) -> None:
 def test_twins_are_not_shared(embedded_database: Database, fake: FakeMlflow) -> None:
     """Nobody reaches the twin of another project's run: by its id here, or by naming it in a label of their own."""
     run, service_metrics = opened(embedded_database), ServiceMetrics()
-    tee = Tee(fake.url, None, embedded_database, utc_now, service_metrics)
-    tee.offer(tag(run, "own"))
+    tee = Forwarder(fake.url, None, embedded_database, utc_now, service_metrics)
+    tee.enqueue(tag(run, "own"))
     until(lambda: counted(service_metrics, "sent") == 1)
-    other = opened(embedded_database, "q", **{TWIN: "twin-1"})
-    tee.offer(tag(other, "foreign"))
-    tee.offer(Said(other.project_id, run.id, "runs/delete", b"{}"))
+    other = opened(embedded_database, "q", **{FORWARDED_RUN: "twin-1"})
+    tee.enqueue(tag(other, "foreign"))
+    tee.enqueue(ForwardedRequest(other.project_id, run.id, "runs/delete", b"{}"))
     until(lambda: counted(service_metrics, "refused") == 2)
     tee.close()
-    again = Tee(
+    again = Forwarder(
         fake.url, None, embedded_database, utc_now, service_metrics
     )  # as another process, which knows no twin yet
-    again.offer(tag(run, "again"))
+    again.enqueue(tag(run, "again"))
     until(lambda: counted(service_metrics, "sent") == 2)
     again.close()
     said = [(verb, body["key"], body["run_id"]) for verb, body in fake.told if verb == "runs/set-tag"]

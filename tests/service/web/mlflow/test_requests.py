@@ -10,8 +10,8 @@ import pytest
 from evalstop_service.rules.fields import check_text
 from evalstop_service.web.api.schemas import MAX_STEP, written
 from evalstop_service.web.mlflow import labels, search
-from evalstop_service.web.mlflow.errors import Failure
-from evalstop_service.web.mlflow.labels import Item, labelled
+from evalstop_service.web.mlflow.errors import MlflowError
+from evalstop_service.web.mlflow.labels import Item, merge_labels
 from evalstop_service.web.mlflow.requests import LogBatch, MetricIn
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ def test_a_metric_comes_through(key: str, value: float, step: int, milliseconds:
     if as_text:
         sent |= {"timestamp": str(milliseconds), "step": str(step)}
     metric = MetricIn.model_validate(sent)
-    point = metric.point()
+    point = metric.to_point()
     assert point is not None
     assert (point.metric, point.step) == (key, step)
     assert struct.pack("d", point.value) == struct.pack("d", value) or (math.isnan(point.value) and math.isnan(value))
@@ -62,7 +62,7 @@ def test_bad_names(key: str) -> None:
 def test_missing_step_and_time() -> None:
     """A metric without a step is at step 0, one without a time, or with an impossible one, has none."""
     for said in ({}, {"timestamp": 0}, {"timestamp": -5}, {"timestamp": 10**18}, {"step": None, "timestamp": None}):
-        point = MetricIn.model_validate({"key": "m", "value": 1.0} | said).point()
+        point = MetricIn.model_validate({"key": "m", "value": 1.0} | said).to_point()
         assert point is not None
         assert (point.step, point.time) == (0, None)
 
@@ -70,7 +70,7 @@ def test_missing_step_and_time() -> None:
 def test_steps_without_a_place() -> None:
     """A step that is negative, or larger than JSON keeps exact, is no point."""
     for step in (-1, MAX_STEP + 1, "-9223372036854775808"):
-        assert MetricIn.model_validate({"key": "m", "value": 1.0, "step": step}).point() is None
+        assert MetricIn.model_validate({"key": "m", "value": 1.0, "step": step}).to_point() is None
 
 
 def test_unknown_fields_are_passed_over() -> None:
@@ -82,29 +82,29 @@ def test_unknown_fields_are_passed_over() -> None:
 @given(params=ITEMS, tags=ITEMS)
 def test_labels_can_be_stored(params: list[Item], tags: list[Item]) -> None:
     """Labels keep to their limits whatever comes; the same items, sent again, change nothing."""
-    found, left_out = labelled({}, params, tags)
-    assert left_out == 0
+    found, dropped = merge_labels({}, params, tags)
+    assert dropped == 0
     assert all(check_text(name) == name and check_text(value) == value for name, value in found.items())
     assert all(len(value) <= labels.LONGEST_VALUE for value in found.values())
-    assert labelled(found, params, tags).labels == found
+    assert merge_labels(found, params, tags).labels == found
 
 
 def test_first_param_last_tag() -> None:
     """A param keeps its first value, a tag takes its last; both come back under their own names."""
-    found, _ = labelled({}, [Item("lr", "1"), Item("lr", "2")], [Item("t", "1"), Item("t", "2")])
-    found, _ = labelled(found, [Item("lr", "3")], [Item("t", "3")])
-    assert labels.params_of(found) == [Item("lr", "1")]
-    assert labels.tags_of(found) == [Item("t", "3")]
+    found, _ = merge_labels({}, [Item("lr", "1"), Item("lr", "2")], [Item("t", "1"), Item("t", "2")])
+    found, _ = merge_labels(found, [Item("lr", "3")], [Item("t", "3")])
+    assert labels.read_params(found) == [Item("lr", "1")]
+    assert labels.read_tags(found) == [Item("t", "3")]
 
 
 def test_labels_are_bounded() -> None:
     """What is past the limits is left out and counted; what is there can still be changed. The service's own stay."""
     many = [Item(f"p{number}", "v") for number in range(labels.MOST_LABELS + 10)]
-    found, left_out = labelled({}, many)
-    assert (len(found), left_out) == (labels.MOST_LABELS, 10)
+    found, dropped = merge_labels({}, many)
+    assert (len(found), dropped) == (labels.MOST_LABELS, 10)
     long = [Item("x" * 250, "v"), Item("evalstop.should_stop", "true"), Item("evalstop.preset", "verl")]
-    assert labelled({}, long[:1]).left_out == 1
-    assert labelled({}, tags=long[1:]).labels == {"evalstop.preset": "verl"}
+    assert merge_labels({}, long[:1]).dropped == 1
+    assert merge_labels({}, tags=long[1:]).labels == {"evalstop.preset": "verl"}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_labels_are_bounded() -> None:
 )
 def test_filters(text: str, count: int) -> None:
     """Comparisons of texts joined by `and` are understood."""
-    assert len(search.clauses(text)) == count
+    assert len(search.parse_filter(text)) == count
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_filters(text: str, count: int) -> None:
 )
 def test_filters_that_are_not_understood(text: str) -> None:
     """Anything else is refused, and the error says what would be understood."""
-    with pytest.raises(Failure, match="join comparisons"):
-        search.clauses(text)
+    with pytest.raises(MlflowError, match="join comparisons"):
+        search.parse_filter(text)
