@@ -20,7 +20,7 @@ HOSTILE = '<script>alert("x")</script>'
 
 
 def recognised(database: Database, tenant: Tenant, now: datetime) -> Run:
-    """A run that logs a proxy, and gold under a name that nobody knows."""
+    """A run that logs a proxy, and an eval under a name that nobody knows."""
     request = open_run.OpenRequest("roles", recognise=True)
     run, _ = open_run.open_run(database, tenant.project.id, request, now)
     points = [Point(metric, step, step / 10) for step in range(5) for metric in ("reward", "kl", HOSTILE)]
@@ -29,16 +29,16 @@ def recognised(database: Database, tenant: Tenant, now: datetime) -> Run:
 
 
 def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
-    """The page says where roles come from and that gold is missing; what is chosen there counts from then on."""
+    """The page says where roles come from and that the eval is missing; what is chosen there counts from then on."""
     run = recognised(database, tenant, utc_now())
     before = visitor.get(f"/runs/{run.id}").text
-    assert "No metric is gold" in before
+    assert "No metric is the eval score" in before
     assert "from its name" in before or "preset" in before
     form = {"eval": HOSTILE, "proxy": "reward", "eval_lower": "true", "csrf": token_of(visitor)}
     answer = visitor.post(f"/runs/{run.id}/metrics", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run.id}")
     after = visitor.get(f"/runs/{run.id}").text
-    assert "No metric is gold" not in after
+    assert "No metric is the eval score" not in after
     assert "set by a person" in after
     assert HOSTILE not in after
     with database.reading() as tx:
