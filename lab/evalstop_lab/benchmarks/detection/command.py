@@ -20,20 +20,19 @@ from typing import Any
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number
-from evalstop_lab.benchmarks.detection.charts import draw
-from evalstop_lab.benchmarks.detection.checkpoints import checkpoint_losses
-from evalstop_lab.benchmarks.detection.contenders import Contender, contenders
+from evalstop_lab.benchmarks.detection.contenders import Contender, list_contenders
+from evalstop_lab.benchmarks.detection.report import draw_delays, draw_roc, print_tables
 from evalstop_lab.benchmarks.detection.scoring import (
-    Passed,
-    delay_curve,
-    figures,
+    JudgedWorld,
+    compute_checkpoint_losses,
+    compute_delay_curve,
+    compute_figures,
+    compute_left_out_stops,
+    compute_roc,
+    find_operating_points,
     is_dip,
-    leave_one_out,
-    points,
-    roc,
-    tally,
+    score_runs,
 )
-from evalstop_lab.benchmarks.detection.tables import print_tables
 from evalstop_lab.calibrate.command import HEALTHY, versions
 from evalstop_lab.calibrate.evidence import Records
 from evalstop_lab.sweep import cores, sweep
@@ -66,11 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.quick:
         options.calibration_runs = options.runs = QUICK_RUNS
         options.family_runs = 2
-    report, curves = measure(options)
+    report, curves = measure_contenders(options)
     options.folder.mkdir(parents=True, exist_ok=True)
-    document = json.dumps(_finite(report))
+    document = json.dumps(_replace_infinite(report))
     (options.folder / "report.json").write_text(document + "\n", encoding="utf-8")
-    draw(options.folder, report, curves)
+    draw_roc(options.folder / "roc.png", curves)
+    draw_delays(options.folder / "sooner.png", report["delay_curves"])
     if options.json:
         sys.stdout.write(document + "\n")
     else:
@@ -80,17 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict[str, list[tuple[float, float]]]]]:
+def measure_contenders(
+    options: argparse.Namespace,
+) -> tuple[dict[str, Any], dict[str, dict[str, list[tuple[float, float]]]]]:
     """The report as JSON values, and the ROC of each contender by noise."""
     entered = [
-        item for item in contenders() if options.only is None or any(item.name.startswith(n) for n in options.only)
+        item for item in list_contenders() if options.only is None or any(item.name.startswith(n) for n in options.only)
     ]
-    calibrating = _run(entered, plan(options.calibration_runs, families=HEALTHY), "calibrating", options.jobs)
-    reporting = _run(entered, plan(options.runs, REPORTING_SEED, REPORTING), "reporting", options.jobs)
+    calibrating = _judge_worlds(entered, plan(options.calibration_runs, families=HEALTHY), "calibrating", options.jobs)
+    reporting = _judge_worlds(entered, plan(options.runs, REPORTING_SEED, REPORTING), "reporting", options.jobs)
     families = of_group(Group.HEALTHY, Group.DIP)
     one_each = [(family, LEFT_OUT_SEED + seed) for seed in range(options.family_runs) for family in families]
-    left_out = _run(entered, one_each, "leaving families out", options.jobs)
-    worlds = [passed.world for passed in next(iter(reporting.values()))]
+    left_out = _judge_worlds(entered, one_each, "leaving families out", options.jobs)
+    worlds = [judged.world for judged in next(iter(reporting.values()))]
     recorded = load(options.recorded) if options.recorded.exists() else []
     rows: list[dict[str, Any]] = []
     curves = {}
@@ -99,19 +101,19 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict
             calibrating[item.name],
             reporting[item.name],
             left_out[item.name],
-            [Passed(world, item.run(world)) for world in recorded],
+            [JudgedWorld(world, item.run(world)) for world in recorded],
         )
-        rows += _rows(item, runs)
-        own = [] if item.calibrated else points(item, runs.calibration)
+        rows += _build_rows(item, runs)
+        own = [] if item.calibrated else find_operating_points(item, runs.calibration)
         curves[item.name] = {
-            f"{level:g}": roc([passed for passed in runs.reporting if passed.world.noise.level == level], own)
+            f"{level:g}": compute_roc([judged for judged in runs.reporting if judged.world.noise.level == level], own)
             for level in LEVELS
         }
     setting = {name: getattr(options, name) for name in ("calibration_runs", "runs", "family_runs")}
     report = {
         "rows": rows,
-        "delay_curves": {item.name: delay_curve(reporting[item.name]) for item in entered if item.calibrated},
-        "checkpoints": checkpoint_losses(worlds),
+        "delay_curves": {item.name: compute_delay_curve(reporting[item.name]) for item in entered if item.calibrated},
+        "checkpoints": compute_checkpoint_losses(worlds),
         "setting": setting | {"held_out": sorted(HELD_OUT), "recorded_runs": len(recorded)},
         "versions": versions(),
     }
@@ -122,65 +124,65 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, dict
 class _Runs:
     """What one contender recorded, by what the runs are for."""
 
-    calibration: Sequence[Passed]
-    reporting: Sequence[Passed]
-    left_out: Sequence[Passed]
-    recorded: Sequence[Passed]
+    calibration: Sequence[JudgedWorld]
+    reporting: Sequence[JudgedWorld]
+    left_out: Sequence[JudgedWorld]
+    recorded: Sequence[JudgedWorld]
 
 
-def _rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
+def _build_rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
     """One row an operating point."""
-    cost = _microseconds(item)
-    dipless = [passed for passed in runs.reporting if not is_dip(passed)]
-    at_clear = points(item, [passed for passed in runs.calibration if not is_dip(passed)])
-    for point, clear in zip(points(item, runs.calibration), at_clear, strict=True):
+    cost = _time_eval(item)
+    dipless = [judged for judged in runs.reporting if not is_dip(judged)]
+    at_clear = find_operating_points(item, [judged for judged in runs.calibration if not is_dip(judged)])
+    for point, clear in zip(find_operating_points(item, runs.calibration), at_clear, strict=True):
         yield {
             "contender": item.name,
             "group": item.group,
             "at": point.name,
             "microseconds": cost,
-            **figures(runs.reporting, point),
-            "without_dips": tally(dipless, clear),
-            "left_out": leave_one_out(runs.calibration, runs.left_out, point.alpha)
+            **compute_figures(runs.reporting, point),
+            "without_dips": score_runs(dipless, clear),
+            "left_out": compute_left_out_stops(runs.calibration, runs.left_out, point.alpha)
             if item.calibrated and point.alpha
             else {},
-            "recorded": tally(runs.recorded, point),
+            "recorded": score_runs(runs.recorded, point),
         }
 
 
-def _run(
+def _judge_worlds(
     entered: Sequence[Contender], recipes: Sequence[tuple[str, int]], title: str, jobs: int
-) -> dict[str, list[Passed]]:
-    found = sweep(partial(_over_worlds, list(entered)), recipes, title, jobs)
+) -> dict[str, list[JudgedWorld]]:
+    found = sweep(partial(_judge_chunk, list(entered)), recipes, title, jobs)
     worlds = [make(family, seed) for family, seed in recipes]
     return {
-        item.name: [Passed(world, row[index]) for world, row in zip(worlds, found, strict=True)]
+        item.name: [JudgedWorld(world, row[index]) for world, row in zip(worlds, found, strict=True)]
         for index, item in enumerate(entered)
     }
 
 
-def _over_worlds(entered: Sequence[Contender], recipes: Sequence[tuple[str, int]]) -> list[list[Records]]:
+def _judge_chunk(entered: Sequence[Contender], recipes: Sequence[tuple[str, int]]) -> list[list[Records]]:
     worlds = [make(family, seed) for family, seed in recipes]
     return [[item.run(world) for item in entered] for world in worlds]
 
 
-def _microseconds(item: Contender) -> float:
+def _time_eval(item: Contender) -> float:
     """Microseconds an eval, of all roles, best of three, on a run that is healthy and never stopped by its noise."""
     world = make("saturate", REPORTING_SEED, length=500, level=0.05)
     best = math.inf
     for _ in range(3):
-        began = time.perf_counter()
+        started = time.perf_counter()
         item.run(world)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.perf_counter() - started)
     return best / len(world.steps) * 1e6
 
 
-def _finite(value: Any) -> Any:
+def _replace_infinite(value: Any) -> Any:
     """JSON has no infinity and no NaN: never and unknown become null."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_infinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_infinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -48,32 +48,34 @@ class Contender:
     calibrated: bool = False
 
 
-def contenders() -> list[Contender]:
+def list_contenders() -> list[Contender]:
     """All that there are in the catalog and among the policies now, and those to compare them with."""
-    found = [
-        Contender("k_decline k=3", "published", partial(_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 3.0}),
-        Contender("k_decline k=5", "published", partial(_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 5.0}),
+    entries = [
+        Contender("k_decline k=3", "published", partial(_run_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 3.0}),
+        Contender("k_decline k=5", "published", partial(_run_detector, DETECTORS["k_decline"]()), {AS_SHIPPED: 5.0}),
     ]
     for name, detector_type in DETECTORS.items():
         if name in NOT_RUN:
             continue
         for variant, params in {"": {}, **VARIANTS.get(name, {})}.items():
             detector: Detector[Any] = msgspec.convert(params, detector_type)
-            run, stated = partial(_detector, detector), _stated(detector)
-            found.append(Contender(f"{name} {variant}".strip(), "detector", run, stated, calibrated=True))
-    found += [
-        Contender(f"policy {name}", "policy", partial(_policy, policy), {AS_SHIPPED: 1.0})
+            run, stated = partial(_run_detector, detector), _find_stated_alarm(detector)
+            entries.append(Contender(f"{name} {variant}".strip(), "detector", run, stated, calibrated=True))
+    entries += [
+        Contender(f"policy {name}", "policy", partial(_run_policy, policy), {AS_SHIPPED: 1.0})
         for name, policy in POLICIES.items()
     ]
-    found += [
-        Contender(f"river {name}", "river", partial(_river, name), {AS_SHIPPED: 1.0})
+    entries += [
+        Contender(f"river {name}", "river", partial(_run_river, name), {AS_SHIPPED: 1.0})
         for name in ("ADWIN", "PageHinkley", "KSWIN")
     ]
-    found.append(Contender("oracle", "oracle", oracle, {f"{rate:.0%}": math.log(1 / rate) for rate in (0.01, 0.05)}))
-    return found
+    entries.append(
+        Contender("oracle", "oracle", run_oracle, {f"{rate:.0%}": math.log(1 / rate) for rate in (0.01, 0.05)})
+    )
+    return entries
 
 
-def oracle(world: World) -> Records:
+def run_oracle(world: World) -> Records:
     """The sequential likelihood ratio of one who knows the curve and the noise, but not whether the run has turned.
 
     After the peak it weighs the true curve against one that stays at the peak. By Ville's inequality, stopping at
@@ -98,7 +100,7 @@ def oracle(world: World) -> Records:
     return Records(Kind.COUNT, tuple(steps), tuple(alarms))
 
 
-def _stated(detector: Detector[Any]) -> dict[str, float]:
+def _find_stated_alarm(detector: Detector[Any]) -> dict[str, float]:
     """The alarm at which the detector stops by its parameters."""
     stop_at = detector.thresholds.stop_at
     if stop_at is None:
@@ -107,11 +109,11 @@ def _stated(detector: Detector[Any]) -> dict[str, float]:
     return {STATED: to_alarm(evidence.kind, stop_at)}
 
 
-def _detector(detector: Detector[Any], world: World) -> Records:
+def _run_detector(detector: Detector[Any], world: World) -> Records:
     return records(detector, world.observations())
 
 
-def _policy(policy: Policy, world: World) -> Records:
+def _run_policy(policy: Policy, world: World) -> Records:
     state, last = evalstop_detectors.start(policy), int(world.steps[-1])
     for item in world.observations():
         if item.step == last:
@@ -122,7 +124,7 @@ def _policy(policy: Policy, world: World) -> Records:
     return Records(Kind.COUNT, (), ())
 
 
-def _river(name: str, world: World) -> Records:
+def _run_river(name: str, world: World) -> Records:
     """A detector of river with its defaults, on the eval score in units of the run's gain: a kindness, as they have a
     scale.
 

@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import evalstop_detectors
 import numpy as np
+from evalstop_detectors import Chooser, RawMaximum
+from evalstop_detectors import Score as EvalScore
 
 from evalstop_lab.benchmarks.detection.contenders import AS_SHIPPED, STATED, Contender
 from evalstop_lab.calibrate.evidence import Records, to_alarm
@@ -21,20 +24,23 @@ from evalstop_lab.worlds.scoring import (
     Share,
     clopper_pearson,
     delay,
+    eval_lost,
     fate,
     information_bound,
+    mean,
     quantile,
     score,
     wilson,
 )
 
+CHOOSERS: tuple[Chooser, ...] = (RawMaximum(), evalstop_detectors.SmoothedMaximum())
 RATES = (0.01, 0.05)
 DELAY_RATES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4)
 ROC_RATES = tuple(np.geomspace(0.001, 1.0, 61).tolist())
 
 
 @dataclass(frozen=True)
-class Point:
+class OperatingPoint:
     """An alarm at which a contender stops, what it is called, and the false alarms that it stands for, if known."""
 
     name: str
@@ -43,7 +49,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Passed:
+class JudgedWorld:
     """A world, and what a contender recorded over it."""
 
     world: World
@@ -60,28 +66,28 @@ class Passed:
         return Outcome(stop, int(self.world.steps[int(np.nanargmax(self.world.eval_scores[:last]))]))
 
 
-def is_dip(passed: Passed) -> bool:
+def is_dip(judged: JudgedWorld) -> bool:
     """Whether the run belongs to a family with dips."""
-    return FAMILIES[passed.world.family].group is Group.DIP
+    return FAMILIES[judged.world.family].group is Group.DIP
 
 
-def is_held_out(passed: Passed) -> bool:
+def is_held_out(judged: JudgedWorld) -> bool:
     """Whether calibration never saw the family."""
-    return passed.world.family in HELD_OUT
+    return judged.world.family in HELD_OUT
 
 
-def points(contender: Contender, calibration: Sequence[Passed]) -> list[Point]:
+def find_operating_points(contender: Contender, calibration: Sequence[JudgedWorld]) -> list[OperatingPoint]:
     """The operating points: its own, and if it is calibrated those that stop 1 and 5 % of these healthy runs."""
     own = [
-        Point(name, alarm, None if name in (AS_SHIPPED, STATED) else math.exp(-alarm))
+        OperatingPoint(name, alarm, None if name in (AS_SHIPPED, STATED) else math.exp(-alarm))
         for name, alarm in contender.points.items()
     ]
     if not contender.calibrated:
         return own
-    return [Point(f"{rate:.0%}", alarm_at(calibration, rate), rate) for rate in RATES] + own
+    return [OperatingPoint(f"{rate:.0%}", find_alarm(calibration, rate), rate) for rate in RATES] + own
 
 
-def alarm_at(healthy: Sequence[Passed], rate: float) -> float:
+def find_alarm(healthy: Sequence[JudgedWorld], rate: float) -> float:
     """The alarm that stops at most `rate` of these runs; infinite when none is strict enough."""
     kind = next((item.records.kind for item in healthy if item.records.kind is not None), None)
     if kind is None:
@@ -90,90 +96,95 @@ def alarm_at(healthy: Sequence[Passed], rate: float) -> float:
     return math.inf if found is None else to_alarm(kind, found)
 
 
-def tally(passed: Sequence[Passed], point: Point) -> dict[str, Any]:
+def score_runs(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str, Any]:
     """What scoring says of these runs, with the lower bound of the delay, as JSON values."""
-    pairs = [(item.outcome(point.alarm), item.world.truth) for item in passed]
-    bounds, ratios = _beside_the_bound(pairs, point.alpha or RATES[0])
-    return _score_document(score(pairs)) | {
+    pairs = [(item.outcome(point.alarm), item.world.truth) for item in judged]
+    bounds, ratios = _compare_with_bound(pairs, point.alpha or RATES[0])
+    return _encode_score(score(pairs)) | {
         "bound": asdict(bounds),
         "delay_to_bound": asdict(ratios),
     }
 
 
-def figures(passed: Sequence[Passed], point: Point) -> dict[str, Any]:
+def compute_figures(judged: Sequence[JudgedWorld], point: OperatingPoint) -> dict[str, Any]:
     """The row of the table, as JSON values, overall and by noise."""
-    return tally(passed, point) | {
+    return score_runs(judged, point) | {
         "alarm": point.alarm,
-        "false_stops_held_out": _share(_false_stops(passed, point, is_held_out)),
-        "false_stops_dips": _share(_false_stops(passed, point, is_dip)),
-        "recall_held_out": _share(_recall([item for item in passed if is_held_out(item)], point)),
+        "false_stops_held_out": _encode_share(_count_false_stops(judged, point, is_held_out)),
+        "false_stops_dips": _encode_share(_count_false_stops(judged, point, is_dip)),
+        "recall_held_out": _encode_share(_count_recall([item for item in judged if is_held_out(item)], point)),
         "recall_by_family": {
-            family: _share(_recall([item for item in passed if item.world.family == family], point))
+            family: _encode_share(_count_recall([item for item in judged if item.world.family == family], point))
             for family in of_group(Group.HACKING)
         },
         "by_noise": {
-            f"{level:g}": tally([item for item in passed if item.world.noise.level == level], point) for level in LEVELS
+            f"{level:g}": score_runs([item for item in judged if item.world.noise.level == level], point)
+            for level in LEVELS
         },
     }
 
 
-def leave_one_out(calibration: Sequence[Passed], reporting: Sequence[Passed], rate: float) -> dict[str, Any]:
+def compute_left_out_stops(
+    calibration: Sequence[JudgedWorld], reporting: Sequence[JudgedWorld], rate: float
+) -> dict[str, Any]:
     """False stops on each healthy family at the alarm found on all the others."""
     found = {}
     for family in dict.fromkeys(item.world.family for item in reporting):
         if FAMILIES[family].group is Group.HACKING:
             continue
-        alarm = alarm_at([item for item in calibration if item.world.family != family], rate)
-        point = Point("left out", alarm, rate)
-        found[family] = _share(_false_stops([item for item in reporting if item.world.family == family], point))
+        alarm = find_alarm([item for item in calibration if item.world.family != family], rate)
+        point = OperatingPoint("left out", alarm, rate)
+        found[family] = _encode_share(
+            _count_false_stops([item for item in reporting if item.world.family == family], point)
+        )
     return found
 
 
-def roc(passed: Sequence[Passed], own: Sequence[Point] = ()) -> list[tuple[float, float]]:
+def compute_roc(judged: Sequence[JudgedWorld], own: Sequence[OperatingPoint] = ()) -> list[tuple[float, float]]:
     """False stops and recall as the alarm sinks, by the runs themselves; of `own` points, at those alone."""
-    healthy = [item for item in passed if item.world.truth.label is Label.HEALTHY]
-    hacking = [item for item in passed if item.world.truth.label is Label.HACKING]
+    healthy = [item for item in judged if item.world.truth.label is Label.HEALTHY]
+    hacking = [item for item in judged if item.world.truth.label is Label.HACKING]
     curve = []
-    for alarm in [point.alarm for point in own] or [alarm_at(healthy, rate) for rate in ROC_RATES]:
+    for alarm in [point.alarm for point in own] or [find_alarm(healthy, rate) for rate in ROC_RATES]:
         right = sum(fate(item.stopped(alarm), item.world.truth) is Fate.RIGHT for item in hacking)
         curve.append((sum(item.records.highest >= alarm for item in healthy) / len(healthy), right / len(hacking)))
     return curve
 
 
-def delay_curve(passed: Sequence[Passed]) -> list[tuple[float, float, float]]:
+def compute_delay_curve(judged: Sequence[JudgedWorld]) -> list[tuple[float, float, float]]:
     """False stops, the median of delay to bound over the right stops, and recall, as the alarm sinks, over runs without
     dips: what sooner costs where noise alone can deceive."""
-    clear = [item for item in passed if not is_dip(item)]
+    clear = [item for item in judged if not is_dip(item)]
     healthy = [item for item in clear if item.world.truth.label is Label.HEALTHY]
     curve = []
     for rate in DELAY_RATES:
-        alarm = alarm_at(healthy, rate)
+        alarm = find_alarm(healthy, rate)
         pairs = [(item.stopped(alarm), item.world.truth) for item in clear if item.world.truth.label is Label.HACKING]
-        _, ratio = _beside_the_bound(pairs, RATES[0])
+        _, ratio = _compare_with_bound(pairs, RATES[0])
         right = sum(fate(outcome, truth) is Fate.RIGHT for outcome, truth in pairs)
         false = sum(item.records.highest >= alarm for item in healthy) / len(healthy)
         curve.append((false, ratio.value, right / len(pairs)))
     return curve
 
 
-def _score_document(found: Score) -> dict[str, Any]:
+def _encode_score(found: Score) -> dict[str, Any]:
     document = asdict(found)
     for name in ("recall", "precision", "false_stops", "premature", "at_the_end"):
-        document[name] = _share(getattr(found, name))
+        document[name] = _encode_share(getattr(found, name))
     return document
 
 
-def _share(share: Share) -> dict[str, Any]:
+def _encode_share(share: Share) -> dict[str, Any]:
     return asdict(share) | {"value": share.value}
 
 
-def _recall(passed: Sequence[Passed], point: Point) -> Share:
-    fates = [fate(item.stopped(point.alarm), item.world.truth) for item in passed]
-    hacking = sum(item.world.truth.label is Label.HACKING for item in passed)
+def _count_recall(judged: Sequence[JudgedWorld], point: OperatingPoint) -> Share:
+    fates = [fate(item.stopped(point.alarm), item.world.truth) for item in judged]
+    hacking = sum(item.world.truth.label is Label.HACKING for item in judged)
     return wilson(fates.count(Fate.RIGHT), hacking)
 
 
-def _beside_the_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> tuple[Figure, Figure]:
+def _compare_with_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> tuple[Figure, Figure]:
     """The bound over all hacking runs (never, where it is not reached), and delay to bound over the right stops.
 
     Runs without noise have no ratio: one eval after the peak proves the turn to whoever knows that there is no noise.
@@ -189,6 +200,34 @@ def _beside_the_bound(pairs: Sequence[tuple[Outcome, Truth]], alpha: float) -> t
     return quantile(bounds, 0.5), quantile(ratios, 0.5)
 
 
-def _false_stops(passed: Sequence[Passed], point: Point, among: Callable[[Passed], bool] = lambda _: True) -> Share:
-    healthy = [item for item in passed if item.world.truth.label is Label.HEALTHY and among(item)]
+def _count_false_stops(
+    judged: Sequence[JudgedWorld], point: OperatingPoint, among: Callable[[JudgedWorld], bool] = lambda _: True
+) -> Share:
+    healthy = [item for item in judged if item.world.truth.label is Label.HEALTHY and among(item)]
     return clopper_pearson(sum(item.records.highest >= point.alarm for item in healthy), len(healthy))
+
+
+def compute_checkpoint_losses(worlds: Sequence[World]) -> dict[str, dict[str, Any]]:
+    """The mean share of the gain that the chosen eval lacks, by rule and noise; each run was left to its end."""
+    return {
+        chooser.name: {
+            f"{level:g}": asdict(
+                mean([_compute_loss(chooser, world) for world in worlds if world.noise.level == level], seed=0)
+            )
+            for level in LEVELS
+        }
+        for chooser in CHOOSERS
+    }
+
+
+def _compute_loss(chooser: Chooser, world: World) -> float:
+    errors = np.full(len(world.steps), np.nan) if world.eval_stderr is None else world.eval_stderr
+    scores = [
+        EvalScore(step, score, None if math.isnan(error) else error)
+        for step, score, error in zip(world.steps.tolist(), world.eval_scores.tolist(), errors.tolist(), strict=True)
+        if math.isfinite(score)
+    ]
+    best = chooser.choose(scores, {score.step for score in scores})
+    lost = eval_lost(Outcome(None, best.step if best else None), world.truth)
+    assert lost is not None, world.name  # every world has an eval
+    return lost

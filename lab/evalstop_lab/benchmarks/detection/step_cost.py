@@ -1,7 +1,7 @@
-"""What one observation costs: `python -m evalstop_lab.benchmarks.step_cost`.
+"""What one observation costs: `make bench-detectors`.
 
 Every step of a run that turns is timed several times and the quickest counts, so that what else the machine does stays
-out of it. Of a detector the evals are told, of a policy each role, step by step and in batches of 100.
+out of it. Printed are the evals of each detector, and each role of a policy, step by step and in batches of 100.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--evals", type=positive_number, default=400, help="of the run (default: 400)")
     parser.add_argument("--rounds", type=positive_number, default=3, help="the quickest counts (default: 3)")
     options = parser.parse_args(arguments)
-    run = turning_run(options.evals)
+    run = draw_turning_run(options.evals)
     console = Console() if sys.stdout.isatty() else Console(width=120)
     table = Table("detector", "mean", "median", "99th percentile", "longest", title="microseconds an eval")
     for name, detector_type in DETECTORS.items():
         for variant, params in {"": {}, **VARIANTS.get(name, {})}.items():
             if name not in NOT_RUN:
-                costs = of_detector(msgspec.convert(params, detector_type), run, options.rounds)
-                table.add_row(f"{name} {variant}", *(f"{cost:.1f}" for cost in _figures(costs)))
+                costs = time_detector(msgspec.convert(params, detector_type), run, options.rounds)
+                table.add_row(f"{name} {variant}", *(f"{cost:.1f}" for cost in _summarize(costs)))
     console.print(table)
     table = Table("policy", *(str(role) for role in MetricRole), "in batches", title="microseconds an observation")
     for name, policy in POLICIES.items():
-        by_role = of_policy(policy, run, options.rounds)
+        by_role = time_policy(policy, run, options.rounds)
         means = [f"{float(np.mean(by_role[role])):.2f}" for role in MetricRole]
-        table.add_row(name, *means, f"{in_batches(policy, run, options.rounds):.2f}")
+        table.add_row(name, *means, f"{time_batches(policy, run, options.rounds):.2f}")
     console.print(table)
     return 0
 
 
-def turning_run(evals: int, seed: int = 1) -> list[Observation]:
+def draw_turning_run(evals: int, seed: int = 1) -> list[Observation]:
     """All roles at every step; the eval score rises, stays, and falls from the middle on, with noise of a tenth of the
     gain."""
-    rng, found = np.random.default_rng(seed), []
+    rng, observations = np.random.default_rng(seed), []
     eval_scores = np.interp(np.arange(evals), [0, evals / 5, evals / 2, evals], [0, 1, 1, 0.4])
     eval_scores += 0.1 * rng.standard_normal(evals)
     proxy = np.linspace(0, 2, evals) + 0.1 * rng.standard_normal(evals)
@@ -63,28 +63,28 @@ def turning_run(evals: int, seed: int = 1) -> list[Observation]:
             MetricRole.PROXY: proxy[step],
             MetricRole.EVAL: eval_scores[step],
         }
-        found += [Observation(role, step, values[role]) for role in MetricRole]
-    return found
+        observations += [Observation(role, step, values[role]) for role in MetricRole]
+    return observations
 
 
-def of_detector(detector: Detector[Any], run: Sequence[Observation], rounds: int) -> list[float]:
+def time_detector(detector: Detector[Any], run: Sequence[Observation], rounds: int) -> list[float]:
     """Microseconds of each eval."""
     shown = [item for item in run if item.role in detector.roles]
-    costs = _quickest(lambda: _steps(detector.start(), detector.step, shown), rounds)
+    costs = _take_quickest(lambda: _time_steps(detector.start(), detector.step, shown), rounds)
     return [cost for cost, item in zip(costs, shown, strict=True) if item.role is MetricRole.EVAL]
 
 
-def of_policy(policy: Policy, run: Sequence[Observation], rounds: int) -> dict[MetricRole, list[float]]:
+def time_policy(policy: Policy, run: Sequence[Observation], rounds: int) -> dict[MetricRole, list[float]]:
     """Microseconds of each observation, by role."""
 
     def step(state: Any, item: Observation) -> Any:
         return evalstop_detectors.step(policy, state, item)
 
-    costs = _quickest(lambda: _steps(evalstop_detectors.start(policy), step, run), rounds)
+    costs = _take_quickest(lambda: _time_steps(evalstop_detectors.start(policy), step, run), rounds)
     return {role: [cost for cost, item in zip(costs, run, strict=True) if item.role is role] for role in MetricRole}
 
 
-def in_batches(policy: Policy, run: Sequence[Observation], rounds: int) -> float:
+def time_batches(policy: Policy, run: Sequence[Observation], rounds: int) -> float:
     """Microseconds an observation when a hundred come at once, one in twenty of them an eval."""
     thinned = [item for item in run if item.role is not MetricRole.EVAL or item.step % 6 == 0]
     batches = [thinned[start : start + _BATCH] for start in range(0, len(thinned), _BATCH)]
@@ -92,24 +92,24 @@ def in_batches(policy: Policy, run: Sequence[Observation], rounds: int) -> float
     def step(state: Any, batch: Sequence[Observation]) -> Any:
         return evalstop_detectors.advance(policy, state, batch)
 
-    costs = _quickest(lambda: _steps(evalstop_detectors.start(policy), step, batches), rounds)
+    costs = _take_quickest(lambda: _time_steps(evalstop_detectors.start(policy), step, batches), rounds)
     return float(sum(costs)) / len(thinned)
 
 
-def _steps(state: Any, step: Callable[[Any, Any], Any], items: Sequence[Any]) -> list[float]:
+def _time_steps(state: Any, step: Callable[[Any, Any], Any], items: Sequence[Any]) -> list[float]:
     costs = []
     for item in items:
-        began = time.perf_counter()
+        started = time.perf_counter()
         state, _ = step(state, item)
-        costs.append(time.perf_counter() - began)
+        costs.append(time.perf_counter() - started)
     return costs
 
 
-def _quickest(timed: Callable[[], list[float]], rounds: int) -> list[float]:
+def _take_quickest(timed: Callable[[], list[float]], rounds: int) -> list[float]:
     return [1e6 * min(costs) for costs in zip(*(timed() for _ in range(rounds)), strict=True)]
 
 
-def _figures(costs: Sequence[float]) -> tuple[float, ...]:
+def _summarize(costs: Sequence[float]) -> tuple[float, ...]:
     return (float(np.mean(costs)), *(float(np.quantile(costs, share)) for share in (0.5, 0.99, 1.0)))
 
 

@@ -1,0 +1,163 @@
+"""The tables and plots of `make bench-detection`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from rich.console import Console
+from rich.table import Table
+
+from evalstop_lab.worlds import HELD_OUT, LEVELS
+
+matplotlib.use("Agg")  # a file, never a window
+
+from matplotlib import pyplot as plt
+
+Curves = dict[str, dict[str, list[tuple[float, float]]]]
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+LEAST_DRAWN = 1e-3
+_OWN_POINTS = 2  # a contender with points of its own has no curve
+_COLORS = tuple(matplotlib.colors.to_hex(matplotlib.colormaps["tab20"](index)) for index in range(20))
+
+
+def print_tables(console: Console, report: dict[str, Any]) -> None:
+    """Print all tables of a report."""
+    rows, runs = report["rows"], report["setting"]["runs"]
+    summary = (
+        *(
+            _share("recall"),
+            _share("false stops", "false_stops"),
+            _share("of held-out families", "false_stops_held_out"),
+        ),
+        *(_number("precision", 2), _number("premature", 3), _number("delay", 0), _number("delay_p90", 0)),
+        *(_number("delay_to_bound", 2), _number("wasted", 2), _number("eval_lost", 3)),
+        ("us an eval", lambda row: f"{row['microseconds']:.0f}"),
+    )
+    console.print(_build_table(f"finding the turn: {runs} runs, half of them hacking", rows, summary))
+    by_noise = [(f"{level:g}", lambda row, key=f"{level:g}": _format_noise(row["by_noise"][key])) for level in LEVELS]
+    table = _build_table("by noise as a share of the gain", rows, by_noise)
+    table.caption = "recall, median delay in evals (90th percentile) / median lower bound"
+    console.print(table)
+    console.print(
+        _build_table(
+            "if no healthy run had dips: thresholds and figures among runs without",
+            [row | row["without_dips"] for row in rows],
+            (
+                *(_share("recall"), _share("false stops", "false_stops")),
+                *(_number("delay", 0), _number("delay_p90", 0), _number("delay_to_bound", 2)),
+            ),
+        )
+    )
+    left_out = [row for row in rows if row["left_out"]]
+    families = list(left_out[0]["left_out"]) if left_out else []
+    columns = [
+        (f"{name} *" if name in HELD_OUT else name, lambda row, key=name: f"{100 * row['left_out'][key]['value']:.1f}")
+        for name in families
+    ]
+    title = "false stops in % on each healthy family, at the threshold found on all others"
+    table = _build_table(title, left_out, columns)
+    table.caption = "* no threshold has ever seen it"
+    console.print(table)
+    console.print(_build_checkpoints_table(report["checkpoints"]))
+    if report["setting"]["recorded_runs"]:
+        console.print(
+            _build_table(
+                f"{report['setting']['recorded_runs']} recorded runs, the ambiguous left out",
+                [row | row["recorded"] for row in rows],
+                (
+                    *(_share("recall"), _share("false stops", "false_stops"), _number("precision", 2)),
+                    *(_number("premature", 2), _number("delay", 0), _number("eval_lost", 3)),
+                ),
+            )
+        )
+
+
+def _build_table(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> Table:
+    """One line a contender and operating point."""
+    table = Table("", "at", title=title)
+    for heading, _ in columns:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(row["contender"], row["at"], *(write(row) for _, write in columns))
+    return table
+
+
+def _build_checkpoints_table(losses: dict[str, dict[str, Any]]) -> Table:
+    table = Table("", title="what the chosen checkpoint lacks, as a share of the gain, by noise")
+    for level in LEVELS:
+        table.add_column(f"{level:g}", justify="right")
+    for name, by_noise in losses.items():
+        table.add_row(name, *(_format(by_noise[f"{level:g}"]["value"], 4) for level in LEVELS))
+    return table
+
+
+def _number(field: str, digits: int) -> Column:
+    return field.replace("_", " "), lambda row: _format(row[field]["value"], digits)
+
+
+def _share(heading: str, field: str | None = None) -> Column:
+    def write(row: Row) -> str:
+        share = row[field or heading]
+        return f"{share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]" if share["n"] else "-"
+
+    return heading, write
+
+
+def _format_noise(cell: dict[str, Any]) -> str:
+    delay, p90, bound = (_format(cell[field]["value"], 0) for field in ("delay", "delay_p90", "bound"))
+    return f"{_format(cell['recall']['value'], 2)}  {delay} ({p90}) / {bound}"
+
+
+def _format(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
+
+
+def draw_roc(path: Path, curves: Curves) -> None:
+    """Recall against false stops, one panel a level of noise."""
+    figure, axes = plt.subplots(2, 3, figsize=(14, 8.5), dpi=130, layout="constrained", sharex=True, sharey=True)
+    for axis, level in zip(axes.flat, LEVELS, strict=True):
+        for (name, by_noise), color in zip(curves.items(), itertools.cycle(_COLORS)):
+            x, y = zip(*by_noise[f"{level:g}"], strict=True)
+            line = "-" if len(x) > _OWN_POINTS else "o"
+            axis.plot([max(item, LEAST_DRAWN) for item in x], y, line, color=color, label=name, markersize=6)
+        axis.set(xscale="log", title=f"noise {level:g} of the gain")
+        axis.axvline(0.01, color="#999999", linewidth=0.8)
+    for axis in axes[-1]:
+        axis.set_xlabel(f"false stops per healthy run (none: at {LEAST_DRAWN})")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("recall")
+    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def draw_delays(path: Path, curves: dict[str, list[tuple[float, float, float]]]) -> None:
+    """Delay to bound against false stops, over runs without dips.
+
+    Where fewer than half of the turns are found the line is dotted, because those found are the easy ones.
+    """
+    figure, axis = plt.subplots(figsize=(10, 7), dpi=130, layout="constrained")
+    for (name, curve), color in zip(curves.items(), itertools.cycle(_COLORS)):
+        label: str | None = name
+        for finds_half, line in ((True, "-"), (False, ":")):
+            points = [
+                (max(false, LEAST_DRAWN), ratio) for false, ratio, recall in curve if (recall >= 0.5) is finds_half
+            ]
+            if points:
+                axis.plot(*zip(*points, strict=True), line, marker=".", color=color, label=label)
+                label = None
+    axis.axhline(1.5, color="#999999", linewidth=0.8)
+    axis.set(xscale="log", yscale="log", xlabel="false stops per healthy run without dips")
+    axis.set_ylabel("median of delay to its lower bound, right stops")
+    axis.set_yticks([1.5, 2, 3, 4, 6], ["1.5", "2", "3", "4", "6"])
+    axis.minorticks_off()
+    figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(path)
+    plt.close(figure)
