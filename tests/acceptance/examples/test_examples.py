@@ -136,7 +136,7 @@ def test_a_policy_that_cheats_its_reward_is_stopped(
     said = play([sys.executable, str(EXAMPLES / "trl_grpo.py")], environment, tmp_path)
     run = stopped(service, "trl-grpo", said)
     roles = {role["role"]: metric for metric, role in run["metrics"].items()}
-    assert (roles["eval"], roles["proxy"], roles["kl"]) == ("eval_gold", "reward", "kl")
+    assert (roles["eval"], roles["proxy"], roles["kl"]) == ("eval_score", "reward", "kl")
     assert run["recognition"]["preset"] == "trl-grpo"
 
 
