@@ -125,4 +125,4 @@ def test_migrating_in_two_phases(empty_url: str) -> None:
         process = migrate(empty_url, "--phase", phase)
         out, errors = process.communicate(timeout=240)
         assert (process.returncode, errors) == (0, "")
-        assert out.startswith(f"the schema is at {expected} ")
+        assert out.startswith(f"the schema is at {expected}")

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.runs.retention import Pace
 from evalstop_service.store import endpoints, outcomes, projects, tables
 from evalstop_service.store import retention as rows
@@ -76,7 +77,7 @@ def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
     )  # fmt: skip
     change = {**key, "decision_id": decision, "sequence": 1, "actor": "a", "at": NOW}
     tx.execute(tables.decision_changes.insert().values(**change, state="confirmed", reason="", details={}))
-    outcomes.add_outcome(tx, run.id, 1, outcome="right", turn_step=None, actor="a", note="", now=NOW)
+    outcomes.add_outcome(tx, run.id, 1, outcome=DecisionOutcome.RIGHT, turn_step=None, actor="a", note="", now=NOW)
 
 
 def deliver(tx: Transaction, scene: Scene, run: Run, state: str, *, enabled: bool) -> None:

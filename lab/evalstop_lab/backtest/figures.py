@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome
+from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 
 from evalstop_lab.backtest.cases import Case, Passed
 from evalstop_lab.worlds.scoring import Figure, Share, clopper_pearson, mean, wilson

@@ -18,6 +18,7 @@ from evalstop_service.ingest import open_run
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import NewProject
+from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.security import address_policy
 from evalstop_service.store import endpoints
 from evalstop_service.store.database import Database
@@ -87,7 +88,7 @@ def create_outbox(database: Database, url: str) -> Outbox:
     now = utc_now()
     project = project_settings.create_project(
         database,
-        NewProject(name=new_id().hex, default_mode="enforce", default_policy="paper", held_out_share=0.0),
+        NewProject(name=new_id().hex, default_mode=Mode.ENFORCE, default_policy="paper", held_out_share=0.0),
         "benchmark",
         now,
     )

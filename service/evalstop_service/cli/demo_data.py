@@ -32,7 +32,8 @@ from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Saved, open
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
-from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState
+from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mode
+from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import audit, decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -62,7 +63,7 @@ METRICS = {
 }
 
 SETTINGS = ProjectChange(
-    default_mode="enforce",
+    default_mode=Mode.ENFORCE,
     veto_window_seconds=GRACE_SECONDS,
     held_out_share=0.1,
     price_per_gpu_hour=2.5,
@@ -195,7 +196,7 @@ class Script:
             METRICS,
             labels=story.labels,
             policy=story.policy,
-            mode=story.mode,
+            mode=Mode(story.mode),
             total_steps=story.example.steps[-1],
         )
         story.run, _ = open_run.open_run(self.database, self.project.id, terms, at)
@@ -287,7 +288,7 @@ class Script:
             self.database,
             self.project.id,
             story.run.id,
-            outcome=outcome,
+            outcome=DecisionOutcome(outcome),
             turn_step=turn_step,
             actor=self.chance.choice(PEOPLE),
             note=note,

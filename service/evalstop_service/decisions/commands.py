@@ -19,8 +19,7 @@ from evalstop_service.decisions import guards, transitions
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases, change_point
 from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Reported, RunEnded, Undone, Vetoed
-from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.outcome import DecisionOutcome
+from evalstop_service.rules.statuses import DecisionOutcome, RunStatus
 from evalstop_service.store import audit, decisions, outcomes, projects, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
@@ -104,7 +103,7 @@ def stop_run(
     """
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
-        if run.status not in ("running", Liveness.LOST):
+        if run.status not in (RunStatus.RUNNING, RunStatus.LOST):
             raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
         before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
         decision = transitions.order_stop(tx, run, actor, reason, now)
@@ -142,7 +141,7 @@ def record_decision_outcome(
     project_id: UUID,
     decision_id: UUID,
     *,
-    outcome: str,
+    outcome: DecisionOutcome,
     turn_step: int | None,
     actor: str,
     note: str,
@@ -162,7 +161,7 @@ def record_run_outcome(
     project_id: UUID,
     run_id: UUID,
     *,
-    outcome: str,
+    outcome: DecisionOutcome,
     turn_step: int | None,
     actor: str,
     note: str,
@@ -183,7 +182,7 @@ def _record_outcome(
     run: Run,
     attempt: int,
     decision: Decision | None,
-    outcome: str,
+    outcome: DecisionOutcome,
     turn_step: int | None,
     note: str,
     actor: str,
@@ -206,7 +205,7 @@ def finish_run(database: Database, project_id: UUID, run_id: UUID, status: str, 
     """Record that a run ended by itself; a run that was stopped stays stopped."""
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
-        return end_run(tx, run, status, now) if run.status in ("running", Liveness.LOST) else run
+        return end_run(tx, run, status, now) if run.status in (RunStatus.RUNNING, RunStatus.LOST) else run
 
 
 def end_run(tx: Transaction, run: Run, status: str, now: datetime) -> Run:

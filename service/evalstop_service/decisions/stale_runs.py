@@ -26,6 +26,7 @@ from evalstop_service.rules.decision_lifecycle import DecisionState, GuardKind
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import MetricFault
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health
 from evalstop_service.store import decisions, projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
@@ -84,7 +85,7 @@ def _find_unchanged(
 ) -> dict[UUID, datetime | None]:
     """When to check each run again in which nothing changed; None for those that have ended."""
     loaded = runs.load_runs(tx, [record.run_id for record in due])
-    running = {run_id: run for run_id, run in loaded.items() if run.status == "running"}
+    running = {run_id: run for run_id, run in loaded.items() if run.status == RunStatus.RUNNING}
     settings = {
         project_id: projects.get_project(tx, project_id) for project_id in {run.project_id for run in running.values()}
     }
@@ -128,7 +129,7 @@ def _record_change(database: Database, due: RunHealth, now: datetime) -> None:
     with database.transaction() as tx:
         run = runs.lock_run(tx, due.project_id, due.run_id)
         before = run_health.load_health(tx, [due.run_id]).get(due.run_id)
-        if run is None or before is None or run.status != "running":
+        if run is None or before is None or run.status != RunStatus.RUNNING:
             return
         project = projects.get_project(tx, run.project_id)
         cadence_seconds = health.load_cadence(tx, run)

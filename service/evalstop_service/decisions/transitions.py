@@ -29,6 +29,7 @@ from evalstop_service.rules.decision_lifecycle import (
     StopOrdered,
     Timeouts,
 )
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import decisions, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
@@ -160,7 +161,7 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
     if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock_project(tx, run.project_id)
-    stops = run.verdict["verdict"] == "stop" and run.status == "running" and run.attempt == decision.attempt
+    stops = run.verdict["verdict"] == "stop" and run.status == RunStatus.RUNNING and run.attempt == decision.attempt
     return move_decision(tx, run, decision, GuardsChecked(now, guards.find_guards(tx, project, run, now), stops))
 
 

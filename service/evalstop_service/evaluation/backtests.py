@@ -29,10 +29,11 @@ from evalstop_detectors import (
 from evalstop_service.background import Chore, Pause
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
-from evalstop_service.rules.outcome import DecisionOutcome, RunOutcome, Turn, judge_decision
+from evalstop_service.rules.outcome import Turn, judge_decision
+from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import audit, backtests, observations, projects
-from evalstop_service.store.backtests import DONE, FAILED, WAITING, Backtest, PastRun
+from evalstop_service.store.backtests import Backtest, PastRun
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import queues
@@ -90,7 +91,7 @@ def request_backtest(
             project_id=project_id,
             document=policy_to_document(policy),
             most_runs=most_runs,
-            state=WAITING,
+            state=BacktestState.WAITING,
             total=0,
             done=0,
             findings=[],
@@ -138,7 +139,7 @@ def run_next_backtest(database: Database, clock: Clock, pause: Pause = lambda _:
         raise
     except Exception:
         log.exception("backtest %s failed", held.id)
-        _end(database, held, FAILED, clock)
+        _end(database, held, BacktestState.FAILED, clock)
     return True
 
 
@@ -162,7 +163,7 @@ def _some(database: Database, held: Backtest, policy: Policy, clock: Clock) -> B
             total=done if ended else max(total, done),
             done=done,
             findings=held.findings + findings,
-            state=DONE if ended else held.state,
+            state=BacktestState.DONE if ended else held.state,
             lease_until=None if ended else now + timedelta(seconds=LEASE_SECONDS),
             ended_at=now if ended else None,
         )
@@ -174,7 +175,7 @@ def _give_back(database: Database, held: Backtest) -> None:
         backtests.save_progress(tx, held, replace(held, lease_until=None))
 
 
-def _end(database: Database, held: Backtest, state: str, clock: Clock) -> None:
+def _end(database: Database, held: Backtest, state: BacktestState, clock: Clock) -> None:
     with database.transaction() as tx:
         now, _ = queues.read_clock(tx, clock())
         backtests.save_progress(tx, held, replace(held, state=state, lease_until=None, ended_at=now))

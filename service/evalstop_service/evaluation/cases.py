@@ -27,7 +27,8 @@ from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
 from evalstop_service.rules import decision_lifecycle, outcome
 from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPING, DecisionState
-from evalstop_service.rules.outcome import DecisionOutcome, RunAssessment, RunOutcome, Treatment, Turn
+from evalstop_service.rules.outcome import RunAssessment, Turn
+from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions, observations, outcomes, runs
 from evalstop_service.store.cases import Case
@@ -165,7 +166,7 @@ def _save_case(
 
 
 def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hours: _GpuHours) -> Case:
-    treatment = classify_treatment(DecisionState(decision.state))
+    treatment = classify_treatment(decision.state)
     right = case.outcome == DecisionOutcome.RIGHT
     prevented = treatment is Treatment.PREVENTED
     policy = policies.read(tx, decision.policy_id)

@@ -14,13 +14,14 @@ from uuid import UUID
 from evalstop_service.clock import rfc3339
 from evalstop_service.rules import confidence_sequences
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum
+from evalstop_service.rules.statuses import DecisionOutcome, Treatment
 from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import CaseCount, CaseFilter, Delay, Grouping, Key
 from evalstop_service.store.database import Transaction
 
-OUTCOMES = ("right", "wrong", "unknown")
-LET_RUN, STOPPED, PREVENTED, PASSED = "let_run", "stopped", "prevented", "passed"
-ROWS = (LET_RUN, STOPPED, PREVENTED, PASSED)
+OUTCOMES = tuple(DecisionOutcome)
+PASSED = "passed"
+ROWS = (Treatment.LET_RUN, Treatment.STOPPED, Treatment.PREVENTED, PASSED)
 """What was done about an attempt; `passed`: it was never flagged."""
 
 
@@ -103,16 +104,16 @@ class _Tally:
         self.unsaid += count.unsaid
         if count.stated_risk is not None:
             self.stated_risk = max(count.stated_risk, self.stated_risk or 0.0)
-        if row == LET_RUN:
+        if row == Treatment.LET_RUN:
             assert count.probability is not None, "what was let run was so with a probability"
             self.strata[count.probability][count.outcome] += count.cases
             self.hours["would_have_saved"] += count.gpu_hours_saved
             self.hours["would_have_lost"] += count.gpu_hours_lost
             # Each that was held out stands for so many others that were carried out.
             self.hours["lost"] += count.gpu_hours_lost * (1 - count.probability) / count.probability
-        elif row == STOPPED and count.outcome == "wrong":
+        elif row == Treatment.STOPPED and count.outcome == "wrong":
             self.hours["lost_as_told"] += count.gpu_hours_lost
-        elif row == STOPPED:
+        elif row == Treatment.STOPPED:
             self.hours["saved"] += count.gpu_hours_saved
 
     def flagged(self) -> list[Stratum]:
@@ -176,9 +177,9 @@ def name_key_parts(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:
     return dict(zip((name for one in by for name in _PARTS[one]), key, strict=True))
 
 
-def select_cell(wanted: CaseFilter, row: str, outcome: str) -> CaseFilter:
+def select_cell(wanted: CaseFilter, row: str, outcome: DecisionOutcome) -> CaseFilter:
     """What selects the cases behind one of the `counts` of a group."""
-    return replace(wanted, outcome=outcome, flagged=row != PASSED, treatment=row if row != PASSED else None)
+    return replace(wanted, outcome=outcome, flagged=row != PASSED, treatment=Treatment(row) if row != PASSED else None)
 
 
 def filter_to_query(wanted: CaseFilter) -> dict[str, str]:

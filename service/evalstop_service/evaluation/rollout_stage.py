@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import StrEnum
 from uuid import UUID
 
 from evalstop_service.background import Chore, Pause
@@ -26,6 +25,7 @@ from evalstop_service.evaluation.figures import estimate_to_json, load_figures
 from evalstop_service.rules.confidence_sequences import Estimate
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import audit, policies, projects, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter
 from evalstop_service.store.database import Database, Transaction
@@ -34,17 +34,7 @@ from evalstop_service.webhooks import events
 
 log = logging.getLogger(__name__)
 
-"""The event that tells of a move."""
-
 EVERY_SECONDS = 60.0
-
-
-class Stage(StrEnum):
-    """How far the stops of a policy are carried out: not at all, a share of them, all."""
-
-    SHADOW = "shadow"
-    CANARY = "canary"
-    ENFORCE = "enforce"
 
 
 @dataclass(frozen=True)

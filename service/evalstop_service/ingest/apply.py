@@ -22,7 +22,8 @@ from evalstop_service.ingest.run_cache import KEEP_EVERY, LATE_WEIGHT, SHARED_FO
 from evalstop_service.ingest.unit_of_work import Work
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.rules.liveness import FOUND_AGAIN, Liveness
+from evalstop_service.rules.liveness import FOUND_AGAIN
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles, watched_metrics
 from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.retention import refuse_if_pruned
@@ -196,7 +197,7 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
         live.told = verdict
     if rewritten:
         changes["rewritten_version"] = version
-    if before.status == Liveness.LOST:
+    if before.status == RunStatus.LOST:
         changes |= FOUND_AGAIN
     live.run = run = replace(before, version=version, updated_at=work.now, **changes)
     work.changed(live)
@@ -204,7 +205,7 @@ def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bo
         run_health.start_checks(work.tx, run.id, run.project_id, work.now, work.now)
         if run.attempt == before.attempt:
             cases.remove_case(work.tx, run)
-    if verdict.stops and run.status == "running":
+    if verdict.stops and run.status == RunStatus.RUNNING:
         if not live.decided:
             work.then(live, partial(announcements.decide, work, live, verdict))
         elif "best_checkpoint" in changes:

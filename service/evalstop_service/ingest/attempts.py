@@ -11,6 +11,7 @@ from evalstop_service.evaluation import cases
 from evalstop_service.ingest.run_cache import LiveRun
 from evalstop_service.ingest.unit_of_work import Work
 from evalstop_service.rules.decision_lifecycle import RunResumed
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import checkpoints, decisions, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import outbox
@@ -29,7 +30,7 @@ class Begun:
 def begin(work: Work, live: LiveRun, at: int) -> Begun | None:
     """Begin a new attempt at a step; None if it has begun there already. All that was observed has been written."""
     tx, run = work.tx, live.run
-    if run.status == "running" and runs.get_resumed_step(tx, run) == at and not _anything_since(tx, run):
+    if run.status == RunStatus.RUNNING and runs.get_resumed_step(tx, run) == at and not _anything_since(tx, run):
         return None
     _withdraw(tx, run, at, work.now)
     if run.ended_at is None:
@@ -41,7 +42,7 @@ def begin(work: Work, live: LiveRun, at: int) -> Begun | None:
     last_steps = observations.load_last_steps(tx, [run.id])[run.id]
     changes = {
         "attempt": attempt,
-        "status": "running",
+        "status": RunStatus.RUNNING,
         "ended_at": None,
         "turn": None,
         "last_step": max(last_steps.values(), default=None),

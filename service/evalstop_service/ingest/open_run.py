@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.evaluation import cases
 from evalstop_service.projects import policies
-from evalstop_service.rules.liveness import FOUND_AGAIN, Liveness
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.liveness import FOUND_AGAIN
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.retention import refuse_if_pruned
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
@@ -41,7 +43,7 @@ class OpenRequest:
     recognise: bool = False
     labels: dict[str, str] | None = None
     policy: str | None = None
-    mode: str | None = None
+    mode: Mode | None = None
     total_steps: int | None = None
 
 
@@ -106,16 +108,16 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
     """Take note that a run is there though it has nothing to tell; one that was lost goes on. Raises NotFound."""
     with database.transaction() as tx:
         run = runs.find_run(tx, project_id, run_id)
-        if run is not None and run.status == Liveness.LOST:
+        if run is not None and run.status == RunStatus.LOST:
             run = runs.lock_run(tx, project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
-        if run.status == Liveness.LOST:
+        if run.status == RunStatus.LOST:
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
             runs.save_run(tx, run)
             cases.remove_case(tx, run)
             run_health.start_checks(tx, run.id, project_id, now, now)
-        if run.status == "running":
+        if run.status == RunStatus.RUNNING:
             run_health.record_heartbeat(tx, run.id, project_id, now)
         return run
 
@@ -128,7 +130,7 @@ def _new(tx: Transaction, project: Project, request: OpenRequest, now: datetime)
         id=new_id(),
         project_id=project.id,
         name=request.name,
-        status="running",
+        status=RunStatus.RUNNING,
         attempt=1,
         metrics=unsaid if request.metrics is None else request.metrics,
         labels=request.labels or {},
@@ -170,7 +172,7 @@ def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Op
         labels=run.labels | (request.labels or {}),
         mode=request.mode or run.mode,
         total_steps=request.total_steps or run.total_steps,
-        status="running",
+        status=RunStatus.RUNNING,
         ended_at=None,
     )
     if request.policy is not None:
@@ -182,7 +184,7 @@ def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Op
     if (changed.policy_id, changed.total_steps) != (run.policy_id, run.total_steps):
         changed = replace(changed, rewritten_version=changed.version)  # the past is judged by other terms now
     runs.save_run(tx, changed)
-    if run.status != "running":
+    if run.status != RunStatus.RUNNING:
         cases.remove_case(tx, run)
         _look_after(tx, project, changed, now)
     return changed

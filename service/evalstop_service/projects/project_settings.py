@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.projects import policies
+from evalstop_service.rules import decision_lifecycle
 from evalstop_service.rules.fields import Body, Line, Mode, Name, Role, Whole
 from evalstop_service.rules.random_assignment import HELD_OUT_SHARE
 from evalstop_service.store import audit, projects
@@ -38,7 +39,7 @@ class NewProject(Body):
 
     name: Name = Field(examples=["alignment"])
     default_policy: Line = policies.DEFAULT_POLICY
-    default_mode: Mode = "shadow"
+    default_mode: Mode = decision_lifecycle.Mode.SHADOW
     veto_window_seconds: Grace = Field(0.0, description="how long a stop can be vetoed before it is sent")
     retention_days: Retention | None = Field(
         None, description="how long a run keeps its details after its end; null: forever"

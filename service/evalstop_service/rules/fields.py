@@ -7,6 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from evalstop_service.rules import decision_lifecycle
+from evalstop_service.rules.statuses import DecisionOutcome
+
 
 def check_text(text: str) -> str:
     """The text; raises ValueError when it holds characters that cannot be displayed or stored."""
@@ -24,7 +27,8 @@ Plain = AfterValidator(check_text)
 Name = Annotated[str, Field(min_length=1, max_length=256), Plain]
 Line = Annotated[str, Field(max_length=2000), Plain]
 Whole = Annotated[int, BeforeValidator(_integral)]
-Mode = Literal["shadow", "enforce"]
+Mode = Annotated[decision_lifecycle.Mode, Field(strict=False)]  # a word in JSON
+Outcome = Annotated[DecisionOutcome, Field(strict=False)]
 
 
 class Body(BaseModel):

@@ -19,6 +19,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
+from evalstop_service.rules.statuses import RunStatus
+
 FEWEST_PAUSES = 4
 """With fewer pauses between reports a run has no cadence."""
 
@@ -34,7 +36,7 @@ class Liveness(StrEnum):
     LOST = "lost"
 
 
-FOUND_AGAIN: dict[str, Any] = {"status": "running", "ended_at": None, "turn": None}
+FOUND_AGAIN: dict[str, Any] = {"status": RunStatus.RUNNING, "ended_at": None, "turn": None}
 """What changes when a lost run reports again."""
 
 

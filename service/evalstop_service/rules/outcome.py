@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
 from evalstop_detectors import Score
 from evalstop_detectors.checkpoint import noise
 from msgspec import Struct
+
+from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 
 FEWEST_IN_A_WINDOW = 3
 EVALS_A_WINDOW = 10
@@ -26,30 +27,6 @@ SIGNIFICANT = 3.0
 INSIGNIFICANT = 1.0
 _RISEN = 0.05
 """A share of the range of the means: a run that gained less has not risen, and its drop is compared with the range."""
-
-
-class RunOutcome(StrEnum):
-    """What became of the eval of an attempt."""
-
-    TURNED = "turned"
-    HEALTHY = "healthy"
-    UNDECIDED = "undecided"
-
-
-class DecisionOutcome(StrEnum):
-    """Whether a decision was right: to stop a run or, where there was none, to let it continue."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    UNKNOWN = "unknown"
-
-
-class Treatment(StrEnum):
-    """What was done about a stop: not carried out on purpose, carried out as far as possible, or prevented."""
-
-    LET_RUN = "let_run"
-    STOPPED = "stopped"
-    PREVENTED = "prevented"
 
 
 class Window(Struct, frozen=True):

@@ -11,6 +11,7 @@ from evalstop_detectors import MetricRole, Policy
 from evalstop_service.rules import liveness, metric_health
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import MetricFault, MetricReadings, RunProgress
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store import run_health, runs
 from evalstop_service.store.database import Transaction
@@ -26,8 +27,8 @@ def last_report_at(run: Run, record: RunHealth | None) -> datetime:
 
 def find_liveness(run: Run, record: RunHealth | None, stale_seconds: float, now: datetime) -> Liveness:
     """The liveness of a run now, by the cadence on record. Only the monitor declares a run lost."""
-    if run.status != "running":
-        return Liveness.LOST if run.status == Liveness.LOST else Liveness.ALIVE
+    if run.status != RunStatus.RUNNING:
+        return Liveness.LOST if run.status == RunStatus.LOST else Liveness.ALIVE
     silence = (now - last_report_at(run, record)).total_seconds()
     cadence_seconds = record.cadence_seconds if record is not None else None
     return liveness.assess_liveness(silence, None, stale_seconds, cadence_seconds)

@@ -13,11 +13,11 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.statuses import BacktestState, RunOutcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import attempts, backtests, cases, decisions, policies, runs
-
-WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Backtest:
     project_id: UUID
     document: dict[str, Any]
     most_runs: int
-    state: str
+    state: BacktestState
     total: int
     done: int
     findings: list[dict[str, Any]]
@@ -46,8 +46,8 @@ class PastRun:
     began_at_step: int
     decision_id: UUID | None
     decided_step: int | None
-    state: str | None
-    run_outcome: str | None
+    state: DecisionState | None
+    run_outcome: RunOutcome | None
     turn_step: int | None
     gpu_hours: float | None
 
@@ -94,15 +94,21 @@ def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Bac
     row = tx.execute(query.with_for_update(skip_locked=True)).mappings().one_or_none()
     if row is None:
         return None
-    taken = dict(row) | {"state": RUNNING, "lease_until": lease_until}
-    tx.execute(backtests.update().where(backtests.c.id == row["id"]).values(state=RUNNING, lease_until=lease_until))
+    taken = dict(row) | {"state": BacktestState.RUNNING, "lease_until": lease_until}
+    tx.execute(
+        backtests.update()
+        .where(backtests.c.id == row["id"])
+        .values(state=BacktestState.RUNNING, lease_until=lease_until)
+    )
     return Backtest(**taken)
 
 
 def save_progress(tx: Transaction, held: Backtest, changed: Backtest) -> bool:
     """Store how far it got; False when the lease by which it was held has gone to another, and nothing is stored."""
     query = backtests.update().where(
-        backtests.c.id == held.id, backtests.c.state == RUNNING, backtests.c.lease_until == held.lease_until
+        backtests.c.id == held.id,
+        backtests.c.state == BacktestState.RUNNING,
+        backtests.c.lease_until == held.lease_until,
     )
     return tx.execute(query.values(**vars(changed))).rowcount == 1
 
@@ -152,4 +158,4 @@ def _ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[A
     )
 
 
-_UNFINISHED = backtests.c.state.in_((WAITING, RUNNING))
+_UNFINISHED = backtests.c.state.in_((BacktestState.WAITING, BacktestState.RUNNING))

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.errors import Invalid
+from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.cases import Case
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import cases, policies, runs
@@ -48,9 +49,9 @@ class CaseFilter:
     since: datetime | None = None
     until: datetime | None = None
     flagged: bool | None = None
-    treatment: str | None = None
-    outcome: str | None = None
-    run_outcome: str | None = None
+    treatment: Treatment | None = None
+    outcome: DecisionOutcome | None = None
+    run_outcome: RunOutcome | None = None
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class CaseCount:
     """
 
     key: Key
-    treatment: str | None
+    treatment: Treatment | None
     probability: float | None
-    outcome: str
+    outcome: DecisionOutcome
     cases: int
     gpu_hours_saved: float = 0.0
     gpu_hours_lost: float = 0.0
@@ -160,7 +161,10 @@ def count_delays(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequ
     """The delays of all stops that were let run and right, of which the turn is known."""
     kinds = [*(_key(tx, one) for one in by), cases.c.delay_steps, cases.c.observed_probability]
     query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, by).where(
-        _FLAGGED, cases.c.treatment == "let_run", cases.c.outcome == "right", cases.c.delay_steps.is_not(None)
+        _FLAGGED,
+        cases.c.treatment == Treatment.LET_RUN,
+        cases.c.outcome == DecisionOutcome.RIGHT,
+        cases.c.delay_steps.is_not(None),
     )
     named = _names(tx, project_id, by)
     return [Delay(named(row), *row[len(by) :]) for row in tx.execute(query.group_by(*kinds))]

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import cases
 
@@ -27,16 +28,16 @@ class Case:
     policy_id: UUID
     job_kind: str | None
     gpus: float | None
-    run_outcome: str
+    run_outcome: RunOutcome
     derived: bool
     turn_step: int | None
     decision_id: UUID | None
-    treatment: str | None
+    treatment: Treatment | None
     observed_probability: float | None
     decided_step: int | None
     detectors: list[str] | None
     stated_risk: float | None
-    outcome: str
+    outcome: DecisionOutcome
     delay_steps: int | None
     gpu_hours: float | None
     gpu_hours_saved: float | None

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules import decision_transitions
 from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState, Lifecycle, Record, Timeouts, TimePassed
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
 
@@ -21,7 +22,7 @@ class DecisionChange:
     """One step in the life of a decision: the state it came to, when, through whom and why."""
 
     sequence: int
-    state: str
+    state: DecisionState
     actor: str
     reason: str
     details: dict[str, Any]
@@ -50,7 +51,7 @@ class Decision:
     run_id: UUID
     project_id: UUID
     attempt: int
-    state: str
+    state: DecisionState
     step: int
     verdict: dict[str, Any]
     best_checkpoint: dict[str, Any] | None
@@ -78,7 +79,7 @@ class Decision:
     @property
     def life(self) -> Lifecycle:
         """How it stands, as far as its row tells."""
-        return Lifecycle(DecisionState(self.state), self.due_at, self.deadline_at, self.escalations)
+        return Lifecycle(self.state, self.due_at, self.deadline_at, self.escalations)
 
 
 def add_decision(tx: Transaction, decision: Decision) -> None:
@@ -195,7 +196,7 @@ def count_issued_stops(
     that run no longer; that of the run and attempt `but_for` is left out."""
     never = ("shadow", "held_out", "on_hold", "vetoed", "moot")
     query = (
-        sa.select(sa.func.count(), sa.func.count().filter(runs.c.status != "running"))
+        sa.select(sa.func.count(), sa.func.count().filter(runs.c.status != RunStatus.RUNNING))
         .join(runs, runs.c.id == decisions.c.run_id)
         .where(
             decisions.c.project_id == project_id,
@@ -212,7 +213,7 @@ def list_decisions(
     tx: Transaction,
     project_id: UUID,
     *,
-    state: str | None = None,
+    state: DecisionState | None = None,
     run_id: UUID | None = None,
     before: UUID | None = None,
     limit: int = 50,

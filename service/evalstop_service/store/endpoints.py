@@ -12,6 +12,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.encryption import PREFIX, SETTING, Encryption, UnreadableSecret
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
@@ -192,7 +193,7 @@ def delete_endpoint(tx: Transaction, project_id: UUID, endpoint_id: UUID, *, now
         tx.execute(
             sa.update(deliveries)
             .where(waiting)
-            .values(state="cancelled", last_error="the endpoint was deleted", settled_at=now)
+            .values(state=DeliveryState.CANCELLED, last_error="the endpoint was deleted", settled_at=now)
         )
     return bool(gone)
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import outcomes
 
@@ -22,7 +23,7 @@ class Outcome:
     """
 
     sequence: int
-    outcome: str
+    outcome: DecisionOutcome
     turn_step: int | None
     derived: bool
     actor: str
@@ -36,7 +37,7 @@ def add_outcome(
     run_id: UUID,
     attempt: int,
     *,
-    outcome: str,
+    outcome: DecisionOutcome,
     turn_step: int | None,
     actor: str,
     note: str,

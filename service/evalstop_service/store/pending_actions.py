@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, run_health, runs
 
@@ -33,7 +34,7 @@ class WaitingStop:
     id: UUID
     run_id: UUID
     run_name: str
-    state: str
+    state: DecisionState
     step: int
     reason: str
     due_at: datetime
@@ -70,7 +71,9 @@ def list_waiting_stops(tx: Transaction, project_id: UUID, limit: int) -> Excerpt
         decisions.c.due_at,
         decisions.c.created_at,
     ).join(runs, (runs.c.id == decisions.c.run_id) & (runs.c.attempt == decisions.c.attempt))
-    query = query.where(runs.c.project_id == project_id, runs.c.status == "running", decisions.c.state.in_(WAITING))
+    query = query.where(
+        runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING, decisions.c.state.in_(WAITING)
+    )
     rows, count = _first(tx, query, decisions.c.id, limit)
     return Excerpt([WaitingStop(**row) for row in rows], count)
 
@@ -80,7 +83,9 @@ def list_suspect_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
     verdict = runs.c.verdict
     query = sa.select(
         runs.c.id, runs.c.name, verdict["reason"].as_string().label("why"), runs.c.updated_at.label("since")
-    ).where(runs.c.project_id == project_id, runs.c.status == "running", verdict["verdict"].as_string() == "suspect")
+    ).where(
+        runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING, verdict["verdict"].as_string() == "suspect"
+    )
     rows, count = _first(tx, query, runs.c.id, limit)
     return Excerpt([RunAlert(**row) for row in rows], count)
 
@@ -108,7 +113,9 @@ def _looked_after(project_id: UUID, why: Any, since: Any) -> sa.Select[Any]:
     query = sa.select(runs.c.id, runs.c.name, why.label("why"), since.label("since"))
     query = query.join_from(run_health, runs, runs.c.id == run_health.c.run_id)
     return query.where(
-        run_health.c.project_id == project_id, run_health.c.next_check_at.is_not(None), runs.c.status == "running"
+        run_health.c.project_id == project_id,
+        run_health.c.next_check_at.is_not(None),
+        runs.c.status == RunStatus.RUNNING,
     )
 
 

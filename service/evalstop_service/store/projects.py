@@ -8,6 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.tables import projects
 
@@ -27,7 +28,7 @@ class Project:
     id: UUID
     name: str
     default_policy: str
-    default_mode: str
+    default_mode: Mode
     veto_window_seconds: float
     created_at: datetime
     retention_days: int | None = None

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.statuses import Stage
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import policies, rollout_stages, runs
 
@@ -23,7 +24,7 @@ class RolloutStage:
 
     project_id: UUID
     policy_name: str
-    stage: str
+    stage: Stage
     required_precision: float
     canary_share: float
     since: datetime

@@ -37,7 +37,7 @@ class RunHealth:
 
     run_id: UUID
     project_id: UUID
-    state: str
+    state: Liveness
     next_check_at: datetime | None
     changed_at: datetime
     heartbeat_at: datetime | None = None

@@ -12,6 +12,8 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, contains_text, driver_connection, insert_if_new
 from evalstop_service.store.tables import attempts, decision_changes, moment_text, outcomes, policies, run_health, runs
 
@@ -27,14 +29,14 @@ class Run(msgspec.Struct, frozen=True):
     id: UUID
     project_id: UUID
     name: str
-    status: str
+    status: RunStatus
     attempt: int
     metrics: dict[str, dict[str, str]]
     labels: dict[str, str]
     policy_id: UUID
     policy_name: str
     policy_version: int
-    mode: str
+    mode: Mode
     total_steps: int | None
     last_step: int | None
     version: int
@@ -175,9 +177,9 @@ class RunFilter:
     """
 
     name: str | None = None
-    status: str | None = None
+    status: RunStatus | None = None
     verdict: str | None = None
-    mode: str | None = None
+    mode: Mode | None = None
     policy: str | None = None
     job_kind: str | None = None
     order: str = "newest"
@@ -212,7 +214,7 @@ def list_runs(
 
 def count_running_runs(tx: Transaction, project_id: UUID, most: int) -> int:
     """How many runs of a project have not ended, counted up to `most`."""
-    query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == "running").limit(most)
+    query = sa.select(runs.c.id).where(runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING).limit(most)
     return tx.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
 
 

@@ -19,6 +19,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import runs
 from evalstop_service.store.database import Database, Transaction, driver_connection
 from evalstop_service.store.tables import runs as run_rows
@@ -86,7 +87,7 @@ def catch_up_summaries(
 def list_running_runs(tx: Transaction, project_id: UUID, after: UUID, limit: int) -> list[tuple[UUID, int]]:
     """The next running runs of a project by id, each with its last step; -1 for one that has observed nothing."""
     query = sa.select(run_rows.c.id, sa.func.coalesce(run_rows.c.last_step, -1)).where(
-        run_rows.c.project_id == project_id, run_rows.c.status == "running", run_rows.c.id > after
+        run_rows.c.project_id == project_id, run_rows.c.status == RunStatus.RUNNING, run_rows.c.id > after
     )
     return [(run_id, last_step) for run_id, last_step in tx.execute(query.order_by(run_rows.c.id).limit(limit))]
 

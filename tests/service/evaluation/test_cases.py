@@ -12,6 +12,7 @@ from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import Resumed, Saved, open_run
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
@@ -130,7 +131,7 @@ def test_what_a_person_says_counts(shadow: Scene) -> None:
     def judge(outcome: str, turn_step: int | None) -> None:
         commands.record_decision_outcome(
             *(shadow.database, shadow.project_id, decision.id),
-            outcome=outcome,
+            outcome=DecisionOutcome(outcome),
             turn_step=turn_step,
             actor="dana",
             note="",

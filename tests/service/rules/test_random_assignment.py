@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from evalstop_service.rules import random_assignment
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import rollout_stages, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.rollout_stages import RolloutStage
@@ -106,7 +107,7 @@ def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
     unbound(database)
     hold_out(scene, 0.5)
     with database.transaction() as tx:
-        canary = RolloutStage(scene.project_id, "paper", "canary", 0.9, 0.4, LATER, {}, 1)
+        canary = RolloutStage(scene.project_id, "paper", Stage.CANARY, 0.9, 0.4, LATER, {}, 1)
         rollout_stages.save_stage(tx, canary)
     for _ in range(30):
         run = scene.open(uuid.uuid4().hex)

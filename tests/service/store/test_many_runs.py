@@ -12,6 +12,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from evalstop_service.ingest import Resumed
+from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.store import monitor_states, observations, runs, sparklines, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -310,7 +311,7 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
         assert seen == [run.name for run in whole]
     for wanted in (
         RunFilter(verdict="stop"),
-        RunFilter(mode="enforce"),
+        RunFilter(mode=Mode.ENFORCE),
         RunFilter(policy="gone"),
         RunFilter(job_kind="dpo"),
     ):

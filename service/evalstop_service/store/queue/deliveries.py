@@ -9,11 +9,10 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import deliveries, delivery_attempts, endpoints, events
-
-STATES = ("waiting", "delivered", "dead", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Delivery:
     decision_id: UUID | None
     endpoint_id: UUID
     url: str
-    state: str
+    state: DeliveryState
     attempts: int
     due_at: datetime
     last_error: str | None
@@ -66,7 +65,7 @@ def list_deliveries(
     tx: Transaction,
     project_id: UUID,
     *,
-    state: str | None = None,
+    state: DeliveryState | None = None,
     endpoint_id: UUID | None = None,
     run_id: UUID | None = None,
     before: UUID | None = None,
@@ -113,10 +112,10 @@ def retry_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID, now: da
         sa.update(deliveries)
         .where(
             deliveries.c.id == delivery_id,
-            deliveries.c.state == "dead",
+            deliveries.c.state == DeliveryState.DEAD,
             deliveries.c.endpoint_id.in_(present),
         )
-        .values(state="waiting", due_at=now, settled_at=None)
+        .values(state=DeliveryState.WAITING, due_at=now, settled_at=None)
     )
     done = tx.execute(revived).rowcount == 1
     if done:

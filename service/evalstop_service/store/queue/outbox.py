@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.rules.event_types import STOP_EVENTS, URGENT_EVENTS, EventType
+from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import endpoints, wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
@@ -74,7 +75,7 @@ def add_event(
                 "id": new_id(),
                 "event_id": event_id,
                 "endpoint_id": endpoint.id,
-                "state": "waiting",
+                "state": DeliveryState.WAITING,
                 "attempts": 0,
                 "due_at": now if at_once else due_at,
                 "urgent": type in URGENT_EVENTS,
@@ -109,7 +110,7 @@ def read_stop_reach(tx: Transaction, run_id: UUID, decision_id: UUID) -> StopRea
             deliveries.c.run_id == run_id,
             deliveries.c.event_id.in_(_stops(run_id, decision_id)),
             targets_of.c.format == "standard",
-            (deliveries.c.state != "cancelled") | (deliveries.c.attempts > 0),
+            (deliveries.c.state != DeliveryState.CANCELLED) | (deliveries.c.attempts > 0),
         )
     )
     count, attempts = tx.execute(query).one()
@@ -126,7 +127,10 @@ def _cancel(
     tx: Transaction, run_id: UUID, event_ids: sa.Select[Any], now: datetime, why: str, *wanted: sa.ColumnElement[bool]
 ) -> int:
     waiting = sa.select(deliveries.c.id).where(
-        deliveries.c.run_id == run_id, deliveries.c.event_id.in_(event_ids), deliveries.c.state == "waiting", *wanted
+        deliveries.c.run_id == run_id,
+        deliveries.c.event_id.in_(event_ids),
+        deliveries.c.state == DeliveryState.WAITING,
+        *wanted,
     )
     # Locked in the order of keys, as workers settle them: else the two can wait in a ring.
     found = list(tx.execute(waiting.order_by(deliveries.c.id).with_for_update()).scalars())
@@ -134,6 +138,6 @@ def _cancel(
         return 0
     return tx.execute(
         sa.update(deliveries)
-        .where(deliveries.c.run_id == run_id, deliveries.c.id.in_(found), deliveries.c.state == "waiting")
-        .values(state="cancelled", last_error=why, settled_at=now)
+        .where(deliveries.c.run_id == run_id, deliveries.c.id.in_(found), deliveries.c.state == DeliveryState.WAITING)
+        .values(state=DeliveryState.CANCELLED, last_error=why, settled_at=now)
     ).rowcount

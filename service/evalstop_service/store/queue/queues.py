@@ -18,6 +18,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Transaction, driver_connection
 from evalstop_service.store.tables import UtcTime, deliveries
@@ -118,7 +119,7 @@ _HASTEN = (
     .where(
         deliveries.c.run_id == sa.bindparam("of_run"),
         deliveries.c.id == sa.bindparam("of_id"),
-        deliveries.c.state == "waiting",
+        deliveries.c.state == DeliveryState.WAITING,
         deliveries.c.attempts == sa.bindparam("as_found"),
         deliveries.c.due_at == sa.bindparam("until"),
     )

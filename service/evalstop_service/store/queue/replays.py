@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState
 from evalstop_service.rules.event_types import URGENT_EVENTS, EventType
+from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.ids import new_id
@@ -81,7 +82,7 @@ def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetim
             "id": new_id(),
             "event_id": event.id,
             "endpoint_id": endpoint_id,
-            "state": "waiting",
+            "state": DeliveryState.WAITING,
             "attempts": 0,
             "due_at": now,
             "urgent": event.type in URGENT_EVENTS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
@@ -36,6 +37,23 @@ class UtcTime(sa.TypeDecorator[datetime]):
 def moment_text(moment: datetime) -> str:
     """A moment as SQLite holds it."""
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+class EnumText(sa.TypeDecorator[StrEnum]):
+    """A text that is one of the values of an enum."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def __init__(self, kind: type[StrEnum]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        return value
+
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> StrEnum | None:
+        return None if value is None else self.kind(value)
 
 
 class Real(sa.TypeDecorator[float]):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables.columns import UtcTime, metadata, of_run, own_id, part_of
+from evalstop_service.store.tables.columns import EnumText, UtcTime, metadata, of_run, own_id, part_of
 
 decisions = sa.Table(
     "decisions",
@@ -14,7 +16,7 @@ decisions = sa.Table(
     own_id(primary_key=True),
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("state", EnumText(DecisionState), nullable=False),
     sa.Column("step", sa.BigInteger, nullable=False),
     sa.Column("verdict", sa.JSON, nullable=False),
     sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
@@ -49,7 +51,7 @@ decision_changes = sa.Table(
     metadata,
     *part_of("decisions", "decision_id", primary_key=True),
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("state", EnumText(DecisionState), nullable=False),
     sa.Column("actor", sa.Text, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("details", sa.JSON, nullable=False),
@@ -63,7 +65,7 @@ outcomes = sa.Table(
     of_run(),
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("outcome", EnumText(DecisionOutcome), nullable=False),
     sa.Column("turn_step", sa.BigInteger),
     sa.Column("derived", sa.Boolean, nullable=False),  # from later evals; else a person said so
     sa.Column("actor", sa.Text, nullable=False),
@@ -83,16 +85,16 @@ cases = sa.Table(
     sa.Column("policy_id", sa.Uuid, nullable=False),
     sa.Column("job_kind", sa.Text),
     sa.Column("gpus", sa.Double),
-    sa.Column("run_outcome", sa.Text, nullable=False),  # turned, healthy, undecided
+    sa.Column("run_outcome", EnumText(RunOutcome), nullable=False),
     sa.Column("derived", sa.Boolean, nullable=False),
     sa.Column("turn_step", sa.BigInteger),
     sa.Column("decision_id", sa.Uuid),  # NULL: never flagged, as is all that follows of the decision
-    sa.Column("treatment", sa.Text),  # let_run (shadow, held out), stopped, prevented (vetoed, moot, on_hold, undone)
+    sa.Column("treatment", EnumText(Treatment)),
     sa.Column("observed_probability", sa.Double),
     sa.Column("decided_step", sa.BigInteger),
     sa.Column("detectors", sa.JSON(none_as_null=True)),  # those that called for the stop
     sa.Column("stated_risk", sa.Double),  # the share of healthy runs that the policy says it stops
-    sa.Column("outcome", sa.Text, nullable=False),  # right, wrong, unknown
+    sa.Column("outcome", EnumText(DecisionOutcome), nullable=False),
     sa.Column("delay_steps", sa.BigInteger),  # from the turn to the decision
     sa.Column("gpu_hours", sa.Double),  # of the whole attempt; NULL: nobody said how many GPUs it has
     sa.Column("gpu_hours_saved", sa.Double),  # by a stop, estimated by its pace; of one that was let run, measured
@@ -127,7 +129,7 @@ backtests = sa.Table(
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
     sa.Column("document", sa.JSON, nullable=False),
     sa.Column("most_runs", sa.Integer, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),  # waiting, running, done, failed
+    sa.Column("state", EnumText(BacktestState), nullable=False),
     sa.Column("total", sa.Integer, nullable=False, server_default="0"),
     sa.Column("done", sa.Integer, nullable=False, server_default="0"),
     sa.Column("findings", sa.JSON, nullable=False),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from evalstop_service.store.tables.columns import UtcTime, metadata, own_id
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.statuses import Stage
+from evalstop_service.store.tables.columns import EnumText, UtcTime, metadata, own_id
 
 projects = sa.Table(
     "projects",
@@ -12,7 +14,7 @@ projects = sa.Table(
     own_id(primary_key=True),
     sa.Column("name", sa.Text, nullable=False, unique=True),
     sa.Column("default_policy", sa.Text, nullable=False),
-    sa.Column("default_mode", sa.Text, nullable=False),
+    sa.Column("default_mode", EnumText(Mode), nullable=False),
     sa.Column("veto_window_seconds", sa.Double, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("retention_days", sa.Integer),  # NULL: the details of its runs are kept for ever
@@ -74,7 +76,7 @@ rollout_stages = sa.Table(
     metadata,
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), primary_key=True),
     sa.Column("policy_name", sa.Text, primary_key=True),
-    sa.Column("stage", sa.Text, nullable=False),  # shadow, canary, enforce
+    sa.Column("stage", EnumText(Stage), nullable=False),
     sa.Column("required_precision", sa.Double, nullable=False),  # the lower bound has to pass it
     sa.Column("canary_share", sa.Double, nullable=False),  # of its stops, while it is a canary
     sa.Column("since", UtcTime, nullable=False),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from evalstop_service.store.tables.columns import Real, UtcTime, metadata, of_run, own_id
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store.tables.columns import EnumText, Real, UtcTime, metadata, of_run, own_id
 
 runs = sa.Table(
     "runs",
@@ -12,12 +15,12 @@ runs = sa.Table(
     own_id(primary_key=True),
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
     sa.Column("name", sa.Text, nullable=False),
-    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("status", EnumText(RunStatus), nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("metrics", sa.JSON, nullable=False),
     sa.Column("labels", sa.JSON, nullable=False),
     sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
-    sa.Column("mode", sa.Text, nullable=False),
+    sa.Column("mode", EnumText(Mode), nullable=False),
     sa.Column("total_steps", sa.BigInteger),
     sa.Column("last_step", sa.BigInteger),
     sa.Column("version", sa.Integer, nullable=False),  # counts the changes of the row
@@ -124,7 +127,7 @@ run_health = sa.Table(
     metadata,
     sa.Column("run_id", sa.Uuid, primary_key=True),
     sa.Column("project_id", sa.Uuid, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("state", EnumText(Liveness), nullable=False),
     sa.Column("next_check_at", UtcTime),  # NULL: the run has ended
     sa.Column("heartbeat_at", UtcTime),
     sa.Column("cadence_seconds", sa.Double),  # learnt: between two posts

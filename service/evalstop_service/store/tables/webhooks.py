@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from evalstop_service.store.tables.columns import UtcTime, metadata, of_run, own_id, part_of
+from evalstop_service.rules.statuses import DeliveryState
+from evalstop_service.store.tables.columns import EnumText, UtcTime, metadata, of_run, own_id, part_of
 
 endpoints = sa.Table(
     "endpoints",
@@ -43,7 +44,7 @@ deliveries = sa.Table(
     *part_of("events", "event_id", nullable=False),
     own_id(primary_key=True),
     sa.Column("endpoint_id", sa.Uuid, sa.ForeignKey("endpoints.id"), nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("state", EnumText(DeliveryState), nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("due_at", UtcTime, nullable=False),  # while a worker holds it: the end of its lease
     sa.Column("urgent", sa.Boolean, nullable=False, server_default=sa.false()),  # overtakes what is not, of its run

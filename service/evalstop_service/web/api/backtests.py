@@ -11,6 +11,7 @@ from pydantic import Field
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
+from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.web.api.examples.policies import POLICY_DOCUMENT
@@ -43,12 +44,12 @@ class BacktestRunOut(Answer):
     decision_id: UUID | None
     decided_step: int | None
     state: str | None = Field(description="of the decision on record")
-    run_outcome: Literal["turned", "healthy", "undecided"] | None
+    run_outcome: RunOutcome | None
     turn_step: int | None
     verdict: Literal["continue", "suspect", "stop"]
     step: int | None = Field(description="at which the backtested policy would have stopped the run; null: never")
     reason: str
-    outcome: Literal["right", "wrong", "unknown"] = Field(description="of what it would have done")
+    outcome: DecisionOutcome = Field(description="of what it would have done")
     hours_after: float | None = Field(description="GPU-hours that the run spent after `step`; null: not known")
     error: str | None = Field(description="why the run could not be replayed")
 
@@ -75,7 +76,7 @@ class BacktestOut(Answer):
     """A backtest and how far it got; without `summary` and `findings` in a list."""
 
     id: UUID
-    state: Literal["waiting", "running", "done", "failed"]
+    state: BacktestState
     document: dict[str, Any] = Field(examples=[POLICY_DOCUMENT])
     most_runs: int
     total: int = Field(description="runs to be replayed; 0 until it has begun")

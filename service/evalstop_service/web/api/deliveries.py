@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from evalstop_service.errors import NotFound
+from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery
@@ -20,8 +21,6 @@ from evalstop_service.webhooks import resend
 from evalstop_service.webhooks.channels import render_body
 
 router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRoute)
-
-State = Literal["waiting", "delivered", "dead", "cancelled"]
 
 
 class AttemptOut(Answer):
@@ -46,7 +45,7 @@ class DeliveryOut(Answer):
     decision_id: UUID | None
     endpoint_id: UUID
     url: str
-    state: State
+    state: DeliveryState
     attempts: int
     due_at: Time
     last_error: str | None
@@ -80,7 +79,7 @@ class DeliveryPage(Page):
 def list_deliveries(
     caller: Read,
     database: Db,
-    state: State | None = None,
+    state: DeliveryState | None = None,
     endpoint_id: UUID | None = None,
     run_id: UUID | None = None,
     cursor: UUID | None = None,

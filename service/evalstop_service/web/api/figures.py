@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import figures
 from evalstop_service.evaluation.figures import GroupFigures
 from evalstop_service.rules.confidence_sequences import ALPHA, Estimate
+from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import CaseFilter, Grouping
 from evalstop_service.web.api.reading.json_body import JsonRoute
@@ -24,10 +25,6 @@ from evalstop_service.web.context import Db, Read
 router = APIRouter(tags=["precision"], route_class=JsonRoute)
 
 MOST_GROUPINGS = 2
-
-Outcome = Literal["right", "wrong", "unknown"]
-Treatment = Literal["let_run", "stopped", "prevented"]
-Truth = Literal["turned", "healthy", "undecided"]
 
 
 class BoundsOut(Answer):
@@ -171,8 +168,8 @@ def list_cases(
     chosen: Chosen,
     flagged: bool | None = None,
     treatment: Treatment | None = None,
-    outcome: Outcome | None = None,
-    run_outcome: Truth | None = None,
+    outcome: DecisionOutcome | None = None,
+    run_outcome: RunOutcome | None = None,
     cursor: Name | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> CasePage:

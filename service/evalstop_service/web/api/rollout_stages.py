@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 from pydantic import Field
@@ -10,6 +10,7 @@ from pydantic import Field
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.projects import policies
+from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import audit, rollout_stages
 from evalstop_service.store.database import Transaction
 from evalstop_service.web.api.reading.json_body import JsonRoute
@@ -33,7 +34,7 @@ class RolloutStageOut(Answer):
 
     policy_name: str
     version: int = Field(description="that has shown it; any other version is in shadow")
-    stage: Literal["shadow", "canary", "enforce"]
+    stage: Stage
     required_precision: float
     canary_share: float
     since: Time

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
 from evalstop_service.store import cases, decisions, outcomes, projects, run_health
@@ -44,7 +45,7 @@ class ChangeOut(Answer):
 class OutcomeOut(Answer):
     """What turned out to be true of a decision, and who said so."""
 
-    outcome: Literal["right", "wrong", "unknown"]
+    outcome: DecisionOutcome
     turn_step: int | None
     derived: bool = Field(description="from later evals; else a person said so")
     actor: str
@@ -56,13 +57,13 @@ class OutcomeOut(Answer):
 class CaseOut(Answer):
     """An attempt that has ended, as it is counted."""
 
-    run_outcome: Literal["turned", "healthy", "undecided"]
+    run_outcome: RunOutcome
     derived: bool = Field(description="from its evals; else a person said so")
     turn_step: int | None
-    outcome: Literal["right", "wrong", "unknown"] = Field(
+    outcome: DecisionOutcome = Field(
         description="of the decision to stop it or, where there was none, of letting it go on"
     )
-    treatment: Literal["let_run", "stopped", "prevented"] | None = Field(
+    treatment: Treatment | None = Field(
         description="of the stop: deliberately not carried out, carried out, or kept from it; null: there was none"
     )
     observed_probability: float | None = Field(description="with which it was let run after the decision")
@@ -122,7 +123,7 @@ class DeadOut(Answer):
 class PulseOut(Answer):
     """Whether anything is heard of a run."""
 
-    state: Literal["alive", "stale", "lost"]
+    state: Liveness
     heard_at: Time = Field(description="the last post or heartbeat")
     cadence_seconds: float | None = Field(description="the longest usual pause between two posts, once it is known")
     dead: list[DeadOut] = Field(description="of the metrics that may stop the run, as of the last look at it")
@@ -146,7 +147,7 @@ class RunOut(Answer):
 
     id: UUID
     name: str
-    status: Literal["running", "completed", "failed", "stopped", "lost"]
+    status: RunStatus
     attempt: int
     created_at: Time
     updated_at: Time

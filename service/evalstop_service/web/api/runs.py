@@ -13,6 +13,7 @@ from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
 from evalstop_service.ingest import Arrival, Resumed
 from evalstop_service.ingest import open_run as opening
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import runs, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run, RunFilter
@@ -145,7 +146,7 @@ def list_runs(
     database: Db,
     now: Now,
     name: Annotated[str | None, Query(max_length=256, description="part of the name"), Plain] = None,
-    status: Literal["running", "completed", "failed", "stopped", "lost"] | None = None,
+    status: RunStatus | None = None,
     cursor: UUID | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> RunPage:

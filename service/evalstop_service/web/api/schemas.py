@@ -25,6 +25,7 @@ from evalstop_service.rules.fields import Body as Body
 from evalstop_service.rules.fields import Line as Line
 from evalstop_service.rules.fields import Mode as Mode
 from evalstop_service.rules.fields import Name as Name
+from evalstop_service.rules.fields import Outcome as Outcome
 from evalstop_service.rules.fields import Plain as Plain
 from evalstop_service.rules.fields import Role as Role
 from evalstop_service.rules.fields import Whole as Whole
@@ -151,7 +152,7 @@ class WordIn(Body):
 class OutcomeIn(Body):
     """What turned out to be true of what was decided: to stop a run, or to let it go on."""
 
-    outcome: Literal["right", "wrong", "unknown"]
+    outcome: Outcome
     turn_step: Step | None = None
     actor: Name | None = Field(None, description="by default the name of the key")
     note: Line = ""

@@ -18,6 +18,7 @@ from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.evaluation import figures
 from evalstop_service.evaluation.figures import GroupFigures, regroup
 from evalstop_service.rules.confidence_sequences import Estimate
+from evalstop_service.rules.statuses import DecisionOutcome, Treatment
 from evalstop_service.store import case_counts, policies, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
 from evalstop_service.web.dashboard import forms
@@ -140,8 +141,8 @@ class CaseFilters:
         since: Moment | None = None,
         until: Moment | None = None,
         flagged: bool | None = None,
-        treatment: Literal["", "let_run", "stopped", "prevented"] = "",
-        outcome: Literal["", "right", "wrong", "unknown"] = "",
+        treatment: Literal[""] | Treatment = "",
+        outcome: Literal[""] | DecisionOutcome = "",
     ) -> None:
         self.wanted = CaseFilter(
             forms.remove_control_characters(policy) or None,
@@ -184,13 +185,13 @@ def _cases_link(
     group: GroupFigures,
     by: tuple[Grouping, ...],
     row: str | None = None,
-    outcome: str | None = None,
+    outcome: DecisionOutcome | None = None,
 ) -> str:
     own = figures.select_group(wanted, by, group.key)
     if row is not None and outcome is not None:
         own = figures.select_cell(own, row, outcome)
     elif row is not None:
-        own = replace(own, treatment=row)
+        own = replace(own, treatment=Treatment(row))
     return f"/cases?{urlencode(figures.filter_to_query(own))}"
 
 

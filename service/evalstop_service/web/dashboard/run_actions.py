@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Form, Response
 
 from evalstop_service.decisions import commands
+from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.web.dashboard import forms
@@ -23,7 +24,7 @@ Note = Annotated[str, Form()]
 Next = Annotated[str, Form(alias="next")]
 """The page to return to; by default the run's."""
 
-Outcome = Annotated[Literal["right", "wrong", "unknown"], Form()]
+Outcome = Annotated[DecisionOutcome, Form()]
 
 
 @router.post("/decisions/{decision_id}/veto")

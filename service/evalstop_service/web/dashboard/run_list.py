@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import NotFound
+from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, watched_metrics
 from evalstop_service.store import decisions, policies, run_health, runs, sparklines
 from evalstop_service.store.database import Transaction
@@ -29,7 +31,7 @@ from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 router = APIRouter(route_class=PageRoute)
 
 PAGE = 50
-STATUSES = ("running", "stopped", "completed", "failed", "lost")
+STATUSES = tuple(RunStatus)
 
 _SNIPPET = """\
 from evalstop_client import Run
@@ -62,10 +64,10 @@ class Filters(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     name: str = ""
-    status: Literal["", "running", "stopped", "completed", "failed", "lost"] = ""
+    status: Literal[""] | RunStatus = ""
     verdict: Literal["", "continue", "suspect", "stop"] = ""
     policy: Annotated[str, Field(max_length=100)] = ""
-    mode: Literal["", "shadow", "enforce"] = ""
+    mode: Literal[""] | Mode = ""
     job_kind: Annotated[str, Field(max_length=256)] = ""
     order: Literal["", "updated", "step"] = ""
     cursor: UUID | Literal[""] = ""

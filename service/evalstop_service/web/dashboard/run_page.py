@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, metric_roles
 from evalstop_service.store import decisions, observations, outcomes, run_health, runs, series, verdicts
 from evalstop_service.store.decisions import Decision
@@ -52,7 +53,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         revision=revision,
         decision=current,
         health=health.find_liveness(run, stored, visitor.project.stale_seconds, site.clock()),
-        dead=stored.dead if stored and run.status == "running" else [],
+        dead=stored.dead if stored and run.status == RunStatus.RUNNING else [],
         decisions=on_record,
         histories=histories,
         outcomes=judged,
@@ -131,7 +132,8 @@ def _allowed_actions(run: Run, decision: Decision | None, now: datetime) -> dict
         "veto": state is DecisionState.ON_HOLD or (state is DecisionState.PENDING and not is_stopping),
         "release": state is DecisionState.ON_HOLD,
         "undo": is_stopping,
-        "stop": run.status in ("running", "lost") and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
+        "stop": run.status in (RunStatus.RUNNING, RunStatus.LOST)
+        and (state is None or DecisionState.REQUESTED in NEXT_STATES[state]),
         "label": run.last_step is not None,
     }
 

@@ -13,6 +13,7 @@ from fastapi.responses import RedirectResponse
 from evalstop_service.clock import in_utc
 from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.rules.event_types import SUBSCRIBABLE
+from evalstop_service.rules.statuses import DeliveryState
 from evalstop_service.security.address_policy import AddressRefused
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
@@ -29,7 +30,7 @@ router = APIRouter(prefix="/webhooks", route_class=PageRoute)
 
 PAGE = 30
 
-State = Literal["", "waiting", "delivered", "dead", "cancelled"]
+State = Literal[""] | DeliveryState
 
 _PATH = "/webhooks"
 
@@ -201,7 +202,7 @@ def _render_webhooks(
     site: Site,
     visitor: Visitor,
     *,
-    state: str = "",
+    state: State = "",
     endpoint: UUID | None = None,
     cursor: UUID | None = None,
     status: int = 200,

@@ -10,6 +10,8 @@ from uuid import UUID
 
 from evalstop_service.errors import NotFound
 from evalstop_service.ingest import Arrival, Contradiction, Points, Receipt
+from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.runs import Run
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -61,14 +63,14 @@ def a_run(run_id: UUID) -> Run:
         id=run_id,
         project_id=run_id,
         name="r",
-        status="running",
+        status=RunStatus.RUNNING,
         attempt=1,
         metrics={},
         labels={},
         policy_id=run_id,
         policy_name="p",
         policy_version=1,
-        mode="shadow",
+        mode=Mode.SHADOW,
         total_steps=None,
         last_step=None,
         version=1,

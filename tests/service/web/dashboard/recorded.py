@@ -14,7 +14,7 @@ from evalstop_detectors import policy_from_document, policy_to_document
 from evalstop_service.decisions import commands
 from evalstop_service.ingest import Points, Receipt, Saved
 from evalstop_service.ingest import open_run as opening
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Mode
 from evalstop_service.store import keys, policies, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
@@ -84,7 +84,7 @@ def add_tenant(
 ) -> Tenant:
     """A new project, which may have all its runs stopped, and a key to it."""
     project = Project(
-        new_id(), name, LEVEL["name"], "shadow", veto_window_seconds, now, stops_per_hour=None, stops_share=None
+        new_id(), name, LEVEL["name"], Mode.SHADOW, veto_window_seconds, now, stops_per_hour=None, stops_share=None
     )
     with database.transaction() as tx:
         assert projects.add_project(tx, project)

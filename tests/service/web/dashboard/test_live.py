@@ -16,6 +16,7 @@ import httpx
 import pytest
 from evalstop_service.decisions import commands
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from evalstop_service.web.dashboard.cookies import SESSION
@@ -66,7 +67,14 @@ def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant
         project = tenant.project.id
         changes: list[Callable[[], object]] = [
             lambda: commands.record_decision_outcome(
-                database, project, decision, outcome="right", turn_step=None, actor="ada", note="", now=now
+                database,
+                project,
+                decision,
+                outcome=DecisionOutcome.RIGHT,
+                turn_step=None,
+                actor="ada",
+                note="",
+                now=now,
             ),
             lambda: commands.record_report(
                 database, project, decision, commands.Report(DecisionState.FAILED, "receiver", "no", {}), now

@@ -14,7 +14,7 @@ import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.ingest import Points, Receipt, Resumed, Saved
 from evalstop_service.ingest import open_run as opening
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Mode
 from evalstop_service.store import decisions, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -102,7 +102,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     shadow = open_run(database, patient, now, "shadow", mode="shadow")
     report(database, patient, shadow.id, HACKING[:29], now)
     assert "Would have been stopped at step 280" in seen(visitor, f"/runs/{shadow.id}")
-    run = open_run(database, patient, now, "pending", mode="enforce")
+    run = open_run(database, patient, now, "pending", mode=Mode.ENFORCE)
     receipt = report(database, patient, run.id, HACKING[:29], now)
     assert "unless vetoed before" in seen(visitor, f"/runs/{run.id}")
     assert receipt.decision is not None
@@ -112,14 +112,14 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     assert "a known dip" in html
     with database.transaction() as tx:
         projects.update_project(tx, replace(patient.project, paused_at=now, paused_by="<ada>"))
-    held = open_run(database, patient, now, "held", mode="enforce")
+    held = open_run(database, patient, now, "held", mode=Mode.ENFORCE)
     receipt = report(database, patient, held.id, HACKING[:29], now)
     html = seen(visitor, f"/runs/{held.id}")
     assert "The stop at step 280 is on hold" in html
     assert "the project was paused by &lt;ada&gt;" in html
     with database.transaction() as tx:
         projects.update_project(tx, patient.project)
-    late = open_run(database, patient, now, "late", mode="enforce")
+    late = open_run(database, patient, now, "late", mode=Mode.ENFORCE)
     report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
     assert "No scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
     (decision,) = decided(database, patient, late.id)
@@ -132,7 +132,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     assert "was repeated" in seen(visitor, f"/runs/{late.id}")
     commands.undo_decision(database, patient.project.id, decision.id, "ada", "broken eval", now)
     assert "was undone" in seen(visitor, f"/runs/{late.id}")
-    ended = open_run(database, patient, now, "ended", mode="enforce")
+    ended = open_run(database, patient, now, "ended", mode=Mode.ENFORCE)
     report(database, patient, ended.id, HACKING[:29], now)
     commands.finish_run(database, patient.project.id, ended.id, "completed", now)
     assert "is moot" in seen(visitor, f"/runs/{ended.id}")
@@ -258,7 +258,7 @@ def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tena
     """Names, labels, metrics, addresses and actors of any sort are shown as they are, and nothing of them runs."""
     for name in HOSTILE:
         metrics = {name: {"role": "eval", "direction": "maximize"}}
-        request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode="enforce")
+        request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode=Mode.ENFORCE)
         run, _ = opening.open_run(database, tenant.project.id, request, now)
         points = [Point(name, step, float(-step), 0.1) for step in range(10)]
         take(database, tenant.project.id, run.id, Saved(0, f"file:///{name}"), now)
@@ -334,7 +334,7 @@ def test_superseded_observations_are_left_out(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
     """After a resume the chart shows what counts; the decision of the earlier attempt stays on the page."""
-    run = open_run(database, tenant, now, "resumed", mode="enforce")
+    run = open_run(database, tenant, now, "resumed", mode=Mode.ENFORCE)
     receipt = report(database, tenant, run.id, HACKING[:29], now)
     assert receipt.decision is not None
     take(database, tenant.project.id, run.id, Resumed(100), now)
