@@ -24,6 +24,7 @@ from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.detectors.river_drift import RiverDrift
+from evalstop_detectors.policy.calibration import default_thresholds
 from hypothesis import strategies as st
 
 AnyDetector = Detector[Any]
@@ -185,12 +186,12 @@ def reachable(weights: Sequence[float]) -> st.SearchStrategy[float]:
 def thresholds(draw: st.DrawFn, detector: AnyDetector) -> Thresholds:
     """Those that the parameters imply, or a policy's own."""
     own = st.none() | st.sampled_from([0.5, 1.0, 2.0, 7.5])
-    return draw(st.just(detector.thresholds) | st.builds(Thresholds, suspect_at=own, stop_at=own))
+    return draw(st.just(default_thresholds(detector)) | st.builds(Thresholds, suspect_at=own, stop_at=own))
 
 
 def alone(detector: AnyDetector) -> Policy:
     """A policy of this one detector that it may stop by itself."""
-    return Policy("alone", (Member(detector, detector.thresholds),), eval_required=False)
+    return Policy("alone", (Member(detector, default_thresholds(detector)),), eval_required=False)
 
 
 def eval_series(scores: Sequence[float], start: int = 0) -> list[Observation]:

@@ -12,6 +12,7 @@ import pytest
 from evalstop_detectors import Evidence, MetricRole, Observation
 from evalstop_detectors.checkpoint.noise import NoiseState, advance, estimate
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop, PlateauDropState
+from evalstop_detectors.policy.calibration import default_thresholds
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -20,8 +21,8 @@ from tests.detectors.plateau_drop_slowly import slowly
 from tests.detectors.strategies import eval_series
 
 Floats = NDArray[np.float64]
-STOP_AT = PlateauDrop().thresholds.stop_at or math.nan
-SUSPECT_AT = PlateauDrop().thresholds.suspect_at or math.nan
+STOP_AT = default_thresholds(PlateauDrop()).stop_at or math.nan
+SUSPECT_AT = default_thresholds(PlateauDrop()).suspect_at or math.nan
 LENGTHS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 

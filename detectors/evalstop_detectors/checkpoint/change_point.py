@@ -1,4 +1,4 @@
-"""Where the eval score turned, told with hindsight from a whole run; needs the extra `retrospective` (ruptures and
+"""Where the eval score turned, found in hindsight from a whole run; needs the extra `change-point` (ruptures and
 numpy).
 
 Source      PELT (Killick, Fearnhead & Eckley 2012) with the cost of a continuous piecewise-linear line, by `ruptures`

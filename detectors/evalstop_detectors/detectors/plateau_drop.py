@@ -38,7 +38,6 @@ from typing import Annotated, ClassVar, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from evalstop_detectors.calibration import CALIBRATIONS
 from evalstop_detectors.checkpoint.noise import Noise, NoiseState, advance, clipped, estimate
 from evalstop_detectors.detectors.detector import Changes, Evidence, Kind, Thresholds
 from evalstop_detectors.observation import RANK, Column, Columns, MetricRole, Observation
@@ -61,13 +60,6 @@ SOONEST = 6
 LARGEST_SIGMAS = 1e9
 
 
-# What stops these shares of healthy runs with the parameters as they are by default, and is taken with others, too.
-_CALIBRATED: dict[float, float] = {
-    level["rate"]: level["threshold"]
-    for item in CALIBRATIONS
-    if item["detector"] == "plateau_drop" and item["params"] == {"sigmas": 1.5, "use_proxy": True}
-    for level in item["thresholds"]
-}
 _UNKNOWN = Noise(0.0, 1.0)
 _NO_VALUES = Column((), ())
 UNMOVED = Evidence(Kind.STATISTIC, 0.0, None, "the eval score has not moved yet")
@@ -125,7 +117,7 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=_CALIBRATED.get(0.05), stop_at=_CALIBRATED.get(0.01))
+        return Thresholds(suspect_at=None, stop_at=None)  # calibrated ones come with the policy
 
     def start(self) -> PlateauDropState:
         return PlateauDropState()

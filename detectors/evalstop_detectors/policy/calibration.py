@@ -13,12 +13,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from evalstop_detectors.calibration import CALIBRATIONS
-from evalstop_detectors.detectors.detector import Detector
+from evalstop_detectors.detectors.detector import Detector, Thresholds
 from evalstop_detectors.detectors.e_process import EProcess
+from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.errors import InvalidPolicy
 from evalstop_detectors.policy.catalog import DETECTORS, unknown
 from evalstop_detectors.policy.policy import Member, Policy
+from evalstop_detectors.policy.shipped_calibrations import CALIBRATIONS
+
+_CALIBRATED = PlateauDrop(sigmas=1.5, use_proxy=True)
 
 Share = Annotated[float, Meta(gt=0, lt=1)]
 
@@ -73,6 +76,18 @@ def threshold(detector: Detector[Any], risk: float, own: Sequence[Calibration]) 
                 f"no threshold of {detector.name} is strict enough for a risk of {risk:g}; take a larger risk, or null"
             )
     raise InvalidPolicy(_unknown(detector, risk, [*own, *SHIPPED]))
+
+
+def default_thresholds(detector: Detector[Any]) -> Thresholds:
+    """The thresholds of a member whose policy sets none: those that the detector implies, or calibrated ones.
+
+    plateau_drop implies none. It takes what 5 % and 1 % of healthy runs reach with its default parameters, whatever its
+    own are.
+    """
+    if not isinstance(detector, PlateauDrop):
+        return detector.thresholds
+    calibrated = {level.rate: level.threshold for item in SHIPPED if _same(item, _CALIBRATED) for level in item.levels}
+    return Thresholds(calibrated.get(0.05), calibrated.get(0.01))
 
 
 def stated(policy: Policy) -> float | None:

@@ -14,11 +14,18 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from evalstop_detectors.detectors.detector import CountOrZero, Detector, Evidence, Thresholds
 from evalstop_detectors.errors import InvalidPolicy, StaleState
-from evalstop_detectors.policy.allowed import allowed_at
+from evalstop_detectors.policy.allowed_values import allowed_at
+from evalstop_detectors.policy.calibration import (
+    Calibration,
+    CalibrationDocument,
+    Risk,
+    calibration,
+    default_thresholds,
+    threshold,
+)
 from evalstop_detectors.policy.catalog import DETECTORS, unknown
 from evalstop_detectors.policy.monitor import MonitorState
 from evalstop_detectors.policy.policy import GuardKind, Member, Policy, Verdict, member_ids
-from evalstop_detectors.policy.risk import Calibration, CalibrationDocument, Risk, calibration, threshold
 
 STATE_VERSION = 1
 
@@ -220,7 +227,7 @@ def _member(item: _MemberDocument, where: Path, weight: float, own: Sequence[Cal
         detector = msgspec.convert(item.params, detector_type)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise _refusal(error, (*where, "params"), detector_type) from error
-    implied = detector.thresholds
+    implied = default_thresholds(detector)
     return Member(
         detector,
         Thresholds(

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalstop_detectors import calibration
-from evalstop_detectors.policy import shipped
+from evalstop_detectors.policy import shipped, shipped_calibrations
 
 from evalstop_lab import cli
 from evalstop_lab.arguments import positive_number
@@ -50,9 +49,9 @@ def asked_for(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str
 
 
 def module_text(calibrations: Iterable[dict[str, Any]]) -> str:
-    """The Python module with these calibrations, as what stands in evalstop_detectors.calibration."""
+    """The Python module with these calibrations, as what stands in evalstop_detectors.policy.shipped_calibrations."""
     literal = pprint.pformat(list(calibrations), width=_WIDTH, sort_dicts=False)
-    return _HEAD.format(docstring=f'"""{(calibration.__doc__ or "").strip()}"""', literal=literal)
+    return _HEAD.format(docstring=f'"""{(shipped_calibrations.__doc__ or "").strip()}"""', literal=literal)
 
 
 def calibrate(detector: str, params: str, rates: Sequence[float], runs: int) -> dict[str, Any]:
@@ -70,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Calibrate and write the module; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("--runs", type=positive_number, default=10_000, help="how many to draw (default: 10000)")
-    parser.add_argument("--output", type=Path, default=Path(calibration.__file__), metavar="FILE", help="write it here")
+    parser.add_argument(
+        "--output", type=Path, default=Path(shipped_calibrations.__file__), metavar="FILE", help="write it here"
+    )
     args = parser.parse_args(arguments)
     wanted = asked_for(shipped.DOCUMENTS)
     found = [calibrate(detector, params, rates, args.runs) for (detector, params), rates in wanted.items()]

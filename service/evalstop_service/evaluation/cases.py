@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import Evidence, Kind
-from evalstop_detectors.policy.risk import stated
+from evalstop_detectors.policy.calibration import stated
 
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies

@@ -21,7 +21,7 @@ from evalstop_detectors import (
     policy_from_document,
     policy_to_document,
 )
-from evalstop_detectors.policy.risk import SHIPPED
+from evalstop_detectors.policy.calibration import SHIPPED
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
-from evalstop_detectors.policy.risk import stated
+from evalstop_detectors.policy.calibration import stated
 
 DROP: dict[str, Any] = {
     "detector": "plateau_drop",

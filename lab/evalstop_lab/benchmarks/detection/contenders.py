@@ -13,6 +13,7 @@ import evalstop_detectors
 import msgspec
 import numpy as np
 from evalstop_detectors import DETECTORS, POLICIES, Detector, Kind, MetricRole, Observation, Policy
+from evalstop_detectors.policy.calibration import default_thresholds
 from river import drift
 
 from evalstop_lab.calibrate.evidence import Records, records, to_alarm
@@ -102,7 +103,7 @@ def run_oracle(world: World) -> Records:
 
 def _find_stated_alarm(detector: Detector[Any]) -> dict[str, float]:
     """The alarm at which the detector stops by its parameters."""
-    stop_at = detector.thresholds.stop_at
+    stop_at = default_thresholds(detector).stop_at
     if stop_at is None:
         return {}
     _, evidence = detector.step(detector.start(), Observation(MetricRole.EVAL, 0, 0.0))
