@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from evalstop_detectors import DETECTORS, POLICIES, Detector, calibration, policy_to_document
+from evalstop_detectors import DETECTORS, POLICIES, Detector, policy_to_document
 from evalstop_detectors.policy.shipped import DOCUMENTS
 from evalstop_lab.calibrate.command import highest_evidence
 from evalstop_lab.calibrate.shipped import asked_for, main, module_text
@@ -17,7 +17,9 @@ from evalstop_lab.worlds import plan
 
 def test_the_module_is_as_it_was_written() -> None:
     """Nobody has put a number into it by hand, as far as its form can tell."""
-    assert Path(calibration.__file__).read_text(encoding="utf-8") == module_text(calibration.CALIBRATIONS)
+    assert Path(shipped_calibrations.__file__).read_text(encoding="utf-8") == module_text(
+        shipped_calibrations.CALIBRATIONS
+    )
 
 
 def test_what_policies_ask_for() -> None:
@@ -37,7 +39,7 @@ def test_every_risk_of_a_shipped_policy_has_its_number() -> None:
             assert member["stop_at"] is None or member["suspect_at"] < member["stop_at"]
 
 
-@pytest.mark.parametrize("item", calibration.CALIBRATIONS, ids=lambda item: item["detector"])
+@pytest.mark.parametrize("item", shipped_calibrations.CALIBRATIONS, ids=lambda item: item["detector"])
 def test_no_threshold_is_that_of_a_detector_as_it_was(item: dict[str, Any]) -> None:
     """The detector, and the runs it was calibrated on, are still as they were when the thresholds were found."""
     detector: Detector[Any] = msgspec.convert(item["params"], DETECTORS[item["detector"]])
