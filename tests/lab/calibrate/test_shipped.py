@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from evalstop_detectors import DETECTORS, POLICIES, Detector, policy_to_document
+from evalstop_detectors.policy import shipped_calibrations
 from evalstop_detectors.policy.shipped import DOCUMENTS
 from evalstop_lab.calibrate.command import highest_evidence
 from evalstop_lab.calibrate.shipped import asked_for, main, module_text
