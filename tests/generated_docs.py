@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from evalstop_service.settings import GROUPS
 from evalstop_service.webhooks.events import DECLARATIONS, example_event
+from pydantic import BaseModel
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -21,7 +23,22 @@ def render_event_reference() -> str:
     )
 
 
-GENERATED = {"events.md": render_event_reference}
+def render_settings() -> str:
+    """A heading and a table for each group of settings."""
+    return "\n".join(f"### {group.__doc__}\n\n{_render_group(group)}" for group in GROUPS)
+
+
+def _render_group(group: type[BaseModel]) -> str:
+    rows = []
+    for name, field in group.model_fields.items():
+        default = "none" if field.default is None else f"`{str(field.default).lower()}`"
+        if isinstance(field.default, str):
+            default = f"`{field.default}`"
+        rows.append(f"| `EVALSTOP_{name.upper()}` | {default} | {' '.join(str(field.description).split())} |")
+    return "\n".join(["| variable | default | what it is |", "|---|---|---|", *rows, ""])
+
+
+GENERATED = {"events.md": render_event_reference, "operations.md": render_settings}
 """Documents with a generated part, and what renders it."""
 
 

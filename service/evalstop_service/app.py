@@ -9,15 +9,17 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI
+from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from evalstop_service import background
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.decisions import deadlines, stale_runs
+from evalstop_service.errors import InvalidSetting
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.ingest import Committer, Limits, LiveRuns
 from evalstop_service.observability import tracing
@@ -25,12 +27,12 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.runs import downsampling, retention
-from evalstop_service.security import encryption, openid, scopes
-from evalstop_service.security.address_policy import parse_address_policy
+from evalstop_service.security import encryption, openid
+from evalstop_service.security.address_policy import AddressPolicy, parse_address_policy
 from evalstop_service.security.encryption import Encryption
+from evalstop_service.security.scopes import Grants, parse_grants
 from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
-from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.web import dashboard, mlflow, problems
 from evalstop_service.web.api import (
     audit,
@@ -63,14 +65,17 @@ from evalstop_service.web.api.ingest_endpoint import ExpressLane
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
 from evalstop_service.web.middleware.body_limit import BodyLimit
-from evalstop_service.web.middleware.head_requests import Heads
-from evalstop_service.web.middleware.request_log import Watch
+from evalstop_service.web.middleware.head_requests import HeadRequests
+from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.mlflow import Forwarder
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import Pace, Worker
 from evalstop_service.webhooks.retry import Backoff
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 RESOURCES = (
     *(projects, keys, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow, series),
@@ -84,16 +89,44 @@ MLFLOW = "/mlflow"
 
 
 def create_database(settings: Settings) -> Database:
-    """The database that the settings name; the folder of an embedded one is made."""
+    """The database that the settings name; creates the folder of an embedded one."""
     if settings.database_url is None:
         settings.data_folder.mkdir(parents=True, exist_ok=True)
     return Database(settings.url, settings.sqlite_synchronous, settings.database_connections)
 
 
 def create_encryption(settings: Settings) -> Encryption:
-    """What seals the secrets of endpoints."""
-    keys = settings.secret_keys
-    return Encryption(encryption.parse_keys(None if keys is None else keys.get_secret_value()))
+    """Encrypts the secrets of endpoints; raises InvalidSetting."""
+    return Encryption(_parse("SECRET_KEYS", encryption.parse_keys, _secret(settings.secret_keys)))
+
+
+def create_address_policy(settings: Settings) -> AddressPolicy:
+    """Where webhooks may go; raises InvalidSetting."""
+    return _parse("WEBHOOK_NETWORKS", parse_address_policy, settings.webhook_networks)
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise InvalidSetting unless the rooms below can read their settings."""
+    create_encryption(settings)
+    create_address_policy(settings)
+    _read_grants(settings)
+
+
+def _read_grants(settings: Settings) -> Grants | None:
+    if settings.oidc_grants is None:
+        return None
+    return Grants(_parse("OIDC_GRANTS", parse_grants, settings.oidc_grants), settings.oidc_groups_claim)
+
+
+def _parse(name: str, parse: Callable[[V], T], value: V) -> T:
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise InvalidSetting(f"EVALSTOP_{name}: {error}") from None
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return None if value is None else value.get_secret_value()
 
 
 def create_app(
@@ -111,7 +144,7 @@ def create_app(
     `service_metrics` and `tracer` are made where none are given, the tracer as the environment has it.
     """
     service_metrics = service_metrics or create_service_metrics(database, clock)
-    tracer = tracer or tracing.from_environment(os.environ)
+    tracer = tracer or tracing.create_tracer(os.environ)
     live = LiveRuns(settings.live_runs)
     committer = Committer(database, live, clock, service_metrics, _limits(settings, database), tracer)
     key_cache = KeyCache(database, settings.key_cache_seconds)
@@ -120,7 +153,7 @@ def create_app(
         clock,
         committer,
         key_cache,
-        parse_address_policy(settings.webhook_networks),
+        create_address_policy(settings),
         create_encryption(settings),
         settings.delivery_timeout_seconds,
     )
@@ -149,13 +182,13 @@ def create_app(
     dashboard.install(app, context, session_secret, _openid(settings, clock))
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder))
     lane = ExpressLane(
-        ProxyHeadersMiddleware(Heads(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
+        ProxyHeadersMiddleware(HeadRequests(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
         key_cache,
         clock,
         settings.max_body_bytes,
     )
-    app.front = Watch(lane, service_metrics, tracer, settings.access_log)
+    app.front = RequestLog(lane, service_metrics, tracer, settings.access_log)
     return app
 
 
@@ -165,27 +198,25 @@ def _refusal(problem: problems.Problem, path: str) -> ASGIApp:
 
 
 def _openid(settings: Settings, clock: Clock) -> dashboard.OpenId | None:
-    if settings.oidc_issuer is None or settings.oidc_client_id is None or settings.oidc_grants is None:
+    grants = _read_grants(settings)
+    if settings.oidc_issuer is None or settings.oidc_client_id is None or grants is None:
         return None
-    secret = settings.oidc_client_secret
-    terms = openid.Terms(
+    provider_settings = openid.ProviderSettings(
         issuer=settings.oidc_issuer,
         client_id=settings.oidc_client_id,
-        client_secret=secret.get_secret_value() if secret else None,
+        client_secret=_secret(settings.oidc_client_secret),
         scopes=settings.oidc_scopes,
     )
-    who = scopes.Grants(scopes.parse(settings.oidc_grants), settings.oidc_groups_claim, settings.oidc_name_claim)
-    return dashboard.OpenId(openid.Provider(terms, clock), who)
+    return dashboard.OpenId(openid.OpenIdProvider(provider_settings, clock), grants)
 
 
 def _create_forwarder(
     settings: Settings, database: Database, clock: Clock, service_metrics: ServiceMetrics
 ) -> Forwarder | None:
-    if settings.mlflow_tee_url is None:
+    if settings.mlflow_forward_url is None:
         return None
-    token = settings.mlflow_tee_token
     return Forwarder(
-        settings.mlflow_tee_url, None if token is None else token.get_secret_value(), database, clock, service_metrics
+        settings.mlflow_forward_url, _secret(settings.mlflow_forward_token), database, clock, service_metrics
     )
 
 
@@ -215,8 +246,8 @@ class _App(FastAPI):
 async def deliver(
     settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
 ) -> None:
-    """Run a delivery worker, and the chores beside it, until `stop` is set and what is under way has ended."""
-    seen_to = (
+    """Run a delivery worker and the periodic jobs until `stop` is set, then finish the deliveries under way."""
+    jobs = (
         retention.create_job(database, utc_now, service_metrics),
         deadlines.create_job(database, utc_now),
         stale_runs.create_job(database, utc_now),
@@ -224,16 +255,14 @@ async def deliver(
         backtests.create_job(database, utc_now),
         downsampling.create_job(database),
     )
-    with background.at_work(*seen_to):
+    with background.run_jobs(*jobs):
         await _deliver(settings, database, stop, service_metrics, tracer)
 
 
 async def _deliver(
     settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
 ) -> None:
-    async with Sender(
-        settings.delivery_timeout_seconds, address_policy=parse_address_policy(settings.webhook_networks)
-    ) as sender:
+    async with Sender(settings.delivery_timeout_seconds, address_policy=create_address_policy(settings)) as sender:
         worker = Worker(
             database,
             sender,
@@ -246,11 +275,10 @@ async def _deliver(
             ),
             pace=Pace(
                 concurrency=settings.delivery_concurrency,
-                per_endpoint=settings.delivery_concurrency_per_endpoint,
+                per_endpoint=max(1, settings.delivery_concurrency // 4),
                 poll_seconds=settings.delivery_poll_seconds,
                 lease_seconds=settings.delivery_lease_seconds,
             ),
-            breaker=BreakerLimits(settings.delivery_breaker_failures, settings.delivery_breaker_seconds),
             encryption=create_encryption(settings),
             service_metrics=service_metrics,
             tracer=tracer,

@@ -1,7 +1,7 @@
-"""Chores: duties that a process sees to again and again in the background, each in a thread of its own.
+"""Periodic jobs: work that a process repeats in the background, each job in a thread of its own.
 
-Any number of processes have the same chores at one time, so what a chore does must bear being done twice: it takes what
-is due by locks, leases or conditional updates.
+Any number of processes run the same jobs at a time, so a job must tolerate being done twice: it claims what is due by
+locks, leases or conditional updates.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
-"""Before a chore that failed is tried again."""
+"""Before a job that failed is tried again; the pause doubles from the first to the longest."""
 
-LEAVE_SECONDS = 10.0
-"""As long is waited for what is under way when the chores end."""
+SHUTDOWN_SECONDS = 10.0
+"""Time that running jobs have to return when the process stops."""
 
-Pause = Callable[[float], bool]
-"""Waits for so many seconds, less if the chores end meanwhile; whether they do."""
+Wait = Callable[[float], bool]
+"""Waits for so many seconds, or until the jobs are to stop; returns whether they are."""
 
 
 @dataclass(frozen=True)
-class Chore:
-    """`do` sees to what is due and gives the seconds until it wants to be called again.
+class PeriodicJob:
+    """`do` handles what is due and returns the seconds until it should be called again.
 
-    Where it takes long it rests by the pause that it is given, and returns early when that says so.
+    A long job pauses with the `Wait` that it is given, and returns early when that says so.
     """
 
     name: str
-    do: Callable[[Pause], float]
+    do: Callable[[Wait], float]
 
 
 @contextmanager
-def at_work(*chores: Chore) -> Iterator[None]:
-    """Have the chores seen to until the block ends, which waits for what is under way."""
+def run_jobs(*jobs: PeriodicJob) -> Iterator[None]:
+    """Run the jobs until the block ends, then wait for those under way."""
     stop = threading.Event()
-    threads = [threading.Thread(target=_repeat, args=(chore, stop), name=chore.name, daemon=True) for chore in chores]
+    threads = [threading.Thread(target=_repeat_job, args=(job, stop), name=job.name, daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
     try:
@@ -52,21 +52,21 @@ def at_work(*chores: Chore) -> Iterator[None]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(LEAVE_SECONDS)
+            thread.join(SHUTDOWN_SECONDS)
 
 
-def _repeat(chore: Chore, stop: threading.Event) -> None:
+def _repeat_job(job: PeriodicJob, stop: threading.Event) -> None:
     pause_seconds = FIRST_PAUSE_SECONDS
     while not stop.is_set():
         try:
-            rest_seconds = chore.do(stop.wait)
+            next_seconds = job.do(stop.wait)
         except Exception as error:
             if isinstance(error, sa.exc.TimeoutError) or (isinstance(error, sa.exc.DBAPIError) and is_transient(error)):
-                log.warning("%s: the database does not answer, next try in %g s: %s", chore.name, pause_seconds, error)
+                log.warning("%s: database unavailable, retrying in %g s: %s", job.name, pause_seconds, error)
             else:
-                log.exception("%s failed, next try in %g s", chore.name, pause_seconds)
+                log.exception("%s failed, retrying in %g s", job.name, pause_seconds)
             stop.wait(pause_seconds)
             pause_seconds = min(pause_seconds * 2, LONGEST_PAUSE_SECONDS)
         else:
             pause_seconds = FIRST_PAUSE_SECONDS
-            stop.wait(rest_seconds)
+            stop.wait(next_seconds)

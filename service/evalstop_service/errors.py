@@ -4,6 +4,7 @@ ServiceError
 ├── NotFound
 ├── Conflict
 ├── Invalid
+├── InvalidSetting
 ├── Overloaded
 ├── Behind
 └── Closed
@@ -29,6 +30,10 @@ class Conflict(ServiceError):
 
 class Invalid(ServiceError):
     """What was sent cannot be used; the message names the field and what it may hold."""
+
+
+class InvalidSetting(ServiceError):
+    """A setting cannot be used; the message names it."""
 
 
 class Overloaded(ServiceError):

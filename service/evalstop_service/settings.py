@@ -1,185 +1,253 @@
-"""Settings, from the environment (EVALSTOP_...) and the command line; read by cli and app alone."""
+"""Settings from environment variables (EVALSTOP_...) and command-line options, in groups by theme.
+
+`EVALSTOP_PORT=9000` sets `port`. The docstring of a setting states its unit and what None means. Values that other
+rooms define (networks, keys, grants) are parsed there, when the app is created.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
-from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from evalstop_service.rules import random_assignment
-from evalstop_service.security import address_policy, encryption, scopes
 
-
-def _database_url(url: str) -> str:
+def _check_database_url(url: str) -> str:
     usable = url.startswith(("sqlite:///", "postgresql://"))
     try:
         sa.make_url(url)
     except (ValueError, sa.exc.ArgumentError):
         usable = False
     if not usable:
-        raise ValueError("a database is named as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
+        raise ValueError("write a database as sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
     return url
 
 
-def _keys(given: SecretStr) -> SecretStr:
-    encryption.parse_keys(given.get_secret_value())
-    return given
-
-
-def _issuer(url: str) -> str:
+def _check_issuer(url: str) -> str:
     parts = urlsplit(url)
     local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)) or parts.query:
-        raise ValueError("an issuer is an https URL, exactly as the provider calls itself")
+        raise ValueError("an issuer is an https URL, written exactly as the provider writes it")
     return url
 
 
-def _grants(text: str) -> str:
-    scopes.parse(text)
-    return text
-
-
-def _web_address(url: str) -> str:
+def _check_server_url(url: str) -> str:
     if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
-        raise ValueError("a server is named as http://HOST:PORT or https://HOST/PATH, without a password or a query")
+        raise ValueError("write a server as http://HOST:PORT or https://HOST/PATH, without a password or a query")
     return url
-
-
-def _networks(text: str) -> str:
-    address_policy.parse_address_policy(text)
-    return text
 
 
 Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class Settings(BaseSettings):
-    """Each setting with its unit and default; `EVALSTOP_PORT=9000` sets `port`."""
+class _Group(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
-    model_config = SettingsConfigDict(env_prefix="EVALSTOP_", env_file=None, extra="ignore")
 
-    data_folder: Path = Field(Path(".evalstop"), description="where the embedded database is kept")
-    database_url: Annotated[str, AfterValidator(_database_url)] | None = Field(
-        None, description="postgresql://USER:PASSWORD@HOST/NAME; None is the embedded database in data_folder"
-    )
-    sqlite_synchronous: Literal["FULL", "NORMAL", "EXTRA"] = Field(
-        "FULL", description="NORMAL is faster and may lose the last second when the power fails"
-    )
-    database_connections: Annotated[int, Field(ge=2)] = Field(20, description="the most a process opens")
+class DatabaseSettings(_Group):
+    """Database"""
 
-    held_out_share: Annotated[float, Field(ge=0, le=1)] = Field(
-        random_assignment.HELD_OUT_SHARE,
-        description="of a project that the command line makes: of its stops, let run to learn",
-    )
+    data_folder: Path = Path(".evalstop")
+    """Folder of the embedded database and of the session secret that `evalstop up` creates."""
 
-    host: str = Field("127.0.0.1", description="the address to listen on")
-    port: Annotated[int, Field(ge=0, le=65535)] = Field(8787, description="0 takes any free one")
-    trusted_proxies: str = Field(
-        "127.0.0.1", description="addresses, separated by commas, whose X-Forwarded-For and -Proto are believed"
-    )
-    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(8 * 2**20, description="larger requests are answered 413")
-    connections: Annotated[int, Field(ge=1)] = Field(
-        10_000, description="the most open at one time, as far as the system lets a process have them"
-    )
-    request_seconds: Positive = Field(
-        20.0, description="within which a request has to arrive, and one more for every 64 KiB of it"
-    )
-    answer_seconds: Positive = Field(
-        30.0, description="within which an answer has to be taken, and one more for every 64 KiB of it"
-    )
-    max_stream_bytes: Annotated[int, Field(ge=1024)] = Field(
-        256 * 2**20, description="of a stream of lines, packed and unpacked; what is larger is cut off by 413"
-    )
-    streams: Annotated[int, Field(ge=1)] = Field(8, description="streams of lines taken in at one time; others wait")
-    key_cache_seconds: Annotated[float, Field(ge=0)] = Field(
-        5.0, description="how long a replica may go on taking a key that another one revoked"
-    )
-    live_runs: Annotated[int, Field(ge=1)] = Field(10_000, description="runs that a process keeps in memory")
+    database_url: Annotated[str, AfterValidator(_check_database_url)] | None = None
+    """`postgresql://USER:PASSWORD@HOST/NAME`. None uses the embedded database in the data folder."""
 
-    commit_flushers: Annotated[int, Field(ge=1)] = Field(
-        4,
-        description="commits at one time, by threads and as many by the event loop; the embedded database has one",
-    )
-    commit_requests: Annotated[int, Field(ge=1)] = Field(1000, description="the most requests in one transaction")
-    commit_observations: Annotated[int, Field(ge=1)] = Field(20_000, description="the most observations in one")
-    waiting_observations: Annotated[int, Field(ge=1)] = Field(
-        200_000, description="as many may wait for a commit; what comes then is answered 503"
-    )
+    database_connections: Annotated[int, Field(ge=2)] = 20
+    """Most connections that a process opens."""
 
-    session_secret: SecretStr | None = Field(
-        None, description="signs the sessions of the pages, the same for all replicas; None makes one at each start"
-    )
+    sqlite_synchronous: Literal["FULL", "NORMAL", "EXTRA"] = "FULL"
+    """SQLite's `synchronous` pragma. `NORMAL` is faster and may lose the last second when the power fails."""
 
-    oidc_issuer: Annotated[str, AfterValidator(_issuer)] | None = Field(
-        None, description="the URL of an OpenID provider that people may sign in by; None is by keys alone"
-    )
-    oidc_client_id: str | None = Field(None, description="what the provider knows this service as")
-    oidc_client_secret: SecretStr | None = Field(None, description="None for a public client, which has PKCE alone")
-    oidc_grants: Annotated[str, AfterValidator(_grants)] | None = Field(
-        None, description="who gets which role in which project: JSON, or the path of a file that holds it"
-    )
-    oidc_groups_claim: str = Field("groups", description="the claim that lists somebody's groups")
-    oidc_name_claim: str = Field("name", description="the claim to call somebody by who has no verified e-mail address")
-    oidc_scopes: str = Field("openid email profile", description="what is asked for; some providers want groups, too")
 
-    secret_keys: Annotated[SecretStr, AfterValidator(_keys)] | None = Field(
-        None, description="seal webhook secrets at rest; each 32 bytes in base64, the first seals, all open"
-    )
+class HttpSettings(_Group):
+    """HTTP"""
 
-    webhook_networks: Annotated[str, AfterValidator(_networks)] | None = Field(
-        None, description="where webhooks may go besides public addresses: CIDRs, separated by commas, or any"
-    )
-    delivery_timeout_seconds: Positive = Field(10.0, description="how long an endpoint may take to answer")
-    delivery_lease_seconds: Positive = Field(60.0, description="after this a delivery of a dead worker is taken over")
-    delivery_poll_seconds: Positive = Field(1.0, description="how often a worker looks for work when nothing wakes it")
-    delivery_concurrency: Annotated[int, Field(ge=1)] = Field(32, description="deliveries under way at one time")
-    delivery_concurrency_per_endpoint: Annotated[int, Field(ge=1)] = Field(8, description="of those, to one endpoint")
-    delivery_max_attempts: Annotated[int, Field(ge=1)] = Field(100, description="after so many a delivery is dead")
-    delivery_first_pause_seconds: Positive = Field(1.0, description="the pause after the first failure; it doubles")
-    delivery_longest_pause_seconds: Positive = Field(900.0, description="where the doubling ends")
-    delivery_breaker_failures: Annotated[int, Field(ge=1)] = Field(
-        10, description="after so many failures one after the other an endpoint is left alone for a while"
-    )
-    delivery_breaker_seconds: Positive = Field(30.0, description="for so long; then one attempt is made")
+    host: str = "127.0.0.1"
+    """Address to listen on."""
 
-    mlflow_tee_url: Annotated[str, AfterValidator(_web_address)] | None = Field(
-        None, description="an MLflow server that gets everything that is logged by its API here; None is nobody"
-    )
-    mlflow_tee_token: SecretStr | None = Field(None, description="the bearer token for it; None sends none")
+    port: Port = 8787
+    """Port to listen on; 0 takes any free port."""
 
-    metrics_public: bool = Field(
-        True, description="/metrics needs no key; it tells of the installation as a whole and of nobody's runs"
-    )
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
-        None, description="where `deliver` shows its /metrics; None is nowhere"
-    )
-    access_log: bool = Field(False, description="log each request")
-    log_format: Literal["text", "json"] = Field("text", description="for people, or a JSON object a line")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="what is less grave is not logged"
-    )
+    trusted_proxies: str = "127.0.0.1"
+    """Addresses, separated by commas, whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted."""
 
-    @field_validator("delivery_lease_seconds")
-    @classmethod
-    def outlasts_an_attempt(cls, seconds: float, others: ValidationInfo) -> float:
-        timeout_seconds = others.data.get("delivery_timeout_seconds", 0.0)
-        if seconds <= timeout_seconds:
-            raise ValueError(f"it must be longer than EVALSTOP_DELIVERY_TIMEOUT_SECONDS, which is {timeout_seconds:g}")
-        return seconds
+    connections: Count = 10_000
+    """Most connections open at a time, as far as the system's limit on open files allows."""
+
+    request_seconds: Positive = 20.0
+    """Time in which a request must arrive, plus one second for every 64 KiB of it."""
+
+    answer_seconds: Positive = 30.0
+    """Time in which the client must read an answer, plus one second for every 64 KiB of it."""
+
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
+    """Largest body of a request; a larger one is answered 413."""
+
+
+class IngestionSettings(_Group):
+    """Ingestion"""
+
+    live_runs: Count = 10_000
+    """Runs that a process keeps in memory."""
+
+    commit_flushers: Count = 4
+    """Commits at a time, by threads and as many by the event loop; the embedded database has one."""
+
+    commit_requests: Count = 1000
+    """Most requests in one transaction."""
+
+    commit_observations: Count = 20_000
+    """Most observations in one transaction."""
+
+    waiting_observations: Count = 200_000
+    """Most observations that may wait for a commit; requests beyond that are answered 503."""
+
+    streams: Count = 8
+    """Streams of JSON lines read at a time; further ones wait."""
+
+    max_stream_bytes: Annotated[int, Field(ge=1024)] = 256 * 2**20
+    """Largest stream of JSON lines, compressed and uncompressed; a larger one is answered 413."""
+
+    mlflow_forward_url: Annotated[str, AfterValidator(_check_server_url)] | None = None
+    """An MLflow server that receives a copy of everything logged by MLflow's API. None forwards nothing."""
+
+    mlflow_forward_token: SecretStr | None = None
+    """Bearer token for that server. None sends no token."""
+
+
+class ProjectSettings(_Group):
+    """Projects"""
+
+    held_out_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Share of its stops that a project created by the command line holds out, to learn whether they were right."""
+
+
+class SignInSettings(_Group):
+    """Keys and signing in"""
+
+    key_cache_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """Longest time for which a replica accepts a key that another replica revoked."""
+
+    session_secret: SecretStr | None = None
+    """Signs the sessions of the pages; the same for all replicas. None creates one at each start."""
+
+    oidc_issuer: Annotated[str, AfterValidator(_check_issuer)] | None = None
+    """URL of the OpenID provider that people sign in with. None allows signing in with keys alone."""
+
+    oidc_client_id: str | None = None
+    """Client id of this service at the provider; needed with an issuer."""
+
+    oidc_client_secret: SecretStr | None = None
+    """Client secret at the provider. None is for a public client, which uses PKCE alone."""
+
+    oidc_grants: str | None = None
+    """Who has which role in which project: JSON, or the path of a file that holds it; needed with an issuer."""
+
+    oidc_groups_claim: str = "groups"
+    """Claim that lists the groups of a person."""
+
+    oidc_scopes: str = "openid email profile"
+    """Scopes to ask the provider for; some providers need `groups` as well."""
 
     @model_validator(mode="after")
-    def oidc_is_whole(self) -> Settings:
-        needed = {"EVALSTOP_OIDC_ISSUER": self.oidc_issuer, "EVALSTOP_OIDC_CLIENT_ID": self.oidc_client_id}
-        needed["EVALSTOP_OIDC_GRANTS"] = self.oidc_grants
+    def _check_oidc(self) -> Self:
+        needed = {
+            "EVALSTOP_OIDC_ISSUER": self.oidc_issuer,
+            "EVALSTOP_OIDC_CLIENT_ID": self.oidc_client_id,
+            "EVALSTOP_OIDC_GRANTS": self.oidc_grants,
+        }
         missing = [name for name, value in needed.items() if value is None]
         if missing and len(missing) < len(needed):
-            raise ValueError(f"to sign in by OpenID set {', '.join(missing)} as well")
+            raise ValueError(f"{', '.join(missing)}: must be set as well to sign in with OpenID")
         return self
+
+
+class WebhookSettings(_Group):
+    """Webhooks"""
+
+    webhook_networks: str | None = None
+    """Networks that webhooks may reach besides public addresses: CIDRs separated by commas, or `any`."""
+
+    secret_keys: SecretStr | None = None
+    """Keys that encrypt webhook secrets in the database, separated by commas, each 32 bytes in base64. The first
+    encrypts, all decrypt. None stores secrets as plain text."""
+
+    delivery_timeout_seconds: Positive = 10.0
+    """Time in which an endpoint must answer."""
+
+    delivery_lease_seconds: Positive = 60.0
+    """Time after which another worker takes over the deliveries of a dead one; longer than the timeout."""
+
+    delivery_poll_seconds: Positive = 1.0
+    """Pause between two looks for due deliveries when nothing wakes the worker."""
+
+    delivery_concurrency: Count = 32
+    """Deliveries under way at a time; a quarter of them to one endpoint."""
+
+    delivery_max_attempts: Count = 100
+    """Attempts after which a delivery is dead."""
+
+    delivery_first_pause_seconds: Positive = 1.0
+    """Pause after the first failed attempt; it doubles with each further one."""
+
+    delivery_longest_pause_seconds: Positive = 900.0
+    """Longest pause between two attempts."""
+
+    @model_validator(mode="after")
+    def _check_lease(self) -> Self:
+        if self.delivery_lease_seconds <= self.delivery_timeout_seconds:
+            raise ValueError(
+                "EVALSTOP_DELIVERY_LEASE_SECONDS: it must be longer than EVALSTOP_DELIVERY_TIMEOUT_SECONDS, which is "
+                f"{self.delivery_timeout_seconds:g}"
+            )
+        return self
+
+
+class ObservabilitySettings(_Group):
+    """Observability"""
+
+    metrics_public: bool = True
+    """Whether `/metrics` needs no key. It shows the installation as a whole and no single run."""
+
+    metrics_port: Port | None = None
+    """Port on which `evalstop deliver` serves `/metrics`. None serves none."""
+
+    access_log: bool = False
+    """Whether to log each request."""
+
+    log_format: Literal["text", "json"] = "text"
+    """`text` for people, or `json` for one JSON object a line."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Lowest level that is logged."""
+
+
+GROUPS = (
+    *(DatabaseSettings, HttpSettings, IngestionSettings, ProjectSettings),
+    *(SignInSettings, WebhookSettings, ObservabilitySettings),
+)
+
+
+class Settings(
+    DatabaseSettings,
+    HttpSettings,
+    IngestionSettings,
+    ProjectSettings,
+    SignInSettings,
+    WebhookSettings,
+    ObservabilitySettings,
+    BaseSettings,
+):
+    """All settings of the service."""
+
+    model_config = SettingsConfigDict(env_prefix="EVALSTOP_", env_file=None, extra="ignore")
 
     @property
     def url(self) -> str:

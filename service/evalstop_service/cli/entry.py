@@ -9,9 +9,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from pydantic import ValidationError
 
+from evalstop_service import app
 from evalstop_service.cli import administration, servers
 from evalstop_service.cli.command import FAILED, USAGE, Command, Subcommands
-from evalstop_service.errors import ServiceError
+from evalstop_service.errors import InvalidSetting, ServiceError
 from evalstop_service.observability import logs
 from evalstop_service.settings import Settings
 
@@ -21,10 +22,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         settings = _settings(options)
+        app.check_settings(settings)
     except ValidationError as error:
         for item in error.errors():
-            name = "_".join(map(str, item["loc"])).upper()
-            print(f"evalstop: EVALSTOP_{name}: {item['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+            setting = "".join(f"EVALSTOP_{str(name).upper()}: " for name in item["loc"])
+            print(f"evalstop: {setting}{item['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+        return USAGE
+    except InvalidSetting as error:
+        print(f"evalstop: {error}", file=sys.stderr)
         return USAGE
     logs.configure(settings.log_level, settings.log_format)
     try:

@@ -90,7 +90,7 @@ def deliver(settings: Settings, options: argparse.Namespace) -> int:
         print("EvalStop delivers", flush=True)
         await app.deliver(settings, database, stop, service_metrics, tracer)
 
-    service_metrics, tracer = app.create_service_metrics(database), tracing.from_environment(os.environ)
+    service_metrics, tracer = app.create_service_metrics(database), tracing.create_tracer(os.environ)
     port = settings.metrics_port
     with prometheus.listening(service_metrics, settings.host, port) if port is not None else nullcontext():
         uvloop.run(run())

@@ -10,7 +10,7 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from evalstop_service.background import Chore, Pause
+from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import transitions
 from evalstop_service.rules.decision_lifecycle import DecisionState, TimePassed
@@ -25,10 +25,10 @@ CHECK_SECONDS = 1.0
 """The longest time between two checks, because any process may set a deadline meanwhile; a check reads one index."""
 
 
-def create_job(database: Database, clock: Clock) -> Chore:
+def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """The periodic job that processes overdue decisions, by the same clock as deliveries."""
 
-    def check(pause: Pause) -> float:
+    def check(pause: Wait) -> float:
         with database.reading() as tx:
             now, _ = queues.read_clock(tx, clock())
             deadline_at = decisions.find_next_deadline(tx)
@@ -37,10 +37,10 @@ def create_job(database: Database, clock: Clock) -> Chore:
         process_overdue(database, now, pause)
         return 0.0
 
-    return Chore("deadlines", check)
+    return PeriodicJob("deadlines", check)
 
 
-def process_overdue(database: Database, now: datetime, pause: Pause = lambda _: False) -> None:
+def process_overdue(database: Database, now: datetime, pause: Wait = lambda _: False) -> None:
     """Process all decisions whose deadline has passed, in a transaction each, until `pause` asks to end.
 
     A decision that fails does not delay the others; its error is raised at the end.

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from evalstop_detectors import Policy
 
-from evalstop_service.background import Chore, Pause
+from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.decisions import commands, guards, transitions
 from evalstop_service.projects import policies
@@ -48,11 +48,11 @@ Policies = dict[UUID, Policy | None]
 """Policies by their ids; None is one that cannot be read."""
 
 
-def create_job(database: Database, clock: Clock) -> Chore:
+def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """The periodic job that checks all runs that have not ended."""
     known_policies: Policies = {}
 
-    def check(pause: Pause) -> float:
+    def check(pause: Wait) -> float:
         while check_due_runs(database, clock(), known_policies):
             if pause(0.0):
                 return 0.0
@@ -61,7 +61,7 @@ def create_job(database: Database, clock: Clock) -> Chore:
         seconds = CHECK_SECONDS if next_check is None else (next_check - clock()).total_seconds()
         return min(max(seconds, 0.0), CHECK_SECONDS)
 
-    return Chore("stale runs", check)
+    return PeriodicJob("stale runs", check)
 
 
 def check_due_runs(database: Database, now: datetime, known_policies: Policies | None = None) -> int:

@@ -26,7 +26,7 @@ from evalstop_detectors import (
     start,
 )
 
-from evalstop_service.background import Chore, Pause
+from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.rules.outcome import Turn, judge_decision
@@ -106,16 +106,16 @@ def request_backtest(
     return backtest
 
 
-def create_job(database: Database, clock: Clock) -> Chore:
+def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """Seeing to backtests that wait, or that another process left."""
 
-    def do(pause: Pause) -> float:
+    def do(pause: Wait) -> float:
         return 0.0 if run_next_backtest(database, clock, pause) else LOOK_SECONDS
 
-    return Chore("backtests", do)
+    return PeriodicJob("backtests", do)
 
 
-def run_next_backtest(database: Database, clock: Clock, pause: Pause = lambda _: False) -> bool:
+def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: False) -> bool:
     """Take up one backtest and see it through, or until `pause` says that it is time to end; False: there is none."""
     with database.transaction() as tx:
         now, _ = queues.read_clock(tx, clock())

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
-from evalstop_service.background import Chore, Pause
+from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
 from evalstop_service.evaluation.figures import estimate_to_json, load_figures
 from evalstop_service.rules.confidence_sequences import Estimate
@@ -71,10 +71,10 @@ def choose_move(stage: Stage, line: float, of_version: Estimate, since: Estimate
     return None
 
 
-def create_job(database: Database, clock: Clock) -> Chore:
+def create_job(database: Database, clock: Clock) -> PeriodicJob:
     """Weighing all policies that have to earn their rollout stage."""
 
-    def do(pause: Pause) -> float:
+    def do(pause: Wait) -> float:
         with database.reading() as tx:
             found = rollout_stages.list_stages(tx)
         for held in found:
@@ -83,7 +83,7 @@ def create_job(database: Database, clock: Clock) -> Chore:
             review_rollout_stage(database, held.project_id, held.policy_name, clock())
         return EVERY_SECONDS
 
-    return Chore("rollout_stage", do)
+    return PeriodicJob("rollout_stage", do)
 
 
 def review_rollout_stage(database: Database, project_id: UUID, policy_name: str, now: datetime) -> RolloutStage | None:

@@ -95,7 +95,7 @@ class Tracer:
         """Send what is not sent yet."""
 
 
-def from_environment(environment: Mapping[str, str]) -> Tracer:
+def create_tracer(environment: Mapping[str, str]) -> Tracer:
     """A tracer that exports if the environment names a collector and the extra `otel` is installed; else one that
     records nothing, with a warning when that is not what was asked for."""
     wanted = any(environment.get(name) for name in ENDPOINTS)

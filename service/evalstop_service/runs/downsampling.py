@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from uuid import UUID
 
-from evalstop_service.background import Chore, Pause
+from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.store import observations, projects, series
 from evalstop_service.store.database import Database
 
@@ -24,20 +24,20 @@ RESTS = 9
 """As many times longer at rest than at work: it takes a tenth of a connection's time at most."""
 
 
-def create_job(database: Database) -> Chore:
+def create_job(database: Database) -> PeriodicJob:
     """Keeping up with the runs that grow."""
     looked_at: Mapping[UUID, int] = {}
 
-    def do(pause: Pause) -> float:
+    def do(pause: Wait) -> float:
         nonlocal looked_at
         looked_at = summarize_grown_runs(database, looked_at, pause)
         return EVERY_SECONDS
 
-    return Chore("summaries", do)
+    return PeriodicJob("summaries", do)
 
 
 def summarize_grown_runs(
-    database: Database, looked_at: Mapping[UUID, int], pause: Pause = lambda _: False
+    database: Database, looked_at: Mapping[UUID, int], pause: Wait = lambda _: False
 ) -> dict[UUID, int]:
     """Summarize what the running runs have observed since they were looked at, until `pause` says it is time to end.
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from evalstop_service.background import Chore, Pause
+from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.observability.metrics import ServiceMetrics
@@ -71,7 +71,7 @@ def prune_runs(
     older_than_days: float | None = None,
     dry_run: bool = False,
     pace: Pace = Pace(),
-    pause: Pause | None = None,
+    pause: Wait | None = None,
     service_metrics: ServiceMetrics | None = None,
 ) -> Pruned:
     """Remove the details of all runs that ended before their project's time, of one project or of all of them.
@@ -95,10 +95,10 @@ def create_job(
     service_metrics: ServiceMetrics,
     every_seconds: float = EVERY_SECONDS,
     pace: Pace = Pace(),
-) -> Chore:
+) -> PeriodicJob:
     """Pruning now and then, beside the work."""
 
-    def do(pause: Pause) -> float:
+    def do(pause: Wait) -> float:
         try:
             done = prune_runs(database, clock(), pace=pace, pause=pause, service_metrics=service_metrics)
         except Conflict:
@@ -108,12 +108,12 @@ def create_job(
                 log.info("pruned %d runs, %d rows", sum(done.runs.values()), done.rows)
         return every_seconds
 
-    return Chore("retention", do)
+    return PeriodicJob("retention", do)
 
 
 class _Pass:
     def __init__(
-        self, database: Database, now: datetime, pace: Pace, pause: Pause, service_metrics: ServiceMetrics
+        self, database: Database, now: datetime, pace: Pace, pause: Wait, service_metrics: ServiceMetrics
     ) -> None:
         self._database = database
         self._now = now

@@ -46,16 +46,16 @@ _NEEDED, _USERINFO = ("authorization_endpoint", "token_endpoint", "jwks_uri"), "
 _SAYS_ISSUER = "authorization_response_iss_parameter_supported"
 
 
-class ProviderAway(ServiceError):
+class ProviderUnavailable(ServiceError):
     """The OpenID provider does not answer as one does. Try again in a moment, or sign in with a key."""
 
 
-class NotProved(ServiceError):
+class SignInRefused(ServiceError):
     """The OpenID provider's answer does not prove who you are. Start again from here."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class ProviderSettings:
     """The provider (its issuer URL), the client that the service is to it, and what is asked for."""
 
     issuer: str
@@ -65,7 +65,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Begun:
+class SignInState:
     """A sign-in under way, kept by the browser that began it."""
 
     state: str
@@ -73,49 +73,49 @@ class Begun:
     verifier: str
 
 
-class Provider:
+class OpenIdProvider:
     """One provider, found when it is first asked for, and looked for again every hour."""
 
-    def __init__(self, terms: Terms, clock: Clock) -> None:
+    def __init__(self, terms: ProviderSettings, clock: Clock) -> None:
         self.issuer = terms.issuer
         self._app = _App(terms, clock)
 
-    def begin(self, redirect_uri: str) -> tuple[str, Begun]:
+    def begin(self, redirect_uri: str) -> tuple[str, SignInState]:
         """Where to send a visitor, who comes back to `redirect_uri`; raises ProviderAway."""
         try:
             begun = self._app.create_authorization_url(redirect_uri)
         except Exception as error:
             raise self._away(error) from error
-        return begun["url"], Begun(begun["state"], begun["nonce"], begun["code_verifier"])
+        return begun["url"], SignInState(begun["state"], begun["nonce"], begun["code_verifier"])
 
     def finish(
-        self, begun: Begun, redirect_uri: str, answer: Mapping[str, str], wanted: Iterable[str]
+        self, begun: SignInState, redirect_uri: str, answer: Mapping[str, str], wanted: Iterable[str]
     ) -> dict[str, Any]:
         """The claims of a visitor who came back, the `wanted` ones asked for if need be.
 
         Raises NotProved on whatever is not the answer to what was begun, ProviderAway when nobody answers.
         """
         if not hmac.compare_digest(answer.get("state", "").encode(), begun.state.encode()):
-            raise NotProved("This is not the sign-in that was begun in this browser. Start again from here.")
+            raise SignInRefused("This is not the sign-in that was begun in this browser. Start again from here.")
         if "iss" in answer and answer["iss"] != self.issuer:
-            raise NotProved("Another OpenID provider answered than was asked. Start again from here.")
+            raise SignInRefused("Another OpenID provider answered than was asked. Start again from here.")
         if "code" not in answer:
-            raise NotProved("The OpenID provider did not let you in. Start again from here, or sign in with a key.")
+            raise SignInRefused("The OpenID provider did not let you in. Start again from here, or sign in with a key.")
         try:
             if "iss" not in answer and self._app.load_server_metadata()[_SAYS_ISSUER]:
-                raise NotProved
+                raise SignInRefused
             return self._claims(begun, redirect_uri, answer["code"], wanted)
         except httpx2.TransportError as error:
             raise self._away(error) from error
-        except NotProved:
+        except SignInRefused:
             raise
         except Exception as error:  # what it answers may be anything, and lets nobody in
             if isinstance(error, httpx2.HTTPStatusError) and error.response.is_server_error:
                 raise self._away(error) from error
             _log.warning("the OpenID provider %s proved nothing: %s", self.issuer, _named(error))
-            raise NotProved from error
+            raise SignInRefused from error
 
-    def _claims(self, begun: Begun, redirect_uri: str, code: str, wanted: Iterable[str]) -> dict[str, Any]:
+    def _claims(self, begun: SignInState, redirect_uri: str, code: str, wanted: Iterable[str]) -> dict[str, Any]:
         token = self._app.fetch_access_token(redirect_uri, code=code, code_verifier=begun.verifier)
         claims = self._app.parse_id_token(
             token,
@@ -124,20 +124,20 @@ class Provider:
             leeway=LEEWAY_SECONDS,
         )
         if not claims or not _is_subject(claims["sub"]):
-            raise NotProved
+            raise SignInRefused
         missing = [name for name in wanted if name not in claims]
         if missing and _USERINFO in self._app.load_server_metadata():
             told = self._app.userinfo(token=token)
             if told.get("sub") != claims["sub"]:
-                raise NotProved
+                raise SignInRefused
             # An address was verified by whoever tells it, and by nobody who tells another.
             verified = (claims if "email" in claims else told).get("email_verified")
             return dict(told) | dict(claims) | {"email_verified": verified}
         return dict(claims)
 
-    def _away(self, error: Exception) -> ProviderAway:
+    def _away(self, error: Exception) -> ProviderUnavailable:
         _log.warning("the OpenID provider %s does not answer as one does: %s", self.issuer, _named(error))
-        return ProviderAway()
+        return ProviderUnavailable()
 
 
 class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
@@ -147,7 +147,7 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
     server_metadata: dict[str, Any]
     _look_at: datetime
 
-    def __init__(self, terms: Terms, clock: Clock) -> None:
+    def __init__(self, terms: ProviderSettings, clock: Clock) -> None:
         super().__init__(
             framework=None,
             name="provider",

@@ -154,7 +154,7 @@ def test_as_a_chore_it_sees_to_the_end(scene: Scene) -> None:
     with scene.database.transaction() as tx:
         tx.execute(sa.update(tables.projects).values(confirm_seconds=0.1))
     run = stopped(scene)
-    with background.at_work(deadlines.create_job(scene.database, utc_now)):
+    with background.run_jobs(deadlines.create_job(scene.database, utc_now)):
         wait_until(lambda: decided(scene, run).state == DecisionState.FAILED)
     assert told(scene, run) == ["run.stop_requested", "run.stop_requested", "run.stop_escalated", "run.stop_failed"]
 

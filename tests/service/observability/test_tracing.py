@@ -35,7 +35,7 @@ def tracer(collector: FakeCollector, monkeypatch: pytest.MonkeyPatch) -> Iterato
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-    tracer = tracing.from_environment(os.environ)
+    tracer = tracing.create_tracer(os.environ)
     yield tracer
     tracer.close()
 
@@ -169,7 +169,7 @@ def test_a_forged_traceparent_is_no_parent(tracer: Tracer, collector: FakeCollec
 )
 def test_unasked_nothing_is_recorded(environment: dict[str, str]) -> None:
     """Without a collector a span is one and the same empty object, whatever is asked of it."""
-    tracer = tracing.from_environment(environment)
+    tracer = tracing.create_tracer(environment)
     assert not tracer.recording
     with tracer.span("a", kind="server", parent=CALLER, links=[CALLER], observations=1) as one:
         one.rename("b")
@@ -186,7 +186,7 @@ def test_a_protocol_that_is_not_spoken_is_said(caplog: pytest.LogCaptureFixture)
     """Asked for gRPC, it says that it speaks HTTP and records nothing, and the service goes on."""
     asked = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     with caplog.at_level(logging.WARNING):
-        assert not tracing.from_environment(asked).recording
+        assert not tracing.create_tracer(asked).recording
     assert "http/protobuf" in caplog.text
 
 
@@ -223,7 +223,7 @@ def test_unasked_nothing_is_imported() -> None:
 def test_a_collector_that_is_away_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans for a collector that does not listen are dropped; neither they nor the end wait for it."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    tracer = tracing.from_environment(os.environ)
+    tracer = tracing.create_tracer(os.environ)
     with tracer.span("lost"):
         pass
     tracer.close()

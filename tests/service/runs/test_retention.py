@@ -223,7 +223,7 @@ def test_as_a_chore_it_comes_back(database: Database) -> None:
     """Beside a worker it prunes now and then."""
     scene = a_scene(database)
     first, second = ended(scene, 100), ended(scene, 10)
-    with background.at_work(retention.create_job(database, lambda: NOW, ServiceMetrics(), every_seconds=0.01)):
+    with background.run_jobs(retention.create_job(database, lambda: NOW, ServiceMetrics(), every_seconds=0.01)):
         wait_until(lambda: is_empty(database, first))
         with database.transaction() as tx:
             end(tx, second, NOW - timedelta(days=300))

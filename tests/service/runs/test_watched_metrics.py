@@ -101,7 +101,7 @@ def test_a_stop_is_one_story(embedded_database: Database, monkeypatch: pytest.Mo
     the trace of its delivery."""
     with collecting() as collector, an_endpoint() as endpoint:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-        tracer = tracing.from_environment(os.environ)
+        tracer = tracing.create_tracer(os.environ)
         with watched(embedded_database, tracer, deliver=True) as service:
             body = {"url": endpoint.url, "event_types": ["*"]}
             assert service.client.post("/api/v1/endpoints", json=body).status_code == 201

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Form, Request, Response
 from fastapi.responses import RedirectResponse
 
 from evalstop_service.errors import NotFound
-from evalstop_service.security.openid import Begun, NotProved, ProviderAway
-from evalstop_service.security.scopes import role_in
+from evalstop_service.security.openid import ProviderUnavailable, SignInRefused, SignInState
+from evalstop_service.security.scopes import find_role
 from evalstop_service.store import audit, projects, sessions
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.projects import Project
@@ -40,7 +40,7 @@ def start_sign_in(request: Request, site: SiteOf) -> Response:
     target = safe_path(request.query_params.get("next", "/"))
     try:
         url, state = openid.provider.begin(_redirect_uri(request))
-    except ProviderAway as error:
+    except ProviderUnavailable as error:
         return render_login_form(request, site, target, str(error), 502)
     response = RedirectResponse(url, 303)
     flow = site.sessions.sign_flow(vars(state) | {"next": target})
@@ -65,18 +65,18 @@ def _start_session(request: Request, site: Site, openid: OpenId, flow: dict[str,
     target = flow.pop("next")
     try:
         claims = openid.provider.finish(
-            Begun(**flow), _redirect_uri(request), request.query_params, openid.grants.claims
+            SignInState(**flow), _redirect_uri(request), request.query_params, openid.grants.claims
         )
-    except NotProved as error:
+    except SignInRefused as error:
         return render_login_form(request, site, target, str(error), 401)
-    except ProviderAway as error:
+    except ProviderUnavailable as error:
         return render_login_form(request, site, target, str(error), 502)
     now = site.clock()
     session = Session(
         issuer=openid.provider.issuer,
         subject=claims["sub"],
-        name=openid.grants.name(claims),
-        grants=openid.grants.of(claims),
+        name=openid.grants.display_name(claims),
+        grants=openid.grants.find_roles(claims),
         created_at=now,
         expires_at=now + timedelta(seconds=SESSION_SECONDS),
     )
@@ -99,7 +99,7 @@ def show_projects(site: SiteOf, visitor: SignedIn) -> Response:
     with site.database.reading() as tx:
         granted = load_granted_projects(tx, visitor.session.grants) if visitor.session else [visitor.project]
     roles = {
-        project.id: role_in(visitor.session.grants, project.name) if visitor.session else visitor.role
+        project.id: find_role(visitor.session.grants, project.name) if visitor.session else visitor.role
         for project in granted
     }
     return render_page("projects.html", visitor=visitor, projects=granted, roles=roles)
@@ -112,7 +112,7 @@ def switch_project(request: Request, site: SiteOf, visitor: SignedIn, project: A
         raise NotFound
     with site.database.transaction() as tx:
         selected = projects.find_project(tx, project)
-        if selected is None or role_in(visitor.session.grants, selected.name) is None:
+        if selected is None or find_role(visitor.session.grants, selected.name) is None:
             raise NotFound
         _record_session(tx, visitor.session, selected, site)
     response = RedirectResponse("/", 303)
@@ -121,7 +121,7 @@ def switch_project(request: Request, site: SiteOf, visitor: SignedIn, project: A
 
 
 def _record_session(tx: Transaction, session: Session, project: Project, site: Site) -> None:
-    details = {"issuer": session.issuer, "subject": session.subject, "role": role_in(session.grants, project.name)}
+    details = {"issuer": session.issuer, "subject": session.subject, "role": find_role(session.grants, project.name)}
     name = user_actor(session)
     audit.record_action(tx, project.id, name, "session.opened", name, details, site.clock())
 

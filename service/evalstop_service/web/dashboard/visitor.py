@@ -11,8 +11,8 @@ from fastapi import Depends, Request
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import NotFound
-from evalstop_service.security.openid import Provider
-from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, of_scopes, role_in
+from evalstop_service.security.openid import OpenIdProvider
+from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
 from evalstop_service.store import keys, projects, runs, sessions
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import Key
@@ -30,7 +30,7 @@ from evalstop_service.web.dashboard.sessions import Sessions
 class OpenId:
     """The OpenID provider, and the grants that map its claims to roles."""
 
-    provider: Provider
+    provider: OpenIdProvider
     grants: Grants
 
 
@@ -99,7 +99,7 @@ _SAFE = ("GET", "HEAD")
 
 def may_view(key: Key | None) -> bool:
     """Whether a key may sign in: it is in use, bound to a project, and has the scope read."""
-    return key is not None and key.project_id is not None and of_scopes(key.scopes) is not None
+    return key is not None and key.project_id is not None and role_of_scopes(key.scopes) is not None
 
 
 def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | None:
@@ -109,13 +109,13 @@ def find_visitor(tx: Transaction, site: Site, request: Request) -> Visitor | Non
     if cookie.startswith(sessions.PREFIX):
         session = sessions.find_session(tx, cookie, site.clock())
         project = _selected_project(tx, session, request.cookies.get(PROJECT, "")) if session else None
-        role = role_in(session.grants, project.name) if session and project else None
+        role = find_role(session.grants, project.name) if session and project else None
         if session is None or project is None or role is None:
             return None
         return Visitor(project, role, user_actor(session), form_token, session)
     key_id = site.sessions.read_session(cookie)
     key = keys.find_key(tx, key_id) if key_id else None
-    role = of_scopes(key.scopes) if key else None
+    role = role_of_scopes(key.scopes) if key else None
     if key is None or key.project_id is None or role is None:
         return None
     return Visitor(projects.get_project(tx, key.project_id), role, f"key {key.name}", form_token)
@@ -139,7 +139,7 @@ def _selected_project(tx: Transaction, session: Session, chosen: str) -> Project
         project = projects.find_project(tx, UUID(chosen))
     except ValueError:
         project = None
-    if project is not None and role_in(session.grants, project.name) is not None:
+    if project is not None and find_role(session.grants, project.name) is not None:
         return project
     return next(iter(load_granted_projects(tx, session.grants)), None)
 

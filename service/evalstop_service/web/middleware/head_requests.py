@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class Heads:
+class HeadRequests:
     """ASGI middleware: the app is asked by GET, and told that the client has gone once it has begun to answer.
 
     So also a stream ends that would go on for hours.

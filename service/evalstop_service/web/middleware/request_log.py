@@ -20,7 +20,7 @@ ELSEWHERE = "(none)"
 """The route of a request that no route took: its path is the caller's choice and would be a series each."""
 
 
-class Watch:
+class RequestLog:
     """ASGI middleware. The id of a request is taken from `X-Request-Id` or made, and answered in the same header.
 
     A request's time is that until its answer begins: a stream may last for hours.
@@ -78,7 +78,7 @@ class Watch:
         about = {"http.request.method": method}
         with self._tracer.span(method, about, kind="server", parent=parent, request_id=request_id) as span:
             status = await self._measured(scope, receive, send, request_id)
-            route = template(scope)
+            route = route_template(scope)
             span.rename(f"{method} {route}")
             ids = {f"evalstop.{name}": str(value) for name, value in scope.get("path_params", {}).items()}
             span.set({"http.route": route, "http.response.status_code": status, **ids})
@@ -89,7 +89,7 @@ class Watch:
         key = (id(scope.get("route") or scope.get("endpoint")), scope["method"], status // 100)
         series = self._series.get(key)
         if series is None:
-            series = self._seconds.labels(_method(scope), template(scope), f"{status // 100}xx")
+            series = self._seconds.labels(_method(scope), route_template(scope), f"{status // 100}xx")
             if scope["method"] in METHODS:
                 self._series[key] = series
         series.observe(seconds)
@@ -98,7 +98,7 @@ class Watch:
         fields: dict[str, Any] = {
             "method": scope["method"],
             "path": scope["path"],
-            "route": template(scope),
+            "route": route_template(scope),
             "status": status,
             "duration_ms": round(seconds * 1000, 2),
             "client": (scope.get("client") or ("-",))[0],
@@ -109,7 +109,7 @@ class Watch:
         )
 
 
-def template(scope: Scope) -> str:
+def route_template(scope: Scope) -> str:
     """The template of the route that took a request, such as `/api/v1/runs/{run_id}`."""
     route = scope.get("route") or scope.get("endpoint")
     path: str | None = getattr(route, "path_format", None) or getattr(route, "path", None)

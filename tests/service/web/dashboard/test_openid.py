@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from evalstop_service.security.scopes import Grant, Grants, VisitorRole, parse, role_in
+from evalstop_service.security.scopes import Grant, Grants, VisitorRole, find_role, parse_grants
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit
 from evalstop_service.store.database import Database
@@ -210,18 +210,18 @@ def test_without_a_provider_there_is_no_such_page(stranger: httpx.Client) -> Non
 
 def test_what_is_granted() -> None:
     """The highest role counts, groups may be one or many, and only what a provider verified is an address."""
-    grants = Grants(parse(json.dumps([*GRANTS, {"group": "root", "project": "*", "role": "viewer"}])))
+    grants = Grants(parse_grants(json.dumps([*GRANTS, {"group": "root", "project": "*", "role": "viewer"}])))
     verified = {"email": "KIM@example.com", "email_verified": True}
-    assert grants.of({"groups": ["everyone", 7, None]} | verified) == {"safety": "admin"}
-    assert grants.of({"groups": "everyone", "email": "kim@example.com"}) == {"safety": "viewer"}
-    assert grants.of({"groups": {"everyone": 1}, "email": 7, "email_verified": "true"}) == {}
-    held = grants.of({"groups": ["root", "ml-oncall"]})
-    assert role_in(held, "alignment") == VisitorRole.OPERATOR
-    assert role_in(held, "any other") == VisitorRole.VIEWER
-    assert role_in({}, "alignment") is None
-    assert grants.name({"sub": "1", "name": "key\x00 first\n" + "x" * 500}).startswith("key  first")
-    assert len(grants.name({"sub": "1", "name": "x" * 500})) == 200
-    assert grants.name({"sub": "1", "name": 7}) == "1"
+    assert grants.find_roles({"groups": ["everyone", 7, None]} | verified) == {"safety": "admin"}
+    assert grants.find_roles({"groups": "everyone", "email": "kim@example.com"}) == {"safety": "viewer"}
+    assert grants.find_roles({"groups": {"everyone": 1}, "email": 7, "email_verified": "true"}) == {}
+    held = grants.find_roles({"groups": ["root", "ml-oncall"]})
+    assert find_role(held, "alignment") == VisitorRole.OPERATOR
+    assert find_role(held, "any other") == VisitorRole.VIEWER
+    assert find_role({}, "alignment") is None
+    assert grants.display_name({"sub": "1", "name": "key\x00 first\n" + "x" * 500}).startswith("key  first")
+    assert len(grants.display_name({"sub": "1", "name": "x" * 500})) == 200
+    assert grants.display_name({"sub": "1", "name": 7}) == "1"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_grants_are_read_from_a_file(tmp_path: Path) -> None:
     """Long lists go into a file of their own."""
     file = tmp_path / "grants.json"
     file.write_text(json.dumps(GRANTS[:1]))
-    assert parse(str(file)) == (Grant("alignment", VisitorRole.OPERATOR, group="ml-oncall"),)
+    assert parse_grants(str(file)) == (Grant("alignment", VisitorRole.OPERATOR, group="ml-oncall"),)
 
 
 @pytest.mark.parametrize("issuer", ["http://id.example", "id.example", "https://", "https://id.example/?a=b"])

@@ -13,11 +13,11 @@ from evalstop_service.clock import utc_now
 from evalstop_service.security.openid import (
     AGAIN_SECONDS,
     FOUND_SECONDS,
-    Begun,
-    NotProved,
-    Provider,
-    ProviderAway,
-    Terms,
+    OpenIdProvider,
+    ProviderSettings,
+    ProviderUnavailable,
+    SignInRefused,
+    SignInState,
 )
 from joserfc.jwk import RSAKey
 
@@ -39,7 +39,7 @@ def finish(liar: FakeProvider) -> Finish:
     liar.tell_truth()
 
     def finished(**answer: str | None) -> dict[str, Any]:
-        provider = Provider(Terms(liar.address, CLIENT_ID, CLIENT_SECRET, "openid email"), utc_now)
+        provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, CLIENT_SECRET, "openid email"), utc_now)
         url, begun = provider.begin("http://127.0.0.1/openid/callback")
         asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert asked["code_challenge_method"] == "S256"
@@ -90,7 +90,7 @@ LIES: dict[str, Callable[[FakeProvider], object]] = {
 def test_a_lie_proves_nothing(finish: Finish, liar: FakeProvider, lie: str) -> None:
     """Whatever else a provider answers lets nobody in."""
     LIES[lie](liar)
-    with pytest.raises(NotProved):
+    with pytest.raises(SignInRefused):
         finish()
 
 
@@ -109,7 +109,7 @@ def test_an_address_is_verified_where_it_is_told(finish: Finish, liar: FakeProvi
 def test_keys_change(liar: FakeProvider) -> None:
     """Each sign-in is proved by the keys that the provider has then: a new one is believed, one taken back is not."""
     liar.tell_truth()
-    provider = Provider(Terms(liar.address, CLIENT_ID, CLIENT_SECRET, "openid"), utc_now)
+    provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, CLIENT_SECRET, "openid"), utc_now)
 
     def signed_in() -> dict[str, Any]:
         url, begun = provider.begin("http://127.0.0.1/openid/callback")
@@ -119,7 +119,7 @@ def test_keys_change(liar: FakeProvider) -> None:
     assert signed_in()["sub"] == "1"
     former, liar.key = liar.key, RSAKey.generate_key(2048, {"kid": "one"})  # by the same name, or by none
     try:
-        with pytest.raises(NotProved):
+        with pytest.raises(SignInRefused):
             signed_in()
         liar.signs_with = liar.key
         assert signed_in()["sub"] == "1"
@@ -131,7 +131,7 @@ def test_keys_change(liar: FakeProvider) -> None:
 def test_a_provider_that_fails_is_away(finish: Finish, liar: FakeProvider, path: str) -> None:
     """A provider that breaks down in the middle of it disproves nothing: that it is to be tried again is said."""
     liar.broken = {path}
-    with pytest.raises(ProviderAway):
+    with pytest.raises(ProviderUnavailable):
         finish()
 
 
@@ -139,13 +139,13 @@ def test_an_issuer_that_is_always_told(finish: Finish, liar: FakeProvider) -> No
     """A provider that says to name itself in each answer has to."""
     liar.metadata = {"authorization_response_iss_parameter_supported": True}
     assert finish(iss=liar.address)["sub"] == "1"
-    with pytest.raises(NotProved):
+    with pytest.raises(SignInRefused):
         finish()
 
 
 def test_the_secret_is_not_shown() -> None:
     """Terms that end up in a traceback or a log do not tell the secret."""
-    assert CLIENT_SECRET not in repr(Terms("https://id.example", CLIENT_ID, CLIENT_SECRET, "openid"))
+    assert CLIENT_SECRET not in repr(ProviderSettings("https://id.example", CLIENT_ID, CLIENT_SECRET, "openid"))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_the_secret_is_not_shown() -> None:
 )
 def test_an_answer_to_something_else_proves_nothing(finish: Finish, answer: dict[str, str | None]) -> None:
     """Nor does what is no answer to what this browser began, or one of another provider."""
-    with pytest.raises(NotProved):
+    with pytest.raises(SignInRefused):
         finish(**answer)
 
 
@@ -171,8 +171,8 @@ def test_another_provider_than_was_named_is_none(liar: FakeProvider, metadata: d
     """What is found has to be what was named, and is looked for again the next time."""
     liar.tell_truth()
     liar.metadata = metadata
-    provider = Provider(Terms(liar.address, CLIENT_ID, None, "openid"), utc_now)
-    with pytest.raises(ProviderAway):
+    provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, None, "openid"), utc_now)
+    with pytest.raises(ProviderUnavailable):
         provider.begin("http://127.0.0.1/openid/callback")
     liar.tell_truth()
     assert provider.begin("http://127.0.0.1/openid/callback")[0].startswith(f"{liar.address}/authorize?")
@@ -191,7 +191,7 @@ def test_a_provider_that_moves(liar: FakeProvider, how: str, caplog: pytest.LogC
     logged."""
     liar.tell_truth()
     moment = utc_now()
-    provider = Provider(Terms(liar.address, CLIENT_ID, None, "openid"), lambda: moment)
+    provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, None, "openid"), lambda: moment)
 
     def asks() -> str:
         return urlsplit(provider.begin("http://127.0.0.1/openid/callback")[0]).path
@@ -213,8 +213,8 @@ def test_a_provider_that_moves(liar: FakeProvider, how: str, caplog: pytest.LogC
 
 def test_a_provider_that_is_away_is_said_to_be() -> None:
     """Nobody is told that they were not believed when nobody was asked."""
-    provider = Provider(Terms("http://127.0.0.1:9", CLIENT_ID, None, "openid"), utc_now)
-    with pytest.raises(ProviderAway):
+    provider = OpenIdProvider(ProviderSettings("http://127.0.0.1:9", CLIENT_ID, None, "openid"), utc_now)
+    with pytest.raises(ProviderUnavailable):
         provider.begin("http://127.0.0.1/openid/callback")
-    with pytest.raises(ProviderAway):
-        provider.finish(Begun("s", "n", "v"), "http://127.0.0.1/", {"state": "s", "code": "c"}, ())
+    with pytest.raises(ProviderUnavailable):
+        provider.finish(SignInState("s", "n", "v"), "http://127.0.0.1/", {"state": "s", "code": "c"}, ())

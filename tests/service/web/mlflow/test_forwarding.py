@@ -60,7 +60,7 @@ def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) 
     """A run gets a twin in the experiment of the same name, and what is said of it is said of the twin, in order."""
     project = create_project(embedded_database, "p", "shadow", 0.0, utc_now(), "paper")
     _, key = api_keys.create_named_key(embedded_database, project.name, "k", ("ingest", "read"), utc_now())
-    settings = Settings(mlflow_tee_url=fake.url, mlflow_tee_token=SecretStr("t"))
+    settings = Settings(mlflow_forward_url=fake.url, mlflow_forward_token=SecretStr("t"))
     headers = {"Authorization": f"Bearer {key}"}
     with serving(embedded_database, settings) as url:
         with httpx.Client(base_url=f"{url}/mlflow/api/2.0/mlflow/", headers=headers, trust_env=False) as client:
@@ -187,4 +187,4 @@ def test_twins_are_not_shared(embedded_database: Database, fake: FakeMlflow) -> 
 def test_bad_address(url: str) -> None:
     """An address that is none, or that holds a password, is refused at the start."""
     with pytest.raises(ValidationError, match="http://HOST"):
-        Settings(mlflow_tee_url=url)
+        Settings(mlflow_forward_url=url)
