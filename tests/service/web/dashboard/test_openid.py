@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from evalstop_service.app import check_settings
+from evalstop_service.errors import InvalidSetting
 from evalstop_service.security.scopes import Grant, Grants, VisitorRole, find_role, parse_grants
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit
@@ -239,8 +241,9 @@ def test_what_is_granted() -> None:
 )
 def test_grants_that_are_none_are_refused(text: str) -> None:
     """A service does not start with grants that cannot be read."""
-    with pytest.raises(ValidationError, match="grants"):
-        Settings(oidc_issuer="https://id.example", oidc_client_id="x", oidc_grants=text)
+    settings = Settings(oidc_issuer="https://id.example", oidc_client_id="x", oidc_grants=text)
+    with pytest.raises(InvalidSetting, match="EVALSTOP_OIDC_GRANTS"):
+        check_settings(settings)
 
 
 def test_grants_are_read_from_a_file(tmp_path: Path) -> None:
