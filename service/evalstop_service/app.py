@@ -240,7 +240,7 @@ class _App(FastAPI):
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        return description.complete(super().openapi())
+        return description.complete_openapi(super().openapi())
 
 
 async def deliver(

@@ -14,7 +14,7 @@ from evalstop_service.projects import policies
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
-from evalstop_service.web.api.examples.policies import POLICY_DOCUMENT
+from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import next_cursor
 from evalstop_service.web.api.schemas import Answer, Body, Page, Plain, Time

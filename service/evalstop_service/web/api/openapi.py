@@ -1,19 +1,18 @@
-"""The OpenAPI document as it is handed out: with the media type that problems really have, and with examples."""
+"""Completes the OpenAPI document: schemas of streams, the media type of problems, and examples."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from evalstop_service.web.api import stream
-from evalstop_service.web.api.examples import EXAMPLES
+from evalstop_service.web.api.examples import add_examples
 from evalstop_service.web.problems import MEDIA_TYPE, RESPONSES
 
 
-def complete(document: dict[str, Any]) -> dict[str, Any]:
-    """The document that FastAPI makes of the routes, with what it cannot know; doing it twice is harmless."""
+def complete_openapi(document: dict[str, Any]) -> dict[str, Any]:
+    """The document that FastAPI generates, completed; completing it twice is harmless."""
     document["components"]["schemas"] |= stream.schemas()
-    for name, example in EXAMPLES.items():
-        document["components"]["schemas"][name]["examples"] = [example]
+    add_examples(document["components"]["schemas"])
     for path in document["paths"].values():
         for operation in path.values():
             for status in RESPONSES:

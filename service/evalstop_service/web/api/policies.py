@@ -11,7 +11,7 @@ from pydantic import Field
 
 from evalstop_service.errors import NotFound
 from evalstop_service.projects import policies
-from evalstop_service.web.api.examples.policies import POLICY_DOCUMENT
+from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Time
 from evalstop_service.web.context import Admin, Db, Now, Read

@@ -1,0 +1,223 @@
+"""Examples for the OpenAPI document: one story, a run whose eval turned at step 120, told field by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_RUN_ID = "0199aa10-7c3e-7b51-9d3f-5a0d6f2c8e11"
+_STARTED, _STOPPED = "2026-01-01T12:00:00Z", "2026-01-01T14:31:07.250000Z"
+_REASON = "k_decline: 3 consecutive declines of eval, k = 3"
+_URL = "https://receiver.example:8788/"
+_ROLES = {"reward/eval": {"role": "eval"}, "reward/proxy": {"role": "proxy"}, "kl": {"role": "kl"}}
+_EVENT_BODY = '{"type":"run.stop_requested","timestamp":"2026-01-01T14:31:07.250000Z","data":{}}'
+_EVENT_SCHEMA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "run.stopped",
+    "type": "object",
+    "required": ["type", "timestamp", "data"],
+}
+
+POLICY_DOCUMENT = {
+    "name": "patient",
+    "description": "Seven declines in a row, after ten evals.",
+    "members": [{"detector": "k_decline", "params": {"k": 7}}],
+    "min_evals": 10,
+}
+
+SCHEMAS: dict[str, Any] = {
+    "EventSchema": _EVENT_SCHEMA,
+    "EventSchemas": {"run.stopped": _EVENT_SCHEMA},
+}
+"""Whole examples of schemas without fields, by name."""
+
+FIELDS: dict[str, Any] = {
+    "accepted": 2,
+    "action": "decision.vetoed",
+    "actor": "key operators",
+    "alpha": 0.05,
+    "at": _STOPPED,
+    "attempt": 1,
+    "body": _EVENT_BODY,
+    "cases": 43,
+    "chosen_by": "raw_maximum",
+    "created_at": _STARTED,
+    "currency": "USD",
+    "decided": 48,
+    "delay_steps": 30,
+    "decision_id": "0199aa12-0b7d-7f0e-8a44-1d2c3b4a5f60",
+    "default_mode": "enforce",
+    "default_policy": "default",
+    "detector": "k_decline",
+    "detectors": ["k_decline"],
+    "document": POLICY_DOCUMENT,
+    "endpoint_id": "0199aa0f-55aa-7c01-b1c2-0f1e2d3c4b5a",
+    "error": None,
+    "event_type": "run.stop_requested",
+    "event_types": ["run.stop_requested"],
+    "gpu_hours": 96.0,
+    "headers": {"webhook-id": "0199aa12-5555-7b66-9c77-f0e0d0c0b0a0"},
+    "held_out_share": 0.1,
+    "gpu_hours_lost": 0.0,
+    "gpu_hours_saved": 41.5,
+    "high": 0.984,
+    "id": "0199aa13-2222-7a33-8b44-5c6d7e8f9a0b",
+    "instance": f"/api/v1/runs/{_RUN_ID}/observations",
+    "labels": {"slurm_job_id": "4711"},
+    "last_step": 150,
+    "low": 0.703,
+    "lower": 20.0,
+    "median": 30.0,
+    "metric": "reward/eval",
+    "name": "ppo-7b-seed3",
+    "next_cursor": None,
+    "note": "3 consecutive declines of eval, k = 3",
+    "observed_probability": 0.1,
+    "policy_name": "default",
+    "price_per_gpu_hour": 2.5,
+    "reason": _REASON,
+    "request_id": "0199aa14-3333-7c44-8d55-6e7f8a9b0c1d",
+    "run_id": _RUN_ID,
+    "run_name": "ppo-7b-seed3",
+    "scopes": ["ingest"],
+    "score": 0.71,
+    "secret": "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD",
+    "state": "requested",
+    "stated_risk": 0.01,
+    "status": "running",
+    "stderr": 0.02,
+    "step": 150,
+    "stop_at": 3.0,
+    "stops_per_hour": 30,
+    "stops_share": 0.5,
+    "suspect_at": 2.0,
+    "time": _STOPPED,
+    "total_steps": 10000,
+    "turn_step": 120,
+    "undecided": 4,
+    "upper": 70.0,
+    "types": ["run.stopped"],
+    "uri": "s3://runs/ppo-7b-seed3/step-120",
+    "url": _URL,
+    "value": 0.52,
+    "verdict": "stop",
+    "version": 1,
+    "AuditEntryOut.details": {"run": "ppo-7b-seed3", "reason": "the eval set was broken this morning"},
+    "BacktestIn.policy": "cautious",
+    "BacktestRunOut.policy": "paper@1",
+    "BacktestRunOut.state": "shadow",
+    "BacktestRunOut.status": "completed",
+    "BestOut.step": 120,
+    "CheckpointIn.step": 120,
+    "CheckpointOut.step": 120,
+    "ChangeOut.details": {},
+    "DeliveryOut.state": "delivered",
+    "DeliveryDetail.state": "delivered",
+    "CellOut.right": 43,
+    "CellOut.wrong": 5,
+    "DecisionOut.state": "requested",
+    "EndpointChange.enabled": False,
+    "EstimateOut.value": 0.896,
+    "FindingOut.kind": "count",
+    "FindingOut.roles": ["eval"],
+    "FindingOut.value": 3.0,
+    "FinishIn.status": "completed",
+    "HoursOut.lost": 96.0,
+    "HoursOut.saved": 1840.0,
+    "KeyIn.name": "trainers",
+    "KeyOut.name": "trainers",
+    "NewKeyOut.name": "trainers",
+    "NewKeyOut.key": "esk_kZ3Yw0m9V1x2Qf4n6b8C0d1E2f3G4h5J6k7L8m9N0pQ",
+    "GroupOut.cases": {"let_run": {"right": "/api/v1/cases?policy=default&version=1&treatment=let_run&outcome=right"}},
+    "GroupOut.detector": None,
+    "Health.status": "ok",
+    "MetricTold.name": "eval_accuracy",
+    "MetricTold.value": "0.61",
+    "MetricsIn.metrics": _ROLES,
+    "NewProject.name": "alignment",
+    "OutcomeIn.note": "the eval fell on a second data set too",
+    "OutcomeOut.details": {"run_outcome": "turned", "evals": 40, "gain": 0.34, "drop": 0.21, "stderr": 0.022},
+    "OutcomeOut.note": "the eval ended 62 % of its gain below its best, 9.4 standard errors",
+    "PolicyName.name": "default",
+    "PolicyOut.name": "patient",
+    "PrecisionOut.group_by": ["policy"],
+    "ProblemDetails.status": 422,
+    "ProblemDetails.title": "The request is not valid",
+    "ProblemDetails.detail": "1 thing wrong with the request; nothing of it was stored",
+    "ProblemDetails.type": "about:blank",
+    "ProjectOut.name": "alignment",
+    "PullEndpointIn.name": "login-node",
+    "RawMaximumOut.step": 120,
+    "RecognitionOut.reasons": {},
+    "RecognitionOut.sources": {"reward/eval": "trainer", "reward/proxy": "trainer", "kl": "trainer"},
+    "RecognitionOut.warnings": [],
+    "ReportIn.details": {"exit_status": -15, "ended_at": _STOPPED},
+    "ReportIn.reason": "the process group is gone",
+    "ReportIn.state": "confirmed",
+    "ResumeIn.step": 120,
+    "RolloutStageOut.numbers": {},
+    "RolloutStageOut.stage": "canary",
+    "RunIn.metrics": _ROLES,
+    "RunIn.policy": "paper",
+    "RunOut.ended_at": None,
+    "RunOut.metrics": {"reward/eval": {"role": "eval", "direction": "maximize"}},
+    "RunOut.mode": "enforce",
+    "RunOut.should_stop": True,
+    "SettleIn.error": "",
+    "SettleIn.status": 202,
+    "StreamProblem.detail": "it ends in the middle, after 4096 bytes unpacked. The first 3 lines were stored",
+    "StreamProblem.lines_stored": 3,
+    "StreamProblem.status": 400,
+    "StreamProblem.title": "The body cannot be unpacked",
+    "WordIn.reason": "the eval set was broken this morning",
+}
+"""Values of fields by name, or by schema and name where one schema has a value of its own."""
+
+
+def add_examples(components: dict[str, Any]) -> None:
+    """Give every schema an example that is composed of the values of its fields."""
+    for name, schema in components.items():
+        schema["examples"] = [_build(schema, components, name)]
+
+
+def _build(schema: dict[str, Any], components: dict[str, Any], name: str, field: str = "") -> Any:
+    """An example of a schema: the story's value, the schema's own, its first choice, or one of its parts."""
+    for key in (f"{name}.{field}", field):
+        if field and key in FIELDS and not _refers(schema):
+            return FIELDS[key]
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[1]
+        return _build(components[name], components, name)
+    if name in SCHEMAS and not field:
+        return SCHEMAS[name]
+    if field and "examples" in schema:
+        return schema["examples"][0]
+    for options in (schema.get("anyOf"), schema.get("oneOf")):
+        if options:
+            is_unset = {"type": "null"} in options and not _refers(schema)
+            return None if is_unset else _build(options[0], components, name, field)
+    if "const" in schema or "enum" in schema:
+        return schema.get("const", schema.get("enum", [None])[0])
+    match schema.get("type"):
+        case "object":
+            required = schema.get("required", ())
+            return {
+                key: _build(part, components, name, key)
+                for key, part in schema.get("properties", {}).items()
+                if key in required or key in FIELDS or f"{name}.{key}" in FIELDS
+            }
+        case "array":
+            return [_build(schema["items"], components, name, f"{field}[]")]
+        case "string":
+            if schema.get("format") == "uuid":
+                return _RUN_ID
+            return _STOPPED if field.endswith(("_at", "_until", "since", "until")) else schema.get("default", "text")
+        case "integer" | "number":
+            return schema.get("default", max(schema.get("minimum", 0), schema.get("exclusiveMinimum", -1) + 1))
+        case "boolean":
+            return schema.get("default", False)
+    return None
+
+
+def _refers(schema: dict[str, Any]) -> bool:
+    """Whether a schema is another one, or null."""
+    return "$ref" in schema or any("$ref" in option for option in schema.get("anyOf", ()))
