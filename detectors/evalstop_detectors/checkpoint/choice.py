@@ -120,6 +120,13 @@ class SmoothedMaximum(Struct, frozen=True):
     Scores of steps without a checkpoint count as neighbors. Scores without noise are left as they are. `caution` is how
     many standard errors the bound lies below the smoothed score. In long runs the newest scores wait until there are
     some (see `smoothing`); while none but such has a checkpoint, the highest of these is chosen as it was measured.
+
+    One lucky score at step 2 is not the best checkpoint:
+
+    >>> values = [1, 2, 9, 3, 2, 4, 5, 4, 6, 5, 7, 6, 5, 6, 4, 5, 3, 4, 2]
+    >>> scores, existing = [Score(step, float(value)) for step, value in enumerate(values)], range(19)
+    >>> RawMaximum().choose(scores, existing).step, SmoothedMaximum().choose(scores, existing).step
+    (2, 10)
     """
 
     name: ClassVar[str] = "smoothed_maximum"

@@ -48,6 +48,17 @@ class Cusum(Struct, frozen=True, forbid_unknown_fields=True):
 
     `allowance`: standard deviations an eval that are put down to noise; half the fall that matters is the classic one.
     `largest_sigmas`: the most that one eval can lie off. `sd`: the known noise of one eval, in the unit of the score.
+
+    A run that rises for 30 evals and falls from then on:
+
+    >>> detector, state = Cusum(), Cusum().start()
+    >>> for step in range(80):
+    ...     score = min(step, 60 - step)
+    ...     state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.value:.1f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 52: 27.7, turn at step 42
     """
 
     name: ClassVar[str] = "cusum"

@@ -84,6 +84,17 @@ class Divergence(Struct, frozen=True, forbid_unknown_fields=True):
     `control_variate`: whether what the proxy's surprises foretell is taken off the eval score, while the eval score's
     noise is more than the share `noisy_from` of its range (below that, surprises are the curve itself rather than
     luck).
+
+    The eval score turns at step 30, while the proxy goes on rising:
+
+    >>> detector, state = Divergence(), Divergence().start()
+    >>> for step in range(80):
+    ...     for role, value in ((MetricRole.PROXY, step), (MetricRole.EVAL, min(step, 60 - step))):
+    ...         state, evidence = detector.step(state, Observation(role, step, value))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.value:.2f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 45: 13.65, turn at step 26
     """
 
     name: ClassVar[str] = "divergence"

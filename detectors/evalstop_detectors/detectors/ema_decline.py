@@ -38,6 +38,17 @@ class EmaDecline(Struct, frozen=True, forbid_unknown_fields=True):
 
     `weight`: that of a new value, 1 is no smoothing at all. `min_delta`: a fall of the average counts if it is larger
     than this, in the unit of the role. `warmup_evals`: comparisons begin after this many finite values.
+
+    A run that rises for 30 evals and falls from then on:
+
+    >>> detector, state = EmaDecline(), EmaDecline().start()
+    >>> for step in range(80):
+    ...     score = min(step, 60 - step)
+    ...     state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.value:.1f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 36: 5.0, turn at step 31
     """
 
     name: ClassVar[str] = "ema_decline"

@@ -26,7 +26,18 @@ class FixedProgressState(Struct, frozen=True):
 
 
 class FixedProgress(Struct, frozen=True, forbid_unknown_fields=True):
-    """Reports progress; stops at `fraction` of the planned steps."""
+    """Reports progress; stops at `fraction` of the planned steps.
+
+    A run of 100 planned steps:
+
+    >>> detector, state = FixedProgress(), FixedProgress().start()
+    >>> for step in range(100):
+    ...     state, evidence = detector.step(state, Observation(MetricRole.LOSS, step, 0.0, progress=step / 100))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.note}")
+    ...         break
+    step 60: 60% of the planned steps are done
+    """
 
     name: ClassVar[str] = "fixed_progress"
     state_type: ClassVar[type[FixedProgressState]] = FixedProgressState

@@ -43,6 +43,17 @@ class Floor(Struct, frozen=True, forbid_unknown_fields=True):
     """Weighs how far the last evals lie below the first ones.
 
     `k`: how many evals in a row must lie there. `sigmas` and `share` (of the gain so far): by how much at the least.
+
+    A run that falls from its first eval on:
+
+    >>> detector, state = Floor(), Floor().start()
+    >>> for step in range(80):
+    ...     score = -step
+    ...     state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.value:.1f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 5: 2.9, turn at step 0
     """
 
     name: ClassVar[str] = "floor"

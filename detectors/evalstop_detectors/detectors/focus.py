@@ -55,6 +55,17 @@ class Focus(Struct, frozen=True, forbid_unknown_fields=True):
 
     `rise_sigmas`: how significant a rise begins the series anew; None: no rise does. `candidates`: how many change
     points are kept.
+
+    A run that stays for 30 evals, up to noise of 1, and falls from then on:
+
+    >>> detector, state = Focus(), Focus().start()
+    >>> for step in range(80):
+    ...     score = step % 2 - max(step - 30, 0) / 3
+    ...     state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.value:.1f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 51: 79.5, turn at step 37
     """
 
     name: ClassVar[str] = "focus"

@@ -119,6 +119,17 @@ class GaoFit(Struct, frozen=True, forbid_unknown_fields=True):
     `least_evals`: the evidence is 0 before so many evals with a KL.
     `least_fall`: a fall from the peak counts if it is larger than this share of the rise to it.
     `misfit`: by what factor the variance of the residuals may exceed that of the noise, in the long run.
+
+    The eval score is d (4 - d) with d = sqrt(KL), which peaks at d = 2:
+
+    >>> detector, state = GaoFit(), GaoFit().start()
+    >>> for step in range(80):
+    ...     for role, value in ((MetricRole.KL, (step / 20) ** 2), (MetricRole.EVAL, step / 20 * (4 - step / 20))):
+    ...         state, evidence = detector.step(state, Observation(role, step, value))
+    ...     if evidence.reaches(detector.thresholds.suspect_at):
+    ...         print(f"step {step}: {evidence.value:.2f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 53: 1.00, turn at step 40
     """
 
     name: ClassVar[str] = "gao_fit"

@@ -35,6 +35,17 @@ class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
 
     `tolerance`: how far below the best a value must lie to count, in the unit of the role.
     `warmup_evals`: the first so many finite values set the best but never count.
+
+    A run that rises for 30 evals and falls from then on:
+
+    >>> detector, state = KBelowBest(), KBelowBest().start()
+    >>> for step in range(80):
+    ...     score = min(step, 60 - step)
+    ...     state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.value:.1f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 35: 5.0, turn at step 30
     """
 
     name: ClassVar[str] = "k_below_best"

@@ -35,6 +35,17 @@ class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
 
     `min_delta`: a fall counts if it is larger than this, in the unit of the role.
     `warmup_evals`: comparisons begin with the value after this many finite ones.
+
+    A run that rises for 30 evals and falls from then on:
+
+    >>> detector, state = KDecline(), KDecline().start()
+    >>> for step in range(80):
+    ...     score = min(step, 60 - step)
+    ...     state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.value:.1f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 33: 3.0, turn at step 30
     """
 
     name: ClassVar[str] = "k_decline"

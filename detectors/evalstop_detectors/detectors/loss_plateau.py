@@ -27,7 +27,18 @@ class LossPlateauState(Struct, frozen=True):
 
 
 class LossPlateau(Struct, frozen=True, forbid_unknown_fields=True):
-    """Counts values of the loss since it last improved by more than `min_delta` (in its unit)."""
+    """Counts values of the loss since it last improved by more than `min_delta` (in its unit).
+
+    A loss (with its sign turned) that falls for 20 steps and stays:
+
+    >>> detector, state = LossPlateau(), LossPlateau().start()
+    >>> for step in range(80):
+    ...     state, evidence = detector.step(state, Observation(MetricRole.LOSS, step, min(step, 20)))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.value:.0f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 30: 10, turn at step 20
+    """
 
     name: ClassVar[str] = "loss_plateau"
     state_type: ClassVar[type[LossPlateauState]] = LossPlateauState

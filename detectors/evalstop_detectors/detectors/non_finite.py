@@ -28,7 +28,16 @@ class NonFiniteState(Struct, frozen=True):
 
 
 class NonFinite(Struct, frozen=True, forbid_unknown_fields=True):
-    """Counts consecutive NaN and infinite values."""
+    """Counts consecutive NaN and infinite values.
+
+    Two NaN in a row:
+
+    >>> detector, state = NonFinite(), NonFinite().start()
+    >>> for step, score in enumerate([0.1, 0.2, math.nan, math.nan]):
+    ...     state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score))
+    >>> evidence.value, evidence.turn_step
+    (2.0, 1)
+    """
 
     name: ClassVar[str] = "non_finite"
     state_type: ClassVar[type[NonFiniteState]] = NonFiniteState

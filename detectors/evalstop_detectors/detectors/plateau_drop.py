@@ -103,6 +103,17 @@ class PlateauDrop(Struct, frozen=True, forbid_unknown_fields=True):
 
     `sigmas`: how many standard deviations of a fall are put down to noise, on top of what the number of windows looked
     at explains. `use_proxy`: whether the proxy is looked at.
+
+    A run that rises for 30 evals and falls from then on, with the threshold of 1 % of healthy runs:
+
+    >>> detector, state = PlateauDrop(), PlateauDrop().start()
+    >>> for step in range(80):
+    ...     score = min(step, 60 - step)
+    ...     state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score))
+    ...     if evidence.reaches(0.194):
+    ...         print(f"step {step}: {evidence.value:.3f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 59: 0.199, turn at step 35
     """
 
     name: ClassVar[str] = "plateau_drop"

@@ -66,6 +66,17 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
 
     `detector` and `params`: the name of a class in `river.drift` and what its constructor is called with. `series`: see
     above. `memory`: how many inputs are kept; whole numbers among the parameters may be up to half of it.
+
+    A level of 10, up to noise of 1, that falls to 0 after 30 evals (needs the extra `river`):
+
+    >>> detector, state = RiverDrift(), RiverDrift().start()
+    >>> for step in range(80):
+    ...     score = (10 if step < 30 else 0) + step % 2
+    ...     state, evidence = detector.step(state, Observation(MetricRole.EVAL, step, score))
+    ...     if evidence.reaches(detector.thresholds.stop_at):
+    ...         print(f"step {step}: {evidence.value:.1f}, turn at step {evidence.turn_step}")
+    ...         break
+    step 37: 1.0, turn at step 29
     """
 
     name: ClassVar[str] = "river_drift"

@@ -90,6 +90,17 @@ def advance(
 
     Returns the verdicts at which the word (`continue`, `suspect`, `stop`) changed, and last the state's verdict. Those
     in between differ from their neighbors in evidence and step alone.
+
+    The published rule on a run that falls from step 2 on:
+
+    >>> from evalstop_detectors import POLICIES, Column
+    >>> policy = POLICIES["paper"]
+    >>> evals = Column(steps=[0, 1, 2, 3, 4, 5], values=[0.1, 0.4, 0.7, 0.6, 0.5, 0.4])
+    >>> state, verdicts = advance(policy, start(policy), {MetricRole.EVAL: evals})
+    >>> [(str(verdict.verdict), verdict.step, verdict.turn_step) for verdict in verdicts]
+    [('suspect', 4, 2), ('stop', 5, 2)]
+    >>> state.verdict.reason
+    'k_decline: 3 consecutive declines of eval, k = 3'
     """
     # 1. Roles that the policy does not watch are dropped first, so that they cost nothing else.
     if isinstance(observations, Mapping):

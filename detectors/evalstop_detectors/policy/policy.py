@@ -112,6 +112,16 @@ class Policy(Struct, frozen=True, dict=True):
     `eval_required`: members that never see the eval role may raise a suspicion, but not stop a run by themselves.
     `min_evals`: no stop before so many finite evals; `warmup_steps`: none before this step.
     `stops_despite`: reservations that do not hold its stops back; they change no verdict.
+
+    A detector that never sees the eval score may raise a suspicion only:
+
+    >>> from evalstop_detectors.detectors.k_decline import KDecline
+    >>> eval_member = Member(KDecline(k=3), Thresholds(suspect_at=2.0, stop_at=3.0))
+    >>> proxy_member = Member(KDecline(k=3, role=MetricRole.PROXY), Thresholds(suspect_at=2.0, stop_at=3.0))
+    >>> policy = Policy("either", (eval_member, proxy_member))
+    >>> quiet, loud = Evidence(Kind.COUNT, 0.0), Evidence(Kind.COUNT, 3.0, turn_step=7, note="3 declines")
+    >>> [str(policy.judge(evidence, step=10, evals=10).verdict) for evidence in ([loud, quiet], [quiet, loud])]
+    ['stop', 'suspect']
     """
 
     name: str

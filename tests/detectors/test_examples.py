@@ -1,0 +1,25 @@
+"""The examples in docstrings run and give what they show."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import evalstop_detectors
+import pytest
+from evalstop_detectors import DETECTORS, Policy, SmoothedMaximum, advance
+
+MODULES = [info.name for info in pkgutil.walk_packages(evalstop_detectors.__path__, "evalstop_detectors.")]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_hold(name: str) -> None:
+    """Every example of the module prints what its docstring says."""
+    assert doctest.testmod(importlib.import_module(name), raise_on_error=True).failed == 0
+
+
+@pytest.mark.parametrize("item", [*DETECTORS.values(), Policy, advance, SmoothedMaximum])
+def test_there_is_an_example(item: object) -> None:
+    """Every detector, the policy, the monitor and the choice of the best checkpoint show an example."""
+    assert ">>> " in (item.__doc__ or "")
