@@ -77,7 +77,7 @@ class Tenant:
         script = f"sh {cluster.script}"
         command = [sys.executable, "-m", "evalstop_client.receivers.cli", "command", "--url", service]
         command += ["--run", f"{script} cancel {{job_id}}", "--check", f"{script} check {{job_id}}"]
-        command += ["--role", f"{script} save {{job_id}}", "--checkpoint-grace-seconds", str(WINDOW_SECONDS)]
+        command += ["--signal", f"{script} save {{job_id}}", "--checkpoint-grace-seconds", str(WINDOW_SECONDS)]
         command += ["--poll-seconds", "1", "--state", str(self.folder / "state")]
         command += ["--listen", "127.0.0.1:0", "--ready-file", str(ready)]
         environment = {"EVALSTOP_WEBHOOK_SECRET": self.secret, "EVALSTOP_KEY": self.key}

@@ -120,7 +120,7 @@ def test_controller_is_restarted_in_the_middle(stage: Stage) -> None:
     stage.cluster.stop_controller()
     try:
         eventually(lambda: "saved" in job.story(), PATIENCE_SECONDS)
-        eventually(lambda: "trying on" in stage.log("restart"), PATIENCE_SECONDS)
+        eventually(lambda: "retrying" in stage.log("restart"), PATIENCE_SECONDS)
         decision = stage.decision(job)
         assert decision is not None
         assert decision["state"] in ("requested", "acknowledged")
