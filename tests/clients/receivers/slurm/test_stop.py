@@ -145,7 +145,7 @@ def test_receiver_is_killed_in_the_middle(stage: Stage) -> None:
     assert (details["how"], details["checkpoint"]) == ("cancelled", "saved")
     assert_saved_first(job)
     assert job.times("asked") == 1
-    assert "going on with the stop" in stage.log("killed")
+    assert "continuing the stop" in stage.log("killed")
 
 
 def test_trainer_that_ignores_sigterm_is_ended(stage: Stage) -> None:
