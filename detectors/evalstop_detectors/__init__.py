@@ -1,6 +1,6 @@
 """Online detectors of the moment a training run stops getting better: no clock, no chance, no I/O."""
 
-from evalstop_detectors.checkpoint.choice import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
+from evalstop_detectors.checkpoint.choice import BestCheckpoint, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
 from evalstop_detectors.detectors.detector import Detector, Evidence, Kind, Thresholds
 from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, StaleState
 from evalstop_detectors.observation import Column, Columns, MetricRole, Observation, to_columns
@@ -15,13 +15,13 @@ from evalstop_detectors.policy.codec import (
 from evalstop_detectors.policy.monitor import MonitorState, advance, is_late, replay, start, step
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Finding, GuardKind, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
-from evalstop_detectors.roles.recognition import Recognised, Role, match, recognise
+from evalstop_detectors.roles.recognition import RecognizedRoles, Role, match_role, recognize_roles
 
 __all__ = [
     "DETECTORS",
     "NOTHING_SEEN",
     "POLICIES",
-    "Best",
+    "BestCheckpoint",
     "BestSoFar",
     "Call",
     "Chooser",
@@ -41,7 +41,7 @@ __all__ = [
     "OutOfOrder",
     "Policy",
     "RawMaximum",
-    "Recognised",
+    "RecognizedRoles",
     "Role",
     "Score",
     "SmoothedMaximum",
@@ -50,10 +50,10 @@ __all__ = [
     "Verdict",
     "advance",
     "is_late",
-    "match",
+    "match_role",
     "policy_from_document",
     "policy_to_document",
-    "recognise",
+    "recognize_roles",
     "replay",
     "start",
     "state_from_json",

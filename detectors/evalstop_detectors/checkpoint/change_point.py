@@ -23,7 +23,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from evalstop_detectors.checkpoint.choice import Score
-from evalstop_detectors.checkpoint.smoothing import Smoothed, smooth
+from evalstop_detectors.checkpoint.smoothing import Smoothed, smooth_scores
 
 MOST = 200
 """How many points PELT is shown at most."""
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 
-class Turn(Struct, frozen=True):
+class ChangePoint(Struct, frozen=True):
     """The step of the last eval before the eval score began to fall for good, and the steps between which the peak
     lies.
 
@@ -53,7 +53,7 @@ class Turn(Struct, frozen=True):
     drop: float
 
 
-def turn(scores: Sequence[Score]) -> Turn | None:
+def locate_change_point(scores: Sequence[Score]) -> ChangePoint | None:
     """Where the scores (by ascending step, higher is better) turned; None where no fall stands out from the noise.
 
     A fall stands out if it is more than three standard errors and a tenth of the gain.
@@ -68,14 +68,14 @@ def turn(scores: Sequence[Score]) -> Turn | None:
     span = float(np.ptp(values))
     if span <= 1e-12:
         return None
-    smoothed = smooth(values.tolist())
+    smoothed = smooth_scores(values.tolist())
     placed = _placed(values, np.asarray(smoothed.mean), max(smoothed.noise, 1e-6 * span))
     if placed is None:
         return None
     at, gain, drop = placed
     low, high = _around(at, smoothed, span)
     step, low_step, high_step = (finite[int(places[index])].step for index in (at, low, high))
-    return Turn(step, low_step, high_step, _outward(gain, exponent), _outward(drop, exponent))
+    return ChangePoint(step, low_step, high_step, _outward(gain, exponent), _outward(drop, exponent))
 
 
 def _thinned(values: Floats) -> tuple[Floats, Places]:

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Protocol
 
 from msgspec import Meta, Struct
 
-from evalstop_detectors.checkpoint.smoothing import Curve, fitted_on, settled
+from evalstop_detectors.checkpoint.smoothing import Curve, count_fitted, count_settled
 
 
 class Score(Struct, frozen=True):
@@ -26,7 +26,7 @@ class Score(Struct, frozen=True):
     stderr: float | None = None
 
 
-class Best(Struct, frozen=True):
+class BestCheckpoint(Struct, frozen=True):
     """The step of the chosen checkpoint, the raw score measured there, and the rule that chose it.
 
     `smoothed` is what the rule believes the score to be, with its standard error, both in the score's unit; None where
@@ -49,7 +49,7 @@ class Follower(Protocol):
     def saved(self, step: int) -> None:
         """Take in that the checkpoint of this step exists, before or after its score."""
 
-    def best(self) -> Best | None:
+    def best(self) -> BestCheckpoint | None:
         """What `choose` gives for the same scores and checkpoints."""
 
 
@@ -58,7 +58,7 @@ class Chooser(Protocol):
 
     name: ClassVar[str]
 
-    def choose(self, scores: Sequence[Score], existing: Collection[int]) -> Best | None:
+    def choose(self, scores: Sequence[Score], existing: Collection[int]) -> BestCheckpoint | None:
         """The best of the finite `scores` (by ascending step) whose step is in `existing`; None when there is none."""
 
     def begin(self) -> Follower:
@@ -86,13 +86,13 @@ class BestSoFar:
         """Take in that the checkpoint of this step exists, before or after its score."""
         self._follower.saved(step)
 
-    def best(self) -> Best | None:
+    def best(self) -> BestCheckpoint | None:
         """The chosen one among the checkpoints that exist."""
         return self._follower.best()
 
-    def raw(self) -> Best | None:
+    def raw(self) -> BestCheckpoint | None:
         """The highest score, of equals the earliest, whether or not there is a checkpoint of it."""
-        return None if self._raw is None else Best(self._raw.step, self._raw.value, RawMaximum.name)
+        return None if self._raw is None else BestCheckpoint(self._raw.step, self._raw.value, RawMaximum.name)
 
 
 class RawMaximum:
@@ -103,12 +103,12 @@ class RawMaximum:
 
     name: ClassVar[str] = "raw_maximum"
 
-    def choose(self, scores: Sequence[Score], existing: Collection[int]) -> Best | None:
+    def choose(self, scores: Sequence[Score], existing: Collection[int]) -> BestCheckpoint | None:
         candidates = [score for score in scores if score.step in existing and math.isfinite(score.value)]
         if not candidates:
             return None
         best = max(candidates, key=lambda score: (score.value, -score.step))
-        return Best(best.step, best.value, self.name)
+        return BestCheckpoint(best.step, best.value, self.name)
 
     def begin(self) -> Follower:
         return _Highest()
@@ -133,7 +133,7 @@ class SmoothedMaximum(Struct, frozen=True):
 
     caution: Annotated[float, Meta(ge=0, le=10)] = 0.5
 
-    def choose(self, scores: Sequence[Score], existing: Collection[int]) -> Best | None:
+    def choose(self, scores: Sequence[Score], existing: Collection[int]) -> BestCheckpoint | None:
         follower = self.begin()
         for step in existing:
             follower.saved(step)
@@ -199,10 +199,10 @@ class _Highest:
         if index is not None:
             self._consider(index)
 
-    def best(self) -> Best | None:
+    def best(self) -> BestCheckpoint | None:
         if self._best is None:
             return None
-        return Best(self._scores.steps[self._best], self._scores.values[self._best], RawMaximum.name)
+        return BestCheckpoint(self._scores.steps[self._best], self._scores.values[self._best], RawMaximum.name)
 
     def _consider(self, index: int) -> None:
         values, best = self._scores.values, self._best
@@ -227,7 +227,7 @@ class _HighestBound:
         self._best_final: tuple[float, int] | None = None
         self._low, self._high = math.inf, -math.inf
         self._settled = 0
-        self._answer: Best | None = None
+        self._answer: BestCheckpoint | None = None
         self._stale = False
 
     def add(self, score: Score) -> None:
@@ -240,7 +240,7 @@ class _HighestBound:
             if math.frexp(half_range)[1] > math.frexp(self._half_range)[1] or not self._half_range:
                 self._grew_at.append(index + 1)
             self._half_range = half_range
-        if self._is_waiting() or settled(index + 1) == index + 1:
+        if self._is_waiting() or count_settled(index + 1) == index + 1:
             self._stale = True
 
     def saved(self, step: int) -> None:
@@ -249,10 +249,10 @@ class _HighestBound:
             return
         if self._curve is not None and index < self._final:
             self._consider(self._curve, index, index + 1)
-        if self._is_waiting() or index < settled(len(self._scores.steps)):
+        if self._is_waiting() or index < count_settled(len(self._scores.steps)):
             self._stale = True
 
-    def best(self) -> Best | None:
+    def best(self) -> BestCheckpoint | None:
         if self._stale and self._scores.any_exists:  # a run that saves nothing has nothing to be fitted for
             self._answer, self._stale = self._chosen(), False
         return self._answer
@@ -261,14 +261,14 @@ class _HighestBound:
         """Whether what was chosen last, if anything, was so for want of a score that counts."""
         return self._answer is None or self._answer.smoothed is None
 
-    def _chosen(self) -> Best | None:
-        scores, count = self._scores, settled(len(self._scores.steps))
+    def _chosen(self) -> BestCheckpoint | None:
+        scores, count = self._scores, count_settled(len(self._scores.steps))
         curve = self._settle(count)
         best = self._highest(curve, self._final, count, self._best_final)
         if best is None:
             return self._raw_from(count)
         index, frame = -best[1], curve.fit.frame
-        return Best(
+        return BestCheckpoint(
             scores.steps[index],
             scores.values[index],
             SmoothedMaximum.name,
@@ -279,7 +279,7 @@ class _HighestBound:
     def _settle(self, count: int) -> Curve:
         """The curve of the first `count` scores, with all that was final brought up to it."""
         values, curve = self._scores.values, self._curve
-        on = fitted_on(count, self._grew_at)
+        on = count_fitted(count, self._grew_at)
         if curve is None or on != self._fitted_on:
             curve = self._curve = Curve(values[:on], self._scores.stderrs[:on])
             self._fitted_on, self._final, self._best_final = on, 0, None
@@ -306,10 +306,10 @@ class _HighestBound:
         ]
         return max(found if best is None else [best, *found], default=None)
 
-    def _raw_from(self, begin: int) -> Best | None:
+    def _raw_from(self, begin: int) -> BestCheckpoint | None:
         scores = self._scores
         found = [(scores.values[index], -index) for index in range(begin, len(scores.steps)) if scores.exists[index]]
         if not found:
             return None
         value, index = max(found)
-        return Best(scores.steps[-index], value, SmoothedMaximum.name)
+        return BestCheckpoint(scores.steps[-index], value, SmoothedMaximum.name)

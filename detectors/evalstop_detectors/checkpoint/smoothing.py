@@ -38,7 +38,7 @@ class Smoothed(Struct, frozen=True):
     noise: float
 
 
-def smooth(values: Sequence[float]) -> Smoothed:
+def smooth_scores(values: Sequence[float]) -> Smoothed:
     """Take most of the noise from finite values, at least one."""
     curve, low, high = Curve(values), min(values), max(values)
     frame, sd = curve.fit.frame, curve.fit.sd
@@ -49,13 +49,13 @@ def smooth(values: Sequence[float]) -> Smoothed:
     )
 
 
-def settled(count: int) -> int:
+def count_settled(count: int) -> int:
     """How many of so many scores count: whole blocks, of 2 from 256 scores on, of 4 from 1024 on, and so forth."""
     block = 1 << max((count.bit_length() - 1) // 2 - 3, 0)
     return count // block * block
 
 
-def fitted_on(count: int, grew_at: Iterable[int]) -> int:
+def count_fitted(count: int, grew_at: Iterable[int]) -> int:
     """On how many of the first `count` scores the fit is, when the range grew with those of the numbers `grew_at`."""
     low_bits = max(count.bit_length() - 3, 0)
     return max(count >> low_bits << low_bits, *(number for number in grew_at if number <= count), 0)

@@ -17,7 +17,7 @@ from evalstop_detectors.detectors.detector import Detector, Thresholds
 from evalstop_detectors.detectors.e_process import EProcess
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
 from evalstop_detectors.errors import InvalidPolicy
-from evalstop_detectors.policy.catalog import DETECTORS, unknown
+from evalstop_detectors.policy.catalog import DETECTORS, explain_unknown
 from evalstop_detectors.policy.policy import Member, Policy
 from evalstop_detectors.policy.shipped_calibrations import CALIBRATIONS
 
@@ -54,15 +54,15 @@ class Calibration(Struct, frozen=True):
     levels: tuple[Level, ...]
 
 
-def calibration(document: CalibrationDocument) -> Calibration:
+def read_calibration(document: CalibrationDocument) -> Calibration:
     """Read one calibration; raises InvalidPolicy, or ValidationError for parameters that the detector does not take."""
     detector_type = DETECTORS.get(document.detector)
     if detector_type is None:
-        raise InvalidPolicy(unknown(document.detector), ("detector",))
+        raise InvalidPolicy(explain_unknown(document.detector), ("detector",))
     return Calibration(msgspec.convert(document.params, detector_type), tuple(document.thresholds))
 
 
-def threshold(detector: Detector[Any], risk: float, own: Sequence[Calibration]) -> float:
+def find_threshold(detector: Detector[Any], risk: float, own: Sequence[Calibration]) -> float:
     """The threshold of this risk by the policy's own calibrations, else by those that come with EvalStop.
 
     Raises InvalidPolicy when nobody has found one.
@@ -90,7 +90,7 @@ def default_thresholds(detector: Detector[Any]) -> Thresholds:
     return Thresholds(calibrated.get(0.05), calibrated.get(0.01))
 
 
-def stated(policy: Policy) -> float | None:
+def compute_stated_risk(policy: Policy) -> float | None:
     """The share of healthy runs that a policy says it stops at most, by the thresholds of its members; None: it does
     not say.
 
@@ -136,5 +136,5 @@ def _unknown(detector: Detector[Any], risk: float, known: Iterable[Calibration])
 
 
 SHIPPED: tuple[Calibration, ...] = tuple(
-    calibration(document) for document in msgspec.convert(CALIBRATIONS, list[CalibrationDocument])
+    read_calibration(document) for document in msgspec.convert(CALIBRATIONS, list[CalibrationDocument])
 )

@@ -47,7 +47,7 @@ if find_spec("river") is None:
     _TO_INSTALL["river_drift"] = "evalstop-detectors[river]"
 
 
-def unknown(name: str) -> str:
+def explain_unknown(name: str) -> str:
     """What to say to one who names a detector that is not there."""
     if name in _TO_INSTALL:
         return f"the detector {name} needs what is not installed; run pip install '{_TO_INSTALL[name]}'"

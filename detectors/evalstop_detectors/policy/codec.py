@@ -19,11 +19,11 @@ from evalstop_detectors.policy.calibration import (
     Calibration,
     CalibrationDocument,
     Risk,
-    calibration,
     default_thresholds,
-    threshold,
+    find_threshold,
+    read_calibration,
 )
-from evalstop_detectors.policy.catalog import DETECTORS, unknown
+from evalstop_detectors.policy.catalog import DETECTORS, explain_unknown
 from evalstop_detectors.policy.monitor import MonitorState
 from evalstop_detectors.policy.policy import GuardKind, Member, Policy, Verdict, member_ids
 
@@ -212,7 +212,7 @@ def _needed(key: str, given: float | str, weights: Sequence[float]) -> float:
 def _calibration(document: CalibrationDocument, index: int) -> Calibration:
     where = ("calibration", index)
     try:
-        return calibration(document)
+        return read_calibration(document)
     except InvalidPolicy as error:
         raise _invalid((*where, *error.path), str(error)) from error
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -222,7 +222,7 @@ def _calibration(document: CalibrationDocument, index: int) -> Calibration:
 def _member(item: _MemberDocument, where: Path, weight: float, own: Sequence[Calibration]) -> Member:
     detector_type = DETECTORS.get(item.detector)
     if detector_type is None:
-        raise _invalid((*where, "detector"), unknown(item.detector))
+        raise _invalid((*where, "detector"), explain_unknown(item.detector))
     try:
         detector = msgspec.convert(item.params, detector_type)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -251,7 +251,7 @@ def _threshold(
     if not isinstance(given, Risk):
         return given
     try:
-        return threshold(detector, given.risk, own)
+        return find_threshold(detector, given.risk, own)
     except InvalidPolicy as error:
         raise _invalid((*where, "risk"), str(error)) from error
 
@@ -265,8 +265,8 @@ def _refusal(error: Exception, where: Path, struct: type[Any]) -> InvalidPolicy:
     found = _PLACE.fullmatch(str(error))
     words, steps = (found[1], found[2]) if found else (str(error), "")
     inner: Path = tuple(int(step[1:-1]) if step[0] == "[" else step[1:] for step in _STEP.findall(steps))
-    unknown = _UNKNOWN_FIELD.fullmatch(words)
-    path = (*where, *inner, *([unknown[1]] if unknown else []))
+    explain_unknown = _UNKNOWN_FIELD.fullmatch(words)
+    path = (*where, *inner, *([explain_unknown[1]] if explain_unknown else []))
     return InvalidPolicy(f"{words} - at `{_written((*where, *inner))}`; allowed: {allowed_at(struct, inner)}", path)
 
 

@@ -33,7 +33,7 @@ class Role(Struct, frozen=True):
     direction: Literal["maximize", "minimize"]
 
 
-class Recognised(Struct, frozen=True):
+class RecognizedRoles(Struct, frozen=True):
     """What a run's metrics look like.
 
     `preset` is the trainer whose names they are, None when no trainer's marks were seen. `roles` holds at most one
@@ -57,7 +57,7 @@ class _Candidate(Struct, frozen=True):
         return self.meaning.rank, self.place, self.metric
 
 
-def recognise(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({})) -> Recognised:
+def recognize_roles(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({})) -> RecognizedRoles:
     """Tell the roles of `metrics` from their names; the tag `evalstop.preset` names the trainer outright."""
     names = sorted(set(metrics))
     trainers, warnings = _trainers(names, tags)
@@ -80,10 +80,10 @@ def recognise(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType
             reasons[other.metric] = f"no role: {best.metric} is the better {role} ({other.meaning.reason})"
     if MetricRole.EVAL not in candidates:
         warnings.append(NO_EVAL)
-    return Recognised(trainers[0].name if trainers else None, roles, reasons, warnings)
+    return RecognizedRoles(trainers[0].name if trainers else None, roles, reasons, warnings)
 
 
-def match(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
+def match_role(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
     """The role that the first fitting pattern gives to a metric, None when none fits.
 
     A pattern is `{"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}`, fnmatch-style and

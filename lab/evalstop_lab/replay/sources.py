@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from evalstop_detectors import MetricRole
-from evalstop_detectors.roles.recognition import Recognised, recognise
+from evalstop_detectors.roles.recognition import RecognizedRoles, recognize_roles
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -123,10 +123,12 @@ def logs_of(source: str | Path, open_until: ExitStack) -> Iterator[Log]:
             yield Log(path, partial(module.metrics, path), partial(_read_path, module, path, _name(path)), tags)
 
 
-def choose(asked: Asked, metrics: set[str], tags: Mapping[str, str], roles: Roles | None) -> tuple[Roles, Recognised]:
+def choose(
+    asked: Asked, metrics: set[str], tags: Mapping[str, str], roles: Roles | None
+) -> tuple[Roles, RecognizedRoles]:
     """The roles of these metrics: as asked for, else as their run says, else by name; and what names alone told."""
     names = metrics - NO_METRICS
-    recognised = recognise(names, tags)
+    recognised = recognize_roles(names, tags)
     columns: dict[MetricRole, str] = {}
     minimized = set(asked.minimized)
     for role in MetricRole:

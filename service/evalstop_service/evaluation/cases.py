@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import Evidence, Kind
-from evalstop_detectors.policy.calibration import stated
+from evalstop_detectors.policy.calibration import compute_stated_risk
 
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
@@ -178,7 +178,7 @@ def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hou
         observed_probability=decision.observed_probability,
         decided_step=decision.step,
         detectors=_list_stopping_detectors(decision.verdict),
-        stated_risk=None if policy is None else stated(policy),
+        stated_risk=None if policy is None else compute_stated_risk(policy),
         delay_steps=decision.step - case.turn_step if right and case.turn_step is not None else None,
         gpu_hours_saved=None if prevented else hours.saved(decision, treatment, case.outcome, run.total_steps),
         gpu_hours_lost=None if prevented else hours.lost(decision, case.outcome),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from evalstop_detectors.checkpoint.change_point import turn
+from evalstop_detectors.checkpoint.change_point import locate_change_point
 
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import observations
@@ -18,6 +18,8 @@ def find_change_point(tx: Transaction, run: Run) -> dict[str, Any] | None:
     metric = watched_metrics.find_eval_metric(run)
     if metric is None:
         return None
-    change_point = turn(watched_metrics.select_scores(run, observations.load_series(tx, run.id, [metric])))
+    change_point = locate_change_point(
+        watched_metrics.select_scores(run, observations.load_series(tx, run.id, [metric]))
+    )
     document: dict[str, Any] | None = msgspec.to_builtins(change_point)
     return document

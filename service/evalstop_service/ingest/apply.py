@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from evalstop_detectors import Best, Observation, Verdict, advance, is_late, start, verdict_to_document
+from evalstop_detectors import BestCheckpoint, Observation, Verdict, advance, is_late, start, verdict_to_document
 from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict, NotFound, ServiceError
@@ -294,7 +294,7 @@ def _pointers(work: Work, live: LiveRun, *, ended: bool | None = None) -> dict[s
     return found
 
 
-def _pointer(best: Best, uri: str, sign: float) -> dict[str, Any]:
+def _pointer(best: BestCheckpoint, uri: str, sign: float) -> dict[str, Any]:
     return {
         "step": best.step,
         "uri": uri,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evalstop_detectors import MetricRole, Role, match, recognise
+from evalstop_detectors import MetricRole, Role, match_role, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
 
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
@@ -52,7 +52,7 @@ def assign_roles(
 ) -> RoleAssignment:
     """The roles of metrics with these names: by the first pattern that fits, else as they are recognised."""
     by_pattern, matched = _by_pattern(names, patterns)
-    found = recognise(names, labels)
+    found = recognize_roles(names, labels)
     taken = {role.role for role in by_pattern.values()}
     by_name = {metric: role for metric, role in found.roles.items() if role.role not in taken and metric not in matched}
     by_whom = f"preset {found.preset}" if found.preset else "names"
@@ -101,7 +101,7 @@ def _by_pattern(
     matched: dict[str, Role] = {}
     for pattern in patterns:
         for name in sorted(names):
-            role = match([pattern], name)
+            role = match_role([pattern], name)
             if role is not None:
                 matched.setdefault(name, role)
     first: dict[MetricRole, str] = {}

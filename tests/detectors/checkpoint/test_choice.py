@@ -8,7 +8,7 @@ import statistics
 import sys
 
 import pytest
-from evalstop_detectors.checkpoint.choice import Best, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
+from evalstop_detectors.checkpoint.choice import BestCheckpoint, BestSoFar, Chooser, RawMaximum, Score, SmoothedMaximum
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -228,7 +228,7 @@ def test_of_equal_scores_the_earliest_is_kept(scores: list[Score], existing: set
     """The raw maximum is the highest score, and of several the first."""
     candidates = [score for score in scores if score.step in existing]
     highest = [score for score in candidates if all(score.value >= other.value for other in candidates)]
-    expected = Best(highest[0].step, highest[0].value, "raw_maximum") if highest else None
+    expected = BestCheckpoint(highest[0].step, highest[0].value, "raw_maximum") if highest else None
     assert RawMaximum().choose(scores, existing) == expected
 
 
@@ -236,7 +236,7 @@ def test_of_equal_scores_the_earliest_is_kept(scores: list[Score], existing: set
 def test_a_score_that_is_no_number_is_never_best(bad: float) -> None:
     """NaN and infinities neither win nor hide the best of the others."""
     scores = [Score(1, 0.5), Score(2, bad), Score(3, 0.7), Score(4, 0.6)]
-    assert RawMaximum().choose(scores, {1, 2, 3, 4}) == Best(3, 0.7, "raw_maximum")
+    assert RawMaximum().choose(scores, {1, 2, 3, 4}) == BestCheckpoint(3, 0.7, "raw_maximum")
     assert RawMaximum().choose(scores, {2}) is None
 
 
@@ -269,7 +269,7 @@ def test_scores_without_noise_are_left_as_they_are(length: int, peak: int, exist
 def test_a_constant_run_keeps_the_earliest(value: float) -> None:
     """Of equal scores the earliest is kept, and its smoothed score is what all of them are."""
     best = SmoothedMaximum().choose([Score(step, value) for step in range(40)], range(3, 40))
-    assert best == Best(3, value, "smoothed_maximum", value, 0.0)
+    assert best == BestCheckpoint(3, value, "smoothed_maximum", value, 0.0)
 
 
 def test_one_lucky_score_is_not_the_best() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from evalstop_detectors import POLICIES, policy_from_document, policy_to_document
-from evalstop_detectors.policy.calibration import stated
+from evalstop_detectors.policy.calibration import compute_stated_risk
 
 DROP: dict[str, Any] = {
     "detector": "plateau_drop",
@@ -20,7 +20,7 @@ COUNT: dict[str, Any] = {"detector": "k_decline", "params": {"k": 3}}
 @pytest.mark.parametrize(("name", "risk"), [("default", 0.01), ("early", 0.04), ("cautious", 0.01), ("paper", None)])
 def test_shipped_policies(name: str, risk: float | None) -> None:
     """Those that come with EvalStop say what their descriptions say, and go on saying it when they were stored."""
-    assert stated(policy_from_document(policy_to_document(POLICIES[name]))) == risk
+    assert compute_stated_risk(policy_from_document(policy_to_document(POLICIES[name]))) == risk
 
 
 @pytest.mark.parametrize(
@@ -36,5 +36,5 @@ def test_shipped_policies(name: str, risk: float | None) -> None:
 )
 def test_members_add_up(members: list[dict[str, Any]], terms: dict[str, Any], risk: float | None) -> None:
     """Of members that each may stop the risks add up; what none of them bounds is not stated."""
-    found = stated(policy_from_document({"name": "mine", "members": members} | terms))
+    found = compute_stated_risk(policy_from_document({"name": "mine", "members": members} | terms))
     assert found == pytest.approx(risk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from evalstop_detectors import MetricRole, Role, match, recognise
+from evalstop_detectors import MetricRole, Role, match_role, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
 from evalstop_detectors.roles.trainers import TRAINERS
 from hypothesis import given
@@ -173,7 +173,7 @@ TRAPS = {
 def test_a_trainer_is_known_by_what_it_logs(log: str) -> None:
     """Of the names that a trainer really writes, the best candidate gets each role and nothing else gets any."""
     names, expected = LOGS[log]
-    found = recognise(names.split())
+    found = recognize_roles(names.split())
     assert found.roles == {name: Role(MetricRole(role), direction) for name, (role, direction) in expected.items()}  # type: ignore[arg-type]
     assert found.preset == (None if log.startswith("nobody") else log.split()[0])
 
@@ -181,7 +181,7 @@ def test_a_trainer_is_known_by_what_it_logs(log: str) -> None:
 @pytest.mark.parametrize("metric", TRAPS)
 def test_a_trap_is_refused_with_its_reason(metric: str) -> None:
     """A name that only looks like a role gets none, among its fellows, and it is said why."""
-    found = recognise(TRAPS[metric].split())
+    found = recognize_roles(TRAPS[metric].split())
     assert metric not in found.roles
     assert found.reasons[metric].startswith("no role: ")
 
@@ -191,32 +191,32 @@ def test_a_trap_is_refused_with_its_reason(metric: str) -> None:
 )
 def test_a_trap_alone_is_one_too(metric: str) -> None:
     """Even where nothing else gives the trainer away."""
-    assert recognise([metric]).roles == {}
+    assert recognize_roles([metric]).roles == {}
 
 
 @pytest.mark.parametrize(("names", "warned"), [(GRPO, True), (PPO, True), (f"{PPO} eval_win_rate", False), ("", True)])
 def test_a_run_without_an_eval_score_is_warned_of(names: str, warned: bool) -> None:
     """That it can only be suspect is said, and only then."""
-    assert (NO_EVAL in recognise(names.split()).warnings) is warned
+    assert (NO_EVAL in recognize_roles(names.split()).warnings) is warned
 
 
 def test_the_eval_score_that_may_be_the_proxy_is_warned_of() -> None:
     """verl's validation calls the reward function again: a reward model's opinion is no eval score."""
-    found = recognise([*VERL.split(), "val-core/chat/reward/mean@1"])
+    found = recognize_roles([*VERL.split(), "val-core/chat/reward/mean@1"])
     assert found.roles["val-core/chat/reward/mean@1"].role is MetricRole.EVAL
     assert any("reward model" in warning for warning in found.warnings)
 
 
 def test_the_better_of_two_is_named_to_the_other() -> None:
     """Whoever asks why an eval is not watched reads which one is."""
-    assert "eval_accuracy is the better eval" in recognise(["eval_accuracy", "eval_loss"]).reasons["eval_loss"]
+    assert "eval_accuracy is the better eval" in recognize_roles(["eval_accuracy", "eval_loss"]).reasons["eval_loss"]
 
 
 def test_a_tag_names_the_trainer() -> None:
     """It decides where names do not, and a name that is none is warned of."""
-    assert recognise(["val/score"]).roles["val/score"].role is MetricRole.EVAL
-    assert recognise(["val/score"], {"evalstop.preset": "trl-ppo"}).roles == {}
-    unknown = recognise(["val/score"], {"evalstop.preset": "trl"})
+    assert recognize_roles(["val/score"]).roles["val/score"].role is MetricRole.EVAL
+    assert recognize_roles(["val/score"], {"evalstop.preset": "trl-ppo"}).roles == {}
+    unknown = recognize_roles(["val/score"], {"evalstop.preset": "trl"})
     assert "val/score" in unknown.roles
     assert "trl-ppo" in unknown.warnings[0]
 
@@ -229,11 +229,11 @@ def test_patterns_of_a_project_give_roles() -> None:
         {"pattern": "val-core/*", "role": "proxy"},
         {"pattern": "drift", "role": "kl"},
     ]
-    assert match(patterns, "val-core/gsm8k/acc/mean_at_8") == Role(MetricRole.EVAL, "maximize")
-    assert match(patterns, "held-out/nll") == Role(MetricRole.EVAL, "minimize")
-    assert match(patterns, "val-core/x") == Role(MetricRole.PROXY, "maximize")
-    assert match(patterns, "drift") == Role(MetricRole.KL, "minimize")
-    assert match(patterns, "reward") is None
+    assert match_role(patterns, "val-core/gsm8k/acc/mean_at_8") == Role(MetricRole.EVAL, "maximize")
+    assert match_role(patterns, "held-out/nll") == Role(MetricRole.EVAL, "minimize")
+    assert match_role(patterns, "val-core/x") == Role(MetricRole.PROXY, "maximize")
+    assert match_role(patterns, "drift") == Role(MetricRole.KL, "minimize")
+    assert match_role(patterns, "reward") is None
 
 
 KNOWN = sorted({name for names, _ in LOGS.values() for name in names.split()})
@@ -245,19 +245,19 @@ def test_the_order_of_names_does_not_matter(names: list[str], random: object) ->
     """Nor does how often a name comes."""
     shuffled = names + names[:3]
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert recognise(shuffled) == recognise(names)
+    assert recognize_roles(shuffled) == recognize_roles(names)
 
 
 @given(some_names, st.lists(st.text("uvxyz/", min_size=1, max_size=8), max_size=5))
 def test_what_nobody_knows_changes_nothing(names: list[str], unknown: list[str]) -> None:
     """Metrics that mean nothing to anyone are as if they were not there."""
-    assert recognise([*names, *unknown]) == recognise(names)
+    assert recognize_roles([*names, *unknown]) == recognize_roles(names)
 
 
 @given(some_names)
 def test_a_signal_has_one_metric_at_most(names: list[str]) -> None:
     """And every metric with a role, or refused one, was logged and has its reason."""
-    found = recognise(names)
+    found = recognize_roles(names)
     roles = [role.role for role in found.roles.values()]
     assert len(roles) == len(set(roles))
     assert found.roles.keys() <= found.reasons.keys() <= set(names)
@@ -266,16 +266,16 @@ def test_a_signal_has_one_metric_at_most(names: list[str]) -> None:
 @given(some_names)
 def test_what_is_chosen_stays_when_the_refused_are_gone(names: list[str]) -> None:
     """Leaving out what lost, or was refused, without changing the trainer, changes no role."""
-    found = recognise(names, {"evalstop.preset": "verl"})
-    assert recognise(found.roles, {"evalstop.preset": "verl"}).roles == found.roles
+    found = recognize_roles(names, {"evalstop.preset": "verl"})
+    assert recognize_roles(found.roles, {"evalstop.preset": "verl"}).roles == found.roles
 
 
 @given(st.sampled_from([names for names, _ in LOGS.values()]))
 def test_what_loggers_make_of_names_does_not_matter(log: str) -> None:
     """transformers' loggers write train/x for x and eval/x for eval_x: the roles are the same."""
-    plain = recognise(log.split())
+    plain = recognize_roles(log.split())
     written = {name: f"eval/{name[5:]}" if name.startswith("eval_") else name for name in log.split()}
-    found = recognise(written.values())
+    found = recognize_roles(written.values())
     assert {written[name]: role for name, role in plain.roles.items()} == found.roles
 
 
