@@ -1,8 +1,7 @@
-"""Backtests: a policy is tried on the runs of a project's past, before it is let loose on those to come.
+"""Backtests: a policy judged on the past runs of a project, before it judges future ones.
 
-Each run that has ended is replayed from its observations by the same `monitor.advance` that would have judged it while
-it went on. What is found is kept every few runs, so that a process that dies costs no more than these: any other goes
-on behind them once the lease is over.
+Each run that has ended is replayed from its observations by the same `advance` that judged it while it ran. Findings
+are saved every few runs, so a process that dies loses only these: another one continues once the lease expires.
 """
 
 from __future__ import annotations
@@ -10,21 +9,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
-from evalstop_detectors import (
-    DetectorError,
-    Policy,
-    advance,
-    policy_from_document,
-    policy_to_document,
-    start,
-)
+from evalstop_detectors import DetectorError, Policy, advance, policy_from_document, policy_to_document, start
+from msgspec import structs
 
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
@@ -33,7 +26,7 @@ from evalstop_service.rules.outcome import Turn, judge_decision
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import audit, backtests, observations, projects
-from evalstop_service.store.backtests import Backtest, PastRun
+from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue import queues
@@ -44,20 +37,19 @@ MOST_RUNS = 500
 MOST_UNFINISHED = 5
 """Of one project at one time."""
 
-LOOK_SECONDS = 2.0
+CHECK_SECONDS = 2.0
 LEASE_SECONDS = 60.0
 RUNS_AT_A_TIME = 10
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a backtest found, counted over runs.
+    """The findings of a backtest, counted over runs.
 
-    `stops`: how many the policy would have stopped, of these `right`, `wrong` (the run was healthy, or had not turned
-    yet) and the rest `unknown`. `missed`: runs that turned and that it would have let go on. `decided`: how many stops
-    are on record. `only_it`, `only_decided`: where one would and the other did not. `hours_after`: the GPU-hours that
-    runs spent after the stops that were right, `hours_wrong` after those that were wrong; `hours_unsaid`: of so many
-    stops nobody said how many GPUs the run has.
+    `stops`: runs that the policy would have stopped; of these `right`, `wrong` (the run was healthy, or had not turned
+    yet) and `unknown`. `missed`: runs that turned and that it would not have stopped. `decided`: stops on record.
+    `only_policy`, `only_recorded`: stops of the one and not of the other. `hours_after`, `hours_wrong`: the GPU-hours
+    that runs spent after right and after wrong stops; `stops_without_gpus`: stops whose GPU-hours are not known.
     """
 
     runs: int
@@ -67,25 +59,28 @@ class Summary:
     unknown: int
     missed: int
     decided: int
-    only_it: int
-    only_decided: int
+    only_policy: int
+    only_recorded: int
     hours_after: float
     hours_wrong: float
-    hours_unsaid: int
+    stops_without_gpus: int
     failed: int
 
 
 def request_backtest(
     database: Database, project_id: UUID, document: dict[str, Any], most_runs: int, actor: str, now: datetime
 ) -> Backtest:
-    """Have a policy tried on the newest runs that have ended; raises InvalidPolicy, and Conflict when many wait."""
+    """Queue a backtest of a policy on the newest runs that have ended.
+
+    Raises InvalidPolicy, Invalid for a bad number of runs, and Conflict when too many backtests wait.
+    """
     policy = policy_from_document(document)
     if not 1 <= most_runs <= MOST_RUNS:
         raise Invalid(f"runs is {most_runs}; it may be 1 to {MOST_RUNS}")
     with database.transaction() as tx:
         projects.lock_project(tx, project_id)
         if backtests.count_unfinished(tx, project_id) >= MOST_UNFINISHED:
-            raise Conflict(f"{MOST_UNFINISHED} backtests of this project are not done yet; wait for one of them")
+            raise Conflict(f"{MOST_UNFINISHED} backtests of this project are not done yet; wait for one to finish")
         backtest = Backtest(
             id=new_id(),
             project_id=project_id,
@@ -107,126 +102,119 @@ def request_backtest(
 
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
-    """Seeing to backtests that wait, or that another process left."""
+    """The periodic job that runs backtests that wait, or whose process died."""
 
-    def do(pause: Wait) -> float:
-        return 0.0 if run_next_backtest(database, clock, pause) else LOOK_SECONDS
+    def run(pause: Wait) -> float:
+        return 0.0 if run_next_backtest(database, clock, pause) else CHECK_SECONDS
 
-    return PeriodicJob("backtests", do)
+    return PeriodicJob("backtests", run)
 
 
 def run_next_backtest(database: Database, clock: Clock, pause: Wait = lambda _: False) -> bool:
-    """Take up one backtest and see it through, or until `pause` says that it is time to end; False: there is none."""
+    """Run one backtest to its end, or until `pause` asks to end; False if there is none.
+
+    1. Claim it by a lease, so that no two processes replay the same runs.
+    2. Replay a few runs, then save them and extend the lease in one step, which fails if the lease was lost.
+    3. Pause as long as that took: ingestion in this process gets half of the time.
+    4. Asked to end, give up the lease, so that another process need not wait until it expires.
+    """
     with database.transaction() as tx:
         now, _ = queues.read_clock(tx, clock())
-        held = backtests.claim_backtest(tx, now, now + timedelta(seconds=LEASE_SECONDS))
-    if held is None:
+        backtest = backtests.claim_backtest(tx, now, now + timedelta(seconds=LEASE_SECONDS))
+    if backtest is None:
         return False
     try:
-        policy = policy_from_document(held.document)
-        while held.ended_at is None:
-            begun = time.perf_counter()
-            moved = _some(database, held, policy, clock)
-            if moved is None:
-                log.info("backtest %s went to another process", held.id)
+        policy = policy_from_document(backtest.document)
+        while backtest.ended_at is None:
+            started = time.perf_counter()
+            progressed = _replay_some(database, backtest, policy, clock)
+            if progressed is None:
+                log.info("backtest %s was taken over by another process", backtest.id)
                 break
-            held = moved
-            # What ingestion does meanwhile in this process gets half of the time.
-            if held.ended_at is None and pause(time.perf_counter() - begun):
-                _give_back(database, held)
+            backtest = progressed
+            if backtest.ended_at is None and pause(time.perf_counter() - started):
+                with database.transaction() as tx:
+                    backtests.save_progress(tx, backtest, replace(backtest, lease_until=None))
                 break
     except sa.exc.OperationalError:
         raise
     except Exception:
-        log.exception("backtest %s failed", held.id)
-        _end(database, held, BacktestState.FAILED, clock)
+        log.exception("backtest %s failed", backtest.id)
+        with database.transaction() as tx:
+            now, _ = queues.read_clock(tx, clock())
+            failed = replace(backtest, state=BacktestState.FAILED, lease_until=None, ended_at=now)
+            backtests.save_progress(tx, backtest, failed)
     return True
 
 
-def _some(database: Database, held: Backtest, policy: Policy, clock: Clock) -> Backtest | None:
-    """Replay a few more runs and keep what they show; None when it is in other hands."""
-    before = UUID(held.findings[-1]["run_id"]) if held.findings else held.id
+def _replay_some(database: Database, backtest: Backtest, policy: Policy, clock: Clock) -> Backtest | None:
+    """Replay a few more runs and save the findings; None when another process has the lease."""
+    before = backtest.findings[-1].run_id if backtest.findings else backtest.id
     with database.reading() as tx:
-        total = held.total or backtests.count_past_runs(tx, held.project_id, held.id, held.most_runs)
-        left = min(RUNS_AT_A_TIME, held.most_runs - held.done)
-        found = backtests.load_past_runs(tx, held.project_id, before, left) if left > 0 else []
+        total = backtest.total or backtests.count_past_runs(tx, backtest.project_id, backtest.id, backtest.most_runs)
+        left = min(RUNS_AT_A_TIME, backtest.most_runs - backtest.done)
+        batch = backtests.load_past_runs(tx, backtest.project_id, before, left) if left > 0 else []
     findings = []
-    for one in found:
+    for past in batch:
         with database.reading() as tx:
-            findings.append(_replayed(tx, one, policy))
-    done = held.done + len(findings)
-    ended = len(found) < left or done >= held.most_runs
+            findings.append(_replay_run(tx, past, policy))
+    done = backtest.done + len(findings)
+    ended = len(batch) < left or done >= backtest.most_runs
     with database.transaction() as tx:
         now, _ = queues.read_clock(tx, clock())
-        moved = replace(
-            held,
+        progressed = replace(
+            backtest,
             total=done if ended else max(total, done),
             done=done,
-            findings=held.findings + findings,
-            state=BacktestState.DONE if ended else held.state,
+            findings=backtest.findings + findings,
+            state=BacktestState.DONE if ended else backtest.state,
             lease_until=None if ended else now + timedelta(seconds=LEASE_SECONDS),
             ended_at=now if ended else None,
         )
-        return moved if backtests.save_progress(tx, held, moved) else None
+        return progressed if backtests.save_progress(tx, backtest, progressed) else None
 
 
-def _give_back(database: Database, held: Backtest) -> None:
-    with database.transaction() as tx:
-        backtests.save_progress(tx, held, replace(held, lease_until=None))
-
-
-def _end(database: Database, held: Backtest, state: BacktestState, clock: Clock) -> None:
-    with database.transaction() as tx:
-        now, _ = queues.read_clock(tx, clock())
-        backtests.save_progress(tx, held, replace(held, state=state, lease_until=None, ended_at=now))
-
-
-def _replayed(tx: Transaction, past: PastRun, policy: Policy) -> dict[str, Any]:
-    """What the policy would have said of a run, beside what was decided and what was true of it."""
+def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFinding:
+    """What the policy would have done to a run, beside what was decided and its outcome."""
     run = past.run
-    watch = WatchedMetrics(run, policy)
-    finding: dict[str, Any] = {
-        "run_id": str(run.id),
-        "run_name": run.name,
-        "status": run.status,
-        "last_step": run.last_step,
-        "policy": f"{run.policy_name}@{run.policy_version}",
-        "decision_id": None if past.decision_id is None else str(past.decision_id),
-        "decided_step": past.decided_step,
-        "state": past.state,
-        "run_outcome": past.run_outcome,
-        "turn_step": past.turn_step,
-        "verdict": "continue",
-        "step": None,
-        "reason": "",
-        "outcome": DecisionOutcome.UNKNOWN,
-        "hours_after": None,
-        "error": None,
-    }
+    watched = WatchedMetrics(run, policy)
+    finding = BacktestFinding(
+        run_id=run.id,
+        run_name=run.name,
+        status=run.status,
+        last_step=run.last_step,
+        policy=f"{run.policy_name}@{run.policy_version}",
+        decision_id=past.decision_id,
+        decided_step=past.decided_step,
+        state=past.state,
+        run_outcome=past.run_outcome,
+        turn_step=past.turn_step,
+    )
     try:
-        ends, _ = advance(
-            policy, start(policy), watch.observations(observations.load_series(tx, run.id, watch.metrics))
-        )
+        series = observations.load_series(tx, run.id, watched.metrics)
+        monitor, _ = advance(policy, start(policy), watched.observations(series))
     except DetectorError as error:
-        return finding | {"error": str(error)}
-    step = ends.verdict.step if ends.verdict.stops else None
-    return finding | {
-        "verdict": str(ends.verdict.verdict),
-        "step": step,
-        "reason": ends.verdict.reason,
-        "outcome": _outcome(past, step),
-        "hours_after": _hours_after(past, step),
-    }
+        return structs.replace(finding, error=str(error))
+    verdict = monitor.verdict
+    step = verdict.step if verdict.stops else None
+    return structs.replace(
+        finding,
+        verdict=str(verdict.verdict),
+        step=step,
+        reason=verdict.reason,
+        outcome=_judge_stop(past, step),
+        hours_after=_hours_after(past, step),
+    )
 
 
-def _outcome(past: PastRun, step: int | None) -> DecisionOutcome:
+def _judge_stop(past: PastRun, step: int | None) -> DecisionOutcome:
     """Whether it would have been right to stop the run at this step or, when it is None, never to."""
     if past.run_outcome is None:
         return DecisionOutcome.UNKNOWN
     turn = None
     if past.turn_step is not None:
         turn = Turn(past.turn_step, past.run.turn["low_step"] if past.run.turn else past.turn_step)
-    return judge_decision(RunOutcome(past.run_outcome), step, turn)
+    return judge_decision(past.run_outcome, step, turn)
 
 
 def _hours_after(past: PastRun, step: int | None) -> float | None:
@@ -238,41 +226,36 @@ def _hours_after(past: PastRun, step: int | None) -> float | None:
     return past.gpu_hours * min(max(share, 0.0), 1.0)
 
 
-def differs(finding: Mapping[str, Any]) -> bool:
-    """Whether the policy would have stopped a run that was not to be stopped, or the other way round."""
-    return (finding["step"] is not None) != (finding["decided_step"] is not None)
-
-
-def sort_findings(findings: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """What differs from what was decided first, of that what would have been wrong, then the other stops."""
+def sort_findings(findings: Iterable[BacktestFinding]) -> list[BacktestFinding]:
+    """Findings that differ from the decision on record first, wrong ones before others, then the other stops."""
     return sorted(
         findings,
-        key=lambda one: (
-            not differs(one),
-            one["outcome"] != DecisionOutcome.WRONG,
-            one["step"] is None,
-            one["error"] is None,
+        key=lambda finding: (
+            not finding.differs,
+            finding.outcome is not DecisionOutcome.WRONG,
+            finding.step is None,
+            finding.error is None,
         ),
     )
 
 
-def summarize_findings(findings: Sequence[Mapping[str, Any]]) -> Summary:
-    """The figures of a backtest."""
-    stops = [one for one in findings if one["step"] is not None]
-    by = {outcome: [one for one in stops if one["outcome"] == outcome] for outcome in DecisionOutcome}
-    decided = [one for one in findings if one["decided_step"] is not None]
+def summarize_findings(findings: Sequence[BacktestFinding]) -> Summary:
+    """Count the findings of a backtest."""
+    stops = [finding for finding in findings if finding.step is not None]
+    by_outcome = {outcome: [stop for stop in stops if stop.outcome is outcome] for outcome in DecisionOutcome}
+    decided = [finding for finding in findings if finding.decided_step is not None]
     return Summary(
         runs=len(findings),
         stops=len(stops),
-        right=len(by[DecisionOutcome.RIGHT]),
-        wrong=len(by[DecisionOutcome.WRONG]),
-        unknown=len(by[DecisionOutcome.UNKNOWN]),
-        missed=sum(one["run_outcome"] == RunOutcome.TURNED and one["step"] is None for one in findings),
+        right=len(by_outcome[DecisionOutcome.RIGHT]),
+        wrong=len(by_outcome[DecisionOutcome.WRONG]),
+        unknown=len(by_outcome[DecisionOutcome.UNKNOWN]),
+        missed=sum(finding.run_outcome == RunOutcome.TURNED and finding.step is None for finding in findings),
         decided=len(decided),
-        only_it=sum(differs(one) for one in stops),
-        only_decided=sum(differs(one) for one in decided),
-        hours_after=math.fsum(one["hours_after"] or 0.0 for one in by[DecisionOutcome.RIGHT]),
-        hours_wrong=math.fsum(one["hours_after"] or 0.0 for one in by[DecisionOutcome.WRONG]),
-        hours_unsaid=sum(one["hours_after"] is None for one in stops),
-        failed=sum(one["error"] is not None for one in findings),
+        only_policy=sum(stop.differs for stop in stops),
+        only_recorded=sum(finding.differs for finding in decided),
+        hours_after=math.fsum(stop.hours_after or 0.0 for stop in by_outcome[DecisionOutcome.RIGHT]),
+        hours_wrong=math.fsum(stop.hours_after or 0.0 for stop in by_outcome[DecisionOutcome.WRONG]),
+        stops_without_gpus=sum(stop.hours_after is None for stop in stops),
+        failed=sum(finding.error is not None for finding in findings),
     )

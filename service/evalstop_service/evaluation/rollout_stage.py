@@ -1,15 +1,15 @@
-"""The rollout stage that a policy earns: shadow ──> canary ──> enforce, as its measured precision allows, and back.
+"""The rollout stage of a policy: shadow ──> canary ──> enforce, as its measured precision allows, and back.
 
-Up, a stage at a time, when two lower bounds pass the operator's line: that of all cases of the policy's present
-version, and that of the cases that ended since it came to its stage, so that each stage is earned by what was seen
-there. Undecided cases count as wrong. All cases of a version, whatever the stages, make one confidence sequence: a
-policy whose precision lies below the line is ever let up in a share of alpha of all histories at most, however often
-it is looked at and however often it falls back.
+A policy moves up one stage when two lower bounds reach the required precision: that of all cases of its present
+version, and that of the cases that ended since it reached its stage, so that each stage is earned by cases of that
+stage. Undecided cases count as wrong. All cases of a version, whatever the stage, make one confidence sequence: a
+policy whose precision is below the requirement is ever moved up in at most a share alpha of all histories, however
+often it is reviewed and however often it falls back.
 
-Back to shadow, all the way, when the line no longer holds: when the cases since it came to its stage alone refute it
-(their upper bound, undecided cases counted as right, lies below), or when the measured precision itself, not only its
-bound, has fallen below. Between a lower bound above the line and a value below it lies half an interval, and whoever
-fell back has to pass with new cases: a policy does not flutter.
+A policy falls back to shadow when the requirement no longer holds: when the cases since it reached its stage refute it
+(their upper bound, undecided cases counted as right, is below), or when the measured precision itself, not only its
+bound, is below. Between a lower bound above the requirement and a value below it lies half an interval, and a policy
+that fell back needs new cases to move up: stages do not oscillate.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVERY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Move:
-    """To which stage a policy moves, and why."""
+    """The stage to which a policy moves, and why."""
 
     stage: Stage
     reason: str
@@ -48,99 +48,118 @@ class Move:
 _NEXT = {Stage.SHADOW: Stage.CANARY, Stage.CANARY: Stage.ENFORCE}
 
 
-def share_enforced(held: RolloutStage | None, version: int) -> float:
-    """Of the stops that this version of a policy calls for in runs that are enforced, the share to carry out."""
-    if held is None:
+def share_enforced(stage: RolloutStage | None, version: int) -> float:
+    """The share of the stops of this version of a policy to carry out, in runs whose mode is enforce."""
+    if stage is None:
         return 1.0
-    if held.version != version:
+    if stage.version != version:
         return 0.0
-    return {Stage.SHADOW: 0.0, Stage.CANARY: held.canary_share, Stage.ENFORCE: 1.0}[Stage(held.stage)]
+    return {Stage.SHADOW: 0.0, Stage.CANARY: stage.canary_share, Stage.ENFORCE: 1.0}[stage.stage]
 
 
-def choose_move(stage: Stage, line: float, of_version: Estimate, since: Estimate) -> Move | None:
-    """Where a policy moves to by the precision of its version, and of its cases since it came to its stage."""
+def choose_move(stage: Stage, required: float, of_version: Estimate, since: Estimate) -> Move | None:
+    """The move of a policy by the precision of its version and of its cases since it reached its stage; None: it stays.
+
+    1. Falling back comes first: a policy that no longer deserves its stage must not stay for its long history.
+    2. Moving up takes both lower bounds, so neither an old success nor a short lucky stretch is enough.
+    """
     if stage is not Stage.SHADOW:
-        if since.bounds[1] < line:
-            seen = f"{since.bounds[1]:.1%} at most were right since it became {stage}"
-            return Move(Stage.SHADOW, f"{seen}, and {line:.1%} are wanted")
-        if of_version.value is not None and of_version.value < line:
-            return Move(Stage.SHADOW, f"{of_version.value:.1%} of its stops were right, and {line:.1%} are wanted")
-    if stage in _NEXT and min(of_version.bounds[0], since.bounds[0]) >= line:
-        least = min(of_version.bounds[0], since.bounds[0])
-        return Move(_NEXT[stage], f"at least {least:.1%} of its stops were right, and {line:.1%} are wanted")
+        if since.bounds[1] < required:
+            most = f"at most {since.bounds[1]:.1%} of its stops were right since it became {stage}"
+            return Move(Stage.SHADOW, f"{most}, and {required:.1%} are required")
+        if of_version.value is not None and of_version.value < required:
+            return Move(
+                Stage.SHADOW, f"{of_version.value:.1%} of its stops were right, and {required:.1%} are required"
+            )
+    least = min(of_version.bounds[0], since.bounds[0])
+    if stage in _NEXT and least >= required:
+        return Move(_NEXT[stage], f"at least {least:.1%} of its stops were right, and {required:.1%} are required")
     return None
 
 
 def create_job(database: Database, clock: Clock) -> PeriodicJob:
-    """Weighing all policies that have to earn their rollout stage."""
+    """The periodic job that reviews all policies with a rollout stage."""
 
-    def do(pause: Wait) -> float:
+    def review(pause: Wait) -> float:
         with database.reading() as tx:
-            found = rollout_stages.list_stages(tx)
-        for held in found:
+            stages = rollout_stages.list_stages(tx)
+        for current in stages:
             if pause(0.0):
                 break
-            review_rollout_stage(database, held.project_id, held.policy_name, clock())
+            review_rollout_stage(database, current.project_id, current.policy_name, clock())
         return EVERY_SECONDS
 
-    return PeriodicJob("rollout_stage", do)
+    return PeriodicJob("rollout stages", review)
 
 
 def review_rollout_stage(database: Database, project_id: UUID, policy_name: str, now: datetime) -> RolloutStage | None:
-    """Weigh a policy by all that is known now, and have it move; how it stands then. Doing it twice is harmless."""
+    """Move a policy to the stage that its cases allow; gives its stage then. Repeating it changes nothing.
+
+    1. A new version of the policy starts in shadow: the cases of another version say nothing about it.
+    2. Estimate the precision over all cases of the version, and over those since it reached its stage.
+    3. Move at most one stage up, or all the way back.
+    """
     with database.transaction() as tx:
-        held = rollout_stages.lock_stage(tx, project_id, policy_name)
+        current = rollout_stages.lock_stage(tx, project_id, policy_name)
         latest = policies.find_policy(tx, project_id, policy_name)
-        if held is None or latest is None:
-            return held
-        if held.version != latest.version:
-            moved = replace(held, stage=Stage.SHADOW, version=latest.version, since=now, numbers={})
-            return _keep(tx, held, moved, f"version {latest.version} has shown nothing yet", now)
-        wanted = CaseFilter(policy=policy_name, version=held.version)
-        of_version = _precision(tx, project_id, wanted)
-        since = _precision(tx, project_id, replace(wanted, since=held.since))
-        move = choose_move(Stage(held.stage), held.required_precision, of_version, since)
+        if current is None or latest is None:
+            return current
+        if current.version != latest.version:
+            moved = replace(current, stage=Stage.SHADOW, version=latest.version, since=now, numbers={})
+            return _save_move(tx, current, moved, f"version {latest.version} has no cases yet", now)
+        cases = CaseFilter(policy=policy_name, version=current.version)
+        of_version = _load_precision(tx, project_id, cases)
+        since = _load_precision(tx, project_id, replace(cases, since=current.since))
+        move = choose_move(current.stage, current.required_precision, of_version, since)
         if move is None:
-            return held
+            return current
         numbers = {"precision": estimate_to_json(of_version), "precision_since": estimate_to_json(since)}
-        return _keep(tx, held, replace(held, stage=move.stage, since=now, numbers=numbers), move.reason, now)
+        moved = replace(current, stage=move.stage, since=now, numbers=numbers)
+        return _save_move(tx, current, moved, move.reason, now)
 
 
 def set_rollout_stage(
-    tx: Transaction, project_id: UUID, policy_name: str, version: int, line: float, share: float, now: datetime
+    tx: Transaction,
+    project_id: UUID,
+    policy_name: str,
+    version: int,
+    required_precision: float,
+    canary_share: float,
+    now: datetime,
 ) -> RolloutStage:
-    """Have a policy earn its rollout stage from now on, from shadow; or change the terms of one that does."""
+    """Have a policy earn its rollout stage from shadow on, or change the terms of one that does."""
     projects.lock_project(tx, project_id)
-    held = rollout_stages.lock_stage(tx, project_id, policy_name)
-    if held is None:
-        held = RolloutStage(
+    stage = rollout_stages.lock_stage(tx, project_id, policy_name)
+    if stage is None:
+        stage = RolloutStage(
             project_id=project_id,
             policy_name=policy_name,
             stage=Stage.SHADOW,
-            required_precision=line,
-            canary_share=share,
+            required_precision=required_precision,
+            canary_share=canary_share,
             since=now,
             numbers={},
             version=version,
         )
-    changed = replace(held, required_precision=line, canary_share=share)
-    rollout_stages.save_stage(tx, changed)
-    return changed
+    else:
+        stage = replace(stage, required_precision=required_precision, canary_share=canary_share)
+    rollout_stages.save_stage(tx, stage)
+    return stage
 
 
-def _precision(tx: Transaction, project_id: UUID, wanted: CaseFilter) -> Estimate:
-    (found,) = load_figures(tx, project_id, wanted)
-    return found.precision
+def _load_precision(tx: Transaction, project_id: UUID, cases: CaseFilter) -> Estimate:
+    (group,) = load_figures(tx, project_id, cases)
+    return group.precision
 
 
-def _keep(tx: Transaction, held: RolloutStage, moved: RolloutStage, reason: str, now: datetime) -> RolloutStage:
+def _save_move(tx: Transaction, before: RolloutStage, moved: RolloutStage, reason: str, now: datetime) -> RolloutStage:
     rollout_stages.save_stage(tx, moved)
-    run_id = rollout_stages.find_newest_run(tx, held.project_id, held.policy_name)
-    if moved.stage == held.stage or run_id is None:
+    run_id = rollout_stages.find_newest_run(tx, before.project_id, before.policy_name)
+    if moved.stage == before.stage or run_id is None:
         return moved
-    project = projects.get_project(tx, held.project_id)
+    project = projects.get_project(tx, before.project_id)
     numbers = {
-        "from": held.stage,
+        "from": before.stage,
         "to": moved.stage,
         "reason": reason,
         "required_precision": moved.required_precision,
@@ -152,8 +171,8 @@ def _keep(tx: Transaction, held: RolloutStage, moved: RolloutStage, reason: str,
         "policy": {"name": moved.policy_name, "version": moved.version},
         "rollout_stage": numbers,
     }
-    # Events are kept by run: this one by the newest that the policy looks after.
+    # Events belong to a run: this one to the newest run of the policy.
     events.announce_event(tx, EventType.ROLLOUT_STAGE_CHANGED, project.id, run_id, fields, now)
     audit.record_action(tx, project.id, SERVICE, "rollout_stage.moved", f"policy {moved.policy_name}", numbers, now)
-    log.warning("policy %s of %s: %s -> %s: %s", moved.policy_name, project.name, held.stage, moved.stage, reason)
+    log.warning("policy %s of %s: %s -> %s: %s", moved.policy_name, project.name, before.stage, moved.stage, reason)
     return moved

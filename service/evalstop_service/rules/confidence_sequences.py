@@ -1,25 +1,25 @@
-"""How often it was right: figures from cases whose truth was seen, with intervals that bear being looked at. Pure.
+"""Precision, recall and the share of false stops, from cases whose outcome was seen, with confidence sequences. Pure.
 
-A stop that was let run, in shadow mode or held out by chance, shows whether it would have been right; one that was
-carried out never does. Each case that was let run with the probability p therefore stands for 1/p cases (Horvitz and
-Thompson 1952, in the form of Hájek 1971: divided by the sum of the weights). Cases of one probability make a stratum.
+A stop that was not carried out, in shadow mode or held out at random, shows whether it would have been right; one that
+was carried out never does. So each case that was let run with the probability p represents 1/p cases (Horvitz and
+Thompson 1952, in the form of Hajek 1971: divided by the sum of the weights). Cases of one probability are a stratum.
 
-Intervals are confidence sequences: they hold at all times at once, so that one may look after each case and act as soon
-as a line is passed. Of r right and w wrong in a stratum, the mixture of likelihood ratios over all rates,
+Intervals are confidence sequences: they hold at all times at once, so one may look after each case and act as soon as a
+bound is reached. Of r right and w wrong in a stratum, the mixture of likelihood ratios over all rates,
 
     M(q) = B(r + 1, w + 1) / (q^r (1 - q)^w),
 
-is a martingale that begins at 1 if q is the rate (Robbins 1970; Howard et al. 2021). By Ville's inequality it ever
-comes to 1/alpha with a probability of alpha at most; the interval holds all q for which it has not. With several strata
-the product of their mixtures is such a martingale, however many there will be: the rates whose product has stayed
-below 1/alpha are the joint set, and the interval is what the weighted mean takes on in it.
+is a martingale that starts at 1 if q is the rate (Robbins 1970; Howard et al. 2021). By Ville's inequality it ever
+reaches 1/alpha with a probability of at most alpha; the interval holds all q for which it has not. With several strata
+the product of their mixtures is such a martingale, however many there will be: the rates whose product has stayed below
+1/alpha are the joint set, and the interval is the range of the weighted mean in it.
 
-Recall and the share of false stops count cases that were never flagged, too: whether a case is seen then depends on
-what it is counted as, and strata do not help. Each case has the exponent c/p instead, c being the smallest of all p:
-q (x/q)^(c/p) seen with the probability p has an expectation below the martingale's by Bernoulli's inequality, as
-importance weights that are bounded have in the betting of Waudby-Smith and Ramdas (2024).
+Recall and the share of false stops also count cases that were never flagged: whether such a case is seen depends on
+what it is counted as, and strata do not help. Each case has the exponent c/p instead, where c is the smallest p:
+q (x/q)^(c/p) seen with the probability p has an expectation below the martingale's by Bernoulli's inequality, like
+bounded importance weights in the betting of Waudby-Smith and Ramdas (2024).
 
-What is covered: a rate that is constant within its stratum (for recall and false stops: constant, as is the smallest
+Covered is a rate that is constant within its stratum (for recall and false stops: constant, as is the smallest
 probability). Without weights all three are the beta mixture itself.
 """
 
@@ -30,14 +30,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 ALPHA = 0.05
-"""The share of histories in which an interval may ever fail to hold what it is about."""
+"""The share of histories in which an interval may ever miss the rate."""
 
 _ROUNDS = 100
 
 
 @dataclass(frozen=True)
 class Stratum:
-    """Cases whose truth was seen with one probability: how many were right, wrong, and of which nobody can tell."""
+    """Numbers of cases whose outcome was seen with one probability: right, wrong, and unknown ones."""
 
     right: float
     wrong: float
@@ -47,10 +47,10 @@ class Stratum:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A rate with its interval: None and everything from 0 to 1 while there is nothing to go by.
+    """A rate with its interval; without cases the rate is None and the interval goes from 0 to 1.
 
-    `value`, `low`, `high`: of the cases that are decided. `bounds`: the ends of the interval if all undecided cases
-    were to turn out badly, and if all were to turn out well.
+    `value`, `low`, `high`: of decided cases. `bounds`: the lower end if all undecided cases turn out badly, and the
+    upper end if all turn out well.
     """
 
     value: float | None
@@ -62,10 +62,10 @@ class Estimate:
 
 
 def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Estimate:
-    """Of the stops that were called for, the share that were right."""
+    """The share of stops that were right."""
 
     def ends(strata: Sequence[Stratum]) -> tuple[float, float]:
-        return _lowest(strata, alpha), 1 - _lowest([_turned(one) for one in strata], alpha)
+        return _lowest(strata, alpha), 1 - _lowest([_swap(one) for one in strata], alpha)
 
     right = sum(one.right / one.probability for one in flagged)
     wrong = sum(one.wrong / one.probability for one in flagged)
@@ -81,11 +81,8 @@ def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Esti
 
 
 def estimate_recall(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) -> Estimate:
-    """Of the attempts that turned, the share for which a stop was called for, and rightly.
-
-    `passed`: the attempts that were never flagged; it was wrong to let those go on that turned.
-    """
-    return _compared(
+    """The share of the attempts that turned with a right stop; `passed`: attempts that were never flagged."""
+    return _estimate_share(
         flagged,
         passed,
         alpha,
@@ -95,8 +92,8 @@ def estimate_recall(flagged: Sequence[Stratum], passed: Stratum, alpha: float = 
 
 
 def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum, alpha: float = ALPHA) -> Estimate:
-    """Of the healthy attempts, the share for which a stop was called for."""
-    return _compared(
+    """The share of the healthy attempts with a stop; `passed`: attempts that were never flagged."""
+    return _estimate_share(
         flagged,
         passed,
         alpha,
@@ -106,7 +103,7 @@ def estimate_false_stops(flagged: Sequence[Stratum], passed: Stratum, alpha: flo
 
 
 def weighted_quantile(ordered: Sequence[tuple[float, float]], share: float) -> float:
-    """Of values with their weights, in ascending order and at least one, the first that this share does not exceed."""
+    """The quantile of at least one value with its weight, in ascending order."""
     wanted, passed = share * sum(weight for _, weight in ordered), 0.0
     for value, weight in ordered:
         passed += weight
@@ -115,38 +112,47 @@ def weighted_quantile(ordered: Sequence[tuple[float, float]], share: float) -> f
     return ordered[-1][0]
 
 
-def _compared(
+def _estimate_share(
     flagged: Sequence[Stratum],
     passed: Stratum,
     alpha: float,
     yes: Callable[[Stratum, bool], float],
     no: Callable[[Stratum, bool], float],
 ) -> Estimate:
-    """The share of `yes`, counted among the flagged, in `yes` and in `no`, counted among those that passed."""
+    """The share of `yes` in the sum of `yes`, counted over `flagged`, and `no`, counted over `passed`.
+
+    1. Weigh each case by c/p, where c is the smallest probability: the exponent of the betting martingale.
+    2. The estimate and its interval come from decided cases.
+    3. The bounds come from counting all undecided cases against the rate, and all for it.
+    """
     smallest = min((one.probability for one in flagged), default=1.0)
 
-    def weighed(these: Sequence[Stratum], those: Stratum, worst: bool) -> Stratum:
+    def weigh_cases(these: Sequence[Stratum], those: Stratum, worst: bool) -> Stratum:
         above = sum(yes(one, worst) * smallest / one.probability for one in these)
         return Stratum(above, no(those, worst) * smallest)
 
     def ends(one: Stratum) -> tuple[float, float]:
-        return _lowest([one], alpha), 1 - _lowest([_turned(one)], alpha)
+        return _lowest([one], alpha), 1 - _lowest([_swap(one)], alpha)
 
-    sure = weighed([_decided(one) for one in flagged], _decided(passed), worst=True)
-    worst, best = weighed(flagged, passed, worst=True), weighed(flagged, passed, worst=False)
+    decided = weigh_cases([_drop_unknown(one) for one in flagged], _drop_unknown(passed), worst=True)
+    worst, best = weigh_cases(flagged, passed, worst=True), weigh_cases(flagged, passed, worst=False)
     return Estimate(
-        _share(sure.right, sure.wrong),
-        *ends(sure),
+        _share(decided.right, decided.wrong),
+        *ends(decided),
         (ends(worst)[0], ends(best)[1]),
-        round(sum(yes(_decided(one), True) for one in flagged) + no(_decided(passed), True)),
+        round(sum(yes(_drop_unknown(one), True) for one in flagged) + no(_drop_unknown(passed), True)),
         _counts([*flagged, passed])[1],
     )
 
 
 def _lowest(strata: Iterable[Stratum], alpha: float) -> float:
-    """The lowest mean rate in the joint set, each case weighing the inverse of its probability."""
-    # Minimize the mean of the rates q under sum log M(q) <= log 1/alpha: by Lagrange's rule each q solves a quadratic
-    # equation in the multiplier, and the sum falls as that grows.
+    """The lowest weighted mean of the rates in the joint set; each case has the inverse of its probability as weight.
+
+    1. Drop empty strata: their rates are free, and have no weight.
+    2. Minimize the mean of the rates q under sum log M(q) <= log 1/alpha. By Lagrange's rule each q solves a quadratic
+       equation in the multiplier, so that one number remains to be found.
+    3. The sum falls as the multiplier grows: find where it meets the bound.
+    """
     known = [one for one in strata if one.right + one.wrong > 0]
     weights = [(one.right + one.wrong) / one.probability for one in known]
     total = sum(weights)
@@ -156,26 +162,26 @@ def _lowest(strata: Iterable[Stratum], alpha: float) -> float:
     constant = sum(_log_beta(one.right + 1, one.wrong + 1) for one in known) + math.log(alpha)
 
     def rates(multiplier: float) -> list[float]:
-        found = []
+        solutions = []
         for share, one in parts:
             linear = share + multiplier * (one.right + one.wrong)
             root = math.sqrt(max(0.0, linear * linear - 4 * share * multiplier * one.right))
-            found.append(2 * multiplier * one.right / (linear + root))
-        return found
+            solutions.append(2 * multiplier * one.right / (linear + root))
+        return solutions
 
     def excess(log_multiplier: float) -> float:
-        sure = constant
+        total = constant
         for rate, (_, one) in zip(rates(math.exp(log_multiplier)), parts, strict=True):
-            sure -= one.right * math.log(rate) if one.right else 0.0
-            sure -= one.wrong * math.log1p(-rate) if one.wrong else 0.0
-        return sure
+            total -= one.right * math.log(rate) if one.right else 0.0
+            total -= one.wrong * math.log1p(-rate) if one.wrong else 0.0
+        return total
 
-    found = rates(math.exp(_root(excess, -60.0, 60.0)))
-    return math.fsum(share * rate for (share, _), rate in zip(parts, found, strict=True))
+    lowest = rates(math.exp(_root(excess, -60.0, 60.0)))
+    return math.fsum(share * rate for (share, _), rate in zip(parts, lowest, strict=True))
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function crosses zero between two places, by regula falsi in the form called Illinois."""
+    """Where a falling function crosses zero between `low` and `high`, by the Illinois form of regula falsi."""
     above, below, last = falling(low), falling(high), 0
     for _ in range(_ROUNDS):
         middle = (low * below - high * above) / (below - above)
@@ -186,18 +192,18 @@ def _root(falling: Callable[[float], float], low: float, high: float) -> float:
             low, above, below, last = middle, value, below / 2 if last == 1 else below, 1
         else:
             high, below, above, last = middle, value, above / 2 if last == -1 else above, -1
-    return low  # a rate on the safe side
+    return low  # errs towards a lower rate
 
 
 def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-def _turned(one: Stratum) -> Stratum:
+def _swap(one: Stratum) -> Stratum:
     return Stratum(one.wrong, one.right, one.unknown, one.probability)
 
 
-def _decided(one: Stratum) -> Stratum:
+def _drop_unknown(one: Stratum) -> Stratum:
     return Stratum(one.right, one.wrong, 0, one.probability)
 
 

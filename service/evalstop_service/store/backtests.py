@@ -11,13 +11,46 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
+from msgspec import Struct
 
 from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.rules.statuses import BacktestState, RunOutcome
+from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, RunStatus
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import attempts, backtests, cases, decisions, policies, runs
+
+
+class BacktestFinding(Struct, frozen=True):
+    """What a backtested policy would have done to one run, beside what was decided, and what the run's outcome was.
+
+    `policy`: under which the run went on. `state`: of its decision. `step`: where the policy would have stopped the
+    run; None: nowhere. `outcome`: whether that would have been right. `hours_after`: the GPU-hours that the run spent
+    after `step`; None: not known. `error`: why the run could not be replayed.
+    """
+
+    run_id: UUID
+    run_name: str
+    status: RunStatus
+    last_step: int | None
+    policy: str
+    decision_id: UUID | None
+    decided_step: int | None
+    state: DecisionState | None
+    run_outcome: RunOutcome | None
+    turn_step: int | None
+    verdict: str = "continue"
+    step: int | None = None
+    reason: str = ""
+    outcome: DecisionOutcome = DecisionOutcome.UNKNOWN
+    hours_after: float | None = None
+    error: str | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the policy would have stopped a run that was not to be stopped, or the other way round."""
+        return (self.step is not None) != (self.decided_step is not None)
 
 
 @dataclass(frozen=True)
@@ -31,7 +64,7 @@ class Backtest:
     state: BacktestState
     total: int
     done: int
-    findings: list[dict[str, Any]]
+    findings: list[BacktestFinding]
     actor: str
     lease_until: datetime | None
     created_at: datetime
@@ -54,14 +87,14 @@ class PastRun:
 
 def add_backtest(tx: Transaction, backtest: Backtest) -> None:
     """Store a new one."""
-    tx.execute(backtests.insert().values(**vars(backtest)))
+    tx.execute(backtests.insert().values(_columns(backtest)))
 
 
 def find_backtest(tx: Transaction, project_id: UUID, backtest_id: UUID) -> Backtest | None:
     """The project's backtest with this id."""
     query = sa.select(backtests).where(backtests.c.project_id == project_id, backtests.c.id == backtest_id)
     row = tx.execute(query).mappings().one_or_none()
-    return Backtest(**row) if row else None
+    return _backtest(row) if row else None
 
 
 def read_revision(tx: Transaction, project_id: UUID, backtest_id: UUID) -> str | None:
@@ -100,7 +133,7 @@ def claim_backtest(tx: Transaction, now: datetime, lease_until: datetime) -> Bac
         .where(backtests.c.id == row["id"])
         .values(state=BacktestState.RUNNING, lease_until=lease_until)
     )
-    return Backtest(**taken)
+    return _backtest(taken)
 
 
 def save_progress(tx: Transaction, held: Backtest, changed: Backtest) -> bool:
@@ -110,7 +143,7 @@ def save_progress(tx: Transaction, held: Backtest, changed: Backtest) -> bool:
         backtests.c.state == BacktestState.RUNNING,
         backtests.c.lease_until == held.lease_until,
     )
-    return tx.execute(query.values(**vars(changed))).rowcount == 1
+    return tx.execute(query.values(_columns(changed))).rowcount == 1
 
 
 def count_past_runs(tx: Transaction, project_id: UUID, before: UUID, most: int) -> int:
@@ -156,6 +189,14 @@ def _ended(query: sa.Select[Any], project_id: UUID, before: UUID) -> sa.Select[A
         runs.c.ended_at.is_not(None),
         runs.c.pruned_at.is_(None),
     )
+
+
+def _backtest(row: sa.RowMapping | dict[str, Any]) -> Backtest:
+    return Backtest(**(dict(row) | {"findings": msgspec.convert(row["findings"], list[BacktestFinding])}))
+
+
+def _columns(backtest: Backtest) -> dict[str, Any]:
+    return vars(backtest) | {"findings": msgspec.to_builtins(backtest.findings)}
 
 
 _UNFINISHED = backtests.c.state.in_((BacktestState.WAITING, BacktestState.RUNNING))

@@ -58,9 +58,9 @@ class CaseFilter:
 class CaseCount:
     """How many cases of one kind there are, and what they cost.
 
-    `key`: of its group, as `counts` was asked for. `treatment`: None for what was never flagged. `probability`: with
-    which its truth could be seen; None when nobody said. `gpu_hours_...`: sums over those cases that say them, `unsaid`
-    being the number of those that do not. `stated_risk`: the highest.
+    `key`: of its group. `treatment`: None for attempts that were never flagged. `probability`: with which the outcome
+    could be seen; None when not known. `gpu_hours_...`: sums over cases with GPUs; `without_gpus`: the number of the
+    others. `stated_risk`: the highest.
     """
 
     key: Key
@@ -70,7 +70,7 @@ class CaseCount:
     cases: int
     gpu_hours_saved: float = 0.0
     gpu_hours_lost: float = 0.0
-    unsaid: int = 0
+    without_gpus: int = 0
     stated_risk: float | None = None
 
 

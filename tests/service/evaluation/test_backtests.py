@@ -70,17 +70,17 @@ def test_what_a_policy_would_have_done(database: Database, tenant: Tenant, now: 
     same, eager, never = (asked(database, tenant, document) for document in (LEVEL, EAGER, NEVER))
     while backtests.run_next_backtest(database, utc_now):
         pass
-    found = {finding["run_name"]: finding for finding in result(database, same).findings}
+    found = {finding.run_name: finding for finding in result(database, same).findings}
     assert set(found) == {"hacking", "healthy"}
-    assert found["hacking"]["step"] == found["hacking"]["decided_step"] == 280
-    assert found["hacking"]["outcome"] == "right"
-    assert 0 < found["hacking"]["hours_after"] < 20
-    assert not any(backtests.differs(finding) for finding in found.values())
+    assert found["hacking"].step == found["hacking"].decided_step == 280
+    assert found["hacking"].outcome == "right"
+    assert 0 < (found["hacking"].hours_after or 0) < 20
+    assert not any(finding.differs for finding in found.values())
     figures = backtests.summarize_findings(result(database, eager).findings)
     assert (figures.runs, figures.stops, figures.wrong) == (2, 2, 2)  # of the one that turned too early
     lax = result(database, never)
     assert backtests.summarize_findings(lax.findings).missed == 1
-    assert backtests.sort_findings(lax.findings)[0]["run_id"] == str(hacking)
+    assert backtests.sort_findings(lax.findings)[0].run_id == hacking
     assert (lax.state, lax.done, lax.total) == ("done", 2, 2)
 
 
@@ -92,7 +92,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
         points = tuple(Point("reward/gold", step, float(step % 7), 0.1) for step in range(1500))
         take(database, tenant.project.id, run.id, Points(points), now)
         commands.finish_run(database, tenant.project.id, run.id, "completed", now)
-        ids.append(str(run.id))
+        ids.append(run.id)
     wanted = asked(database, tenant, policy_to_document(POLICIES["cautious"]))
     worker = subprocess.Popen([sys.executable, "-c", WORKER, database.url.render_as_string(hide_password=False)])
     try:
@@ -113,7 +113,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
     assert backtests.run_next_backtest(database, utc_now)
     found = result(database, wanted)
     assert found.state == "done"
-    assert [finding["run_id"] for finding in found.findings] == ids[::-1]
+    assert [finding.run_id for finding in found.findings] == ids[::-1]
 
 
 def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datetime) -> None:
@@ -132,10 +132,10 @@ def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datet
 
 WORKER = """
 import sys
-from evalstop_service import backtesting
+from evalstop_service.evaluation import backtests
 from evalstop_service.clock import utc_now
 from evalstop_service.store.database import Database
 database = Database(sys.argv[1])
 while True:
-    backtesting.work(database, utc_now)
+    backtests.run_next_backtest(database, utc_now)
 """

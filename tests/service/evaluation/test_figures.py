@@ -56,11 +56,11 @@ def test_figures_of_a_policy(told: Scene) -> None:
     assert paper.false_stops is not None
     assert paper.false_stops.value == pytest.approx(2 / 32)
     assert paper.delays == figures.Delays(8, 10, 10, 10)
-    assert (paper.hours.would_have_saved, paper.hours.would_have_lost, paper.hours.unsaid) == (16, 6, 1)
+    assert (paper.hours.would_have_saved, paper.hours.would_have_lost, paper.hours.without_gpus) == (16, 6, 1)
     assert paper.hours.lost == 0  # nothing was carried out
     assert watchful.precision.value == pytest.approx(3 / (3 + 40))
     assert watchful.hours.lost == pytest.approx(4 * 0.9 / 0.1)
-    assert (watchful.hours.saved, watchful.hours.lost_as_told) == (63, 5)
+    assert (watchful.hours.saved, watchful.hours.lost_as_reported) == (63, 5)
     assert watchful.counts["stopped"] == {"right": 9, "wrong": 1, "unknown": 0}
     assert newest.precision.decided == 1
 

@@ -137,7 +137,7 @@ def test_a_new_version_begins_in_shadow(scene: Scene) -> None:
             tx, projects.get_project(tx, scene.project_id), "watchful", WATCHFUL | {"at_least": 2}, LATER
         )
     assert stage(scene) == "shadow"
-    assert told(scene)[-1]["reason"] == "version 2 has shown nothing yet"
+    assert told(scene)[-1]["reason"] == "version 2 has no cases yet"
     with scene.database.reading() as tx:
         held = rollout_stages.find_stage(tx, scene.project_id, "watchful")
     assert held is not None

@@ -55,7 +55,7 @@ class BacktestRunOut(Answer):
 
 
 class BacktestSummaryOut(Answer):
-    """The findings counted; see `backtesting.Summary`."""
+    """The findings counted; see `evaluation.backtests.Summary`."""
 
     runs: int
     stops: int
@@ -64,11 +64,11 @@ class BacktestSummaryOut(Answer):
     unknown: int
     missed: int = Field(description="runs that turned and that it would have let go on")
     decided: int = Field(description="stops that are on record")
-    only_it: int = Field(description="runs that it would have stopped and that were not to be stopped")
-    only_decided: int = Field(description="runs that were to be stopped and that it would have let go on")
+    only_policy: int = Field(description="runs that it would have stopped and that were not to be stopped")
+    only_recorded: int = Field(description="runs that were to be stopped and that it would have let go on")
     hours_after: float = Field(description="GPU-hours after those of its stops that were right")
     hours_wrong: float = Field(description="GPU-hours after those of its stops that were wrong")
-    hours_unsaid: int = Field(description="stops whose GPU-hours are not known")
+    stops_without_gpus: int = Field(description="stops whose GPU-hours are not known")
     failed: int = Field(description="runs that could not be replayed")
 
 

@@ -59,10 +59,10 @@ class HoursOut(Answer):
 
     saved: float = Field(description="by stops that were carried out, but for those that a person called wrong")
     lost: float = Field(description="by false stops that were carried out, estimated from those that were held out")
-    lost_as_told: float = Field(description="by stops that were carried out and that a person called wrong")
+    lost_as_reported: float = Field(description="by stops that were carried out and that a person called wrong")
     would_have_saved: float = Field(description="by the right ones of the stops that were let run")
     would_have_lost: float = Field(description="by the wrong ones of the stops that were let run")
-    unsaid: int = Field(description="flagged cases that do not say how many GPUs they had")
+    without_gpus: int = Field(description="flagged cases that do not say how many GPUs they had")
 
 
 class CellOut(Answer):

@@ -53,7 +53,7 @@ def show_backtest(backtest_id: UUID, site: SiteOf, visitor: SignedIn) -> Respons
         backtest=backtest,
         revision=revision,
         figures=backtests.summarize_findings(backtest.findings),
-        differing=sum(map(backtests.differs, ordered)),
+        differing=sum(finding.differs for finding in ordered),
         findings=ordered[:MOST_SHOWN],
         left_out=max(0, len(ordered) - MOST_SHOWN),
         states=formatting.STATES,
