@@ -41,16 +41,15 @@ from evalstop_service.web.api import (
     deliveries,
     endpoints,
     events,
-    figures,
     health,
     keys,
     kubeflow,
     observations,
     policies,
+    precision,
     projects,
     prometheus,
     pull,
-    reference,
     replays,
     roles,
     rollout_stages,
@@ -58,6 +57,7 @@ from evalstop_service.web.api import (
     scrapes,
     series,
     stream,
+    swagger_ui,
 )
 from evalstop_service.web.api import backtests as backtest_routes
 from evalstop_service.web.api import openapi as description
@@ -79,7 +79,7 @@ V = TypeVar("V")
 
 RESOURCES = (
     *(projects, keys, backtest_routes, policies, runs, roles, observations, scrapes, kubeflow, series),
-    *(checkpoints, decisions, endpoints, deliveries, replays, pull, events, audit, figures, rollout_stages),
+    *(checkpoints, decisions, endpoints, deliveries, replays, pull, events, audit, precision, rollout_stages),
 )
 
 STREAMED = frozenset([f"/api/v1{stream.PATH}"])
@@ -171,7 +171,7 @@ def create_app(
     app.state.context = context
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED, refusal=_refusal)
     problems.install(app)
-    reference.install(app)
+    swagger_ui.install(app)
     api = APIRouter(prefix="/api/v1")
     for resource in RESOURCES:
         api.include_router(resource.router)

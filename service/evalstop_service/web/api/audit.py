@@ -1,4 +1,4 @@
-"""The audit log: what people and keys changed in the project."""
+"""Route of the audit log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from evalstop_service.store import audit
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.run_views import next_cursor
+from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Page, Plain, Time
 from evalstop_service.web.context import Admin, Db
 
@@ -24,7 +24,7 @@ class AuditEntryOut(Answer):
 
     id: UUID
     at: Time
-    actor: str = Field(description="who is proved to have done it: `key NAME`, or `user NAME` who signed in")
+    actor: str = Field(description="the authenticated actor: `key NAME`, or `user NAME` who signed in")
     action: str = Field(examples=["decision.vetoed", "key.made"])
     subject: str = Field(examples=["key trainers"])
     details: dict[str, Any]
@@ -45,8 +45,8 @@ def list_changes(
     cursor: UUID | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> AuditPage:
-    """What was changed in the project, newest first; by `actor` (a part of the name), or of one kind (`key`)."""
+    """The audit log, newest first; filter by `actor` (part of the name) or by `action` (such as `key`)."""
     with database.reading() as tx:
         found = audit.list_entries(tx, caller.project_id, actor=actor, action=action, before=cursor, limit=limit)
     items = [AuditEntryOut.model_validate(entry) for entry in found]
-    return AuditPage(items=items, next_cursor=next_cursor(found, limit))
+    return AuditPage(items=items, next_cursor=make_cursor(found, limit))

@@ -1,4 +1,4 @@
-"""Backtests: a policy tried on the runs of the past, before it is let loose."""
+"""Routes of backtests: a policy replayed on past runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.web.api.examples import POLICY_DOCUMENT
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.run_views import next_cursor
+from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Body, Page, Plain, Time
 from evalstop_service.web.context import Db, Now, Operate, Read
 
@@ -24,32 +24,32 @@ router = APIRouter(prefix="/policies/backtests", tags=["policies"], route_class=
 
 
 class BacktestIn(Body):
-    """Which policy, on how many of the newest runs that have ended."""
+    """A policy, and how many of the newest ended runs to replay."""
 
     policy: Annotated[str, Field(max_length=100), Plain] | dict[str, Any] = Field(
-        description="NAME, NAME@VERSION, or a document that need not be on record",
+        description="NAME, NAME@VERSION, or a document that need not be stored",
         examples=["cautious", POLICY_DOCUMENT],
     )
     runs: Annotated[int, Field(ge=1, le=backtests.MOST_RUNS)] = backtests.MOST_RUNS
 
 
 class BacktestRunOut(Answer):
-    """What the policy would have said of one run, beside what was decided and what was true."""
+    """The verdict of the policy on one run, beside the recorded decision and outcome."""
 
     run_id: UUID
     run_name: str
     status: str
     last_step: int | None
-    policy: str = Field(description="under which the run went on, as NAME@VERSION")
+    policy: str = Field(description="the policy of the run, as NAME@VERSION")
     decision_id: UUID | None
     decided_step: int | None
     state: str | None = Field(description="of the decision on record")
     run_outcome: RunOutcome | None
     turn_step: int | None
     verdict: Literal["continue", "suspect", "stop"]
-    step: int | None = Field(description="at which the backtested policy would have stopped the run; null: never")
+    step: int | None = Field(description="where the policy would have stopped the run; null: never")
     reason: str
-    outcome: DecisionOutcome = Field(description="of what it would have done")
+    outcome: DecisionOutcome = Field(description="of what the policy would have done")
     hours_after: float | None = Field(description="GPU-hours that the run spent after `step`; null: not known")
     error: str | None = Field(description="why the run could not be replayed")
 
@@ -73,19 +73,19 @@ class BacktestSummaryOut(Answer):
 
 
 class BacktestOut(Answer):
-    """A backtest and how far it got; without `summary` and `findings` in a list."""
+    """A backtest and its progress; `summary` and `findings` are left out of lists."""
 
     id: UUID
     state: BacktestState
     document: dict[str, Any] = Field(examples=[POLICY_DOCUMENT])
     most_runs: int
-    total: int = Field(description="runs to be replayed; 0 until it has begun")
+    total: int = Field(description="runs to replay; 0 until it has started")
     done: int
     actor: str
     created_at: Time
     ended_at: Time | None
     summary: BacktestSummaryOut | None = None
-    findings: list[BacktestRunOut] | None = Field(None, description="what differs from what was decided first")
+    findings: list[BacktestRunOut] | None = Field(None, description="those that differ from decisions first")
 
 
 class BacktestPage(Page):
@@ -105,12 +105,12 @@ def list_backtests(
     with database.reading() as tx:
         found = backtest_rows.list_backtests(tx, caller.project_id, before=cursor, limit=limit)
     items = [BacktestOut.model_validate(vars(one) | {"findings": None}) for one in found]
-    return BacktestPage(items=items, next_cursor=next_cursor(found, limit))
+    return BacktestPage(items=items, next_cursor=make_cursor(found, limit))
 
 
 @router.post("", status_code=202)
-def ask_for_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -> BacktestOut:
-    """Have a policy tried on the newest runs that have ended; a worker does it in the background."""
+def create_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -> BacktestOut:
+    """Start a backtest on the newest ended runs; a worker runs it in the background."""
     document = body.policy
     if isinstance(document, str):
         with database.reading() as tx:
@@ -120,7 +120,7 @@ def ask_for_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) 
 
 @router.get("/{backtest_id}")
 def get_backtest(backtest_id: UUID, caller: Read, database: Db) -> BacktestOut:
-    """How far it got, and what it has found so far."""
+    """The progress and the findings so far."""
     with database.reading() as tx:
         found = backtest_rows.find_backtest(tx, caller.project_id, backtest_id)
     if found is None:

@@ -1,4 +1,4 @@
-"""Checkpoints: said to exist by the trainer, and never moved."""
+"""Routes of checkpoints: register and list."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from pydantic import Field
 from evalstop_service.ingest import Arrival, Saved
 from evalstop_service.store import checkpoints
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.runs import found
-from evalstop_service.web.api.schemas import Answer, BestOut, Body, Plain, Step, Time
+from evalstop_service.web.api.runs import load_run
+from evalstop_service.web.api.schemas import Answer, BestCheckpointOut, Body, Plain, Step, Time
 from evalstop_service.web.context import Commit, Db, Ingest, Read
 
 router = APIRouter(prefix="/runs/{run_id}/checkpoints", tags=["checkpoints"], route_class=JsonRoute)
 
 
 class CheckpointIn(Body):
-    """Where the model of a step was saved."""
+    """The URI of a saved checkpoint."""
 
     step: Step = Field(examples=[120])
     uri: Annotated[str, Field(min_length=1, max_length=4096), Plain] = Field(examples=["s3://runs/ppo/step-120"])
 
 
-class SavedOut(Answer):
-    """The checkpoint, and the best one now."""
+class RegisteredOut(Answer):
+    """The checkpoint, and the current best checkpoint."""
 
     step: int
     uri: str
     created: bool
-    best_checkpoint: BestOut | None
+    best_checkpoint: BestCheckpointOut | None
 
 
 class CheckpointOut(Answer):
-    """A checkpoint that counts."""
+    """A checkpoint that is not superseded."""
 
     step: int
     uri: str
@@ -49,12 +49,14 @@ class CheckpointList(Answer):
     items: list[CheckpointOut]
 
 
-@router.post("", status_code=201, responses={200: {"model": SavedOut, "description": "It was on record."}})
-def register(run_id: UUID, body: CheckpointIn, caller: Ingest, committer: Commit, response: Response) -> SavedOut:
-    """Say that a checkpoint exists; it is a candidate for the best once its step has an eval."""
+@router.post("", status_code=201, responses={200: {"model": RegisteredOut, "description": "It exists."}})
+def register_checkpoint(
+    run_id: UUID, body: CheckpointIn, caller: Ingest, committer: Commit, response: Response
+) -> RegisteredOut:
+    """Register a checkpoint. It can become the best checkpoint when its step has an eval."""
     receipt = committer.take(Arrival(caller.project_id, run_id, Saved(body.step, body.uri)))
     response.status_code = 201 if receipt.created else 200
-    return SavedOut.model_validate(
+    return RegisteredOut.model_validate(
         {
             "step": body.step,
             "uri": body.uri,
@@ -66,7 +68,7 @@ def register(run_id: UUID, body: CheckpointIn, caller: Ingest, committer: Commit
 
 @router.get("")
 def list_checkpoints(run_id: UUID, caller: Read, database: Db) -> CheckpointList:
-    """The run's checkpoints that count."""
+    """The run's checkpoints, without superseded ones."""
     with database.reading() as tx:
-        found(tx, caller.project_id, run_id)
+        load_run(tx, caller.project_id, run_id)
         return CheckpointList.model_validate({"items": checkpoints.list_checkpoints(tx, run_id)})

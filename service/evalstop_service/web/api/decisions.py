@@ -1,4 +1,4 @@
-"""Decisions: listed, vetoed, released and undone by people, reported on by receivers, judged."""
+"""Routes of decisions: list, veto, release, undo, report and label."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from evalstop_service.web.api.run_views import (
     DecisionOut,
     DecisionPage,
     OutcomesOut,
-    decision_out,
-    next_cursor,
-    outcomes_out,
+    make_cursor,
+    view_decision,
+    view_outcomes,
 )
-from evalstop_service.web.api.schemas import Body, Line, Name, OutcomeIn, WordIn
+from evalstop_service.web.api.schemas import ActionIn, Body, Line, Name, OutcomeIn
 from evalstop_service.web.context import Db, Now, Operate, Read
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
 
 
-LONGEST_EXPECTED_SECONDS = 30 * 86_400.0
+MAX_EXPECTED_SECONDS = 30 * 86_400.0
 
 
 class ReportIn(Body):
-    """What a receiver sees of the job: its end is under way, it is gone, or it cannot be ended."""
+    """The state of the job at its receiver: the stop is under way, the job is gone, or the stop failed."""
 
     state: Literal["acknowledged", "confirmed", "failed"]
     actor: Name | None = Field(None, description="by default the name of the key")
@@ -46,21 +46,21 @@ class ReportIn(Body):
     expected_seconds: float | None = Field(
         None,
         ge=0,
-        le=LONGEST_EXPECTED_SECONDS,
+        le=MAX_EXPECTED_SECONDS,
         allow_inf_nan=False,
-        description="with `acknowledged`: so much longer than the project's `confirm_seconds` it may take",
+        description="with `acknowledged`: extra time beyond the project's `confirm_seconds`",
     )
 
     @model_validator(mode="after")
-    def expected_of_what_is_under_way(self) -> ReportIn:
+    def check_expected_seconds(self) -> ReportIn:
         if self.expected_seconds is not None and self.state != "acknowledged":
-            raise ValueError(f"expected_seconds goes with acknowledged, not with {self.state}")
+            raise ValueError(f"expected_seconds is allowed with acknowledged only, not with {self.state}")
         return self
 
     @field_validator("details")
     @classmethod
-    def storable(cls, details: dict[str, Any]) -> dict[str, Any]:
-        _check(details, depth=8)
+    def check_details(cls, details: dict[str, Any]) -> dict[str, Any]:
+        _check_details(details, depth=8)
         return details
 
 
@@ -76,66 +76,66 @@ def list_decisions(
     """The project's decisions, newest first."""
     with database.reading() as tx:
         found = decisions.list_decisions(tx, caller.project_id, state=state, run_id=run_id, before=cursor, limit=limit)
-        items = [decision_out(tx, decision) for decision in found]
-    return DecisionPage(items=items, next_cursor=next_cursor(found, limit))
+        items = [view_decision(tx, decision) for decision in found]
+    return DecisionPage(items=items, next_cursor=make_cursor(found, limit))
 
 
 @router.get("/{decision_id}")
 def get_decision(decision_id: UUID, caller: Read, database: Db) -> DecisionOut:
     """A decision with its history and outcome."""
-    return _answer(database, caller.project_id, decision_id)
+    return _load_view(database, caller.project_id, decision_id)
 
 
 @router.post("/{decision_id}/veto")
-def veto(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Let the run go on; possible while the stop is on hold or pending."""
-    said_by = body.actor or caller.actor
+def veto_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Cancel a stop that is on hold or pending."""
+    actor = body.actor or caller.actor
     decision = commands.veto_decision(
-        database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor
+        database, caller.project_id, decision_id, actor, body.reason, now, proved=caller.actor
     )
-    return _view(database, decision)
+    return _read_view(database, decision)
 
 
 @router.post("/{decision_id}/release")
-def release(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Have an on-hold stop carried out despite what speaks against it; not while the project is paused."""
-    said_by = body.actor or caller.actor
+def release_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Carry out a stop that is on hold despite its guards; not while the project is paused."""
+    actor = body.actor or caller.actor
     decision = commands.release_decision(
-        database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor
+        database, caller.project_id, decision_id, actor, body.reason, now, proved=caller.actor
     )
-    return _view(database, decision)
+    return _read_view(database, decision)
 
 
 @router.post("/{decision_id}/undo")
-def undo(decision_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Take back a stop that was handed out: receivers are asked to let the job go on, where its scheduler can."""
-    said_by = body.actor or caller.actor
+def undo_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Take back a requested stop: receivers are asked to resume the job, where the scheduler can."""
+    actor = body.actor or caller.actor
     decision = commands.undo_decision(
-        database, caller.project_id, decision_id, said_by, body.reason, now, proved=caller.actor
+        database, caller.project_id, decision_id, actor, body.reason, now, proved=caller.actor
     )
-    return _view(database, decision)
+    return _read_view(database, decision)
 
 
 @router.post("/{decision_id}/report")
-def report(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Say what becomes of the job; receivers call this."""
-    said = commands.Report(
+def report_decision(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Report the state of the job; receivers call this."""
+    report = commands.Report(
         DecisionState(body.state), body.actor or caller.actor, body.reason, body.details, body.expected_seconds or 0.0
     )
-    return _view(database, commands.record_report(database, caller.project_id, decision_id, said, now))
+    return _read_view(database, commands.record_report(database, caller.project_id, decision_id, report, now))
 
 
 @router.get("/{decision_id}/outcomes")
 def list_outcomes(decision_id: UUID, caller: Read, database: Db) -> OutcomesOut:
-    """All that was ever said of the attempt that the decision is about, by people and by later evals."""
+    """All outcomes of the attempt that the decision is about, by people and from later evals."""
     with database.reading() as tx:
-        decision = _found(tx, caller.project_id, decision_id)
-        return outcomes_out(tx, decision.run_id, decision.attempt)
+        decision = _load_decision(tx, caller.project_id, decision_id)
+        return view_outcomes(tx, decision.run_id, decision.attempt)
 
 
 @router.post("/{decision_id}/outcome")
-def judge(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
-    """Say whether the decision was right; changing one's mind adds a row."""
+def label_decision(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
+    """Label whether the decision was right; a new label replaces the earlier one."""
     decision = commands.record_decision_outcome(
         database,
         caller.project_id,
@@ -147,38 +147,38 @@ def judge(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now
         now=now,
         proved=caller.actor,
     )
-    return _view(database, decision)
+    return _read_view(database, decision)
 
 
-def _answer(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:
+def _load_view(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:
     with database.reading() as tx:
-        return decision_out(tx, _found(tx, project_id, decision_id))
+        return view_decision(tx, _load_decision(tx, project_id, decision_id))
 
 
-def _found(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision:
+def _load_decision(tx: Transaction, project_id: UUID, decision_id: UUID) -> Decision:
     decision = decisions.find_decision(tx, project_id, decision_id)
     if decision is None:
         raise NotFound(f"there is no decision {decision_id} in this project")
     return decision
 
 
-def _view(database: Database, decision: Decision) -> DecisionOut:
+def _read_view(database: Database, decision: Decision) -> DecisionOut:
     with database.reading() as tx:
-        return decision_out(tx, decision)
+        return view_decision(tx, decision)
 
 
-def _check(value: Any, depth: int) -> None:
+def _check_details(value: Any, depth: int) -> None:
     if depth == 0:
-        raise ValueError("it may be nested 8 deep")
+        raise ValueError("at most 8 levels of nesting")
     match value:
         case dict():
             for key, item in value.items():
-                _check(key, depth - 1)
-                _check(item, depth - 1)
+                _check_details(key, depth - 1)
+                _check_details(item, depth - 1)
         case list():
             for item in value:
-                _check(item, depth - 1)
+                _check_details(item, depth - 1)
         case str():
             check_text(value)
         case float() if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError("NaN and the infinities go as strings")
+            raise ValueError("send NaN and the infinities as strings")

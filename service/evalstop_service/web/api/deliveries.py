@@ -1,4 +1,4 @@
-"""Deliveries: what was sent where, how it went, and once more by hand."""
+"""Routes of deliveries: list, read with request and attempts, retry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.run_views import next_cursor
+from evalstop_service.web.api.run_views import make_cursor
 from evalstop_service.web.api.schemas import Answer, Page, Time
 from evalstop_service.web.context import Db, Now, Operate, Read
 from evalstop_service.webhooks import resend
@@ -24,15 +24,15 @@ router = APIRouter(prefix="/deliveries", tags=["webhooks"], route_class=JsonRout
 
 
 class AttemptOut(Answer):
-    """One sending; a number that is missing belongs to a worker that died."""
+    """One attempt. A missing number belongs to a worker that died."""
 
     number: int
     at: Time
     duration_ms: float
     status_code: int | None
     error: str | None
-    url: str | None = Field(description="where it was sent; null before this was kept")
-    answer: str | None = Field(description="the start of what came back")
+    url: str | None = Field(description="where it was sent")
+    answer: str | None = Field(description="the start of the response")
 
 
 class DeliveryOut(Answer):
@@ -55,7 +55,7 @@ class DeliveryOut(Answer):
 
 
 class RequestOut(Answer):
-    """What is sent; each attempt adds `webhook-timestamp`, and `webhook-signature`, which is not kept."""
+    """The request. Each attempt adds `webhook-timestamp` and `webhook-signature`, which are not stored."""
 
     method: Literal["POST"] = "POST"
     url: str
@@ -64,7 +64,7 @@ class RequestOut(Answer):
 
 
 class DeliveryDetail(DeliveryOut):
-    """One event on its way to one endpoint, with what is sent."""
+    """A delivery with its request."""
 
     request: RequestOut
 
@@ -87,7 +87,7 @@ def list_deliveries(
 ) -> DeliveryPage:
     """The project's deliveries, newest first."""
     with database.reading() as tx:
-        found = deliveries.list_deliveries(
+        listed = deliveries.list_deliveries(
             tx,
             caller.project_id,
             state=state,
@@ -96,8 +96,8 @@ def list_deliveries(
             before=cursor,
             limit=limit,
         )
-        items = [delivery_out(tx, delivery) for delivery in found]
-    return DeliveryPage(items=items, next_cursor=next_cursor(found, limit))
+        items = [view_delivery(tx, delivery) for delivery in listed]
+    return DeliveryPage(items=items, next_cursor=make_cursor(listed, limit))
 
 
 @router.get("/{delivery_id}")
@@ -108,7 +108,7 @@ def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetai
         if delivery is None:
             raise NotFound(f"there is no delivery {delivery_id} in this project")
         content = deliveries.get_content(tx, delivery)
-        shown = delivery_out(tx, delivery)
+        shown = view_delivery(tx, delivery)
     request = RequestOut(
         url=delivery.url,
         headers={"content-type": "application/json", "webhook-id": str(delivery.event_id)},
@@ -118,13 +118,13 @@ def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetai
 
 
 @router.post("/{delivery_id}/retry")
-def retry(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
-    """Send a dead delivery once more, now."""
+def retry_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
+    """Retry a dead delivery now."""
     delivery = resend.retry_delivery(database, caller.project_id, caller.actor, delivery_id, now)
     with database.reading() as tx:
-        return delivery_out(tx, delivery)
+        return view_delivery(tx, delivery)
 
 
-def delivery_out(tx: Transaction, delivery: Delivery) -> DeliveryOut:
+def view_delivery(tx: Transaction, delivery: Delivery) -> DeliveryOut:
     """A delivery with all attempts at it."""
     return DeliveryOut.model_validate(vars(delivery) | {"log": deliveries.list_attempts(tx, delivery)})

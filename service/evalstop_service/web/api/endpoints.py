@@ -1,4 +1,4 @@
-"""Webhook endpoints: where a project wants its events sent."""
+"""Routes of webhook endpoints."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EndpointIn(Body):
 
 
 class EndpointChange(Body):
-    """What is to change; what is left out stays."""
+    """Changes of an endpoint; fields that are left out keep their value."""
 
     url: Address | None = None
     event_types: EventTypes | None = None
@@ -59,13 +59,13 @@ class EndpointOut(Answer):
     format: Format
     enabled: bool
     created_at: Time
-    failures: int = Field(description="one after the other, up to now")
-    open_until: Time | None = Field(description="nothing is sent before, since it failed so often; then one attempt is")
-    previous_secret_until: Time | None = Field(description="until then the secret before this one signs too")
+    failures: int = Field(description="consecutive failures")
+    open_until: Time | None = Field(description="paused after repeated failures until this time")
+    previous_secret_until: Time | None = Field(description="until then the previous secret signs too")
 
 
 class EndpointWithSecret(EndpointOut):
-    """An endpoint with the secret that signs what is sent to it, which is never shown again."""
+    """An endpoint with its signing secret, which is shown once."""
 
     secret: str = Field(examples=["whsec_..."])
 
@@ -84,10 +84,10 @@ def list_endpoints(caller: Admin, database: Db) -> EndpointList:
 
 
 @router.post("", status_code=201)
-def add_endpoint(
+def create_endpoint(
     body: EndpointIn, caller: Admin, database: Db, now: Now, address_policy: Allowed, encryption: Secrets
 ) -> EndpointWithSecret:
-    """Subscribe a URL to events."""
+    """Create an endpoint for a URL."""
     endpoint = webhooks.create_endpoint(
         database,
         caller.project_id,
@@ -97,14 +97,14 @@ def add_endpoint(
         encryption=encryption,
         now=now,
     )
-    return with_secret(endpoint, encryption)
+    return view_with_secret(endpoint, encryption)
 
 
 @router.patch("/{endpoint_id}")
 def change_endpoint(
     endpoint_id: UUID, body: EndpointChange, caller: Admin, database: Db, now: Now, address_policy: Allowed
 ) -> EndpointOut:
-    """Change where, what and whether events are sent; deliveries that wait go to the new URL."""
+    """Change an endpoint; waiting deliveries go to the new URL."""
     changes = EndpointChanges(**body.model_dump())
     return EndpointOut.model_validate(
         webhooks.change_endpoint(
@@ -115,21 +115,21 @@ def change_endpoint(
 
 @router.post("/{endpoint_id}/rotate-secret")
 def rotate_secret(endpoint_id: UUID, caller: Admin, database: Db, now: Now, encryption: Secrets) -> EndpointWithSecret:
-    """Give the endpoint a new secret; the one before it signs along for a day."""
+    """Rotate the signing secret; the previous one stays valid for a day."""
     endpoint = webhooks.rotate_endpoint_secret(
         database, caller.project_id, caller.actor, endpoint_id, encryption=encryption, now=now
     )
-    return with_secret(endpoint, encryption)
+    return view_with_secret(endpoint, encryption)
 
 
 @router.delete("/{endpoint_id}", status_code=204)
 def delete_endpoint(endpoint_id: UUID, caller: Admin, database: Db, now: Now) -> None:
-    """Delete the endpoint and cancel what waits for it."""
+    """Delete the endpoint and cancel its waiting deliveries."""
     webhooks.delete_endpoint(database, caller.project_id, caller.actor, endpoint_id, now)
 
 
-def with_secret(endpoint: Endpoint, encryption: Encryption) -> EndpointWithSecret:
-    """An endpoint with the secret that it was just given."""
+def view_with_secret(endpoint: Endpoint, encryption: Encryption) -> EndpointWithSecret:
+    """An endpoint with its new secret."""
     return EndpointWithSecret.model_validate(
         vars(endpoint) | {"secret": encryption.decrypt(endpoint.secret, endpoint.id)}
     )

@@ -1,4 +1,4 @@
-"""What events look like: their JSON Schemas, for those who write receivers."""
+"""Routes of event schemas, for authors of receivers."""
 
 from __future__ import annotations
 

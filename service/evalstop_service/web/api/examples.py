@@ -106,7 +106,7 @@ FIELDS: dict[str, Any] = {
     "BacktestRunOut.policy": "paper@1",
     "BacktestRunOut.state": "shadow",
     "BacktestRunOut.status": "completed",
-    "BestOut.step": 120,
+    "BestCheckpointOut.step": 120,
     "CheckpointIn.step": 120,
     "CheckpointOut.step": 120,
     "ChangeOut.details": {},
@@ -168,7 +168,7 @@ FIELDS: dict[str, Any] = {
     "StreamProblem.lines_stored": 3,
     "StreamProblem.status": 400,
     "StreamProblem.title": "The body cannot be unpacked",
-    "WordIn.reason": "the eval set was broken this morning",
+    "ActionIn.reason": "the eval set was broken this morning",
 }
 """Values of fields by name, or by schema and name where one schema has a value of its own."""
 

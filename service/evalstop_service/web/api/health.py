@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it can serve."""
+"""Liveness and readiness probes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ router = APIRouter(tags=["health"])
 
 
 class Health(Answer):
-    """All is well."""
+    """The probe succeeded."""
 
     status: str = "ok"
 
 
 @router.get("/livez")
-def live() -> Health:
+def check_liveness() -> Health:
     """The process answers."""
     return Health()
 
 
 @router.get("/readyz")
-def ready(database: Db) -> Health:
-    """The database answers and its schema is one that this code can serve on."""
+def check_readiness(database: Db) -> Health:
+    """The database answers and its schema is up to date."""
     try:
         revision = schema.current_revision(database)
     except sa.exc.SQLAlchemyError as error:

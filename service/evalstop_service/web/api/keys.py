@@ -1,4 +1,4 @@
-"""Keys: made and revoked by the project's administrators; the secret is shown once."""
+"""Routes of API keys: list, create, revoke."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KeyOut(Answer):
 
 
 class NewKeyOut(KeyOut):
-    """A key with its secret, which is never shown again."""
+    """A key with its secret, which is shown once."""
 
     key: str
 
@@ -48,19 +48,19 @@ class KeyList(Answer):
 
 @router.get("")
 def list_keys(caller: Admin, database: Db) -> KeyList:
-    """All keys of the project, the revoked ones too."""
+    """All keys of the project, revoked ones included."""
     with database.reading() as tx:
         return KeyList.model_validate({"items": keys.list_keys(tx, caller.project_id)})
 
 
 @router.post("", status_code=201)
-def add_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
-    """Make a key."""
+def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
+    """Create a key."""
     key, secret = api_keys.create_key(database, caller.project_id, caller.actor, body.name, body.scopes, now)
     return NewKeyOut.model_validate(vars(key) | {"key": secret})
 
 
 @router.delete("/{key_id}", status_code=204)
 def revoke_key(key_id: UUID, caller: Admin, database: Db, key_cache: Keys, now: Now) -> None:
-    """Take a key out of use for good."""
+    """Revoke a key."""
     api_keys.revoke_key(database, key_cache, caller.project_id, caller.actor, key_id, now)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from evalstop_service.ingest import Receipt
-from evalstop_service.web.api.schemas import written
+from evalstop_service.web.api.schemas import encode_number
 
 MOST_CONFLICTS = 100
 
@@ -21,8 +21,8 @@ def receipt_document(receipt: Receipt, now: datetime) -> dict[str, Any]:
         {
             "metric": item.point.metric,
             "step": item.point.step,
-            "stored_value": written(item.stored_value),
-            "sent_value": written(item.point.value),
+            "stored_value": encode_number(item.stored_value),
+            "sent_value": encode_number(item.point.value),
         }
         for item in receipt.contradictions[:MOST_CONFLICTS]
     ]

@@ -15,10 +15,10 @@ from evalstop_service.store.observations import Point
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
 from evalstop_service.web.api.reading.batch import BatchIn
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.runs import found
+from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import (
     Answer,
-    BestOut,
+    BestCheckpointOut,
     Name,
     Page,
     Stored,
@@ -48,7 +48,7 @@ class ReceiptOut(Answer):
     conflicts: list[ConflictOut] = Field(description=f"the first {MOST_CONFLICTS} of them")
     verdict: VerdictOut
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
-    best_checkpoint: BestOut | None
+    best_checkpoint: BestCheckpointOut | None
 
 
 class ObservationOut(Answer):
@@ -90,7 +90,7 @@ def list_observations(
     """One metric's observations by ascending step, superseded ones too."""
     after = _cursor(cursor)
     with database.reading() as tx:
-        found(tx, caller.project_id, run_id)
+        load_run(tx, caller.project_id, run_id)
         items = observations.list_observations(tx, run_id, metric=metric, after=after, limit=limit)
     last = items[-1] if len(items) == limit else None
     return ObservationPage(

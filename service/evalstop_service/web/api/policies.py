@@ -1,4 +1,4 @@
-"""Policies: named, versioned, never changed once stored."""
+"""Routes of policies. A stored version never changes."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ class PolicyList(Answer):
 def list_policies(caller: Read, database: Db) -> PolicyList:
     """The project's policies and the shipped ones, all versions."""
     with database.reading() as tx:
-        found = policies.listing(tx, caller.project_id)
-    return PolicyList(items=[PolicyOut.model_validate(policy) for policy in found])
+        listed = policies.listing(tx, caller.project_id)
+    return PolicyList(items=[PolicyOut.model_validate(policy) for policy in listed])
 
 
 @router.get("/{name}")
 def get_policy(name: str, caller: Read, database: Db) -> PolicyList:
     """All versions of one policy, the newest first."""
     with database.reading() as tx:
-        found = policies.listing(tx, caller.project_id)
-    items = [PolicyOut.model_validate(policy) for policy in found if policy.name == name]
+        listed = policies.listing(tx, caller.project_id)
+    items = [PolicyOut.model_validate(policy) for policy in listed if policy.name == name]
     if not items:
         raise NotFound(f"there is no policy {name!r} in this project")
     return PolicyList(items=items)
 
 
 @router.post("", status_code=201)
-def add_policy(
+def create_policy(
     document: Annotated[dict[str, Any], Body(examples=[POLICY_DOCUMENT])], caller: Admin, database: Db, now: Now
 ) -> PolicyOut:
-    """Store a policy as the next version of its name. Runs keep the version that they were opened with."""
+    """Store a policy as the next version of its name. Runs keep their version."""
     policy = policy_from_document(document)
     stored = policies.add_policy(database, caller.project_id, caller.actor, policy, now)
     return PolicyOut.model_validate(stored)

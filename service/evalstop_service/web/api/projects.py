@@ -1,4 +1,4 @@
-"""Projects: made with a key to the installation; each sees and changes its own defaults."""
+"""Routes of projects: create and list with an installation key, settings, pause."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ router = APIRouter(tags=["projects"], route_class=JsonRoute)
 
 
 class ProjectPauseIn(Body):
-    """Who stops all stopping, and why."""
+    """Who pauses stopping, and why."""
 
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
     reason: Line = Field("", examples=["the eval set was replaced; its scores are not comparable"])
 
 
 class ProjectResumeIn(Body):
-    """Who lets stops go on."""
+    """Who resumes stopping."""
 
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
 
@@ -36,8 +36,8 @@ class ProjectList(Answer):
 
 
 @router.post("/projects", status_code=201)
-def add_project(body: NewProject, key: Installation, database: Db, now: Now) -> ProjectOut:
-    """Make a project."""
+def create_project(body: NewProject, key: Installation, database: Db, now: Now) -> ProjectOut:
+    """Create a project."""
     return ProjectOut.model_validate(project_settings.create_project(database, body, f"key {key.name}", now))
 
 
@@ -57,25 +57,25 @@ def get_project(caller: Read, database: Db) -> ProjectOut:
 
 @router.patch("/project")
 def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -> ProjectOut:
-    """Change the key's project. Runs that are open keep policy and mode; all else holds for them from now on."""
+    """Change settings of the key's project. Open runs keep policy and mode; other settings apply to them at once."""
     project = project_settings.change_project_settings(database, caller.project_id, caller.actor, body, now)
     return ProjectOut.model_validate(project)
 
 
 @router.post("/project/pause")
 def pause_project(body: ProjectPauseIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
-    """Stop nothing more in the key's project until it is resumed. Pausing twice is harmless.
+    """Pause all stopping in the key's project. Pausing twice is harmless.
 
-    Once this is answered no stop that was pending will be sent; what was sent is not called back.
+    Pending stops are not sent any more; stops that were sent are not recalled.
     """
-    said_by = body.actor or caller.actor
-    project = pause.pause_project(database, caller.project_id, said_by, body.reason, now, proved=caller.actor)
+    actor = body.actor or caller.actor
+    project = pause.pause_project(database, caller.project_id, actor, body.reason, now, proved=caller.actor)
     return ProjectOut.model_validate(project)
 
 
 @router.post("/project/resume")
 def resume_project(body: ProjectResumeIn, caller: Operate, database: Db, now: Now) -> ProjectOut:
-    """Let stops go on in the key's project; those on hold for the pause alone are taken up within a minute."""
-    said_by = body.actor or caller.actor
-    project = pause.resume_project(database, caller.project_id, said_by, now, proved=caller.actor)
+    """Resume stopping in the key's project; stops on hold for the pause only continue within a minute."""
+    actor = body.actor or caller.actor
+    project = pause.resume_project(database, caller.project_id, actor, now, proved=caller.actor)
     return ProjectOut.model_validate(project)

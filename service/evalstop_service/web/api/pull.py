@@ -17,7 +17,7 @@ from evalstop_service.rules.event_types import STOP_EVENTS, URGENT_EVENTS
 from evalstop_service.store import decisions
 from evalstop_service.store.queue import pull, queues
 from evalstop_service.store.queue.leases import ClaimedDelivery
-from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, with_secret
+from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Line, Plain, Time
 from evalstop_service.web.context import Admin, Context, Ctx, Db, Now, Operate, Secrets
@@ -91,7 +91,7 @@ def add_pull_endpoint(
     endpoint = endpoints.create_pull_endpoint(
         database, caller.project_id, caller.actor, **body.model_dump(), encryption=encryption, now=now
     )
-    return with_secret(endpoint, encryption)
+    return view_with_secret(endpoint, encryption)
 
 
 @router.post("/{endpoint_id}/claim")

@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service.web.api.deliveries import DeliveryOut, delivery_out
+from evalstop_service.web.api.deliveries import DeliveryOut, view_delivery
 from evalstop_service.web.api.endpoints import EventTypes
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Time
@@ -72,7 +72,7 @@ def replay_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) 
     """Send the event of a delivery to its endpoint again, as a new delivery."""
     delivery = resend.replay_delivery(database, caller.project_id, caller.actor, delivery_id, now)
     with database.reading() as tx:
-        return delivery_out(tx, delivery)
+        return view_delivery(tx, delivery)
 
 
 @router.post("/endpoints/{endpoint_id}/test")

@@ -1,4 +1,4 @@
-"""Which metric plays which role: corrected for a run, and told by patterns for a project."""
+"""Routes of metric roles: corrections of a run, and patterns of a project."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from evalstop_service.ingest import Arrival, Corrected
 from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import RolePatterns
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.run_views import RunOut, run_out
-from evalstop_service.web.api.runs import Roles, written_out
+from evalstop_service.web.api.run_views import RunOut, view_run
+from evalstop_service.web.api.runs import Roles, complete_directions
 from evalstop_service.web.api.schemas import Body, ProjectOut
 from evalstop_service.web.context import Admin, Commit, Db, Now, Operate
 
@@ -20,7 +20,7 @@ router = APIRouter(tags=["roles"], route_class=JsonRoute)
 
 
 class MetricsIn(Body):
-    """All metrics of a run that play a role."""
+    """All metrics of a run that have a role."""
 
     metrics: Roles = Field(
         examples=[{"val-core/gsm8k/mean@4": {"role": "eval"}, "critic/score/mean": {"role": "proxy"}}]
@@ -31,21 +31,21 @@ class MetricsIn(Body):
 def correct_metrics(
     run_id: UUID, body: MetricsIn, caller: Operate, committer: Commit, database: Db, now: Now
 ) -> RunOut:
-    """Say which metrics play which role: these and no others. The run is judged anew from its first observation on.
+    """Set the roles of all metrics. The run is judged again from its first observation.
 
-    What was recognised no longer counts, and nothing is recognised in this run from now on.
+    Automatic recognition is turned off for the run.
     """
-    news = Corrected(written_out(body.metrics), caller.actor)
+    news = Corrected(complete_directions(body.metrics), caller.actor)
     receipt = committer.take(Arrival(caller.project_id, run_id, news))
     with database.reading() as tx:
-        return run_out(tx, receipt.run, now)
+        return view_run(tx, receipt.run, now)
 
 
 @router.put("/project/role-patterns", tags=["projects"])
 def set_role_patterns(body: RolePatterns, caller: Admin, database: Db, now: Now) -> ProjectOut:
-    """Say by pattern which metrics play which role, in runs of the key's project whose trainers do not say it.
+    """Set the role patterns of the key's project, for runs whose trainer sets no roles.
 
-    Runs that are open take them up when a metric comes in for the first time.
+    Open runs apply them when they report a new metric.
     """
     project = project_settings.change_role_patterns(database, caller.project_id, caller.actor, body, now)
     return ProjectOut.model_validate(project)

@@ -1,4 +1,4 @@
-"""A rollout stage that a policy has to earn: set, seen and taken away by the project's administrators."""
+"""Routes of rollout stages, which a policy earns by its measured precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Time
 from evalstop_service.web.context import Admin, Db, Now, Read
 
-router = APIRouter(prefix="/policies/{name}/rollout_stage", tags=["policies"], route_class=JsonRoute)
+router = APIRouter(prefix="/policies/{name}/rollout-stage", tags=["policies"], route_class=JsonRoute)
 
 
 class RolloutStageIn(Body):
@@ -30,15 +30,15 @@ class RolloutStageIn(Body):
 
 
 class RolloutStageOut(Answer):
-    """How much a policy may do by itself, since when, and by which numbers it came there."""
+    """The rollout stage of a policy, since when, and the numbers behind it."""
 
     policy_name: str
-    version: int = Field(description="that has shown it; any other version is in shadow")
+    version: int = Field(description="the version that has earned it; other versions are in shadow")
     stage: Stage
     required_precision: float
     canary_share: float
     since: Time
-    numbers: dict[str, Any] = Field(description="empty at the start: nothing was shown yet")
+    numbers: dict[str, Any] = Field(description="empty at the start")
 
 
 PolicyName = Annotated[str, Path(max_length=256)]
@@ -46,17 +46,17 @@ PolicyName = Annotated[str, Path(max_length=256)]
 
 @router.get("")
 def get_rollout_stage(name: PolicyName, caller: Read, database: Db) -> RolloutStageOut:
-    """How far the policy has come; 404 where the mode of its runs alone counts."""
+    """The rollout stage of the policy; 404 if it does not have to earn one."""
     with database.reading() as tx:
         held = rollout_stages.find_stage(tx, caller.project_id, name)
     if held is None:
-        raise NotFound(f"the policy {name!r} need not earn its rollout_stage: the mode of its runs alone counts")
+        raise NotFound(f"policy {name!r} has no rollout stage; only the mode of its runs counts")
     return RolloutStageOut.model_validate(held)
 
 
 @router.put("")
 def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, database: Db, now: Now) -> RolloutStageOut:
-    """Have the policy earn its rollout stage from now on, from shadow; or change the terms of one that does."""
+    """Start a policy's rollout in shadow, or change its terms."""
     with database.transaction() as tx:
         version = _version(tx, caller, name)
         held = rollout_stage.set_rollout_stage(
@@ -70,7 +70,7 @@ def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, dat
 
 @router.delete("", status_code=204)
 def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now) -> Response:
-    """Have the mode of its runs alone count again. Doing it twice is harmless."""
+    """Remove the rollout stage; only the mode of its runs counts again. Removing it twice is harmless."""
     with database.transaction() as tx:
         _version(tx, caller, name)
         if rollout_stages.delete_stage(tx, caller.project_id, name):

@@ -1,4 +1,4 @@
-"""How runs and decisions are answered: the rows of several tables as one object."""
+"""Runs and decisions as the API returns them, from the rows of several tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import (
     Answer,
-    BestOut,
+    BestCheckpointOut,
     Mode,
     Page,
     PolicyName,
@@ -33,7 +33,7 @@ from evalstop_service.web.api.schemas import (
 
 
 class ChangeOut(Answer):
-    """One step in the life of a decision."""
+    """A change of a decision's state."""
 
     state: str
     at: Time
@@ -43,49 +43,45 @@ class ChangeOut(Answer):
 
 
 class OutcomeOut(Answer):
-    """What turned out to be true of a decision, and who said so."""
+    """The outcome of a decision, and who recorded it."""
 
     outcome: DecisionOutcome
     turn_step: int | None
-    derived: bool = Field(description="from later evals; else a person said so")
+    derived: bool = Field(description="true: from later evals; false: by a person")
     actor: str
     note: str
-    details: dict[str, Any] = Field(description="of a derived one the numbers that it rests on")
+    details: dict[str, Any] = Field(description="of a derived outcome: the numbers that it is based on")
     at: Time
 
 
 class CaseOut(Answer):
-    """An attempt that has ended, as it is counted."""
+    """An ended attempt as the figures count it."""
 
     run_outcome: RunOutcome
-    derived: bool = Field(description="from its evals; else a person said so")
+    derived: bool = Field(description="true: from its evals; false: by a person")
     turn_step: int | None
-    outcome: DecisionOutcome = Field(
-        description="of the decision to stop it or, where there was none, of letting it go on"
-    )
-    treatment: Treatment | None = Field(
-        description="of the stop: deliberately not carried out, carried out, or kept from it; null: there was none"
-    )
-    observed_probability: float | None = Field(description="with which it was let run after the decision")
-    detectors: list[str] | None = Field(description="those that called for the stop")
-    stated_risk: float | None = Field(description="the share of healthy runs that its policy says it stops")
+    outcome: DecisionOutcome = Field(description="of the decision to stop it or, without one, of letting it run")
+    treatment: Treatment | None = Field(description="of the stop: held out, carried out, or prevented; null: no stop")
+    observed_probability: float | None = Field(description="probability of being observed after the decision")
+    detectors: list[str] | None = Field(description="those that called the stop")
+    stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
     delay_steps: int | None = Field(description="from the turn to the decision")
-    gpu_hours: float | None = Field(description="null: the run says no number of GPUs by its label gpus")
+    gpu_hours: float | None = Field(description="null: the run has no label gpus")
     gpu_hours_saved: float | None
     gpu_hours_lost: float | None
     ended_at: Time
 
 
 class OutcomesOut(Answer):
-    """All that was ever said of an attempt, oldest first: the last counts."""
+    """All outcomes recorded for an attempt, oldest first; the last one counts."""
 
     attempt: int
     items: list[OutcomeOut]
-    case: CaseOut | None = Field(description="what follows from it; null while the attempt goes on")
+    case: CaseOut | None = Field(description="null until the attempt has ended")
 
 
 class DecisionOut(Answer):
-    """A stop verdict on record, with its life."""
+    """A decision to stop a run, with its history."""
 
     id: UUID
     run_id: UUID
@@ -95,12 +91,12 @@ class DecisionOut(Answer):
     step: int
     due_at: Time = Field(description="the end of the veto window, within which it can be vetoed")
     deadline_at: Time | None = Field(
-        description="when it is looked after next: on hold, it is weighed again; handed out, it is escalated"
+        description="when it is checked next: a stop on hold is tried again, an unconfirmed one escalated"
     )
-    escalations: int = Field(description="how often it was not confirmed in time: asked for again, then harder")
+    escalations: int = Field(description="how often it was not confirmed in time")
     created_at: Time
     verdict: VerdictOut
-    best_checkpoint: BestOut | None = Field(description="as it was when the decision was made")
+    best_checkpoint: BestCheckpointOut | None = Field(description="at the time of the decision")
     policy: PolicyName
     outcome: OutcomeOut | None
     history: list[ChangeOut]
@@ -112,38 +108,37 @@ class DecisionPage(Page):
     items: list[DecisionOut]
 
 
-class DeadOut(Answer):
-    """A metric that tells the run's detectors nothing."""
+class MetricFaultOut(Answer):
+    """A watched metric without usable data."""
 
     metric: str
     kind: Literal["missing", "ceased", "constant", "not_finite"]
     reason: str
 
 
-class PulseOut(Answer):
-    """Whether anything is heard of a run."""
+class RunHealthOut(Answer):
+    """Whether a run is reporting."""
 
     state: Liveness
-    heard_at: Time = Field(description="the last post or heartbeat")
-    cadence_seconds: float | None = Field(description="the longest usual pause between two posts, once it is known")
-    dead: list[DeadOut] = Field(description="of the metrics that may stop the run, as of the last look at it")
+    last_report_at: Time = Field(description="the last observations or heartbeat")
+    cadence_seconds: float | None = Field(description="longest usual pause between reports; null: not known yet")
+    metric_faults: list[MetricFaultOut] = Field(description="watched metrics without usable data, at the last check")
 
 
 class RecognitionOut(Answer):
-    """How a run's metrics came by their roles."""
+    """Where the roles of a run's metrics come from."""
 
-    open: bool = Field(description="metrics that come in for the first time may still change the roles")
-    preset: str | None = Field(description="the trainer whose names they are")
+    open: bool = Field(description="true: new metrics can still change the roles")
+    preset: str | None = Field(description="the trainer whose metric names match")
     sources: dict[str, str] = Field(
-        description="by metric: trainer (it said so), default, preset NAME, names (nobody's in particular), pattern "
-        "(of the project), person"
+        description="by metric: trainer, default, preset NAME, names (a common name), pattern (of the project), person"
     )
-    reasons: dict[str, str] = Field(description="by metric: why it has its role, or why it has none")
+    reasons: dict[str, str] = Field(description="by metric: why it has this role, or none")
     warnings: list[str]
 
 
 class RunOut(Answer):
-    """A run and where it stands."""
+    """A run and its state."""
 
     id: UUID
     name: str
@@ -152,7 +147,7 @@ class RunOut(Answer):
     created_at: Time
     updated_at: Time
     ended_at: Time | None
-    pruned_at: Time | None = Field(None, description="since then its observations and checkpoints are gone")
+    pruned_at: Time | None = Field(None, description="when its observations and checkpoints were deleted")
     metrics: dict[str, dict[str, str]]
     recognition: RecognitionOut
     labels: dict[str, str]
@@ -161,12 +156,12 @@ class RunOut(Answer):
     total_steps: int | None
     last_step: int | None
     verdict: VerdictOut
-    should_stop: bool = Field(description="true once a stop of this attempt was requested")
-    best_checkpoint: BestOut | None
+    should_stop: bool = Field(description="true: a stop of this attempt was requested")
+    best_checkpoint: BestCheckpointOut | None
     raw_maximum: RawMaximumOut | None
-    turn: TurnOut | None = Field(None, description="null while the run goes on, and where gold shows no fall")
+    turn: TurnOut | None = Field(None, description="null until the run has ended, and when the eval shows no fall")
     decision: DecisionOut | None
-    pulse: PulseOut | None = Field(None, description="null once the run has ended")
+    health: RunHealthOut | None = Field(None, description="null after the run has ended")
 
 
 class RunPage(Page):
@@ -175,7 +170,7 @@ class RunPage(Page):
     items: list[RunOut]
 
 
-def decision_out(tx: Transaction, decision: Decision) -> DecisionOut:
+def view_decision(tx: Transaction, decision: Decision) -> DecisionOut:
     """A decision with its history and its outcome."""
     policy = PolicyName(name=decision.policy_name, version=decision.policy_version)
     outcome = outcomes.find_outcome(tx, decision.run_id, decision.attempt)
@@ -184,21 +179,21 @@ def decision_out(tx: Transaction, decision: Decision) -> DecisionOut:
     )
 
 
-def outcomes_out(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
-    """What was said of an attempt, and what follows from it."""
+def view_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
+    """The outcomes of an attempt, and its case."""
     items, case = outcomes.list_outcomes(tx, run_id, attempt), cases.find_case(tx, run_id, attempt)
     return OutcomesOut.model_validate({"attempt": attempt, "items": items, "case": case})
 
 
-def run_out(tx: Transaction, run: Run, now: datetime) -> RunOut:
-    """A run with the decision on its present attempt."""
-    return runs_out(tx, [run], now)[0]
+def view_run(tx: Transaction, run: Run, now: datetime) -> RunOut:
+    """A run with the decision on its current attempt."""
+    return view_runs(tx, [run], now)[0]
 
 
-def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOut]:
-    """Runs of one project with the decisions on their present attempts."""
-    pulse = _pulses(tx, found, now)
-    on_record = decisions.load_decisions(tx, [run.id for run in found])
+def view_runs(tx: Transaction, listed: Sequence[Run], now: datetime) -> list[RunOut]:
+    """Runs of one project with the decisions on their current attempts."""
+    health_by_run = _view_health(tx, listed, now)
+    on_record = decisions.load_decisions(tx, [run.id for run in listed])
     return [
         RunOut.model_validate(
             structs.asdict(run)
@@ -206,27 +201,27 @@ def runs_out(tx: Transaction, found: Sequence[Run], now: datetime) -> list[RunOu
                 "recognition": recognition.describe_roles(run),
                 "policy": PolicyName(name=run.policy_name, version=run.policy_version),
                 "should_stop": run.id in on_record and on_record[run.id].stops(now),
-                "decision": decision_out(tx, on_record[run.id]) if run.id in on_record else None,
-                "pulse": pulse.get(run.id),
+                "decision": view_decision(tx, on_record[run.id]) if run.id in on_record else None,
+                "health": health_by_run.get(run.id),
             }
         )
-        for run in found
+        for run in listed
     ]
 
 
-def _pulses(tx: Transaction, found: Sequence[Run], now: datetime) -> dict[UUID, PulseOut]:
-    """How those of these runs are that have not ended, or are lost."""
-    living = [run for run in found if run.status in ("running", Liveness.LOST)]
+def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[UUID, RunHealthOut]:
+    """The health of the runs that have not ended, or are lost."""
+    living = [run for run in listed if run.status in ("running", Liveness.LOST)]
     if not living:
         return {}
     stale_seconds = projects.get_project(tx, living[0].project_id).stale_seconds
     stored = run_health.load_health(tx, [run.id for run in living])
     return {
-        run.id: PulseOut(
-            state=health.find_liveness(run, one := stored.get(run.id), stale_seconds, now).value,
-            heard_at=health.last_report_at(run, one),
-            cadence_seconds=one.cadence_seconds if one else None,
-            dead=[DeadOut.model_validate(item) for item in one.dead] if one else [],
+        run.id: RunHealthOut(
+            state=health.find_liveness(run, row := stored.get(run.id), stale_seconds, now).value,
+            last_report_at=health.last_report_at(run, row),
+            cadence_seconds=row.cadence_seconds if row else None,
+            metric_faults=[MetricFaultOut.model_validate(item) for item in row.dead] if row else [],
         )
         for run in living
     }
@@ -237,6 +232,6 @@ class _Listed(Protocol):
     def id(self) -> UUID: ...
 
 
-def next_cursor(items: Sequence[_Listed], limit: int) -> str | None:
-    """The cursor past a page that was filled to its limit."""
+def make_cursor(items: Sequence[_Listed], limit: int) -> str | None:
+    """The cursor of the next page, None if this page is not full."""
     return str(items[-1].id) if len(items) == limit else None

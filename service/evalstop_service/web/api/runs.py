@@ -1,4 +1,4 @@
-"""Runs: opened by name, read, resumed, finished."""
+"""Routes of runs: open, read, resume, finish, stop."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from evalstop_service.web.api.run_views import (
     OutcomesOut,
     RunOut,
     RunPage,
-    next_cursor,
-    outcomes_out,
-    run_out,
-    runs_out,
+    make_cursor,
+    view_outcomes,
+    view_run,
+    view_runs,
 )
 from evalstop_service.web.api.schemas import (
     MAX_STEP,
+    ActionIn,
     Answer,
     Body,
     Line,
@@ -42,14 +43,13 @@ from evalstop_service.web.api.schemas import (
     Time,
     VerdictOut,
     Whole,
-    WordIn,
 )
 from evalstop_service.web.context import Commit, Db, Ingest, Now, Operate, Read, ReadOrIngest
 
 router = APIRouter(prefix="/runs", tags=["runs"], route_class=JsonRoute)
 
 
-def _one_metric_a_signal(metrics: dict[str, Role]) -> dict[str, Role]:
+def _check_unique_roles(metrics: dict[str, Role]) -> dict[str, Role]:
     roles = [role.role for role in metrics.values()]
     twice = {role for role in roles if roles.count(role) > 1}
     if twice:
@@ -57,11 +57,11 @@ def _one_metric_a_signal(metrics: dict[str, Role]) -> dict[str, Role]:
     return metrics
 
 
-Roles = Annotated[dict[Name, Role], Field(max_length=100), AfterValidator(_one_metric_a_signal)]
+Roles = Annotated[dict[Name, Role], Field(max_length=100), AfterValidator(_check_unique_roles)]
 
 
-def written_out(metrics: Mapping[str, Role]) -> dict[str, dict[str, str]]:
-    """The metrics with every direction written out."""
+def complete_directions(metrics: Mapping[str, Role]) -> dict[str, dict[str, str]]:
+    """The roles of metrics with their directions, by default minimize for KL and loss."""
     return {
         metric: {
             "role": role.role,
@@ -72,19 +72,19 @@ def written_out(metrics: Mapping[str, Role]) -> dict[str, dict[str, str]]:
 
 
 class RunIn(Body):
-    """What a trainer says of its run. What it leaves out stays as it is, or is the project's default."""
+    """A run to open. A field that is left out keeps its value, or gets the project's default in a new run."""
 
     name: Name = Field(examples=["ppo-7b-seed3"])
     metrics: Roles | Literal["auto"] | None = Field(
         None,
-        description="the role of each metric that is to be watched, or auto: they are recognised by their names while "
-        "the run goes on. By default as the project's patterns say; where it has none, metrics called eval, proxy, kl "
-        "and loss are what they are called",
+        description="the role of each watched metric, or auto: roles are recognized by metric names while the run "
+        "reports. By default the project's patterns apply; without patterns, metrics named eval, proxy, kl and loss "
+        "have these roles",
         examples=[{"reward/gold": {"role": "eval"}, "reward/proxy": {"role": "proxy"}, "kl": {"role": "kl"}}],
     )
     labels: Annotated[dict[Name, Line], Field(max_length=100)] | None = Field(
         None,
-        description="how a receiver finds the job; merged into those on record",
+        description="how a receiver finds the job; merged into existing labels",
         examples=[{"slurm_job_id": "4711"}],
     )
     policy: Annotated[str, Field(max_length=100), Plain] | None = Field(
@@ -95,9 +95,9 @@ class RunIn(Body):
 
 
 class ResumeIn(Body):
-    """From which step the trainer goes on."""
+    """The checkpoint from which the trainer resumes."""
 
-    step: Step = Field(description="the step of the checkpoint; what was observed past it no longer counts")
+    step: Step = Field(description="the step of the checkpoint; later observations are superseded")
 
 
 class FinishIn(Body):
@@ -121,14 +121,14 @@ class VerdictPage(Page):
     items: list[VerdictChangeOut]
 
 
-@router.post("", status_code=201, responses={200: {"model": RunOut, "description": "The run was on record."}})
+@router.post("", status_code=201, responses={200: {"model": RunOut, "description": "The run exists."}})
 def open_run(body: RunIn, caller: Ingest, database: Db, now: Now, response: Response) -> RunOut:
-    """Open a run by its name: 201 when it is new, 200 when it was on record."""
-    said = body.metrics
+    """Open a run by its name: 201 for a new run, 200 for an existing one."""
+    metrics = body.metrics
     request = opening.OpenRequest(
         body.name,
-        metrics=written_out(said) if isinstance(said, dict) else None,
-        recognise=said == "auto",
+        metrics=complete_directions(metrics) if isinstance(metrics, dict) else None,
+        recognise=metrics == "auto",
         labels=body.labels,
         policy=body.policy,
         mode=body.mode,
@@ -137,7 +137,7 @@ def open_run(body: RunIn, caller: Ingest, database: Db, now: Now, response: Resp
     run, created = opening.open_run(database, caller.project_id, request, now)
     response.status_code = 201 if created else 200
     with database.reading() as tx:
-        return run_out(tx, run, now)
+        return view_run(tx, run, now)
 
 
 @router.get("")
@@ -152,48 +152,48 @@ def list_runs(
 ) -> RunPage:
     """The project's runs, newest first."""
     with database.reading() as tx:
-        found = runs.list_runs(tx, caller.project_id, RunFilter(name=name, status=status, before=cursor), limit)
-        return RunPage(items=runs_out(tx, found, now), next_cursor=next_cursor(found, limit))
+        load_run = runs.list_runs(tx, caller.project_id, RunFilter(name=name, status=status, before=cursor), limit)
+        return RunPage(items=view_runs(tx, load_run, now), next_cursor=make_cursor(load_run, limit))
 
 
 @router.get("/{run_id}")
 def get_run(run_id: UUID, caller: ReadOrIngest, database: Db, now: Now) -> RunOut:
     """Status, verdict, best checkpoint and decision of a run."""
     with database.reading() as tx:
-        return run_out(tx, found(tx, caller.project_id, run_id), now)
+        return view_run(tx, load_run(tx, caller.project_id, run_id), now)
 
 
 @router.post("/{run_id}/resume")
-def resume(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
-    """Begin a new attempt at a checkpoint; what the earlier one observed past it is superseded."""
+def resume_run(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
+    """Start a new attempt from a checkpoint; later observations of the earlier attempt are superseded."""
     receipt = committer.take(Arrival(caller.project_id, run_id, Resumed(body.step)))
     with database.reading() as tx:
-        return run_out(tx, receipt.run, now)
+        return view_run(tx, receipt.run, now)
 
 
 @router.post("/{run_id}/heartbeat")
-def heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> RunOut:
-    """Say that the run is there though it has nothing to tell, as during a long eval; takes no body."""
+def record_heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> RunOut:
+    """Report that the run is alive without new observations, as during a long eval; takes no body."""
     run = opening.record_heartbeat(database, caller.project_id, run_id, now)
     with database.reading() as tx:
-        return run_out(tx, run, now)
+        return view_run(tx, run, now)
 
 
 @router.post("/{run_id}/finish")
-def finish(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now) -> RunOut:
-    """Say that the run ended by itself."""
+def finish_run(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: Now) -> RunOut:
+    """Report that the run ended by itself."""
     run = commands.finish_run(database, caller.project_id, run_id, body.status, now)
     with database.reading() as tx:
-        return run_out(tx, run, now)
+        return view_run(tx, run, now)
 
 
 @router.post("/{run_id}/stop")
-def stop(run_id: UUID, body: WordIn, caller: Operate, database: Db, now: Now) -> RunOut:
-    """Have the run stopped at once, whatever its policy and its mode say; not while the project is paused."""
-    said_by = body.actor or caller.actor
-    commands.stop_run(database, caller.project_id, run_id, said_by, body.reason, now, caller.actor)
+def stop_run(run_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> RunOut:
+    """Stop the run now, regardless of policy and mode; not while the project is paused."""
+    actor = body.actor or caller.actor
+    commands.stop_run(database, caller.project_id, run_id, actor, body.reason, now, caller.actor)
     with database.reading() as tx:
-        return run_out(tx, found(tx, caller.project_id, run_id), now)
+        return view_run(tx, load_run(tx, caller.project_id, run_id), now)
 
 
 @router.get("/{run_id}/outcomes")
@@ -201,18 +201,17 @@ def list_outcomes(
     run_id: UUID,
     caller: Read,
     database: Db,
-    attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="by default the present one")] = None,
+    attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="by default the current one")] = None,
 ) -> OutcomesOut:
-    """All that was ever said of an attempt of a run, by people and by later evals."""
+    """All outcomes of an attempt, by people and from later evals."""
     with database.reading() as tx:
-        run = found(tx, caller.project_id, run_id)
-        return outcomes_out(tx, run.id, attempt or run.attempt)
+        run = load_run(tx, caller.project_id, run_id)
+        return view_outcomes(tx, run.id, attempt or run.attempt)
 
 
 @router.post("/{run_id}/outcome")
-def judge(run_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> OutcomesOut:
-    """Say whether it was right to let the run go on, or to stop it if that was decided; changing one's mind adds a
-    row."""
+def label_run(run_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> OutcomesOut:
+    """Label whether letting the run continue, or stopping it, was right; a new label replaces the earlier one."""
     run = commands.record_run_outcome(
         database,
         caller.project_id,
@@ -225,7 +224,7 @@ def judge(run_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now
         proved=caller.actor,
     )
     with database.reading() as tx:
-        return outcomes_out(tx, run.id, run.attempt)
+        return view_outcomes(tx, run.id, run.attempt)
 
 
 @router.get("/{run_id}/verdicts")
@@ -238,7 +237,7 @@ def list_verdicts(
 ) -> VerdictPage:
     """Every change of the run's verdict, newest first."""
     with database.reading() as tx:
-        found(tx, caller.project_id, run_id)
+        load_run(tx, caller.project_id, run_id)
         changes = verdicts.list_verdicts(tx, run_id, before=cursor, limit=limit)
     return VerdictPage(
         items=[VerdictChangeOut.model_validate(vars(item) | {"verdict": item.document}) for item in changes],
@@ -246,7 +245,7 @@ def list_verdicts(
     )
 
 
-def found(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
+def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
     """The project's run, or a 404."""
     run = runs.find_run(tx, project_id, run_id)
     if run is None:

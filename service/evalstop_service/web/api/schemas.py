@@ -1,4 +1,4 @@
-"""The words of the API: what requests may hold and what answers hold."""
+"""Types and models that several resources of the API share."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ MAX_STEP = 2**53 - 1
 MAX_POINTS = 10_000
 
 _MOST = sys.float_info.max
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d", re.ASCII)
 
 
-def _measured(value: Any) -> Any:
+def _parse_number(value: Any) -> Any:
     if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -_MOST <= value <= _MOST:
@@ -47,14 +47,14 @@ def _measured(value: Any) -> Any:
     return value
 
 
-def _said(moment: Any) -> Any:
-    if isinstance(moment, datetime) or (isinstance(moment, str) and _MOMENT.match(moment)):
+def _check_time(moment: Any) -> Any:
+    if isinstance(moment, datetime) or (isinstance(moment, str) and _TIME.match(moment)):
         return moment
     raise ValueError("a time as in 2026-01-01T00:00:00Z")
 
 
-def written(value: float) -> float | str:
-    """A number as JSON can hold it."""
+def encode_number(value: float) -> float | str:
+    """A number for JSON, which has no NaN and no infinities."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -66,26 +66,26 @@ Step = Annotated[Whole, Field(ge=0, le=MAX_STEP)]
 Time = Annotated[
     datetime,
     Field(strict=False),
-    BeforeValidator(_said),
+    BeforeValidator(_check_time),
     AfterValidator(in_utc),
     PlainSerializer(rfc3339, return_type=str),
 ]
 _NUMBER = {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
-Measured = Annotated[float, BeforeValidator(_measured), WithJsonSchema(_NUMBER)]
-"""A number as it is sent."""
-Stored = Annotated[float, PlainSerializer(written), WithJsonSchema(_NUMBER)]
-"""A number as it is answered; JSON has no NaN and no infinities."""
+Measured = Annotated[float, BeforeValidator(_parse_number), WithJsonSchema(_NUMBER)]
+"""A number in a request."""
+Stored = Annotated[float, PlainSerializer(encode_number), WithJsonSchema(_NUMBER)]
+"""A number in a response."""
 Scope = Literal["ingest", "read", "operate", "admin"]
 
 
 class Answer(BaseModel):
-    """An answer, read from the attributes of what it is about."""
+    """A response, built from the attributes of an object."""
 
     model_config = ConfigDict(from_attributes=True)
 
 
 class FindingOut(Answer):
-    """The evidence of one detector beside the thresholds that it was held against."""
+    """The evidence of one detector, and its thresholds."""
 
     detector: str
     roles: list[str]
@@ -102,55 +102,55 @@ class VerdictOut(Answer):
 
     verdict: Literal["continue", "suspect", "stop"]
     step: int | None
-    turn_step: int | None = Field(description="the step at which the detectors believe the turn was")
+    turn_step: int | None = Field(description="the step at which the detectors estimate the turn")
     reason: str
     evidence: list[FindingOut]
 
 
-class BestOut(Answer):
-    """The checkpoint one should ship."""
+class BestCheckpointOut(Answer):
+    """The checkpoint to ship."""
 
     step: int
     uri: str
     score: float = Field(description="as measured at this step")
     chosen_by: str
-    smoothed: float | None = Field(None, description="the score that the rule believes in, from the evals around it")
-    smoothed_stderr: float | None = Field(None, description="its standard error, of the noise alone")
+    smoothed: float | None = Field(None, description="the score smoothed over neighboring evals")
+    smoothed_stderr: float | None = Field(None, description="its standard error")
 
 
 class RawMaximumOut(Answer):
-    """The highest eval as measured, whether or not a checkpoint of it exists."""
+    """The highest measured eval, with or without a checkpoint."""
 
     step: int
     score: float
 
 
 class TurnOut(Answer):
-    """Where gold turned, told with hindsight from all evals of a run that has ended."""
+    """The change point in hindsight: where the eval turned, from all evals of an ended run."""
 
-    step: int = Field(description="the last eval before gold fell for good")
-    low_step: int = Field(description="the first of the steps between which the peak lies")
-    high_step: int = Field(description="the last of them")
-    gain: float = Field(description="how much better gold was there than at the first eval, in its unit")
-    drop: float = Field(description="how much worse gold was at the last eval")
+    step: int = Field(description="the last eval before the lasting fall")
+    low_step: int = Field(description="the first step of the range of the peak")
+    high_step: int = Field(description="the last step of the range")
+    gain: float = Field(description="from the first eval to the peak, in the unit of the metric")
+    drop: float = Field(description="from the peak to the last eval")
 
 
 class PolicyName(Answer):
-    """Which version of which policy."""
+    """A version of a policy."""
 
     name: str
     version: int
 
 
-class WordIn(Body):
-    """Who says so, and why."""
+class ActionIn(Body):
+    """An action of a person, with its reason."""
 
     actor: Name | None = Field(None, description="by default the name of the key", examples=["dana"])
     reason: Line = Field(examples=["the eval set was broken this morning"])
 
 
 class OutcomeIn(Body):
-    """What turned out to be true of what was decided: to stop a run, or to let it go on."""
+    """Whether stopping a run, or letting it run, was right."""
 
     outcome: Outcome
     turn_step: Step | None = None
@@ -159,7 +159,7 @@ class OutcomeIn(Body):
 
 
 class ProjectOut(Answer):
-    """A tenant, and what its runs get when they do not say otherwise."""
+    """A project with its settings."""
 
     id: UUID
     name: str
@@ -184,6 +184,6 @@ class ProjectOut(Answer):
 
 
 class Page(BaseModel):
-    """Part of a list; `next_cursor` asks for the part after it, null at the end."""
+    """A page of a list; pass `next_cursor` as `cursor` for the next page, null on the last one."""
 
     next_cursor: str | None

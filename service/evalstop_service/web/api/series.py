@@ -1,4 +1,4 @@
-"""Series: one metric of a run at a chosen resolution, without averaging a spike away."""
+"""Route of series: one metric of a run, downsampled to minima and maxima."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from evalstop_service.store import series
-from evalstop_service.web.api.runs import found
+from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import MAX_STEP, Answer, Name, Stored
 from evalstop_service.web.context import Db, Read
 
@@ -19,20 +19,20 @@ MOST_BUCKETS = 2000
 
 
 class BucketOut(Answer):
-    """Neighboring observations of a metric; superseded ones are left out."""
+    """Adjacent observations of a metric, without superseded ones."""
 
     first_step: int
     last_step: int
-    count: int = Field(description="how many observations; those that are not finite count, too")
-    lowest: float | None = Field(description="the lowest finite value; null when there is none")
-    highest: float | None = Field(description="the highest finite value; null when there is none")
+    count: int = Field(description="number of observations, including those that are not finite")
+    lowest: float | None = Field(description="the lowest finite value; null: none")
+    highest: float | None = Field(description="the highest finite value; null: none")
     last: Stored = Field(description="the value at `last_step`")
     nan_count: int
     infinite_count: int
 
 
 class SeriesOut(Answer):
-    """One metric of a run by ascending step."""
+    """One metric of a run by step."""
 
     metric: str
     buckets: list[BucketOut]
@@ -44,13 +44,13 @@ def get_series(
     metric: Annotated[Name, Query()],
     caller: Read,
     database: Db,
-    buckets: Annotated[int, Query(ge=1, le=MOST_BUCKETS, description="the most that are answered")] = 500,
+    buckets: Annotated[int, Query(ge=1, le=MOST_BUCKETS, description="maximum number of buckets")] = 500,
     first_step: Annotated[int, Query(alias="from", ge=0, le=MAX_STEP, description="the first step")] = 0,
     last_step: Annotated[int, Query(alias="to", ge=0, le=MAX_STEP, description="the last step")] = MAX_STEP,
 ) -> SeriesOut:
-    """The lowest, the highest and the last value of each bucket; buckets hold about as many observations each."""
+    """The lowest, highest and last value of each bucket; all buckets have about the same number of observations."""
     with database.reading() as tx:
-        found(tx, caller.project_id, run_id)
+        load_run(tx, caller.project_id, run_id)
     series.catch_up_summaries(database, run_id, metric)
     with database.reading() as tx:
         items = series.load_buckets(tx, run_id, metric, first_step, last_step, buckets)

@@ -17,7 +17,7 @@ from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Unpacker,
 from evalstop_service.web.api.reading.json_lines import LINE, MOST_LINE_BYTES
 from evalstop_service.web.api.reading.stream import Intake, StreamLimits, too_slow
 from evalstop_service.web.api.reading.stream_result import MOST_ERRORS
-from evalstop_service.web.api.schemas import Answer, BestOut
+from evalstop_service.web.api.schemas import Answer, BestCheckpointOut
 from evalstop_service.web.context import Commit, Ingest, Tell
 from evalstop_service.web.problems import Problem, ProblemDetails
 
@@ -44,7 +44,7 @@ class RunStanding(Answer):
     accepted: int
     verdict: Literal["continue", "suspect", "stop"]
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
-    best_checkpoint: BestOut | None
+    best_checkpoint: BestCheckpointOut | None
 
 
 class TallyOut(Answer):

@@ -18,7 +18,7 @@ from evalstop_service.clock import rfc3339
 from evalstop_service.store import observations
 from evalstop_service.store.observations import MAX_STEP, StoredPoint
 from evalstop_service.store.runs import Run
-from evalstop_service.web.api.schemas import written
+from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, Site, SiteOf
 
@@ -136,8 +136,8 @@ def _row_values(point: StoredPoint) -> list[str | int | float | None]:
     return [
         point.metric,
         point.step,
-        written(point.value),
-        point.stderr if point.stderr is None else written(point.stderr),
+        encode_number(point.value),
+        point.stderr if point.stderr is None else encode_number(point.stderr),
         rfc3339(point.observed_at) if point.observed_at else None,
         rfc3339(point.received_at),
         point.attempt,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from evalstop_service.store.observations import Point
-from evalstop_service.web.api.schemas import MAX_STEP, written
+from evalstop_service.web.api.schemas import MAX_STEP, encode_number
 from evalstop_service.web.mlflow.labels import Item
 
 MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000
@@ -58,7 +58,7 @@ class MetricIn(MlflowBody):
     """One value of one metric."""
 
     key: Annotated[Key, AfterValidator(_check_name)]
-    value: Annotated[float, BeforeValidator(_parse_number), PlainSerializer(written)]
+    value: Annotated[float, BeforeValidator(_parse_number), PlainSerializer(encode_number)]
     timestamp: Whole | None = None
     step: Whole | None = None
 

@@ -11,7 +11,7 @@ from evalstop_service.store.database import Transaction
 from evalstop_service.store.experiments import Experiment
 from evalstop_service.store.observations import StoredPoint
 from evalstop_service.store.runs import Run
-from evalstop_service.web.api.schemas import written
+from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.mlflow import labels
 from evalstop_service.web.mlflow.labels import Item
 from evalstop_service.web.mlflow.requests import to_milliseconds
@@ -46,7 +46,7 @@ def run_documents(tx: Transaction, page: Sequence[Run], now: datetime) -> Iterat
         tags = [*labels.read_tags(run.labels), *_verdict_tags(run, should_stop)]
         updated = to_milliseconds(run.updated_at)
         metrics = [
-            {"key": item.metric, "value": written(item.value), "step": item.step, "timestamp": updated}
+            {"key": item.metric, "value": encode_number(item.value), "step": item.step, "timestamp": updated}
             for item in observations.list_latest(tx, run.id)
         ]
         data = {
@@ -86,7 +86,7 @@ def history_document(points: Iterable[StoredPoint], metric: str) -> list[dict[st
     return [
         {
             "key": metric,
-            "value": written(point.value),
+            "value": encode_number(point.value),
             "step": point.step,
             "timestamp": to_milliseconds(point.observed_at or point.received_at),
         }

@@ -52,7 +52,7 @@ def test_what_cannot_be_asked(service: Service) -> None:
 def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
     """A policy with a rollout stage to earn begins in shadow; changed terms leave it there; without, modes count."""
     admin = service.client(service.key(service.project()))
-    path = "/policies/early/rollout_stage"
+    path = "/policies/early/rollout-stage"
     assert "mode of its runs" in problem(admin.get(path), 404)["detail"]
     held = said(admin.put(path, json={"required_precision": 0.9}), 200)
     assert (held["stage"], held["version"], held["canary_share"], held["numbers"]) == ("shadow", 1, 0.2, {})
@@ -60,6 +60,6 @@ def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
     assert changed == held | {"required_precision": 0.8, "canary_share": 0.5} == said(admin.get(path), 200)
     assert [admin.delete(path).status_code for _ in range(2)] == [204, 204]
     problem(admin.get(path), 404)
-    problem(admin.put("/policies/nosuch/rollout_stage", json={"required_precision": 0.9}), 404)
+    problem(admin.put("/policies/nosuch/rollout-stage", json={"required_precision": 0.9}), 404)
     for line in (0.4, 1.0, "NaN"):
         problem(admin.put(path, json={"required_precision": line}), 422)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from evalstop_service.rules.fields import check_text
-from evalstop_service.web.api.schemas import MAX_STEP, written
+from evalstop_service.web.api.schemas import MAX_STEP, encode_number
 from evalstop_service.web.mlflow import labels, search
 from evalstop_service.web.mlflow.errors import MlflowError
 from evalstop_service.web.mlflow.labels import Item, merge_labels
@@ -31,7 +31,7 @@ ITEMS = st.lists(st.builds(Item, st.text(min_size=1, max_size=8), TEXTS), max_si
 )
 def test_a_metric_comes_through(key: str, value: float, step: int, milliseconds: int, as_text: bool) -> None:
     """Every double, step and time comes through to the bit, integers as numbers or as texts, and can be passed on."""
-    sent: dict[str, Any] = {"key": key, "value": written(value), "timestamp": milliseconds, "step": step}
+    sent: dict[str, Any] = {"key": key, "value": encode_number(value), "timestamp": milliseconds, "step": step}
     if as_text:
         sent |= {"timestamp": str(milliseconds), "step": str(step)}
     metric = MetricIn.model_validate(sent)

@@ -25,7 +25,7 @@ from evalstop_service.web import problems
 from evalstop_service.web.api.reading.decompression import Damaged, Unpacker
 from evalstop_service.web.api.reading.json_lines import TOO_LONG, BadLine, Cutter, flat, read
 from evalstop_service.web.api.reading.stream_result import Tally
-from evalstop_service.web.api.schemas import written
+from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.problems import Problem
 
 MOST_RUNS = 10_000
@@ -247,7 +247,7 @@ class Intake:
     def _count_contradictions(self, part: _Part, receipt: Receipt) -> None:
         lines = {id(point): line for point, line in zip(part.points, part.lines, strict=True)}
         for found in receipt.contradictions:
-            point, stored = found.point, written(found.stored_value)
+            point, stored = found.point, encode_number(found.stored_value)
             detail = f"{point.metric!r} of step {point.step} is on record as {stored}, which stands"
             self.tally.conflict_count += 1
             self.tally.wrong(lines[id(point)], "Conflict with what is on record", detail)

@@ -1,4 +1,4 @@
-"""How often it was right: figures of the project's stops with their intervals, and the cases behind each of them."""
+"""Routes of precision: figures with confidence intervals, and the cases behind them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MOST_GROUPINGS = 2
 
 
 class BoundsOut(Answer):
-    """The ends of the interval if all undecided cases were to turn out badly, and if all were to turn out well."""
+    """The interval with all undecided cases counted as worst and as best."""
 
     low: float
     high: float
 
 
 class EstimateOut(Answer):
-    """A share, with an interval that holds however often one looks; `value` is null while nothing is decided."""
+    """A share with a 95 % confidence interval, valid however often you look; `value` is null without decided cases."""
 
     value: float | None
     low: float
@@ -46,7 +46,7 @@ class EstimateOut(Answer):
 
 
 class DelaysOut(Answer):
-    """How many steps after the turn right stops were called for: quartiles, each case by its weight."""
+    """Steps from the turn to right stops: weighted quartiles."""
 
     cases: int
     lower: float
@@ -55,18 +55,18 @@ class DelaysOut(Answer):
 
 
 class HoursOut(Answer):
-    """GPU-hours, of the cases that say how many GPUs they had."""
+    """GPU-hours of the cases with a GPU count."""
 
-    saved: float = Field(description="by stops that were carried out, but for those that a person called wrong")
-    lost: float = Field(description="by false stops that were carried out, estimated from those that were held out")
-    lost_as_reported: float = Field(description="by stops that were carried out and that a person called wrong")
-    would_have_saved: float = Field(description="by the right ones of the stops that were let run")
-    would_have_lost: float = Field(description="by the wrong ones of the stops that were let run")
-    without_gpus: int = Field(description="flagged cases that do not say how many GPUs they had")
+    saved: float = Field(description="by stops that were carried out, except those labeled wrong")
+    lost: float = Field(description="by false stops that were carried out, estimated from held-out stops")
+    lost_as_reported: float = Field(description="by stops that were carried out and labeled wrong")
+    would_have_saved: float = Field(description="by right held-out stops")
+    would_have_lost: float = Field(description="by wrong held-out stops")
+    without_gpus: int = Field(description="flagged cases without a GPU count")
 
 
 class CellOut(Answer):
-    """How many cases, by what turned out."""
+    """Numbers of cases by outcome."""
 
     right: int
     wrong: int
@@ -84,32 +84,32 @@ class CountsOut(Answer):
 
 
 class GroupOut(Answer):
-    """What one group comes to; null are the keys that it was not asked for by."""
+    """The figures of one group; keys that are not grouped by are null."""
 
     policy: PolicyName | None
     detector: str | None
-    job_kind: str | None = Field(description="also null: the jobs that do not say what they are")
+    job_kind: str | None = Field(description="also null: jobs without a kind")
     begins: str | None = Field(description="the first day of its day, week (from Monday) or month, in UTC")
     precision: EstimateOut
-    recall: EstimateOut | None = Field(description="null by detector: what was never flagged has none")
+    recall: EstimateOut | None = Field(description="null by detector")
     false_stops_per_healthy_run: EstimateOut | None
-    delay_steps: DelaysOut | None = Field(description="null: no right stop of which the turn is known was let run")
+    delay_steps: DelaysOut | None = Field(description="null: no right held-out stop with a known turn")
     gpu_hours: HoursOut
-    stated_risk: float | None = Field(description="the share of healthy runs that the policy says it stops")
+    stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
     counts: CountsOut
-    cases: dict[str, dict[str, str]] = Field(description="where the cases behind each count are listed")
+    cases: dict[str, dict[str, str]] = Field(description="URLs of the cases behind each count")
 
 
 class PrecisionOut(Answer):
-    """The figures of the project, a group each."""
+    """The figures of the project by group."""
 
-    alpha: float = Field(description="the share of histories in which an interval may ever fail")
+    alpha: float = Field(description="the probability that an interval ever fails")
     group_by: list[str]
     groups: list[GroupOut]
 
 
 class ListedCaseOut(CaseOut):
-    """A case of the project: of which run it is, and what was decided about it."""
+    """A case with its run and its decision."""
 
     run_id: UUID
     run_name: str
@@ -122,7 +122,7 @@ class ListedCaseOut(CaseOut):
 
 
 class CasePage(Page):
-    """Cases, those that ended last first."""
+    """Cases, newest first."""
 
     items: list[ListedCaseOut]
 
@@ -130,7 +130,7 @@ class CasePage(Page):
 Version = Annotated[Whole | None, Query(ge=1, le=2**31 - 1)]
 
 
-def _chosen(
+def _read_filter(
     policy: Name | None = None,
     version: Version = None,
     detector: Name | None = None,
@@ -141,7 +141,7 @@ def _chosen(
     return CaseFilter(policy, version, detector, job_kind, since, until)
 
 
-Chosen = Annotated[CaseFilter, Depends(_chosen)]
+Chosen = Annotated[CaseFilter, Depends(_read_filter)]
 """The cases that figures are made of, and that are listed."""
 
 
@@ -155,7 +155,7 @@ def get_precision(
     """Precision, recall, false stops, delay and GPU-hours with intervals, of all cases or by group."""
     by = list(dict.fromkeys(group_by or []))
     if len({"day", "week", "month"} & set(by)) > 1:
-        raise Invalid("group_by names two periods; a case has one place in one of them")
+        raise Invalid("group_by names two periods; choose one")
     with database.reading() as tx:
         found = figures.load_figures(tx, caller.project_id, wanted, by)
     return PrecisionOut(alpha=ALPHA, group_by=list(by), groups=[_group(one, wanted, by) for one in found])
@@ -173,7 +173,7 @@ def list_cases(
     cursor: Name | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> CasePage:
-    """The attempts that have ended, with what was decided about them and what turned out."""
+    """The ended attempts with their decisions and outcomes."""
     wanted = replace(chosen, flagged=flagged, treatment=treatment, outcome=outcome, run_outcome=run_outcome)
     with database.reading() as tx:
         found = case_counts.list_cases(
@@ -205,7 +205,7 @@ def _group(one: GroupFigures, wanted: CaseFilter, by: list[Grouping]) -> GroupOu
             "stated_risk": one.stated_risk,
             "counts": one.counts,
             "cases": {
-                row: {outcome: _address(figures.select_cell(own, row, outcome)) for outcome in figures.OUTCOMES}
+                row: {outcome: _cases_url(figures.select_cell(own, row, outcome)) for outcome in figures.OUTCOMES}
                 for row in figures.ROWS
             },
         }
@@ -216,5 +216,5 @@ def _estimate(found: Estimate | None) -> dict[str, Any] | None:
     return None if found is None else figures.estimate_to_json(found)
 
 
-def _address(wanted: CaseFilter) -> str:
+def _cases_url(wanted: CaseFilter) -> str:
     return f"/api/v1/cases?{urlencode(figures.filter_to_query(wanted))}"

@@ -1,4 +1,4 @@
-"""The reference of the API at /docs, drawn from the OpenAPI document by files that are served from here: no CDN."""
+"""The API reference at /docs: Swagger UI with local files, without a CDN."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FILES = "/docs-files"
 
 
 def install(app: FastAPI) -> None:
-    """Add /docs to an app that has none."""
+    """Add /docs to an app."""
     app.mount(FILES, StaticFiles(packages=[("fastapi_offline", "static")]))
     page = get_swagger_ui_html(
         openapi_url=str(app.openapi_url),
