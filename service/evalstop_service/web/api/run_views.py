@@ -211,7 +211,7 @@ def view_runs(tx: Transaction, listed: Sequence[Run], now: datetime) -> list[Run
 
 def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[UUID, RunHealthOut]:
     """The health of the runs that have not ended, or are lost."""
-    living = [run for run in listed if run.status in ("running", Liveness.LOST)]
+    living = [run for run in listed if run.status in (RunStatus.RUNNING, RunStatus.LOST)]
     if not living:
         return {}
     stale_seconds = projects.get_project(tx, living[0].project_id).stale_seconds

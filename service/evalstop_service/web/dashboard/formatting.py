@@ -8,6 +8,7 @@ from typing import Any
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
 
@@ -86,7 +87,7 @@ def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
         return _decision_summary(decision, now)
     verdict = run.verdict
     if run.last_step is None:
-        return "No observations yet." if run.status == "running" else "The run ended without observations."
+        return "No observations yet." if run.status == RunStatus.RUNNING else "The run ended without observations."
     if verdict["verdict"] == "stop":
         return f"Stop called at step {format_step(verdict['step'])}, after the run had ended."
     if verdict["verdict"] == "suspect":
@@ -96,10 +97,10 @@ def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
     if run.raw_maximum is None:
         return "No eval yet. Only the eval can call a stop."
     endings = {
-        "completed": "The run completed. ",
-        "failed": "The run failed. ",
-        "stopped": "The run was stopped. ",
-        "lost": "The run stopped reporting. ",
+        RunStatus.COMPLETED: "The run completed. ",
+        RunStatus.FAILED: "The run failed. ",
+        RunStatus.STOPPED: "The run was stopped. ",
+        RunStatus.LOST: "The run stopped reporting. ",
     }
     return f"{endings.get(run.status, '')}The eval shows no turn."
 

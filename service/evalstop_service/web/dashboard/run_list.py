@@ -156,7 +156,7 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
             decision := decided.get(run.id),
             sparkline.draw_sparkline(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
-            run_report.dead if run_report and run.status == "running" else [],
+            run_report.dead if run_report and run.status == RunStatus.RUNNING else [],
         )
         for run in page_of_runs
     ]

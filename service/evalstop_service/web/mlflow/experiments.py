@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -14,14 +13,14 @@ from evalstop_service.web.context import Db, Now
 from evalstop_service.web.mlflow import labels
 from evalstop_service.web.mlflow.authentication import Ingest, MlflowRoute, Read, ReadOrIngest
 from evalstop_service.web.mlflow.errors import already_exists, invalid_parameter, not_found
-from evalstop_service.web.mlflow.requests import CreateExperiment, SearchExperiments, is_uuid
+from evalstop_service.web.mlflow.requests import CreateExperiment, Document, SearchExperiments, is_uuid
 from evalstop_service.web.mlflow.responses import DEFAULT_ID, DEFAULT_NAME, experiment_document
 
 router = APIRouter(prefix="/api/2.0/mlflow/experiments", route_class=MlflowRoute)
 
 
 @router.post("/create")
-def create_experiment(body: CreateExperiment, caller: Ingest, database: Db, now: Now) -> dict[str, Any]:
+def create_experiment(body: CreateExperiment, caller: Ingest, database: Db, now: Now) -> Document:
     """Create an experiment."""
     if labels.clean_text(body.name) != body.name:
         raise invalid_parameter(f"experiment {body.name!r:.100}: a name has no control characters")
@@ -35,14 +34,14 @@ def create_experiment(body: CreateExperiment, caller: Ingest, database: Db, now:
 
 
 @router.get("/get")
-def get_experiment(caller: ReadOrIngest, database: Db, experiment_id: str) -> dict[str, Any]:
+def get_experiment(caller: ReadOrIngest, database: Db, experiment_id: str) -> Document:
     """An experiment by its id."""
     with database.reading() as tx:
         return {"experiment": experiment_document(load_experiment(tx, caller.project_id, experiment_id))}
 
 
 @router.get("/get-by-name")
-def get_experiment_by_name(caller: ReadOrIngest, database: Db, experiment_name: str) -> dict[str, Any]:
+def get_experiment_by_name(caller: ReadOrIngest, database: Db, experiment_name: str) -> Document:
     """An experiment by its name."""
     experiment = None
     if experiment_name != DEFAULT_NAME:
@@ -54,7 +53,7 @@ def get_experiment_by_name(caller: ReadOrIngest, database: Db, experiment_name: 
 
 
 @router.post("/search")
-def search_experiments(body: SearchExperiments, caller: Read, database: Db) -> dict[str, Any]:
+def search_experiments(body: SearchExperiments, caller: Read, database: Db) -> Document:
     """All experiments, newest first, the default one last."""
     if body.filter or body.order_by:
         raise invalid_parameter("filter and order_by are not supported for experiments; the newest come first")

@@ -30,7 +30,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
 from evalstop_service.web.mlflow import labels
 from evalstop_service.web.mlflow.labels import FORWARDED_RUN
-from evalstop_service.web.mlflow.requests import to_milliseconds
+from evalstop_service.web.mlflow.requests import Document, to_milliseconds
 
 _log = logging.getLogger(__name__)
 
@@ -231,7 +231,7 @@ class Forwarder:
             found = self._call("GET", "experiments/get-by-name", {"experiment_name": name})
             return str(found["experiment"]["experiment_id"])
 
-    def _call(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, method: str, path: str, body: Document) -> Document:
         try:
             if method == "GET":
                 answer = self._server.get(path, params=body)
@@ -247,7 +247,7 @@ class Forwarder:
         if not answer.is_success:
             raise _Refused(summary)
         try:
-            document: dict[str, Any] = answer.json()
+            document: Document = answer.json()
         except ValueError as error:
             raise _Refused(f"the answer is not JSON: {error}") from error
         return document

@@ -15,6 +15,9 @@ from evalstop_service.web.mlflow.labels import Item
 MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000
 """MLflow's own limits for a batch."""
 
+Document = dict[str, Any]
+"""A JSON document of MLflow's API."""
+
 _NAME = re.compile(r"[/\w.\- :@]+")
 _PATH_TRAVERSAL = re.compile(r"(?:^|/)\.{0,2}(?:/|$)")
 _LAST_MILLISECOND = 253_402_300_799_999  # of the year 9999

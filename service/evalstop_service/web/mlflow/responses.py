@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
 
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import decisions, experiments, observations
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.experiments import Experiment
@@ -14,18 +14,24 @@ from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.mlflow import labels
 from evalstop_service.web.mlflow.labels import Item
-from evalstop_service.web.mlflow.requests import to_milliseconds
+from evalstop_service.web.mlflow.requests import Document, to_milliseconds
 
 DEFAULT_ID, DEFAULT_NAME = "0", "Default"
 """The experiment of runs without one, including those that do not use MLflow."""
 
-_STATUS = {"running": "RUNNING", "completed": "FINISHED", "stopped": "KILLED", "failed": "FAILED", "lost": "FAILED"}
+_STATUS = {
+    RunStatus.RUNNING: "RUNNING",
+    RunStatus.COMPLETED: "FINISHED",
+    RunStatus.STOPPED: "KILLED",
+    RunStatus.FAILED: "FAILED",
+    RunStatus.LOST: "FAILED",
+}
 
 
-def experiment_document(experiment: Experiment | None) -> dict[str, Any]:
+def experiment_document(experiment: Experiment | None) -> Document:
     """An experiment; None is the default one."""
     own_id = DEFAULT_ID if experiment is None else experiment.id.hex
-    document: dict[str, Any] = {
+    document: Document = {
         "experiment_id": own_id,
         "name": DEFAULT_NAME if experiment is None else experiment.name,
         "artifact_location": f"mlflow-artifacts:/{own_id}",
@@ -37,7 +43,7 @@ def experiment_document(experiment: Experiment | None) -> dict[str, Any]:
     return document
 
 
-def run_documents(tx: Transaction, page: Sequence[Run], now: datetime) -> Iterator[dict[str, Any]]:
+def run_documents(tx: Transaction, page: Sequence[Run], now: datetime) -> Iterator[Document]:
     """Runs with the newest value of each metric; verdict and best checkpoint are tags."""
     on_record = decisions.load_decisions(tx, [run.id for run in page])
     for run in page:
@@ -57,7 +63,7 @@ def run_documents(tx: Transaction, page: Sequence[Run], now: datetime) -> Iterat
         yield {"info": run_info(tx, run), "data": data, "inputs": {}, "outputs": {}}
 
 
-def run_info(tx: Transaction, run: Run) -> dict[str, Any]:
+def run_info(tx: Transaction, run: Run) -> Document:
     """The identity and status of a run."""
     experiment = find_experiment_id(tx, run)
     info = {
@@ -81,7 +87,7 @@ def find_experiment_id(tx: Transaction, run: Run) -> str:
     return DEFAULT_ID if experiment is None else experiment.id.hex
 
 
-def history_document(points: Iterable[StoredPoint], metric: str) -> list[dict[str, Any]]:
+def history_document(points: Iterable[StoredPoint], metric: str) -> list[Document]:
     """Values of a metric without superseded ones."""
     return [
         {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
@@ -13,6 +13,7 @@ from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import Arrival, Points, Saved, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run, RunFilter
@@ -28,6 +29,7 @@ from evalstop_service.web.mlflow.requests import (
     MAX_BATCH_ITEMS,
     CreateRun,
     DeleteTag,
+    Document,
     ItemIn,
     LogBatch,
     LogItem,
@@ -109,7 +111,7 @@ class RunLogger:
             with self.database.reading() as tx:
                 load_run(tx, self.project_id, run_id)
 
-    def forward(self, run_id: UUID, path: str | None, body: dict[str, Any]) -> None:
+    def forward(self, run_id: UUID, path: str | None, body: Document) -> None:
         """Forward the request to the other MLflow server, if one is configured."""
         if self._forwarder is not None:
             self._forwarder.enqueue(ForwardedRequest(self.project_id, run_id, path, msgspec.json.encode(body)))
@@ -129,7 +131,7 @@ Logger = Annotated[RunLogger, Depends(RunLogger)]
 
 
 @router.post("/runs/create")
-def create_run(body: CreateRun, logger: Logger) -> dict[str, Any]:
+def create_run(body: CreateRun, logger: Logger) -> Document:
     """Create a run, always a new one, as in MLflow."""
     with logger.database.reading() as tx:
         experiment = experiments.load_experiment(tx, logger.project_id, body.experiment_id)
@@ -151,7 +153,7 @@ def create_run(body: CreateRun, logger: Logger) -> dict[str, Any]:
 @router.get("/runs/get")
 def get_run(
     caller: ReadOrIngest, database: Db, now: Now, run_id: str | None = None, run_uuid: str | None = None
-) -> dict[str, Any]:
+) -> Document:
     """A run with its newest values; the tag `evalstop.should_stop` says whether to stop."""
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
@@ -159,12 +161,12 @@ def get_run(
 
 
 @router.post("/runs/update")
-def update_run(body: UpdateRun, logger: Logger) -> dict[str, Any]:
+def update_run(body: UpdateRun, logger: Logger) -> Document:
     """Change the status or the name of a run."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     match body.status:
         case "FINISHED" | "FAILED" | "KILLED":
-            ended = "completed" if body.status == "FINISHED" else "failed"
+            ended = RunStatus.COMPLETED if body.status == "FINISHED" else RunStatus.FAILED
             commands.finish_run(logger.database, logger.project_id, run_id, ended, logger.now)
         case "RUNNING":
             open_run.reopen_run(logger.database, logger.project_id, run_id, logger.now)
@@ -180,19 +182,19 @@ def update_run(body: UpdateRun, logger: Logger) -> dict[str, Any]:
 
 
 @router.post("/runs/delete")
-def delete_run(body: RunBody, logger: Logger) -> dict[str, Any]:
+def delete_run(body: RunBody, logger: Logger) -> Document:
     """Mark a run as deleted, which hides it from searches. Nothing is deleted."""
     return _set_lifecycle(body, logger, "deleted", "runs/delete")
 
 
 @router.post("/runs/restore")
-def restore_run(body: RunBody, logger: Logger) -> dict[str, Any]:
+def restore_run(body: RunBody, logger: Logger) -> Document:
     """Show a run in searches again."""
     return _set_lifecycle(body, logger, "active", "runs/restore")
 
 
 @router.post("/runs/log-metric")
-def log_metric(body: LogMetric, logger: Logger) -> dict[str, Any]:
+def log_metric(body: LogMetric, logger: Logger) -> Document:
     """One value of one metric."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_metrics(run_id, [body])
@@ -201,7 +203,7 @@ def log_metric(body: LogMetric, logger: Logger) -> dict[str, Any]:
 
 
 @router.post("/runs/log-batch")
-def log_batch(body: LogBatch, logger: Logger) -> dict[str, Any]:
+def log_batch(body: LogBatch, logger: Logger) -> Document:
     """Metrics, params and tags of a run. Sending them again changes nothing."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     count = len(body.metrics) + len(body.params) + len(body.tags)
@@ -215,7 +217,7 @@ def log_batch(body: LogBatch, logger: Logger) -> dict[str, Any]:
 
 
 @router.post("/runs/log-parameter")
-def log_parameter(body: LogItem, logger: Logger) -> dict[str, Any]:
+def log_parameter(body: LogItem, logger: Logger) -> Document:
     """One param. A stored param keeps its value."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_to_items(run_id, [body.to_item()], [])
@@ -224,7 +226,7 @@ def log_parameter(body: LogItem, logger: Logger) -> dict[str, Any]:
 
 
 @router.post("/runs/set-tag")
-def set_tag(body: LogItem, logger: Logger) -> dict[str, Any]:
+def set_tag(body: LogItem, logger: Logger) -> Document:
     """One tag."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_to_items(run_id, [], [body.to_item()])
@@ -233,7 +235,7 @@ def set_tag(body: LogItem, logger: Logger) -> dict[str, Any]:
 
 
 @router.post("/runs/delete-tag")
-def delete_tag(body: DeleteTag, logger: Logger) -> dict[str, Any]:
+def delete_tag(body: DeleteTag, logger: Logger) -> Document:
     """Remove a tag."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     if not labels.is_client_tag(body.key):
@@ -250,7 +252,7 @@ def delete_tag(body: DeleteTag, logger: Logger) -> dict[str, Any]:
 
 
 @router.post("/runs/search")
-def search_runs(body: SearchRuns, caller: Read, database: Db, now: Now) -> dict[str, Any]:
+def search_runs(body: SearchRuns, caller: Read, database: Db, now: Now) -> Document:
     """The newest runs that match, of those that one search scans; the page token continues after them."""
     search.check_order(body.order_by)
     matches = search.build_predicate(search.parse_filter(body.filter))
@@ -286,7 +288,7 @@ def get_history(
     run_uuid: str | None = None,
     max_results: Annotated[int | None, Query(ge=1)] = None,
     page_token: Annotated[str | None, Query(pattern=r"^[0-9]{1,16}\.[0-9]{1,9}$")] = None,
-) -> dict[str, Any]:
+) -> Document:
     """All values of a metric by step, page by page."""
     limit = min(max_results or MAX_HISTORY, MAX_HISTORY)
     after = None
@@ -296,7 +298,7 @@ def get_history(
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
         points = observations.list_observations(tx, run.id, metric=metric_key, after=after, limit=limit)
-    answer: dict[str, Any] = {"metrics": answers.history_document(points, metric_key)}
+    answer: Document = {"metrics": answers.history_document(points, metric_key)}
     if len(points) == limit:
         answer["next_page_token"] = f"{points[-1].step}.{points[-1].superseded_by}"
     return answer
@@ -305,7 +307,7 @@ def get_history(
 @router.get("/artifacts/list")
 def list_artifacts(
     caller: ReadOrIngest, database: Db, run_id: str | None = None, run_uuid: str | None = None
-) -> dict[str, Any]:
+) -> Document:
     """The artifacts of a run; always empty."""
     with database.reading() as tx:
         run = load_run(tx, caller.project_id, parse_run_id(run_id or run_uuid))
@@ -349,7 +351,7 @@ def parse_run_id(text: str | None) -> UUID:
     return UUID(text)
 
 
-def _set_lifecycle(body: RunBody, logger: RunLogger, stage: str, path: str) -> dict[str, Any]:
+def _set_lifecycle(body: RunBody, logger: RunLogger, stage: str, path: str) -> Document:
     run_id = parse_run_id(body.run_id or body.run_uuid)
     open_run.relabel_run(
         logger.database, logger.project_id, run_id, lambda known: known | {labels.LIFECYCLE: stage}, logger.now
@@ -366,7 +368,7 @@ def _to_items(items: list[ItemIn]) -> list[Item]:
     return [item.to_item() for item in items]
 
 
-def _dump_request(body: RunBody) -> dict[str, Any]:
+def _dump_request(body: RunBody) -> Document:
     """The request as JSON, with NaN and the infinities as strings."""
-    document: dict[str, Any] = body.model_dump(mode="json", exclude_none=True)
+    document: Document = body.model_dump(mode="json", exclude_none=True)
     return document
