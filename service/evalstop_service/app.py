@@ -69,7 +69,7 @@ from evalstop_service.web.middleware.head_requests import HeadRequests
 from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.mlflow import Forwarder
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
 _log = logging.getLogger(__name__)
@@ -263,7 +263,7 @@ async def _deliver(
     settings: Settings, database: Database, stop: asyncio.Event, service_metrics: ServiceMetrics, tracer: Tracer
 ) -> None:
     async with Sender(settings.delivery_timeout_seconds, address_policy=create_address_policy(settings)) as sender:
-        worker = Worker(
+        worker = DeliveryWorker(
             database,
             sender,
             clock=utc_now,
@@ -273,7 +273,7 @@ async def _deliver(
                 cap_seconds=settings.delivery_longest_pause_seconds,
                 max_attempts=settings.delivery_max_attempts,
             ),
-            pace=Pace(
+            limits=WorkerLimits(
                 concurrency=settings.delivery_concurrency,
                 per_endpoint=max(1, settings.delivery_concurrency // 4),
                 poll_seconds=settings.delivery_poll_seconds,

@@ -28,7 +28,7 @@ from evalstop_service.store.queue import outbox
 from evalstop_service.store.tables import deliveries, events, runs
 from evalstop_service.webhooks import signature
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 
 AT_A_TIME = 16
 DEADLINE_SECONDS = 120.0
@@ -192,9 +192,11 @@ async def measure_latencies(box: Outbox, count: int, arrived: asyncio.Queue[floa
     return latencies
 
 
-def _create_worker(database: Database, sender: Sender, service_metrics: ServiceMetrics | None = None) -> Worker:
-    pace = Pace(concurrency=AT_A_TIME, per_endpoint=AT_A_TIME)
-    return Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace, service_metrics=service_metrics)
+def _create_worker(database: Database, sender: Sender, service_metrics: ServiceMetrics | None = None) -> DeliveryWorker:
+    limits = WorkerLimits(concurrency=AT_A_TIME, per_endpoint=AT_A_TIME)
+    return DeliveryWorker(
+        database, sender, clock=utc_now, chance=random.Random(1), limits=limits, service_metrics=service_metrics
+    )
 
 
 def _count_delivered(service_metrics: ServiceMetrics) -> float:

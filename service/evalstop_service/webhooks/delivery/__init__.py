@@ -1,1 +1,1 @@
-"""HTTP out: the worker claims what is due, sends it signed, and settles it."""
+"""Delivery of events: the worker, what it claims, and how it sends."""

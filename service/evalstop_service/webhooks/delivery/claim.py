@@ -1,8 +1,4 @@
-"""One transaction of a worker: it hands in what became of its attempts and takes out what is due.
-
-Attempts that end while a transaction is under way are handed in together by the next one, so that the database commits
-in groups which grow with the load, and nobody waits for a group to fill.
-"""
+"""One transaction of a worker: it records finished attempts and claims due deliveries."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ClaimLimits:
     """What a worker has room for: `limit` in all, `per_endpoint` for one endpoint, unless `room` says otherwise."""
 
     limit: int
@@ -31,8 +27,8 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Exchanged:
-    """What came of it. `next_due`: when something comes due that is not yet; told only when nothing was claimed."""
+class ClaimResult:
+    """The settled and the claimed. `next_due`: when the next delivery comes due, if nothing was claimed."""
 
     now: datetime
     settled: Settlement
@@ -41,8 +37,8 @@ class Exchanged:
 
 
 @dataclass(frozen=True)
-class Rules:
-    """By what all transactions of a worker go: when an endpoint is left alone, and what opens its secrets."""
+class DeliveryRules:
+    """What all transactions of a worker share: when a failing endpoint is paused, and what decrypts secrets."""
 
     breaker: BreakerLimits
     encryption: Encryption
@@ -51,44 +47,49 @@ class Rules:
 NOTHING_SETTLED = Settlement(frozenset(), frozenset())
 
 
-def exchange(
-    database: Database, clock: Clock, rules: Rules, ended: Sequence[FinishedAttempt], wanted: Wanted
-) -> Exchanged:
-    """Settle what has ended, let decisions come due, and claim; all of it or nothing."""
-    if database.embedded and not ended:
-        idle = _look(database, clock, wanted)
+def settle_and_claim(
+    database: Database, clock: Clock, rules: DeliveryRules, finished: Sequence[FinishedAttempt], limits: ClaimLimits
+) -> ClaimResult:
+    """In one transaction:
+
+    1. Settle the attempts first: what they release can be claimed at once.
+    2. Read the clock after what may have waited for a lock, so that a lease begins when it is written.
+    3. Request the stops whose veto window has finished, so that they are among what is claimed.
+    4. Claim what is due.
+    """
+    if database.embedded and not finished:
+        idle = _check_idle(database, clock, limits)
         if idle is not None:
             return idle
     with database.transaction() as tx:
-        settled = leases.settle_deliveries(tx, ended, rules.breaker)
-        # The time is asked for after what may have waited for a lock, so that a lease begins when it is written.
-        now, over = queues.read_clock(tx, clock())
-        if over:
+        settled = leases.settle_deliveries(tx, finished, rules.breaker)
+        now, any_over = queues.read_clock(tx, clock())
+        if any_over:
             decisions.request_due_decisions(tx, now)
         claimed = leases.claim_deliveries(
-            tx, now, wanted.lease_seconds, wanted.limit, wanted.per_endpoint, wanted.room, rules.encryption
+            tx, now, limits.lease_seconds, limits.limit, limits.per_endpoint, limits.room, rules.encryption
         )
-        return Exchanged(now, settled, claimed, _next_due(tx, now, claimed))
+        return ClaimResult(now, settled, claimed, _next_due(tx, now, claimed))
 
 
-def settle(database: Database, rules: Rules, ended: Sequence[FinishedAttempt]) -> Settlement:
-    """Settle what has ended and claim nothing."""
+def settle_attempts(database: Database, rules: DeliveryRules, finished: Sequence[FinishedAttempt]) -> Settlement:
+    """Settle attempts and claim nothing."""
     with database.transaction() as tx:
-        return leases.settle_deliveries(tx, ended, rules.breaker)
+        return leases.settle_deliveries(tx, finished, rules.breaker)
 
 
-def _look(database: Database, clock: Clock, wanted: Wanted) -> Exchanged | None:
-    """Whether there is nothing to do: a look, so that idle workers leave SQLite's one lock for writing alone."""
+def _check_idle(database: Database, clock: Clock, limits: ClaimLimits) -> ClaimResult | None:
+    """The empty result when there is nothing to do: a read, so that idle workers do not take SQLite's write lock."""
     with database.reading() as tx:
-        now, over = queues.read_clock(tx, clock())
+        now, any_over = queues.read_clock(tx, clock())
         due = (
-            queues.find_due_deliveries(tx, now, wanted.limit, wanted.per_endpoint, wanted.room)
-            if wanted.limit > 0
+            queues.find_due_deliveries(tx, now, limits.limit, limits.per_endpoint, limits.room)
+            if limits.limit > 0
             else []
         )
-        if due or over:
+        if due or any_over:
             return None
-        return Exchanged(now, NOTHING_SETTLED, (), _next_due(tx, now, ()))
+        return ClaimResult(now, NOTHING_SETTLED, (), _next_due(tx, now, ()))
 
 
 def _next_due(tx: Transaction, now: datetime, claimed: Sequence[ClaimedDelivery]) -> datetime | None:

@@ -1,8 +1,8 @@
-"""Finds what would have to wait for a clock that was set back, and makes it due.
+"""Makes deliveries due again that would wait for a database clock that was set back.
 
-Deliveries never tried are due at once. One that was tried may be in the hands of a worker: it is made due once it has
-been seen unchanged for as long as any lease lasts, counted by a clock that nobody sets. Setbacks shorter than the
-longest pause before a retry cannot be told from such a pause, and lengthen it by as much at most.
+A delivery that was never tried is due at once. One that was tried may be leased to a worker: it is made due once it has
+not changed for as long as any lease lasts, by a monotonic clock. A setback shorter than the longest pause before a
+retry cannot be told from such a pause, and lengthens it by as much at most.
 """
 
 from __future__ import annotations
@@ -17,28 +17,34 @@ from evalstop_service.store.queue.queues import DueDelivery
 log = logging.getLogger(__name__)
 
 
-class Setback:
-    """`longest_seconds`: as long as any lease or pause lasts; `lease_seconds`: as long as any lease does."""
+class ClockSkewRepair:
+    """`longest_seconds`: the longest that any lease or pause lasts; `lease_seconds`: the longest of any lease."""
 
     def __init__(self, longest_seconds: float, lease_seconds: float) -> None:
         self._longest_seconds = longest_seconds
         self._lease_seconds = lease_seconds
-        self._looked: float | None = None
-        self._seen: dict[DueDelivery, float] = {}
+        self._checked_at: float | None = None
+        self._first_seen: dict[DueDelivery, float] = {}
 
-    def is_due(self, back: bool, monotonic: float) -> bool:
-        """Whether to look: at first, when the clock went `back`, and once in a while."""
-        return back or self._looked is None or monotonic - self._looked >= self._lease_seconds
+    def is_due(self, set_back: bool, monotonic: float) -> bool:
+        """Whether to check: at the start, when the clock was set back, and once per lease."""
+        return set_back or self._checked_at is None or monotonic - self._checked_at >= self._lease_seconds
 
-    def mend(self, database: Database, now: datetime, monotonic: float) -> bool:
-        """Look, and make due what was left behind; whether anything was."""
-        self._looked = monotonic
+    def repair_due_times(self, database: Database, now: datetime, monotonic: float) -> bool:
+        """Make misdated deliveries due; returns whether there were any."""
+        self._checked_at = monotonic
         with database.reading() as tx:
-            found = queues.find_misdated(tx, now, self._longest_seconds)
-        self._seen = {one: self._seen.get(one, monotonic) for one in found if one.attempts}
-        ready = [one for one in found if not one.attempts or monotonic - self._seen[one] >= self._lease_seconds]
+            misdated = queues.find_misdated(tx, now, self._longest_seconds)
+        self._first_seen = {
+            delivery: self._first_seen.get(delivery, monotonic) for delivery in misdated if delivery.attempts
+        }
+        ready = [
+            delivery
+            for delivery in misdated
+            if not delivery.attempts or monotonic - self._first_seen[delivery] >= self._lease_seconds
+        ]
         if ready:
             with database.transaction() as tx:
                 queues.make_due(tx, ready, now)
-            log.warning("the clock was set back: %d deliveries that it left behind are due now", len(ready))
+            log.warning("the database's clock was set back: %d deliveries are due now", len(ready))
         return bool(ready)

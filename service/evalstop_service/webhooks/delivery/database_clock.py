@@ -1,27 +1,27 @@
-"""The time that due times are compared with, carried on between two looks by a clock that nobody can set. Pure."""
+"""The database's time, continued between two readings by a monotonic clock. Pure."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
 TOLERANCE_SECONDS = 1.0
-"""Two clocks drift apart a little between two looks; a clock that was set back is off by more."""
+"""Two clocks drift apart a little between two readings; a clock that was set back differs by more."""
 
 
-class Timekeeper:
-    """Told the time at each look. `monotonic`: seconds, counted from any moment, by `time.monotonic`."""
+class DatabaseClock:
+    """Set at each transaction. `monotonic`: seconds, as `time.monotonic` counts them."""
 
     def __init__(self) -> None:
-        self._told: tuple[datetime, float] | None = None
+        self._reading: tuple[datetime, float] | None = None
 
-    def tell(self, now: datetime, monotonic: float) -> bool:
-        """Take note of the time; whether it was set back since it was told last."""
-        expected = self.now(monotonic) if self._told is not None else now
-        self._told = (now, monotonic)
+    def set_time(self, now: datetime, monotonic: float) -> bool:
+        """Take a reading; returns whether the database's clock was set back since the one before."""
+        expected = self.now(monotonic) if self._reading is not None else now
+        self._reading = (now, monotonic)
         return now < expected - timedelta(seconds=TOLERANCE_SECONDS)
 
     def now(self, monotonic: float) -> datetime:
-        """The time at that moment, as if the clock had not been touched since it was told."""
-        assert self._told is not None, "the time was never told"
-        moment, at = self._told
-        return moment + timedelta(seconds=monotonic - at)
+        """The time at that moment, as if nobody had set the clock since the last reading."""
+        assert self._reading is not None, "the time was never set"
+        time, at = self._reading
+        return time + timedelta(seconds=monotonic - at)

@@ -1,8 +1,8 @@
-"""What a worker has claimed and not yet begun, an endpoint's queue each, and how much more it should claim. Pure.
+"""The deliveries that a worker has claimed and not started, a queue for each endpoint, and how many to claim. Pure.
 
-An endpoint that took the last event it was sent is claimed for ahead of time, so that the next event is at hand when an
-attempt ends; one that fails or has yet to answer is claimed for only as far as attempts can begin, so that what waits
-for it stays free for other workers and for changes of mind.
+For an endpoint that accepted its last event the worker claims ahead, so that the next event is at hand when an attempt
+finishes. For one that fails or has not answered yet it claims only what can start now: the rest stays free for other
+workers and can still be cancelled.
 """
 
 from __future__ import annotations
@@ -14,109 +14,108 @@ from uuid import UUID
 from evalstop_service.store.queue.leases import ClaimedDelivery
 
 
-class _Line:
-    """What is held of one endpoint."""
+class _Queue:
+    """The deliveries to one endpoint."""
 
-    __slots__ = ("prompt", "under_way", "waiting")
+    __slots__ = ("accepts", "running", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[ClaimedDelivery] = deque()
-        self.under_way = 0
-        self.prompt = False
+        self.running = 0
+        self.accepts = False
 
 
-class Backlog:
-    """At most `concurrency` attempts under way, `per_endpoint` to one endpoint, and `ahead` times as many at hand."""
+class EndpointQueues:
+    """At most `concurrency` attempts run, `per_endpoint` of them to one endpoint; `ahead` times as many may wait."""
 
     def __init__(self, concurrency: int, per_endpoint: int, ahead: int) -> None:
         self._concurrency = concurrency
         self._per_endpoint = per_endpoint
         self._ahead = ahead
-        self._lines: dict[UUID, _Line] = {}
-        self._idle: list[UUID] = []  # of which nothing was held when it was last asked what to claim
-        self._turns: deque[_Line] = deque()  # of endpoints for which something waits: whoever's turn it is comes first
-        self._waits = 0
-        self._under_way = 0
+        self._queues: dict[UUID, _Queue] = {}
+        self._empty: list[UUID] = []  # when the limits were last asked for
+        self._turns: deque[_Queue] = deque()  # those with waiting deliveries; the first is next
+        self._waiting = 0
+        self._running = 0
 
     @property
-    def under_way(self) -> int:
-        """How many attempts have begun and not ended."""
-        return self._under_way
+    def running(self) -> int:
+        """How many attempts are running."""
+        return self._running
 
     @property
     def runs_low(self) -> bool:
-        """Whether less than half is at hand of what may be claimed ahead of time."""
-        return 2 * self._waits <= self._concurrency * self._ahead
+        """Whether less than half of what may be claimed ahead is waiting."""
+        return 2 * self._waiting <= self._concurrency * self._ahead
 
-    def limit(self) -> int:
-        """How many more to claim in all."""
-        prompt = any(line.prompt for line in self._lines.values())
-        return max(0, self._concurrency * (1 + self._ahead * prompt) - self._waits - self._under_way)
+    def claim_limit(self) -> int:
+        """How many more deliveries to claim in all."""
+        accepts = any(queue.accepts for queue in self._queues.values())
+        return max(0, self._concurrency * (1 + self._ahead * accepts) - self._waiting - self._running)
 
-    def room(self) -> dict[UUID, int]:
-        """How many more to claim for each endpoint of which any was held; `per_endpoint` for all others."""
-        self._idle = [key for key, line in self._lines.items() if not line.under_way and not line.waiting]
+    def claim_limits_by_endpoint(self) -> dict[UUID, int]:
+        """How many more to claim for each endpoint that has a queue; `per_endpoint` for any other."""
+        self._empty = [endpoint for endpoint, queue in self._queues.items() if not queue.running and not queue.waiting]
         return {
-            endpoint: self._per_endpoint * (1 + self._ahead * line.prompt) - line.under_way - len(line.waiting)
-            for endpoint, line in self._lines.items()
+            endpoint: self._per_endpoint * (1 + self._ahead * queue.accepts) - queue.running - len(queue.waiting)
+            for endpoint, queue in self._queues.items()
         }
 
-    def add(self, claimed: Iterable[ClaimedDelivery]) -> None:
-        """Take in what was claimed, in the order in which it is to be sent to its endpoint.
+    def add_claimed(self, claimed: Iterable[ClaimedDelivery]) -> None:
+        """Add claimed deliveries in the order in which they are to be sent.
 
-        An endpoint of which nothing was held, and for which nothing was claimed, is a stranger again.
+        An endpoint whose queue was empty, and for which nothing was claimed, is forgotten.
         """
-        for one in claimed:
-            line = self._lines.setdefault(one.endpoint_id, _Line())
-            if not line.waiting:
-                self._turns.append(line)
-            line.waiting.append(one)
-            self._waits += 1
-        for endpoint in self._idle:
-            if not self._lines[endpoint].waiting:
-                del self._lines[endpoint]
-        self._idle = []
+        for delivery in claimed:
+            queue = self._queues.setdefault(delivery.endpoint_id, _Queue())
+            if not queue.waiting:
+                self._turns.append(queue)
+            queue.waiting.append(delivery)
+            self._waiting += 1
+        for endpoint in self._empty:
+            if not self._queues[endpoint].waiting:
+                del self._queues[endpoint]
+        self._empty = []
 
-    def begin(self) -> ClaimedDelivery | None:
-        """The next for which there is room, under way from now on; endpoints take turns. None: nothing can begin."""
-        if self._under_way >= self._concurrency:
+    def start_next(self) -> ClaimedDelivery | None:
+        """The next delivery to send, counted as running; endpoints take turns. None when none can start."""
+        if self._running >= self._concurrency:
             return None
         for _ in range(len(self._turns)):
-            line = self._turns.popleft()
-            fits = line.under_way < self._per_endpoint
-            one = line.waiting.popleft() if fits else None
-            if line.waiting:
-                self._turns.append(line)
-            if one is not None:
-                line.under_way += 1
-                self._waits -= 1
-                self._under_way += 1
-                return one
+            queue = self._turns.popleft()
+            delivery = queue.waiting.popleft() if queue.running < self._per_endpoint else None
+            if queue.waiting:
+                self._turns.append(queue)
+            if delivery is not None:
+                queue.running += 1
+                self._waiting -= 1
+                self._running += 1
+                return delivery
         return None
 
-    def end(self, claimed: ClaimedDelivery, prompt: bool) -> None:
-        """An attempt is over; `prompt`: the endpoint took the event."""
-        line = self._lines[claimed.endpoint_id]
-        line.under_way -= 1
-        line.prompt = prompt
-        self._under_way -= 1
+    def finish_attempt(self, delivery: ClaimedDelivery, accepted: bool) -> None:
+        """Count an attempt as finished; `accepted`: the endpoint took the event."""
+        queue = self._queues[delivery.endpoint_id]
+        queue.running -= 1
+        queue.accepts = accepted
+        self._running -= 1
 
-    def give_up(self, endpoint: UUID) -> list[ClaimedDelivery]:
-        """Give up what has not begun of one endpoint."""
-        line = self._lines.get(endpoint)
-        if line is None or not line.waiting:
+    def remove_waiting(self, endpoint: UUID) -> list[ClaimedDelivery]:
+        """Remove the deliveries to one endpoint that have not started."""
+        queue = self._queues.get(endpoint)
+        if queue is None or not queue.waiting:
             return []
-        given = [*line.waiting]
-        line.waiting.clear()
-        self._turns.remove(line)
-        self._waits -= len(given)
-        return given
+        removed = [*queue.waiting]
+        queue.waiting.clear()
+        self._turns.remove(queue)
+        self._waiting -= len(removed)
+        return removed
 
-    def clear(self) -> list[ClaimedDelivery]:
-        """Give up all that has not begun."""
-        given = [one for line in self._turns for one in line.waiting]
-        for line in self._turns:
-            line.waiting.clear()
+    def remove_all_waiting(self) -> list[ClaimedDelivery]:
+        """Remove all deliveries that have not started."""
+        removed = [delivery for queue in self._turns for delivery in queue.waiting]
+        for queue in self._turns:
+            queue.waiting.clear()
         self._turns.clear()
-        self._waits = 0
-        return given
+        self._waiting = 0
+        return removed

@@ -1,4 +1,4 @@
-"""A bell that any thread may ring and one task on a loop waits for."""
+"""Wakes the worker's task from any thread."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import asyncio
 import contextlib
 
 
-class Bell:
-    """Rung once or many times, it wakes its one waiter once; rung while nobody waits, it wakes the next at once."""
+class Wakeup:
+    """One task waits for it. Waking it once or many times has the same effect, also while nobody waits."""
 
     def __init__(self) -> None:
-        self._rung = asyncio.Event()
+        self._event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def ring(self) -> None:
-        """Ring, from any thread; harmless when nobody waits any more."""
+    def wake(self) -> None:
+        """Wake the task from the thread of its event loop."""
+        self._event.set()
+
+    def wake_threadsafe(self) -> None:
+        """Wake the task from any thread; has no effect once the event loop is closed."""
         if self._loop is None:
-            self._rung.set()
+            self._event.set()
             return
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._rung.set)
-
-    def ring_here(self) -> None:
-        """Ring, from the thread of the loop."""
-        self._rung.set()
+            self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_seconds: float) -> bool:
-        """Wait until it is rung, at most so long; whether it was."""
+        """Wait to be woken, at most so long; returns whether it was."""
         self._loop = asyncio.get_running_loop()
-        if not self._rung.is_set():
+        if not self._event.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(timeout_seconds, 0.0)):
-                    await self._rung.wait()
-        rung = self._rung.is_set()
-        self._rung.clear()
-        return rung
+                    await self._event.wait()
+        woken = self._event.is_set()
+        self._event.clear()
+        return woken

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from standardwebhooks import Webhook
 
 from tests.service.web.api.conftest import Service
@@ -28,8 +28,8 @@ def deliver(service: Service, until: Callable[[], bool]) -> None:
     async def run() -> None:
         stop = asyncio.Event()
         async with Sender(5.0, address_policy=LOOPBACK) as sender:
-            pace = Pace(poll_seconds=0.02)
-            worker = Worker(service.database, sender, clock=utc_now, chance=random.Random(1), pace=pace)
+            limits = WorkerLimits(poll_seconds=0.02)
+            worker = DeliveryWorker(service.database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
             running = asyncio.create_task(worker.run(stop))
             try:
                 await reach(until, running)

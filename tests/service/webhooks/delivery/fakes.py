@@ -33,7 +33,7 @@ from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt, Result
 from evalstop_service.store.tables import decisions, policies, projects, runs
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
 DEADLINE_SECONDS = 60.0
@@ -282,7 +282,7 @@ async def deliver_until(
     database: Database,
     *,
     backoff: Backoff | None = None,
-    pace: Pace | None = None,
+    limits: WorkerLimits | None = None,
     timeout_seconds: float = 5.0,
     service_metrics: ServiceMetrics | None = None,
     breaker: BreakerLimits | None = None,
@@ -291,13 +291,13 @@ async def deliver_until(
     """Run a worker until the condition holds, then stop it gracefully; fails when that takes too long."""
     stop = asyncio.Event()
     async with Sender(timeout_seconds=timeout_seconds, address_policy=LOOPBACK) as sender:
-        worker = Worker(
+        worker = DeliveryWorker(
             database,
             sender,
             clock=utc_now,
             chance=random.Random(1),
             backoff=backoff or Backoff(first_seconds=0.02),
-            pace=pace or Pace(poll_seconds=0.02, lease_seconds=20),
+            limits=limits or WorkerLimits(poll_seconds=0.02, lease_seconds=20),
             service_metrics=service_metrics,
             breaker=breaker or BreakerLimits(failures=1000),  # the tests of what fails are of something else
             encryption=encryption,

@@ -12,10 +12,10 @@ from evalstop_service.clock import Clock
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.leases import Delivered
-from evalstop_service.webhooks.delivery.clock_skew import Setback
-from evalstop_service.webhooks.delivery.database_clock import Timekeeper
+from evalstop_service.webhooks.delivery.clock_skew import ClockSkewRepair
+from evalstop_service.webhooks.delivery.database_clock import DatabaseClock
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
 from tests.service.webhooks.delivery.fakes import (
@@ -37,20 +37,20 @@ HOUR = timedelta(hours=1)
 
 def test_goes_on_between_two_looks() -> None:
     """Between two looks time passes as the steady clock says."""
-    keeper = Timekeeper()
-    assert not keeper.tell(EPOCH, 100.0)
+    keeper = DatabaseClock()
+    assert not keeper.set_time(EPOCH, 100.0)
     assert keeper.now(102.5) == EPOCH + timedelta(seconds=2.5)
-    assert not keeper.tell(EPOCH + timedelta(seconds=9.5), 110.0), "clocks drift apart a little"
+    assert not keeper.set_time(EPOCH + timedelta(seconds=9.5), 110.0), "clocks drift apart a little"
     assert keeper.now(110.0) == EPOCH + timedelta(seconds=9.5)
 
 
 def test_notices_a_clock_set_back() -> None:
     """A clock that says less than has passed was set back; one that says more was not."""
-    keeper = Timekeeper()
-    keeper.tell(EPOCH, 0.0)
-    assert keeper.tell(EPOCH - HOUR, 1.0)
-    assert not keeper.tell(EPOCH - HOUR + timedelta(seconds=1), 2.0), "it is noticed once"
-    assert not keeper.tell(EPOCH + HOUR, 3.0)
+    keeper = DatabaseClock()
+    keeper.set_time(EPOCH, 0.0)
+    assert keeper.set_time(EPOCH - HOUR, 1.0)
+    assert not keeper.set_time(EPOCH - HOUR + timedelta(seconds=1), 2.0), "it is noticed once"
+    assert not keeper.set_time(EPOCH + HOUR, 3.0)
 
 
 def test_waits_for_leases_before_it_mends(database: Database, scene: Scene) -> None:
@@ -61,15 +61,15 @@ def test_waits_for_leases_before_it_mends(database: Database, scene: Scene) -> N
         scene.apart(tx, now=later)
         (held,) = take(tx, later, 60, 1)
         scene.apart(tx, now=later)
-    setback = Setback(longest_seconds=900, lease_seconds=60)
+    setback = ClockSkewRepair(longest_seconds=900, lease_seconds=60)
     assert setback.is_due(False, 10.0)
-    assert setback.mend(database, EPOCH, 10.0)
+    assert setback.repair_due_times(database, EPOCH, 10.0)
     with database.transaction() as tx:
         assert len(take(tx, EPOCH, 60, 9)) == 1
     assert not setback.is_due(False, 50.0)
     assert setback.is_due(True, 50.0)
-    assert not setback.mend(database, EPOCH, 50.0), "a worker may hold it yet"
-    assert setback.mend(database, EPOCH, 70.0)
+    assert not setback.repair_due_times(database, EPOCH, 50.0), "a worker may hold it yet"
+    assert setback.repair_due_times(database, EPOCH, 70.0)
     with database.transaction() as tx:
         assert held.id in {one.id for one in take(tx, EPOCH, 60, 9)}
         assert not settle(tx, held, Delivered())
@@ -110,13 +110,13 @@ def test_a_clock_set_back_stalls_and_repeats_nothing(database: Database, scene: 
         async def run() -> None:
             stop = asyncio.Event()
             async with Sender(timeout_seconds=2.5, address_policy=LOOPBACK) as sender:
-                worker = Worker(
+                worker = DeliveryWorker(
                     database,
                     sender,
                     clock=clock,
                     chance=random.Random(1),
                     backoff=Backoff(first_seconds=0.4, cap_seconds=1.0),
-                    pace=Pace(concurrency=2, per_endpoint=2, ahead=0, poll_seconds=0.05, lease_seconds=3.0),
+                    limits=WorkerLimits(concurrency=2, per_endpoint=2, ahead=0, poll_seconds=0.05, lease_seconds=3.0),
                 )
                 announce()
                 announce()
@@ -161,7 +161,9 @@ async def deliver_one(database: Database, clock: Clock, fake: FakeEndpoint) -> N
     stop = asyncio.Event()
     before = len(fake.received)
     async with Sender(timeout_seconds=5, address_policy=LOOPBACK) as sender:
-        worker = Worker(database, sender, clock=clock, chance=random.Random(1), pace=Pace(poll_seconds=0.02))
+        worker = DeliveryWorker(
+            database, sender, clock=clock, chance=random.Random(1), limits=WorkerLimits(poll_seconds=0.02)
+        )
         running = asyncio.create_task(worker.run(stop))
         await reach(lambda: len(fake.received) == before + 1, running)
         stop.set()

@@ -1,4 +1,4 @@
-"""The backlog: what is begun, in whose turn, and how much more is claimed."""
+"""The queues: what is begun, in whose turn, and how much more is claimed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.queue.leases import ClaimedDelivery
-from evalstop_service.webhooks.delivery.endpoint_queues import Backlog
+from evalstop_service.webhooks.delivery.endpoint_queues import EndpointQueues
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,83 +32,83 @@ def test_keeps_within_its_bounds(
     concurrency: int, per_endpoint: int, ahead: int, acts: list[tuple[str, int, bool]]
 ) -> None:
     """Whatever happens, no more is under way than allowed, in all and to one endpoint, nothing is lost, and who claims
-    what the backlog asks for never holds more than it may."""
-    backlog = Backlog(concurrency, per_endpoint, ahead)
+    what the queues asks for never holds more than it may."""
+    queues = EndpointQueues(concurrency, per_endpoint, ahead)
     under_way: list[ClaimedDelivery] = []
     waiting: list[ClaimedDelivery] = []
     for act, which, prompt in acts:
         if act == "claim":
             endpoint = ENDPOINTS[which]
-            room = min(backlog.limit(), backlog.room().get(endpoint, per_endpoint))
+            room = min(queues.claim_limit(), queues.claim_limits_by_endpoint().get(endpoint, per_endpoint))
             taken = [claimed(endpoint) for _ in range(room)]
-            backlog.add(taken)
+            queues.add_claimed(taken)
             waiting += taken
         elif act == "begin":
-            if (one := backlog.begin()) is not None:
+            if (one := queues.start_next()) is not None:
                 waiting.remove(one)
                 under_way.append(one)
         elif under_way:
-            backlog.end(under_way.pop(which % len(under_way)), prompt)
+            queues.finish_attempt(under_way.pop(which % len(under_way)), prompt)
         counts = Counter(one.endpoint_id for one in under_way)
-        assert backlog.under_way == len(under_way) <= concurrency
+        assert queues.running == len(under_way) <= concurrency
         assert all(count <= per_endpoint for count in counts.values())
         assert len(under_way) + len(waiting) <= concurrency * (1 + ahead)
-        assert backlog.limit() >= 0
-    assert sorted(one.id for one in backlog.clear()) == sorted(one.id for one in waiting)
-    assert backlog.begin() is None
+        assert queues.claim_limit() >= 0
+    assert sorted(one.id for one in queues.remove_all_waiting()) == sorted(one.id for one in waiting)
+    assert queues.start_next() is None
 
 
 def test_endpoints_take_turns() -> None:
     """A long queue of one endpoint does not keep another waiting."""
-    backlog = Backlog(10, 10, 4)
+    queues = EndpointQueues(10, 10, 4)
     long, short = ENDPOINTS[:2]
-    backlog.add([claimed(long) for _ in range(6)] + [claimed(short)])
-    begun = [backlog.begin() for _ in range(3)]
+    queues.add_claimed([claimed(long) for _ in range(6)] + [claimed(short)])
+    begun = [queues.start_next() for _ in range(3)]
     assert [one.endpoint_id for one in begun if one is not None] == [long, short, long]
 
 
 def test_claims_ahead_for_the_prompt() -> None:
     """More than can begin is claimed for an endpoint that took its last event, and for no other."""
-    backlog = Backlog(8, 2, 3)
+    queues = EndpointQueues(8, 2, 3)
     fine, failing = ENDPOINTS[:2]
-    assert (backlog.limit(), backlog.room()) == (8, {})
-    backlog.add([claimed(fine), claimed(fine), claimed(failing), claimed(failing)])
-    begun = [one for one in (backlog.begin() for _ in range(4)) if one is not None]
-    assert (backlog.limit(), backlog.room()) == (4, {fine: 0, failing: 0})
+    assert (queues.claim_limit(), queues.claim_limits_by_endpoint()) == (8, {})
+    queues.add_claimed([claimed(fine), claimed(fine), claimed(failing), claimed(failing)])
+    begun = [one for one in (queues.start_next() for _ in range(4)) if one is not None]
+    assert (queues.claim_limit(), queues.claim_limits_by_endpoint()) == (4, {fine: 0, failing: 0})
     for one in begun[:2]:
-        backlog.end(one, prompt=one.endpoint_id == fine)
-    assert backlog.limit() == 8 * 4 - 2
-    assert backlog.room() == {fine: 2 * 4 - 1, failing: 1}
-    backlog.add([claimed(fine) for _ in range(7)])
-    assert [backlog.begin() is not None for _ in range(2)] == [True, False], "one was under way already"
-    assert backlog.room() == {fine: 0, failing: 1}
+        queues.finish_attempt(one, accepted=one.endpoint_id == fine)
+    assert queues.claim_limit() == 8 * 4 - 2
+    assert queues.claim_limits_by_endpoint() == {fine: 2 * 4 - 1, failing: 1}
+    queues.add_claimed([claimed(fine) for _ in range(7)])
+    assert [queues.start_next() is not None for _ in range(2)] == [True, False], "one was under way already"
+    assert queues.claim_limits_by_endpoint() == {fine: 0, failing: 1}
 
 
 def test_remembers_the_prompt_until_the_next_claim() -> None:
     """An endpoint that took all it was sent is claimed ahead for, and is a stranger once nothing was claimed for it."""
-    backlog = Backlog(2, 2, 3)
-    backlog.add([claimed(ENDPOINTS[0])])
-    begun = backlog.begin()
+    queues = EndpointQueues(2, 2, 3)
+    queues.add_claimed([claimed(ENDPOINTS[0])])
+    begun = queues.start_next()
     assert begun is not None
-    backlog.end(begun, prompt=True)
-    assert (backlog.limit(), backlog.room()) == (8, {ENDPOINTS[0]: 8})
-    backlog.add([])
-    assert (backlog.limit(), backlog.room()) == (2, {})
+    queues.finish_attempt(begun, accepted=True)
+    assert (queues.claim_limit(), queues.claim_limits_by_endpoint()) == (8, {ENDPOINTS[0]: 8})
+    queues.add_claimed([])
+    assert (queues.claim_limit(), queues.claim_limits_by_endpoint()) == (2, {})
 
 
 def test_gives_up_one_endpoint() -> None:
     """What is at hand for an endpoint that is left alone is given up; other endpoints go on, and it may come again."""
-    backlog = Backlog(concurrency=4, per_endpoint=1, ahead=2)
+    queues = EndpointQueues(concurrency=4, per_endpoint=1, ahead=2)
     first, second = ENDPOINTS[:2]
     mine = [claimed(first) for _ in range(3)]
-    backlog.add([*mine, claimed(second)])
-    begun = backlog.begin()
+    queues.add_claimed([*mine, claimed(second)])
+    begun = queues.start_next()
     assert begun == mine[0]
-    assert backlog.give_up(first) == mine[1:]
-    assert backlog.give_up(first) == []
-    following = backlog.begin()
+    assert queues.remove_waiting(first) == mine[1:]
+    assert queues.remove_waiting(first) == []
+    following = queues.start_next()
     assert following is not None
     assert following.endpoint_id == second
-    backlog.end(mine[0], prompt=False)
-    backlog.add([mine[1]])
-    assert backlog.begin() == mine[1]
+    queues.finish_attempt(mine[0], accepted=False)
+    queues.add_claimed([mine[1]])
+    assert queues.start_next() == mine[1]

@@ -19,14 +19,14 @@ import psycopg
 import pytest
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
-from evalstop_service.webhooks.delivery.worker import Pace
+from evalstop_service.webhooks.delivery.worker import WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
 from tests.fixtures.postgres_server import connected, conninfo, postgres
 from tests.service.webhooks.delivery.fakes import FakeEndpoint, Reply, Scene, a_scene, announce, deliver_until
 from tests.service.webhooks.delivery.killing import worker_processes
 
-PACE = Pace(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
+LIMITS = WorkerLimits(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
 
 
 def all_delivered(database: Database, scene: Scene) -> bool:
@@ -89,8 +89,8 @@ def test_outlives_a_crash_of_postgresql(own_postgres: Database) -> None:
         announce(database, scene, 60)
         done = tolerant(lambda: len(crashed) == 2 and all_delivered(database, scene))
         # What a commit took out that the crash cut short, nobody knows of: that waits for its lease to end.
-        pace = Pace(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=25)
-        asyncio.run(deliver_until(done, database, pace=pace, timeout_seconds=20))
+        limits = WorkerLimits(concurrency=4, per_endpoint=4, poll_seconds=0.05, lease_seconds=25)
+        asyncio.run(deliver_until(done, database, limits=limits, timeout_seconds=20))
         assert len(set(fake.ids())) == 60
         assert len(fake.received) == 60, "what was under way was settled afterwards, not sent again"
 
@@ -114,7 +114,7 @@ def test_outlives_cut_connections(postgres_database: Database, postgres_url: str
     with FakeEndpoint(behavior) as fake:
         scene.endpoint(database, fake.url)
         announce(database, scene, 60)
-        asyncio.run(deliver_until(tolerant(lambda: all_delivered(database, scene)), database, pace=PACE))
+        asyncio.run(deliver_until(tolerant(lambda: all_delivered(database, scene)), database, limits=LIMITS))
         assert len(fake.received) == 60
         assert len(set(fake.ids())) == 60
 
@@ -164,9 +164,9 @@ def test_an_endpoint_that_takes_for_ever_costs_its_time_alone(database: Database
                 found = [one for one in scene.all(tx) if one.url == url and one.event_type == "run.suspected"]
             return len(fine.received) == 20 and all(one.state == "dead" for one in found)
 
-        pace = Pace(concurrency=5, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
+        limits = WorkerLimits(concurrency=5, per_endpoint=4, poll_seconds=0.05, lease_seconds=20)
         backoff = Backoff(first_seconds=0.01, max_attempts=1)
-        asyncio.run(deliver_until(over, database, pace=pace, backoff=backoff, timeout_seconds=0.7))
+        asyncio.run(deliver_until(over, database, limits=limits, backoff=backoff, timeout_seconds=0.7))
     with database.reading() as tx:
         errors = {one.last_error for one in scene.all(tx) if one.state == "dead"}
     assert errors == {"no answer within 0.7 s; given up after 1 attempts"}

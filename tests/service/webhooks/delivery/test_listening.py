@@ -13,10 +13,10 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.store.database import Database
 from evalstop_service.store.wakeup import CHANNEL
-from evalstop_service.webhooks.delivery.notification_listener import Listener
+from evalstop_service.webhooks.delivery.notification_listener import NotificationListener
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.wakeup import Bell
-from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.wakeup import Wakeup
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 
 from tests.fixtures.postgres_server import connected
 from tests.service.webhooks.delivery.fake_pooler import fake_pooler
@@ -36,11 +36,13 @@ NEVER = 3600.0
 """Longer than any test: a worker that polls no sooner acts only because it was woken."""
 
 
-async def working(database: Database, pace: Pace, act: Callable[[asyncio.Task[None]], Awaitable[None]]) -> None:
-    """A worker at that pace, while `act` does what is to be seen."""
+async def working(
+    database: Database, limits: WorkerLimits, act: Callable[[asyncio.Task[None]], Awaitable[None]]
+) -> None:
+    """A worker with these limits, while `act` does what is to be seen."""
     stop = asyncio.Event()
     async with Sender(address_policy=LOOPBACK) as sender:
-        worker = Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace)
+        worker = DeliveryWorker(database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
         running = asyncio.create_task(worker.run(stop))
         try:
             await act(running)
@@ -68,7 +70,7 @@ def test_is_woken_by_the_commit(database: Database, scene: Scene) -> None:
                 await asyncio.to_thread(announce, database, scene)
                 await reach(partial(fake.has, number + 1), running)
 
-        asyncio.run(working(database, Pace(poll_seconds=NEVER, woken_poll_seconds=NEVER), act))
+        asyncio.run(working(database, WorkerLimits(poll_seconds=NEVER, woken_poll_seconds=NEVER), act))
 
 
 def test_sleeps_until_the_next_is_due(database: Database, scene: Scene) -> None:
@@ -82,7 +84,7 @@ def test_sleeps_until_the_next_is_due(database: Database, scene: Scene) -> None:
                 scene.announce(tx, now=now, due_at=now + timedelta(seconds=0.4))
             await reach(lambda: len(fake.received) == 2, running)
 
-        asyncio.run(working(database, Pace(poll_seconds=NEVER, woken_poll_seconds=NEVER), act))
+        asyncio.run(working(database, WorkerLimits(poll_seconds=NEVER, woken_poll_seconds=NEVER), act))
 
 
 @pytest.mark.parametrize("pooled", [False, True])
@@ -98,8 +100,8 @@ def test_polls_where_it_cannot_hear(postgres_database: Database, pooled: bool) -
         return fake_pooler(url) if pooled else nullcontext(url)
 
     with way() as through:
-        bell = Bell()
-        listener = Listener(through, bell.ring_here, answer_seconds=2.0 if pooled else 20.0)
+        bell = Wakeup()
+        listener = NotificationListener(through, bell.wake, answer_seconds=2.0 if pooled else 20.0)
 
         async def hears() -> bool:
             listening = asyncio.create_task(listener.run())
@@ -120,7 +122,7 @@ def test_polls_where_it_cannot_hear(postgres_database: Database, pooled: bool) -
             await asyncio.to_thread(announce, database, scene)
             await reach(lambda: len(fake.received) == 1, running)
 
-        asyncio.run(working(behind, Pace(poll_seconds=0.1, woken_poll_seconds=NEVER), act))
+        asyncio.run(working(behind, WorkerLimits(poll_seconds=0.1, woken_poll_seconds=NEVER), act))
         behind.close()
 
 
@@ -149,4 +151,4 @@ def test_listens_again_after_a_cut(postgres_database: Database, postgres_url: st
                 announce(database, scene)
                 await reach(partial(fake.has, number + 1), running)
 
-        asyncio.run(working(database, Pace(poll_seconds=NEVER, woken_poll_seconds=NEVER), act))
+        asyncio.run(working(database, WorkerLimits(poll_seconds=NEVER, woken_poll_seconds=NEVER), act))

@@ -10,7 +10,7 @@ from collections import Counter
 from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 
 from tests.service.webhooks.delivery.fakes import (
     DEADLINE_SECONDS,
@@ -99,12 +99,12 @@ def test_gives_back_what_it_has_not_begun(database: Database, scene: Scene) -> N
         fake.behavior = lambda _request, number: Reply(200, after=fake.released if number >= 2 else None)
         scene.endpoint(database, fake.url)
         announce(database, scene, 12)
-        pace = Pace(concurrency=2, per_endpoint=2, ahead=6, poll_seconds=0.02, lease_seconds=600)
+        limits = WorkerLimits(concurrency=2, per_endpoint=2, ahead=6, poll_seconds=0.02, lease_seconds=600)
 
         async def run() -> None:
             stop = asyncio.Event()
             async with Sender(timeout_seconds=60, address_policy=LOOPBACK) as sender:
-                worker = Worker(database, sender, clock=utc_now, chance=random.Random(1), pace=pace)
+                worker = DeliveryWorker(database, sender, clock=utc_now, chance=random.Random(1), limits=limits)
                 running = asyncio.create_task(worker.run(stop))
                 await reach(lambda: attempts_begun(database, scene) >= 10, running)
                 stop.set()

@@ -14,7 +14,7 @@ from evalstop_service.store.database import Database
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import endpoints as endpoint_rows
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
 
 from tests.fixtures.postgres_server import connected
@@ -74,8 +74,8 @@ def test_gone_disables_the_endpoint(database: Database, scene: Scene) -> None:
         endpoint = scene.endpoint(database, gone.url)
         scene.endpoint(database, fine.url)
         announce(database, scene, 3)
-        pace = Pace(poll_seconds=0.02, lease_seconds=20, per_endpoint=1)
-        asyncio.run(deliver_until(lambda: len(fine.received) == 3, database, pace=pace))
+        limits = WorkerLimits(poll_seconds=0.02, lease_seconds=20, per_endpoint=1)
+        asyncio.run(deliver_until(lambda: len(fine.received) == 3, database, limits=limits))
     assert len(gone.received) == 1
     assert states(database, scene) == {"dead": 1, "waiting": 2, "delivered": 3}
     with database.reading() as tx:
@@ -120,7 +120,7 @@ def test_hanging_endpoint_holds_up_nobody(database: Database, scene: Scene) -> N
         announce(database, scene, 30)
         scene.endpoint(database, fine.url)
         announce(database, scene, 5)
-        pace = Pace(concurrency=6, per_endpoint=4, poll_seconds=0.02, lease_seconds=60)
+        limits = WorkerLimits(concurrency=6, per_endpoint=4, poll_seconds=0.02, lease_seconds=60)
 
         def served() -> bool:
             return len(fine.received) == 5 and states(database, scene)["delivered"] >= 5
@@ -131,7 +131,7 @@ def test_hanging_endpoint_holds_up_nobody(database: Database, scene: Scene) -> N
                     hanging.released.set()
                 return hanging.released.is_set()
 
-            await deliver_until(served_then_release, database, pace=pace, timeout_seconds=30)
+            await deliver_until(served_then_release, database, limits=limits, timeout_seconds=30)
 
         asyncio.run(run())
         assert hanging.most_under_way == 4
@@ -147,7 +147,7 @@ def test_stops_gracefully(database: Database, scene: Scene) -> None:
         async def run() -> None:
             stop = asyncio.Event()
             async with Sender(address_policy=LOOPBACK) as sender:
-                worker = Worker(database, sender, clock=utc_now, chance=random.Random(1))
+                worker = DeliveryWorker(database, sender, clock=utc_now, chance=random.Random(1))
                 running = asyncio.create_task(worker.run(stop))
                 await reach(lambda: len(fake.received) == 1, running)
                 stop.set()
@@ -198,7 +198,7 @@ def test_outlives_an_outage(postgres_database: Database, postgres_url: str) -> N
         async def run() -> None:
             stop = asyncio.Event()
             async with Sender(address_policy=LOOPBACK) as sender:
-                worker = Worker(database, sender, clock=utc_now, chance=random.Random(1))
+                worker = DeliveryWorker(database, sender, clock=utc_now, chance=random.Random(1))
                 running = asyncio.create_task(worker.run(stop))
                 await reach(lambda: len(fake.received) == 1, running)
                 allow(False)
@@ -219,12 +219,12 @@ def test_outlives_an_outage(postgres_database: Database, postgres_url: str) -> N
 def test_a_lease_outlasts_an_attempt(embedded_database: Database) -> None:
     """A lease that could run out during an attempt is refused, since two workers would then send at one time."""
     with pytest.raises(ValueError, match="lease_seconds"):
-        Worker(
+        DeliveryWorker(
             embedded_database,
             Sender(timeout_seconds=10),
             clock=utc_now,
             chance=random.Random(1),
-            pace=Pace(lease_seconds=10),
+            limits=WorkerLimits(lease_seconds=10),
         )
 
 
@@ -235,8 +235,8 @@ def test_counts_what_it_did(database: Database, scene: Scene) -> None:
     with FakeEndpoint(lambda _request, number: Reply(answers[number])) as fake:
         scene.endpoint(database, fake.url)
         announce(database, scene, 3)
-        pace = Pace(concurrency=1, per_endpoint=1, poll_seconds=0.02, lease_seconds=20)
-        asyncio.run(deliver_until(settled(database, scene), database, pace=pace, service_metrics=service_metrics))
+        limits = WorkerLimits(concurrency=1, per_endpoint=1, poll_seconds=0.02, lease_seconds=20)
+        asyncio.run(deliver_until(settled(database, scene), database, limits=limits, service_metrics=service_metrics))
 
     def told(name: str, **labels: str) -> float | None:
         return service_metrics.registry.get_sample_value(f"evalstop_{name}", labels)

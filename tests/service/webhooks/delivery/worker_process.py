@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.store.database import Database
 from evalstop_service.webhooks.delivery.send import Sender
-from evalstop_service.webhooks.delivery.worker import Pace, Worker
+from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 
 
 async def main(url: str, lease_seconds: float) -> None:
@@ -18,12 +18,12 @@ async def main(url: str, lease_seconds: float) -> None:
     async with Sender(
         timeout_seconds=lease_seconds * 0.9, address_policy=parse_address_policy("127.0.0.0/8")
     ) as sender:
-        worker = Worker(
+        worker = DeliveryWorker(
             Database(url),
             sender,
             clock=lambda: datetime.now(UTC),
             chance=random.Random(1),
-            pace=Pace(poll_seconds=0.02, lease_seconds=lease_seconds),
+            limits=WorkerLimits(poll_seconds=0.02, lease_seconds=lease_seconds),
         )
         await worker.run(asyncio.Event())
 
