@@ -44,7 +44,7 @@ def find_guards(tx: Transaction, project: Project, run: Run, now: datetime) -> t
 
     The run and then its project are locked in this transaction, and all observations of the run are written.
     """
-    policy = policies.read(tx, run.policy_id)
+    policy = policies.read_policy(tx, run.policy_id)
     overridden = () if policy is None else tuple(map(GuardKind, policy.stops_despite))
     return (
         *find_pause(project),

@@ -171,6 +171,6 @@ def _find_metric_faults(
 ) -> dict[UUID, tuple[MetricFault, ...]]:
     """The metric faults of each run; none where its policy cannot be read, which must not stop the other checks."""
     for policy_id in {run.policy_id for run in running} - known_policies.keys():
-        known_policies[policy_id] = policies.read(tx, policy_id)
+        known_policies[policy_id] = policies.read_policy(tx, policy_id)
     readable = [(run, policy) for run in running if (policy := known_policies[run.policy_id]) is not None]
     return {run.id: () for run in running} | dict(health.load_metric_faults(tx, readable))

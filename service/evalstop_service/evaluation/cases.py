@@ -169,7 +169,7 @@ def _add_decision(tx: Transaction, case: Case, run: Run, decision: Decision, hou
     treatment = classify_treatment(decision.state)
     right = case.outcome == DecisionOutcome.RIGHT
     prevented = treatment is Treatment.PREVENTED
-    policy = policies.read(tx, decision.policy_id)
+    policy = policies.read_policy(tx, decision.policy_id)
     return replace(
         case,
         policy_id=decision.policy_id,

@@ -26,7 +26,7 @@ from evalstop_service.rules.liveness import FOUND_AGAIN
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles, watched_metrics
 from evalstop_service.runs.metric_roles import RoleAssignment
-from evalstop_service.runs.retention import refuse_if_pruned
+from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import audit, checkpoints, projects, run_health, runs
 from evalstop_service.store.checkpoints import Checkpoint
@@ -71,7 +71,7 @@ def work_in(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
     if live is None or live.run.project_id != arrival.project_id:
         return NotFound(f"there is no run {arrival.run_id} in this project; open one by POST /api/v1/runs")
     try:
-        refuse_if_pruned(live.run)
+        refuse_pruned_run(live.run)
         match arrival.news:
             case Points(points):
                 return _take_points(work, live, points)

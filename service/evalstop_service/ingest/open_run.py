@@ -17,7 +17,7 @@ from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.liveness import FOUND_AGAIN
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
-from evalstop_service.runs.retention import refuse_if_pruned
+from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store import projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
@@ -86,7 +86,7 @@ def relabel_run(
         run = runs.lock_run(tx, project_id, run_id)
         if run is None:
             raise NotFound(f"there is no run {run_id} in this project")
-        refuse_if_pruned(run)
+        refuse_pruned_run(run)
         labels = relabelled(run.labels)
         if labels == run.labels:
             return run
@@ -123,7 +123,7 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
 
 
 def _new(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
-    policy = policies.resolve(tx, project, request.policy or project.default_policy, now)
+    policy = policies.store_referred_policy(tx, project, request.policy or project.default_policy, now)
     by_itself = request.metrics is None and (request.recognise or bool(project.role_patterns))
     unsaid = {} if by_itself else DEFAULT_METRICS
     return Run(
@@ -161,7 +161,7 @@ def _reopen(tx: Transaction, project: Project, request: OpenRequest, now: dateti
 
 def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: OpenRequest, now: datetime) -> Run:
     """The run, which is locked, as its trainer says it is now, and running."""
-    refuse_if_pruned(run)
+    refuse_pruned_run(run)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
         raise Conflict(
             f"run {run.name!r} is on record with the metrics {run.metrics}, not {request.metrics}; "
@@ -176,7 +176,7 @@ def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Op
         ended_at=None,
     )
     if request.policy is not None:
-        policy = policies.resolve(tx, project, request.policy, now)
+        policy = policies.store_referred_policy(tx, project, request.policy, now)
         changed = replace(changed, policy_id=policy.id, policy_name=policy.name, policy_version=policy.version)
     if changed == run:
         return run

@@ -169,7 +169,7 @@ class LiveRuns:
         """The policy with this id, ready to judge; one never changes, so it is read once. Raises Behind."""
         found = self._policies.get(policy_id)
         if found is None:
-            found = policies.read(tx, policy_id)
+            found = policies.read_policy(tx, policy_id)
             if found is None:
                 raise Behind
             self._policies[policy_id] = found

@@ -1,4 +1,4 @@
-"""The policies of a project: its own, and those that are shipped, which are stored when they are first used."""
+"""The policies of a project: its own, and the shipped ones, which are stored when they are first used."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ DEFAULT_POLICY = "default"
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """A policy that comes with the release and is not on record in the project: it has no id yet."""
+class ShippedPolicy:
+    """A policy that is shipped with the release and not stored in the project: it has no id yet."""
 
     name: str
     document: dict[str, Any]
@@ -33,15 +33,15 @@ class Shipped:
 
     @property
     def reference(self) -> str:
-        """What it is asked for by."""
+        """NAME@VERSION."""
         return f"{self.name}@{self.version}"
 
 
-Version = StoredPolicy | Shipped
+Version = StoredPolicy | ShippedPolicy
 """One version of a policy."""
 
 
-def listing(tx: Transaction, project_id: UUID) -> list[Version]:
+def list_versions(tx: Transaction, project_id: UUID) -> list[Version]:
     """All versions of all policies, by name, the newest first."""
     own = policies.list_policies(tx, project_id)
     names = {policy.name for policy in own}
@@ -49,52 +49,52 @@ def listing(tx: Transaction, project_id: UUID) -> list[Version]:
     return sorted([*own, *shipped], key=lambda policy: (policy.name, -policy.version))
 
 
-def find(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version | None:
-    """That version of a policy, or its latest."""
+def find_version(tx: Transaction, project_id: UUID, name: str, version: int | None = None) -> Version | None:
+    """This version of a policy, or its latest."""
     found = policies.find_policy(tx, project_id, name, version)
     return _shipped(name) if found is None and name in POLICIES and version in (None, 1) else found
 
 
-def referred(tx: Transaction, project_id: UUID, reference: str) -> Version:
-    """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; raises Invalid with those there are."""
+def find_referred_policy(tx: Transaction, project_id: UUID, reference: str) -> Version:
+    """The policy that `NAME` (its latest version) or `NAME@VERSION` refers to; raises Invalid, which lists them all."""
     name, _, version = reference.partition("@")
     if version and not (version.isdecimal() and len(version) <= 9):  # what the database's integer holds
         raise Invalid(f"policy {reference!r}: after the @ comes a version number, as in paper@1")
-    found = find(tx, project_id, name, int(version) if version else None)
+    found = find_version(tx, project_id, name, int(version) if version else None)
     if found is None:
-        known = sorted({policy.name for policy in listing(tx, project_id)})
+        known = sorted({policy.name for policy in list_versions(tx, project_id)})
         raise Invalid(f"there is no policy {reference!r} in this project; there are {', '.join(known)}")
     return found
 
 
-def resolve(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
-    """The policy that is referred to, to be used from now on: a shipped one is stored. Raises Invalid."""
-    return _stored(tx, project, referred(tx, project.id, reference), now)
+def store_referred_policy(tx: Transaction, project: Project, reference: str, now: datetime) -> StoredPolicy:
+    """The same, stored if it is a shipped one. Raises Invalid."""
+    return _stored(tx, project, find_referred_policy(tx, project.id, reference), now)
 
 
-def add(tx: Transaction, project: Project, policy: Policy, now: datetime) -> StoredPolicy:
-    """Store a policy as the next version of its name, after the shipped one; the latest version if it says the same."""
-    latest = find(tx, project.id, policy.name)
+def add_version(tx: Transaction, project: Project, policy: Policy, now: datetime) -> StoredPolicy:
+    """Store a policy as the next version of its name, after the shipped one; gives the latest if it is equal."""
+    latest = find_version(tx, project.id, policy.name)
     if latest is not None:
         _stored(tx, project, latest, now)
     return policies.add_policy(tx, project, policy.name, policy_to_document(policy), now)
 
 
 def add_policy(database: Database, project_id: UUID, actor: str, policy: Policy, now: datetime) -> StoredPolicy:
-    """Store a policy as the next version of its name, in the audit log; gives the latest version if it is the same."""
+    """Store a policy as the next version of its name, in the audit log; gives the latest if it is equal."""
     with database.transaction() as tx:
         project = projects.get_project(tx, project_id)
-        before = find(tx, project.id, policy.name)
-        stored = add(tx, project, policy, now)
+        before = find_version(tx, project.id, policy.name)
+        stored = add_version(tx, project, policy, now)
         if before is None or stored.version != before.version:
             details = {"id": str(stored.id)}
             audit.record_action(tx, project_id, actor, "policy.added", f"policy {stored.reference}", details, now)
         return stored
 
 
-def read(tx: Transaction, policy_id: UUID) -> Policy | None:
-    """The policy with this id, which a run refers to; None, and a line in the log, when a later release stored it and
-    this one cannot read it."""
+def read_policy(tx: Transaction, policy_id: UUID) -> Policy | None:
+    """The policy with this id, which a run refers to; None, with a warning, if a later release stored it and this one
+    cannot read it."""
     stored = policies.get_policy(tx, policy_id)
     try:
         return policy_from_document(stored.document)
@@ -109,5 +109,5 @@ def _stored(tx: Transaction, project: Project, policy: Version, now: datetime) -
     return policies.add_policy(tx, project, policy.name, policy.document, now)
 
 
-def _shipped(name: str) -> Shipped:
-    return Shipped(name, policy_to_document(POLICIES[name]))
+def _shipped(name: str) -> ShippedPolicy:
+    return ShippedPolicy(name, policy_to_document(POLICIES[name]))

@@ -123,7 +123,7 @@ def insert_project(tx: Transaction, settings: NewProject, actor: str, now: datet
     project = Project(id=new_id(), created_at=now, seed=secrets.token_hex(16), **settings.model_dump())
     if not projects.add_project(tx, project):
         raise Conflict(f"there is a project called {project.name!r} already")
-    policies.resolve(tx, project, project.default_policy, now)
+    policies.store_referred_policy(tx, project, project.default_policy, now)
     audit.record_action(tx, project.id, actor, "project.made", f"project {project.name}", None, now)
     return project
 
@@ -146,7 +146,7 @@ def change_project_settings(
     with database.transaction() as tx:
         before = projects.lock_project(tx, project_id)
         project = replace(before, **values)
-        policies.resolve(tx, project, project.default_policy, now)
+        policies.store_referred_policy(tx, project, project.default_policy, now)
         changed = {name: value for name, value in values.items() if getattr(before, name) != value}
         if changed:
             projects.update_project(tx, project)

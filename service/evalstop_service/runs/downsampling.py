@@ -1,10 +1,10 @@
-"""Summaries of long series are made while these grow, so that whoever looks at one first need not wait for them.
+"""Downsampling: long series are summarized while they grow, so that a page need not wait for their summaries.
 
-    pass ──> running runs, a page at a time: which have grown by so many steps since they were looked at?
-      └────> each metric of those: summarized piece by piece, with the run held for a piece     a piece, one transaction
+    pass ──> running runs, a page at a time: which have grown by enough steps since the last pass?
+      └────> each metric of those: summarize piece by piece, in one transaction each
 
-At most one live observation stands at a step, so that a run whose last step has hardly moved has nothing new to be
-summarized. Any number of processes may be at it: what one has summarized the others find done.
+A step has at most one observation that is not superseded, so a run whose last step has hardly moved has nothing new to
+summarize. Any number of processes may do this: what one has summarized, the others skip.
 """
 
 from __future__ import annotations
@@ -21,48 +21,50 @@ EVERY_SECONDS = 10.0
 RUNS_AT_A_TIME = 500
 
 RESTS = 9
-"""As many times longer at rest than at work: it takes a tenth of a connection's time at most."""
+"""The pause after each piece, in multiples of its duration: this takes at most a tenth of a connection's time."""
 
 
 def create_job(database: Database) -> PeriodicJob:
-    """Keeping up with the runs that grow."""
-    looked_at: Mapping[UUID, int] = {}
+    """The periodic job that summarizes growing runs."""
+    summarized: Mapping[UUID, int] = {}
 
-    def do(pause: Wait) -> float:
-        nonlocal looked_at
-        looked_at = summarize_grown_runs(database, looked_at, pause)
+    def summarize(pause: Wait) -> float:
+        nonlocal summarized
+        summarized = summarize_grown_runs(database, summarized, pause)
         return EVERY_SECONDS
 
-    return PeriodicJob("summaries", do)
+    return PeriodicJob("summaries", summarize)
 
 
 def summarize_grown_runs(
-    database: Database, looked_at: Mapping[UUID, int], pause: Wait = lambda _: False
+    database: Database, summarized: Mapping[UUID, int], pause: Wait = lambda _: False
 ) -> dict[UUID, int]:
-    """Summarize what the running runs have observed since they were looked at, until `pause` says it is time to end.
+    """Summarize what running runs observed since the last pass, until `pause` asks to end.
 
-    `looked_at`, and what it gives for the next pass: the last step that each long one had then.
+    `summarized`: the last step of each long run at the last pass; gives the same for the next.
     """
-    found: dict[UUID, int] = {}
+    last_steps: dict[UUID, int] = {}
     with database.reading() as tx:
         project_ids = [project.id for project in projects.list_projects(tx)]
     for project_id in project_ids:
         after: UUID | None = UUID(int=0)
         while after is not None:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             with database.reading() as tx:
                 page = series.list_running_runs(tx, project_id, after, RUNS_AT_A_TIME)
                 long = {run_id: last_step for run_id, last_step in page if last_step >= series.OBSERVATIONS_AT_A_TIME}
-                # After a resumption the last step lies before the one that was looked at.
-                found |= {run_id: min(looked_at.get(run_id, 0), last_step) for run_id, last_step in long.items()}
-                grown = [run_id for run_id in long if long[run_id] - found[run_id] >= series.OBSERVATIONS_AT_A_TIME]
+                # After a resume the last step may be lower than at the last pass.
+                last_steps |= {run_id: min(summarized.get(run_id, 0), last_step) for run_id, last_step in long.items()}
+                grown = [
+                    run_id for run_id in long if long[run_id] - last_steps[run_id] >= series.OBSERVATIONS_AT_A_TIME
+                ]
                 metrics = observations.load_last_steps(tx, grown) if grown else {}
-            if pause(RESTS * (time.perf_counter() - begun)):
-                return found
+            if pause(RESTS * (time.perf_counter() - started)):
+                return last_steps
             for run_id in grown:
                 for metric in metrics[run_id]:
                     if series.catch_up_summaries(database, run_id, metric, lambda seconds: pause(RESTS * seconds)):
-                        return found
-                found[run_id] = long[run_id]
+                        return last_steps
+                last_steps[run_id] = long[run_id]
             after = page[-1][0] if len(page) == RUNS_AT_A_TIME else None
-    return found
+    return last_steps

@@ -1,12 +1,10 @@
-"""How the metrics of a run come by their roles: said by its trainer, matched by the project's patterns, or recognised
-by their names. Pure.
+"""The roles of a run's metrics: given by its trainer, matched by the project's patterns, or recognized by name. Pure.
 
-    nothing yet ──> recognised ──> recognised anew, with each name that comes in for the first time
-         └──────────────┴────────> corrected by a person, whose word stands
+    none yet ──> recognized ──> recognized again, whenever a metric is reported for the first time
+         └───────────┴────────> corrected by a person, final
 
-What is found depends on the names alone, not on the order in which they came. It is kept beside the run as a document:
-`open` (new names may still change it), `preset` (the trainer whose names they are), `sources` and `reasons` by metric,
-`warnings`.
+Recognition depends on the names alone, not on their order. Its result is kept with the run as a document: `open` (new
+names may change it), `preset` (the trainer whose names they are), `sources` and `reasons` by metric, `warnings`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from evalstop_service.store.runs import Run
 Roles = dict[str, dict[str, str]]
 
 MOST_NAMES = 1000
-"""A run with more metrics than these keeps the roles it has: each new name is held against all others."""
+"""A run with more metrics keeps the roles it has: recognition compares each new name with all others."""
 
 MOST_REASONS = 100
 
@@ -31,43 +29,45 @@ NOTHING_YET: dict[str, Any] = {"open": True, "preset": None, "sources": {}, "rea
 
 
 class RoleAssignment(NamedTuple):
-    """Which metrics of a run play which role, and how that was found."""
+    """The roles of a run's metrics, and how they were assigned."""
 
     metrics: Roles
     recognition: dict[str, Any]
 
 
 def is_open(run: Run) -> bool:
-    """Whether the run's roles are still to be recognised when it comes with new names."""
+    """Whether new names may change the roles of the run."""
     return run.recognition is not None and bool(run.recognition["open"])
 
 
 def is_corrected(run: Run) -> bool:
-    """Whether a person said the roles, so that nobody else's word about them counts."""
+    """Whether a person corrected the roles of the run, which is final."""
     return run.recognition is not None and not run.recognition["open"]
 
 
 def assign_roles(
     names: Collection[str], labels: Mapping[str, str], patterns: Sequence[Mapping[str, str]]
 ) -> RoleAssignment:
-    """The roles of metrics with these names: by the first pattern that fits, else as they are recognised."""
-    by_pattern, matched = _by_pattern(names, patterns)
-    found = recognize_roles(names, labels)
-    taken = {role.role for role in by_pattern.values()}
-    by_name = {metric: role for metric, role in found.roles.items() if role.role not in taken and metric not in matched}
-    by_whom = f"preset {found.preset}" if found.preset else "names"
+    """The roles of metrics with these names: by the first pattern that matches, else by recognition."""
+    by_pattern, matched = _match_patterns(names, patterns)
+    recognized = recognize_roles(names, labels)
+    assigned = {role.role for role in by_pattern.values()}
+    by_name = {
+        metric: role for metric, role in recognized.roles.items() if role.role not in assigned and metric not in matched
+    }
+    source = f"preset {recognized.preset}" if recognized.preset else "names"
     reasons = {metric: f"{role.role}: by the project's pattern" for metric, role in by_pattern.items()}
-    reasons |= {metric: reason for metric, reason in found.reasons.items() if metric not in matched}
+    reasons |= {metric: reason for metric, reason in recognized.reasons.items() if metric not in matched}
     with_role = by_pattern | by_name
     first = sorted(reasons, key=lambda metric: (metric not in with_role, metric))[:MOST_REASONS]
-    has_gold = any(role.role == MetricRole.EVAL for role in with_role.values())
-    warnings = [warning for warning in found.warnings if warning != NO_EVAL] + ([] if has_gold else [NO_EVAL])
+    has_eval = any(role.role == MetricRole.EVAL for role in with_role.values())
+    warnings = [warning for warning in recognized.warnings if warning != NO_EVAL] + ([] if has_eval else [NO_EVAL])
     return RoleAssignment(
-        {metric: _written(role) for metric, role in sorted(with_role.items())},
+        {metric: _role_to_json(role) for metric, role in sorted(with_role.items())},
         {
             "open": True,
-            "preset": found.preset,
-            "sources": {metric: "pattern" if metric in by_pattern else by_whom for metric in sorted(with_role)},
+            "preset": recognized.preset,
+            "sources": {metric: "pattern" if metric in by_pattern else source for metric in sorted(with_role)},
             "reasons": {metric: reasons[metric] for metric in first},
             "warnings": warnings,
         },
@@ -75,29 +75,29 @@ def assign_roles(
 
 
 def correct_roles(run: Run, metrics: Roles) -> RoleAssignment:
-    """The roles as a person says them."""
+    """The roles as a person gives them."""
     preset = run.recognition["preset"] if run.recognition else None
-    return RoleAssignment(metrics, _settled(metrics, "person") | {"preset": preset})
+    return RoleAssignment(metrics, _describe_fixed_roles(metrics, "person") | {"preset": preset})
 
 
 def describe_roles(run: Run) -> dict[str, Any]:
-    """How the run's roles were found, as it is shown."""
+    """How the roles of the run were assigned."""
     if run.recognition is not None:
         return run.recognition
-    return _settled(run.metrics, "default" if run.metrics == DEFAULT_METRICS else "trainer")
+    return _describe_fixed_roles(run.metrics, "default" if run.metrics == DEFAULT_METRICS else "trainer")
 
 
-def _settled(metrics: Roles, source: str) -> dict[str, Any]:
-    has_gold = any(role["role"] == MetricRole.EVAL for role in metrics.values())
-    warnings = [] if has_gold else [NO_EVAL]
+def _describe_fixed_roles(metrics: Roles, source: str) -> dict[str, Any]:
+    has_eval = any(role["role"] == MetricRole.EVAL for role in metrics.values())
+    warnings = [] if has_eval else [NO_EVAL]
     sources = dict.fromkeys(metrics, source)
     return {"open": False, "preset": None, "sources": sources, "reasons": {}, "warnings": warnings}
 
 
-def _by_pattern(
+def _match_patterns(
     names: Iterable[str], patterns: Sequence[Mapping[str, str]]
 ) -> tuple[dict[str, Role], Mapping[str, Role]]:
-    """At most one metric a role, that of the earlier pattern and name; and all that fit."""
+    """At most one metric for each role, by the order of patterns and names; and all metrics that match."""
     matched: dict[str, Role] = {}
     for pattern in patterns:
         for name in sorted(names):
@@ -110,5 +110,5 @@ def _by_pattern(
     return {name: matched[name] for name in first.values()}, matched
 
 
-def _written(role: Role) -> dict[str, str]:
+def _role_to_json(role: Role) -> dict[str, str]:
     return {"role": role.role.value, "direction": role.direction}

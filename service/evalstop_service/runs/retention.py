@@ -1,7 +1,7 @@
-"""Retention: runs that ended longer ago than their project keeps them lose their details, bit by bit, beside the work.
+"""Retention: removes the details of runs that ended longer ago than their project keeps them, in the background.
 
 mark as pruned ──> remove observations, checkpoints, verdicts, events and deliveries ──> done
-                   (broken off here, the next pass goes on)
+                   (the next pass continues what was interrupted)
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ EVERY_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Pace:
-    """How gently it is done.
+    """How much load pruning causes.
 
-    `rows`: the most that one transaction removes. After each there is a pause as long as it took, and at least
-    `pause_seconds`: whoever writes meanwhile has half of the time at the least.
+    `rows`: the most that one transaction removes. The pause after each is as long as it took, and at least
+    `pause_seconds`, so that other writers have at least half of the time.
     """
 
     rows: int = 2_000
@@ -40,27 +40,26 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Pruned:
-    """What a pass did, or would do: `runs` by the name of their project, and the rows that these and what an earlier
-    pass had left held."""
+class PruneResult:
+    """What a pass removed, or would remove: the number of runs by project name, and rows."""
 
     runs: dict[str, int] = field(default_factory=dict)
     rows: int = 0
 
 
-def refuse_if_pruned(run: Run) -> None:
-    """Raise Conflict if the run has lost its details, so that nothing can be added to them."""
+def refuse_pruned_run(run: Run) -> None:
+    """Raise Conflict if the details of the run were removed, so that nothing can be added to them."""
     if run.pruned_at is not None:
         raise Conflict(
             f"run {run.name!r} ended long ago and was pruned at {rfc3339(run.pruned_at)}: its observations and "
-            "checkpoints are no longer on record, so it cannot go on; open a run under another name"
+            "checkpoints are no longer on record, so it cannot be resumed; open a run under another name"
         )
 
 
 def check_days(days: float | None) -> None:
-    """Raise Invalid unless it is a time to keep runs for: at least a day, or None for ever."""
+    """Raise Invalid unless runs can be kept for so many days: at least one, or None for forever."""
     if days is not None and not 1 <= days <= 36_500:
-        raise Invalid(f"retention is {days} days; it may be 1 to 36500, or none at all to keep runs for ever")
+        raise Invalid(f"retention is {days} days; it may be 1 to 36500, or null to keep runs forever")
 
 
 def prune_runs(
@@ -73,19 +72,19 @@ def prune_runs(
     pace: Pace = Pace(),
     pause: Wait | None = None,
     service_metrics: ServiceMetrics | None = None,
-) -> Pruned:
-    """Remove the details of all runs that ended before their project's time, of one project or of all of them.
+) -> PruneResult:
+    """Remove the details of runs that ended longer ago than their project keeps them, of one project or of all.
 
-    `older_than_days`: instead of the project's own; only with `project`. `dry_run`: count and leave everything.
-    `pause`: waits so many seconds and says whether to stop; what is begun then goes on with the next pass.
-    Raises NotFound, Invalid, and Conflict when another process is at it.
+    `older_than_days`: instead of the project's setting; only with `project`. `dry_run`: only count. `pause`: waits so
+    many seconds and returns whether to end; the next pass continues. Raises NotFound, Invalid, and Conflict while
+    another process prunes.
     """
-    wanted = _wanted(database, project, older_than_days, now)
+    wanted = _find_projects(database, project, older_than_days, now)
     if dry_run:
-        return _count(database, wanted)
+        return _count_runs(database, wanted)
     with retention.hold_retention_lock(database) as alone:
         if not alone:
-            raise Conflict("another process prunes at the moment; what is old goes with that")
+            raise Conflict("another process is pruning; try again later")
         return _Pass(database, now, pace, pause or _sleep, service_metrics or ServiceMetrics()).run(wanted)
 
 
@@ -96,19 +95,19 @@ def create_job(
     every_seconds: float = EVERY_SECONDS,
     pace: Pace = Pace(),
 ) -> PeriodicJob:
-    """Pruning now and then, beside the work."""
+    """The periodic job that prunes runs."""
 
-    def do(pause: Wait) -> float:
+    def prune(pause: Wait) -> float:
         try:
-            done = prune_runs(database, clock(), pace=pace, pause=pause, service_metrics=service_metrics)
+            result = prune_runs(database, clock(), pace=pace, pause=pause, service_metrics=service_metrics)
         except Conflict:
-            log.debug("another process prunes")
+            log.debug("another process is pruning")
         else:
-            if done.rows or done.runs:
-                log.info("pruned %d runs, %d rows", sum(done.runs.values()), done.rows)
+            if result.rows or result.runs:
+                log.info("pruned %d runs, %d rows", sum(result.runs.values()), result.rows)
         return every_seconds
 
-    return PeriodicJob("retention", do)
+    return PeriodicJob("retention", prune)
 
 
 class _Pass:
@@ -122,17 +121,17 @@ class _Pass:
         self._service_metrics = service_metrics
         self._rows = 0
 
-    def run(self, wanted: list[tuple[Project, datetime]]) -> Pruned:
-        found: dict[str, int] = {}
-        if not self._empty():  # first what an earlier pass has left
-            return Pruned(found, self._rows)
+    def run(self, wanted: list[tuple[Project, datetime]]) -> PruneResult:
+        runs: dict[str, int] = {}
+        if not self._empty():  # first what an interrupted pass has left
+            return PruneResult(runs, self._rows)
         for project, ended_before in wanted:
             while marked := self._mark(project, ended_before):
-                found[project.name] = found.get(project.name, 0) + marked
+                runs[project.name] = runs.get(project.name, 0) + marked
                 self._service_metrics.pruned_runs.inc(marked)
                 if not self._empty():
-                    return Pruned(found, self._rows)
-        return Pruned(found, self._rows)
+                    return PruneResult(runs, self._rows)
+        return PruneResult(runs, self._rows)
 
     def _mark(self, project: Project, ended_before: datetime) -> int:
         with self._database.reading() as tx:
@@ -143,28 +142,28 @@ class _Pass:
             return retention.mark_runs(tx, run_ids, ended_before, self._now)
 
     def _empty(self) -> bool:
-        """Remove the details of all runs that are marked; False when it was told to stop before."""
+        """Remove the details of all marked runs; False if it was asked to end before."""
         position: DeletePosition | None = None
         left = True
         while left:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             with self._database.transaction() as tx:
                 emptied = retention.delete_details(tx, self._pace.rows, position)
             position, left = emptied.position, emptied.left
             self._rows += emptied.rows
             self._service_metrics.pruned_rows.inc(emptied.rows)
-            if (emptied.rows or left) and self._pause(max(self._pace.pause_seconds, time.perf_counter() - begun)):
+            if (emptied.rows or left) and self._pause(max(self._pace.pause_seconds, time.perf_counter() - started)):
                 return False
         return True
 
 
-def _wanted(
+def _find_projects(
     database: Database, name: str | None, older_than_days: float | None, now: datetime
 ) -> list[tuple[Project, datetime]]:
-    """Each project whose runs do not stay for ever, and the moment before which they must have ended."""
+    """Each project with a retention time, and the time before which its runs must have ended."""
     check_days(older_than_days)
     if older_than_days is not None and name is None:
-        raise Invalid("a time is given but no project: name the one whose runs shall go")
+        raise Invalid("a number of days needs a project: name the one whose runs to prune")
     with database.reading() as tx:
         if name is None:
             found = projects.list_projects(tx)
@@ -177,15 +176,15 @@ def _wanted(
     return [(project, now - timedelta(days=kept)) for project, kept in days if kept is not None]
 
 
-def _count(database: Database, wanted: list[tuple[Project, datetime]]) -> Pruned:
-    found, rows = {}, 0
+def _count_runs(database: Database, wanted: list[tuple[Project, datetime]]) -> PruneResult:
+    runs, rows = {}, 0
     with database.reading() as tx:
         for project, ended_before in wanted:
             count, held = retention.count_expired_runs(tx, project.id, ended_before)
             rows += held
             if count:
-                found[project.name] = count
-    return Pruned(found, rows)
+                runs[project.name] = count
+    return PruneResult(runs, rows)
 
 
 def _sleep(seconds: float) -> bool:

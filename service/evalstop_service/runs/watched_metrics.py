@@ -1,4 +1,4 @@
-"""What a run's detectors are shown: its metrics by the roles they play, turned so that higher is better. Pure."""
+"""The metrics of a run by role, as its detectors are shown them: turned so that higher is better. Pure."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ DEFAULT_METRICS: dict[str, dict[str, str]] = {
 
 
 class WatchedMetrics:
-    """The eyes of a policy on a run: which metrics its detectors see, and how. Made once, looked through often.
+    """The metrics of a run that the detectors of a policy are shown, with their roles and directions.
 
-    `gold`: the metric that is gold for this run, whether or not the policy looks at it.
+    `gold`: the eval metric of the run, whether or not the policy watches it; `gold_sign` turns it so that higher is
+    better.
     """
 
-    __slots__ = ("_seen", "_total_steps", "gold", "gold_sign")
+    __slots__ = ("_roles", "_total_steps", "gold", "gold_sign")
 
     def __init__(self, run: Run, policy: Policy) -> None:
-        self._seen = {
+        self._roles = {
             metric: (MetricRole(role["role"]), metric_sign(run.metrics, metric))
             for metric, role in run.metrics.items()
             if role["role"] in policy.roles
@@ -39,51 +40,51 @@ class WatchedMetrics:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that the policy looks at."""
-        return list(self._seen)
+        """The metrics that the policy watches."""
+        return list(self._roles)
 
     def observations(self, points: Iterable[Point]) -> list[Observation]:
-        """The points that the policy's detectors are to see, in the order in which they are to see them."""
-        found, total, seen = [], self._total_steps, self._seen
-        last_step, sorted_already = -1, True
+        """The observations to show to the policy's detectors, in the order of their steps."""
+        observations, total, roles = [], self._total_steps, self._roles
+        last_step, in_order = -1, True
         for point in points:
-            found_role = seen.get(point.metric)
-            if found_role is not None:
-                role, turned = found_role
-                at = point.step
-                sorted_already &= at > last_step
-                last_step = at
-                progress = min(1.0, at / total) if total else None
-                found.append(Observation(role, at, turned * point.value, point.stderr, progress))
-        if not sorted_already:
-            found.sort(key=_ORDER)
-        return found
+            watched = roles.get(point.metric)
+            if watched is not None:
+                role, sign = watched
+                step = point.step
+                in_order &= step > last_step
+                last_step = step
+                progress = min(1.0, step / total) if total else None
+                observations.append(Observation(role, step, sign * point.value, point.stderr, progress))
+        if not in_order:
+            observations.sort(key=_ORDER)
+        return observations
 
 
 _ORDER = attrgetter("order")
 
 
 def find_eval_metric(run: Run) -> str | None:
-    """The metric that is gold for this run."""
+    """The metric with the role `eval` of a run."""
     return next((metric for metric, role in run.metrics.items() if role["role"] == MetricRole.EVAL), None)
 
 
 def select_evals(run: Run, points: Iterable[Point]) -> list[Score]:
-    """The gold scores among points that are ordered by step, finite or not."""
-    gold = find_eval_metric(run)
+    """The eval scores among points that are ordered by step, finite or not."""
+    eval_metric = find_eval_metric(run)
     return [
         Score(point.step, metric_sign(run.metrics, point.metric) * point.value, point.stderr)
         for point in points
-        if point.metric == gold
+        if point.metric == eval_metric
     ]
 
 
 def select_scores(run: Run, points: Iterable[Point]) -> list[Score]:
-    """The finite gold scores among points that are ordered by step."""
+    """The finite eval scores among points that are ordered by step."""
     return [score for score in select_evals(run, points) if math.isfinite(score.value)]
 
 
 def metric_sign(metrics: Mapping[str, Mapping[str, str]], metric: str) -> float:
-    """What turns a metric so that higher is better. A KL is a distance, not a quality: it stays as it is."""
+    """The factor that turns a metric so that higher is better. A KL is a distance, not a quality: it is not turned."""
     role = metrics[metric]
     return -1.0 if role["direction"] == "minimize" and role["role"] != MetricRole.KL else 1.0

@@ -123,7 +123,7 @@ def test_what_cannot_be_asked_for(database: Database, tenant: Tenant, now: datet
     with pytest.raises(Invalid, match="1 to 500"):
         asked(database, tenant, LEVEL, runs=501)
     with database.reading() as tx, pytest.raises(Invalid, match="cautious"):
-        policies.referred(tx, tenant.project.id, "gone")
+        policies.find_referred_policy(tx, tenant.project.id, "gone")
     for _ in range(backtests.MOST_UNFINISHED):
         asked(database, tenant, LEVEL)
     with pytest.raises(Conflict, match="not done yet"):

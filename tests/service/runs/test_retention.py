@@ -12,7 +12,7 @@ from evalstop_service import background
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.runs import retention
-from evalstop_service.runs.retention import Pace, Pruned
+from evalstop_service.runs.retention import Pace, PruneResult
 from evalstop_service.store import retention as rows
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
@@ -158,7 +158,7 @@ def test_broken_off_it_goes_on(database: Database) -> None:
         passes += 1
         assert passes < 50
     assert passes > 5
-    assert retention.prune_runs(database, NOW) == Pruned()
+    assert retention.prune_runs(database, NOW) == PruneResult()
 
 
 def test_a_dry_run_tells_and_leaves(database: Database) -> None:
@@ -169,7 +169,7 @@ def test_a_dry_run_tells_and_leaves(database: Database) -> None:
     assert not any(is_marked(scene, run) for run in runs)
     assert retention.prune_runs(database, NOW, pace=AT_ONCE) == told
     assert told.runs == {name_of(scene): 2}
-    assert retention.prune_runs(database, NOW, dry_run=True) == Pruned()
+    assert retention.prune_runs(database, NOW, dry_run=True) == PruneResult()
 
 
 def test_a_time_can_be_given_for_one_project(database: Database) -> None:
@@ -179,7 +179,7 @@ def test_a_time_can_be_given_for_one_project(database: Database) -> None:
     retention.prune_runs(database, NOW, project=name_of(scene), older_than_days=5, pace=AT_ONCE)
     assert [is_marked(scene, run) for run in runs[0]] == [True, False]
     assert not is_marked(other, runs[1][0])
-    assert retention.prune_runs(database, NOW, project=name_of(scene)) == Pruned()
+    assert retention.prune_runs(database, NOW, project=name_of(scene)) == PruneResult()
 
 
 @pytest.mark.parametrize(
@@ -198,10 +198,10 @@ def test_nothing_can_be_added_to_a_pruned_run(embedded_database: Database) -> No
     """Whoever posts to it or resumes it is told what became of it and what to do."""
     scene = a_scene(embedded_database)
     run = ended(scene, 100)
-    retention.refuse_if_pruned(scene.read(run))
+    retention.refuse_pruned_run(scene.read(run))
     retention.prune_runs(embedded_database, NOW, pace=AT_ONCE)
     with pytest.raises(Conflict, match=r"pruned at 2026-06-01.*open a run under another name"):
-        retention.refuse_if_pruned(scene.read(run))
+        retention.refuse_pruned_run(scene.read(run))
 
 
 def test_it_is_counted(embedded_database: Database) -> None:

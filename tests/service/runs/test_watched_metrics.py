@@ -164,7 +164,7 @@ def test_a_project_says_how_long_its_runs_are_kept(
         assert service.client.post("/api/v1/runs", json={"name": "r"}).status_code == 409
         for_ever = service.client.patch("/api/v1/project", json={"retention_days": None})
         assert for_ever.json()["retention_days"] is None
-        assert retention.prune_runs(database, utc_now(), dry_run=True) == retention.Pruned()
+        assert retention.prune_runs(database, utc_now(), dry_run=True) == retention.PruneResult()
 
 
 def pruned(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:

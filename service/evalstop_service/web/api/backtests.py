@@ -114,7 +114,7 @@ def create_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -
     document = body.policy
     if isinstance(document, str):
         with database.reading() as tx:
-            document = policies.referred(tx, caller.project_id, document).document
+            document = policies.find_referred_policy(tx, caller.project_id, document).document
     return _out(backtests.request_backtest(database, caller.project_id, document, body.runs, caller.actor, now))
 
 

@@ -39,7 +39,7 @@ class PolicyList(Answer):
 def list_policies(caller: Read, database: Db) -> PolicyList:
     """The project's policies and the shipped ones, all versions."""
     with database.reading() as tx:
-        listed = policies.listing(tx, caller.project_id)
+        listed = policies.list_versions(tx, caller.project_id)
     return PolicyList(items=[PolicyOut.model_validate(policy) for policy in listed])
 
 
@@ -47,7 +47,7 @@ def list_policies(caller: Read, database: Db) -> PolicyList:
 def get_policy(name: str, caller: Read, database: Db) -> PolicyList:
     """All versions of one policy, the newest first."""
     with database.reading() as tx:
-        listed = policies.listing(tx, caller.project_id)
+        listed = policies.list_versions(tx, caller.project_id)
     items = [PolicyOut.model_validate(policy) for policy in listed if policy.name == name]
     if not items:
         raise NotFound(f"there is no policy {name!r} in this project")

@@ -79,7 +79,7 @@ def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now
 
 
 def _version(tx: Transaction, caller: Admin, name: str) -> int:
-    policy = policies.find(tx, caller.project_id, name)
+    policy = policies.find_version(tx, caller.project_id, name)
     if policy is None:
         raise NotFound(f"there is no policy {name!r} in this project")
     return policy.version

@@ -44,7 +44,7 @@ def show_analysis(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     """The data of both charts; values that are not finite are null."""
     with site.database.reading() as tx:
         run = visitor.load_run(tx, run_id)
-        policy = policies.read(tx, run.policy_id)
+        policy = policies.read_policy(tx, run.policy_id)
         paired = _paired_metrics(run)
         long = {metric for metric in run.metrics if series.is_long_series(tx, run.id, metric)}
     for metric in long & set(paired):

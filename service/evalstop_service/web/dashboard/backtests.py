@@ -31,7 +31,7 @@ def start_backtest(
 ) -> Response:
     """Backtest a policy on the newest ended runs."""
     with site.database.reading() as tx:
-        document = policies.referred(tx, visitor.project.id, policy).document
+        document = policies.find_referred_policy(tx, visitor.project.id, policy).document
     backtest = backtests.request_backtest(
         site.database, visitor.project.id, document, runs, visitor.actor, site.clock()
     )

@@ -35,7 +35,7 @@ SETTINGS = {
 def show_policies(site: SiteOf, visitor: SignedIn) -> Response:
     """The newest version of each policy, and recent backtests."""
     with site.database.reading() as tx:
-        versions = policies.listing(tx, visitor.project.id)
+        versions = policies.list_versions(tx, visitor.project.id)
         recent = backtests.list_backtests(tx, visitor.project.id, limit=MOST_BACKTESTS)
     newest: dict[str, Version] = {}
     for version in versions:
@@ -59,7 +59,7 @@ def show_policy(
 ) -> Response:
     """One version of a policy, compared with `against` if given."""
     with site.database.reading() as tx:
-        versions = policies.listing(tx, visitor.project.id)
+        versions = policies.list_versions(tx, visitor.project.id)
     own = [policy for policy in versions if policy.name == name]
     shown = next((policy for policy in own if version in (None, policy.version)), None)
     if shown is None:
