@@ -65,8 +65,18 @@ class ClonePostgres(Protocol):
     def __call__(self, empty: bool = False) -> str: ...
 
 
+BOTH_MATTER = ("tests/service/store/", "tests/service/ingest/", "tests/migrations/")
+"""Where a quick look at the tests takes PostgreSQL, too: these talk to the database itself."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first what mostly waits, for as long as mypy is at work; what is short is left for the end."""
+    """Leave the second database of tests that are above it to `make test`, and put first what mostly waits."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if "postgresql" in parameters and not item.nodeid.startswith(BOTH_MATTER):
+            item.add_marker(pytest.mark.real)
+    # mypy is at work while the first ones wait; what is short is left for the end.
     items.sort(key=lambda item: not item.nodeid.startswith("tests/clients/receivers/slurm/"))
 
 
