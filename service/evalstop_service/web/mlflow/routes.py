@@ -75,7 +75,7 @@ class RunLogger:
         self.project_id, self.database, self.now = caller.project_id, database, now
         self._committer = committer
         self._service_metrics: ServiceMetrics = request.app.state.service_metrics
-        self._forwarder: Forwarder | None = request.app.state.tee
+        self._forwarder: Forwarder | None = request.app.state.forwarder
 
     def store_to_items(self, run_id: UUID, params: list[Item], tags: list[Item]) -> None:
         """Store params and tags as labels, up to the limits; tags with checkpoints register those."""
