@@ -1,4 +1,4 @@
-"""Opening a run by its name: a new one, or the one on record, brought up to date with what its trainer says."""
+"""Opens runs: a new one, or the one on record by its name, updated with what its trainer sends."""
 
 from __future__ import annotations
 
@@ -25,17 +25,14 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
-"""What a project judges its runs by unless it says otherwise."""
-
-
 LONGEST_NAME = 256
 
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """What a trainer says of its run; None means 'as it is', or the project's default for a new run.
+    """What a trainer sends to open a run. None keeps the value on record, or is the project's default for a new run.
 
-    `recognise`: which metrics play which role is to be found out while the run goes on.
+    `recognise`: assign roles to metrics by their names while the run goes on.
     """
 
     name: str
@@ -48,29 +45,33 @@ class OpenRequest:
 
 
 def open_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> tuple[Run, bool]:
-    """The run of this name, and whether it is new. Raises Conflict when its metrics differ from those on record."""
+    """The run of this name, and whether it is new. Raises Conflict when its metrics differ from those on record.
+
+    1. Insert a new run if the name is free; the unique name decides between two trainers at the same time.
+    2. Otherwise lock the run on record and update it.
+    """
     with database.transaction() as tx:
         project = projects.get_project(tx, project_id)
         if runs.find_run_by_name(tx, project_id, request.name) is None:
-            run = _new(tx, project, request, now)
+            run = _build_run(tx, project, request, now)
             if runs.add_run(tx, run):
-                _look_after(tx, project, run, now)
+                _start_checks(tx, project, run, now)
                 return run, True
-        return _reopen(tx, project, request, now), False
+        return _reopen_by_name(tx, project, request, now), False
 
 
 def create_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> Run:
-    """A new run, called by this name or, where that is taken, by it and the end of the run's id."""
+    """A new run with this name or, where that is taken, with the end of the run's id appended."""
     with database.transaction() as tx:
         project = projects.get_project(tx, project_id)
-        run = _new(tx, project, request, now)
+        run = _build_run(tx, project, request, now)
         tail = f"-{run.id.hex[-12:]}"
         run = replace(run, name=request.name[:LONGEST_NAME])
         if not runs.add_run(tx, run):
             run = replace(run, name=request.name[: LONGEST_NAME - len(tail)] + tail)
             if not runs.add_run(tx, run):
-                raise Conflict(f"a run called {run.name!r} is on record; send the same again")
-        _look_after(tx, project, run, now)
+                raise Conflict(f"a run called {run.name!r} exists already; send the same again")
+        _start_checks(tx, project, run, now)
         return run
 
 
@@ -78,16 +79,14 @@ def relabel_run(
     database: Database,
     project_id: UUID,
     run_id: UUID,
-    relabelled: Callable[[dict[str, str]], dict[str, str]],
+    change_labels: Callable[[dict[str, str]], dict[str, str]],
     now: datetime,
 ) -> Run:
-    """Give a run the labels that `relabelled` makes of those on record. Raises NotFound, and Conflict if pruned."""
+    """Change the labels of a run by a function. Raises NotFound, and Conflict if it was pruned."""
     with database.transaction() as tx:
-        run = runs.lock_run(tx, project_id, run_id)
-        if run is None:
-            raise NotFound(f"there is no run {run_id} in this project")
+        run = _lock_run(tx, project_id, run_id)
         refuse_pruned_run(run)
-        labels = relabelled(run.labels)
+        labels = change_labels(run.labels)
         if labels == run.labels:
             return run
         run = replace(run, labels=labels, version=run.version + 1, updated_at=now)
@@ -96,22 +95,21 @@ def relabel_run(
 
 
 def reopen_run(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
-    """Have a run that has ended go on, as opening it by its name does. Raises NotFound, and Conflict if pruned."""
+    """Reopen a run that has ended, as opening it by its name does. Raises NotFound, and Conflict if it was pruned."""
     with database.transaction() as tx:
-        run = runs.lock_run(tx, project_id, run_id)
-        if run is None:
-            raise NotFound(f"there is no run {run_id} in this project")
-        return _brought_up_to_date(tx, projects.get_project(tx, project_id), run, OpenRequest(run.name), now)
+        run = _lock_run(tx, project_id, run_id)
+        return _update_run(tx, projects.get_project(tx, project_id), run, OpenRequest(run.name), now)
 
 
 def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: datetime) -> Run:
-    """Take note that a run is there though it has nothing to tell; one that was lost goes on. Raises NotFound."""
+    """Record that a run is alive although it reports nothing; a lost run continues. Raises NotFound.
+
+    The run is locked only if it was lost: heartbeats do not wait for ingestion.
+    """
     with database.transaction() as tx:
         run = runs.find_run(tx, project_id, run_id)
-        if run is not None and run.status == RunStatus.LOST:
-            run = runs.lock_run(tx, project_id, run_id)
-        if run is None:
-            raise NotFound(f"there is no run {run_id} in this project")
+        if run is None or run.status == RunStatus.LOST:
+            run = _lock_run(tx, project_id, run_id)
         if run.status == RunStatus.LOST:
             run = replace(run, **FOUND_AGAIN, version=run.version + 1, updated_at=now)
             runs.save_run(tx, run)
@@ -122,17 +120,24 @@ def record_heartbeat(database: Database, project_id: UUID, run_id: UUID, now: da
         return run
 
 
-def _new(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
+def _lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
+    run = runs.lock_run(tx, project_id, run_id)
+    if run is None:
+        raise NotFound(f"there is no run {run_id} in this project")
+    return run
+
+
+def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
     policy = policies.store_referred_policy(tx, project, request.policy or project.default_policy, now)
-    by_itself = request.metrics is None and (request.recognise or bool(project.role_patterns))
-    unsaid = {} if by_itself else DEFAULT_METRICS
+    recognized = request.metrics is None and (request.recognise or bool(project.role_patterns))
+    metrics = request.metrics if request.metrics is not None else {} if recognized else DEFAULT_METRICS
     return Run(
         id=new_id(),
         project_id=project.id,
         name=request.name,
         status=RunStatus.RUNNING,
         attempt=1,
-        metrics=unsaid if request.metrics is None else request.metrics,
+        metrics=metrics,
         labels=request.labels or {},
         policy_id=policy.id,
         policy_name=policy.name,
@@ -147,20 +152,26 @@ def _new(tx: Transaction, project: Project, request: OpenRequest, now: datetime)
         created_at=now,
         updated_at=now,
         ended_at=None,
-        recognition=metric_roles.NOTHING_YET if by_itself else None,
+        recognition=metric_roles.NOTHING_YET if recognized else None,
     )
 
 
-def _reopen(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
-    known = runs.find_run_by_name(tx, project.id, request.name)
-    run = runs.lock_run(tx, project.id, known.id) if known else None
+def _reopen_by_name(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
+    named = runs.find_run_by_name(tx, project.id, request.name)
+    run = runs.lock_run(tx, project.id, named.id) if named else None
     if run is None:
         raise Conflict(f"run {request.name!r} is being removed; open it again")
-    return _brought_up_to_date(tx, project, run, request, now)
+    return _update_run(tx, project, run, request, now)
 
 
-def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: OpenRequest, now: datetime) -> Run:
-    """The run, which is locked, as its trainer says it is now, and running."""
+def _update_run(tx: Transaction, project: Project, run: Run, request: OpenRequest, now: datetime) -> Run:
+    """The run, which is locked, updated and running.
+
+    1. Refuse what cannot be combined with the observations on record: pruned details, other metrics.
+    2. Raise its version, so that replicas with the run in their cache reload it; a new policy or length also rebuilds
+       the state of its detectors.
+    3. If it had ended, remove its case and check its liveness again.
+    """
     refuse_pruned_run(run)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
         raise Conflict(
@@ -182,13 +193,13 @@ def _brought_up_to_date(tx: Transaction, project: Project, run: Run, request: Op
         return run
     changed = replace(changed, version=run.version + 1, updated_at=now)
     if (changed.policy_id, changed.total_steps) != (run.policy_id, run.total_steps):
-        changed = replace(changed, rewritten_version=changed.version)  # the past is judged by other terms now
+        changed = replace(changed, rewritten_version=changed.version)
     runs.save_run(tx, changed)
     if run.status != RunStatus.RUNNING:
         cases.remove_case(tx, run)
-        _look_after(tx, project, changed, now)
+        _start_checks(tx, project, changed, now)
     return changed
 
 
-def _look_after(tx: Transaction, project: Project, run: Run, now: datetime) -> None:
+def _start_checks(tx: Transaction, project: Project, run: Run, now: datetime) -> None:
     run_health.start_checks(tx, run.id, project.id, now + timedelta(seconds=project.stale_seconds), now)
