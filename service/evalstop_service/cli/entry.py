@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     except InvalidSetting as error:
         print(f"evalstop: {error}", file=sys.stderr)
         return USAGE
-    logs.configure(settings.log_level, settings.log_format)
+    logs.configure_logging(settings.log_level, settings.log_format)
     try:
         command: Command = options.command
         return command(settings, options)

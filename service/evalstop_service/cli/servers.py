@@ -29,7 +29,12 @@ from evalstop_service.store import schema
 from evalstop_service.store.database import Database
 from evalstop_service.web import dashboard
 from evalstop_service.web.api import prometheus
-from evalstop_service.web.middleware.slow_connections import Patience, allowed, look_over, protocol
+from evalstop_service.web.middleware.slow_connections import (
+    ConnectionLimits,
+    allowed_connections,
+    close_slow_connections,
+    create_protocol,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -113,22 +118,22 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # once a second
-            look_over(self.server_state.connections, asyncio.get_running_loop().time())
+            close_slow_connections(self.server_state.connections, asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
 
 def _serve(settings: Settings, database: Database, secret: str, ready: Callable[[str], None], *, deliver: bool) -> int:
-    patience = Patience(
+    limits = ConnectionLimits(
         settings.request_seconds,
         settings.answer_seconds,
-        allowed(settings.connections, reserved=settings.database_connections),
+        allowed_connections(settings.connections, reserved=settings.database_connections),
         app.STREAMED,
     )
     config = uvicorn.Config(
         app.create_app(settings, database, session_secret=secret, deliver=deliver),
         host=settings.host,
         port=settings.port,
-        http=protocol(patience),
+        http=create_protocol(limits),
         access_log=False,
         log_config=None,
         server_header=False,

@@ -15,7 +15,7 @@ from typing import Any, Literal, TextIO
 
 Format = Literal["text", "json"]
 
-FACTS = ("request_id", "run_id", "project_id", "delivery_id")
+CONTEXT_FIELDS = ("request_id", "run_id", "project_id", "delivery_id")
 """What a line says of what it is about, where that is known."""
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
@@ -40,15 +40,15 @@ _CONTROLS = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160), 0
 _about: ContextVar[dict[str, str] | None] = ContextVar("evalstop_about", default=None)
 
 
-def configure(level: str, form: Format = "text", stream: TextIO | None = None) -> None:
+def configure_logging(level: str, form: Format = "text", stream: TextIO | None = None) -> None:
     """Send every record of this process, ours and those of the libraries, to `stream` (standard error).
 
     Called again, it takes the place of what it set up before; handlers of others stay.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(Json() if form == "json" else Text())
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [*(other for other in root.handlers if not isinstance(other.formatter, Text)), handler]
+    root.handlers[:] = [*(other for other in root.handlers if not isinstance(other.formatter, TextFormatter)), handler]
     root.setLevel(level)
     logging.captureWarnings(True)
     # Statements with their parameters, rows with what they hold, requests with all that stands in their addresses: not
@@ -58,8 +58,8 @@ def configure(level: str, form: Format = "text", stream: TextIO | None = None) -
 
 
 @contextmanager
-def about(**facts: object) -> Iterator[None]:
-    """Within the block every line tells these facts: `with logs.about(run_id=..., delivery_id=...)`."""
+def log_context(**facts: object) -> Iterator[None]:
+    """Within the block every line tells these facts: `with logs.log_context(run_id=..., delivery_id=...)`."""
     token = _about.set({**(_about.get() or {}), **{name: str(value) for name, value in facts.items()}})
     try:
         yield
@@ -67,7 +67,7 @@ def about(**facts: object) -> Iterator[None]:
         _about.reset(token)
 
 
-def tell(**facts: object) -> None:
+def add_log_context(**facts: object) -> None:
     """Add facts to the request or block that is under way; they are seen in the threads that work for it, too."""
     told = _about.get()
     if told is not None:
@@ -92,14 +92,14 @@ def request_id() -> str | None:
     return (_about.get() or {}).get("request_id")
 
 
-def facts_of(record: logging.LogRecord) -> dict[str, str]:
+def find_context(record: logging.LogRecord) -> dict[str, str]:
     """What is known of the record: from `extra=` of the call that made it, else from what is under way."""
     told: Mapping[str, Any] = _about.get() or {}
-    found = {name: getattr(record, name, told.get(name)) for name in FACTS}
+    found = {name: getattr(record, name, told.get(name)) for name in CONTEXT_FIELDS}
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def without_secrets(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """The text with `***` for everything that would let somebody in."""
     lowered = text.lower()
     if not any(mark in lowered for mark in _MARKS):  # nearly always, and twenty times as fast
@@ -107,21 +107,21 @@ def without_secrets(text: str) -> str:
     return _SECRETS.sub(lambda match: f"{match[match.lastgroup or 0]}***", text)
 
 
-class Text(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """`2026-01-01T12:00:00.123Z INFO evalstop_service.app: started ... [run_id=...]`, then a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        facts = "".join(f" {name}={value}" for name, value in facts_of(record).items())
+        facts = "".join(f" {name}={value}" for name, value in find_context(record).items())
         message = record.getMessage().translate(_CONTROLS)  # a line that a caller forged would be a line of ours
         line = f"{_time(record)} {record.levelname} {record.name}: {message}{f' [{facts[1:]}]' if facts else ''}"
-        return without_secrets("\n".join(part for part in (line, self._trace(record)) if part))
+        return mask_secrets("\n".join(part for part in (line, self._trace(record)) if part))
 
     def _trace(self, record: logging.LogRecord) -> str:
         parts = [self.formatException(record.exc_info)] if record.exc_info else []
         return "\n".join([*parts, *([record.stack_info] if record.stack_info else [])])
 
 
-class Json(Text):
+class JsonFormatter(TextFormatter):
     """One JSON object a line: time, level, logger, message, the facts that are known, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -130,7 +130,7 @@ class Json(Text):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **facts_of(record),
+            **find_context(record),
             **getattr(record, "fields", {}),
         }
         if trace := self._trace(record):
@@ -139,7 +139,7 @@ class Json(Text):
 
 
 def _clean(value: object) -> object:
-    return without_secrets(value) if isinstance(value, str) else value
+    return mask_secrets(value) if isinstance(value, str) else value
 
 
 def _time(record: logging.LogRecord) -> str:

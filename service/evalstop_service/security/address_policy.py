@@ -1,10 +1,10 @@
-"""Which addresses webhooks may go to: public ones, and those of networks that the operator allows.
+"""Which addresses webhooks may reach: public ones, and networks that the operator allows (protection from SSRF).
 
-What counts is the address that a socket is about to connect to, so it is asked about there (`delivery.sender`): a name
-that resolves to something else by then gains nothing. Asking when an endpoint is made only spares people the surprise.
+The check counts when a socket connects (`webhooks.delivery.send`), so a name that later resolves to another address
+gains nothing. When an endpoint is created, the check only warns early.
 
-An address may carry another one within it, and a router on the way may send it there: mapped, NAT64, 6to4, Teredo. All
-of what it carries must be allowed. Sources: the special-purpose registries of IANA, RFC 4291, 6052, 3056 and 4380.
+An address may contain another one, to which a router on the way may forward: IPv4-mapped, NAT64, 6to4, Teredo. All of
+them must be allowed. Sources: the special-purpose registries of IANA, RFC 4291, 6052, 3056 and 4380.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
+from concurrent.futures import TimeoutError as DnsTimeout
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from threading import Thread
@@ -25,8 +25,8 @@ Network = IPv4Network | IPv6Network
 SETTING = "EVALSTOP_WEBHOOK_NETWORKS"
 ANY = "any"
 
-LOOK_UP_SECONDS = 3.0
-"""As long is waited for the addresses of a name when an endpoint is made; without an answer it is taken."""
+DNS_TIMEOUT_SECONDS = 3.0
+"""Wait for the addresses of a name when an endpoint is created; without an answer, the endpoint is accepted."""
 
 METADATA: tuple[Network, ...] = tuple(
     map(
@@ -42,7 +42,7 @@ METADATA: tuple[Network, ...] = tuple(
         ),
     )
 )
-"""Where clouds hand out credentials: reached only by a network that lies within one of these, never by a wider one."""
+"""Where clouds serve credentials: allowed only by a network that lies within one of these, never by a wider one."""
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _COMPATIBLE = IPv6Network("::/96")
@@ -65,34 +65,34 @@ _NOT_PUBLIC: tuple[Network, ...] = tuple(
 
 
 class AddressRefused(OSError):
-    """A connection that must not be made; the message says why and what would allow it."""
+    """The address policy forbids a connection; the message says why and what would allow it."""
 
 
 @dataclass(frozen=True)
 class AddressPolicy:
-    """Public addresses, and those of the `allowed` networks."""
+    """Allows public addresses and those of the `allowed` networks."""
 
     allowed: tuple[Network, ...] = ()
 
     def find_objection(self, address: str) -> str | None:
-        """Why nothing may be sent to this address, and what would allow it; None: it may."""
-        found = ipaddress.ip_address(address)
-        for one in _within(found):
-            if not self._takes(one):
-                carried = "" if one == found else f", which carries {one}"
+        """Why nothing may be sent to this address, and what would allow it; None when it may."""
+        parsed = ipaddress.ip_address(address)
+        for one in _contained_addresses(parsed):
+            if not self._allows(one):
+                carried = "" if one == parsed else f", which contains {one}"
                 return (
                     f"{address}{carried} is not a public address; {SETTING}={one} on the service would allow it"
-                    if not _metadata_of(one)
-                    else f"{address}{carried} is where clouds keep credentials; only {SETTING}={one} itself allows it"
+                    if not _metadata_networks(one)
+                    else f"{address}{carried} is where clouds serve credentials; only {SETTING}={one} itself allows it"
                 )
         return None
 
     def find_url_objection(self, url: str, look_up: Callable[[str], Sequence[str]] | None = None) -> str | None:
-        """Why an endpoint at this URL would never be sent anything, as far as can be told now; None: it may."""
+        """Why nothing could be sent to this URL, as far as names resolve now; None when something could."""
         host = urlsplit(url).hostname or ""
         try:
             return self.find_objection(host)
-        except ValueError:  # a name, or an address in a form of old
+        except ValueError:  # a name, or an address in an obsolete notation
             pass
         objection = None
         for address in (look_up or look_up_addresses)(host):
@@ -101,17 +101,17 @@ class AddressPolicy:
                 return None
         return objection and f"{host} is {objection}"
 
-    def _takes(self, address: Address) -> bool:
-        metadata = _metadata_of(address)
+    def _allows(self, address: Address) -> bool:
+        metadata = _metadata_networks(address)
         if metadata:
             return any(
-                address in network and any(_lies_in(network, kept) for kept in metadata) for network in self.allowed
+                address in network and any(_is_within(network, one) for one in metadata) for network in self.allowed
             )
         return _is_public(address) or any(address in network for network in self.allowed)
 
 
 def parse_address_policy(text: str | None) -> AddressPolicy:
-    """What the setting says: networks separated by commas, or `any`. ValueError: it is neither."""
+    """The policy of the setting: networks separated by commas, or `any`; raises ValueError."""
     if text is None:
         return AddressPolicy()
     if text.strip() == ANY:
@@ -126,29 +126,29 @@ def parse_address_policy(text: str | None) -> AddressPolicy:
 
 
 def look_up_addresses(host: str) -> list[str]:
-    """The addresses of a name; none when there are none, or when nobody says so within `LOOK_UP_SECONDS`."""
-    found: Future[list[str]] = Future()
+    """The addresses of a name; empty without an answer within `DNS_TIMEOUT_SECONDS`."""
+    answer: Future[list[str]] = Future()
 
-    def ask() -> None:
+    def resolve() -> None:
         try:
-            found.set_result([str(one[4][0]) for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
+            answer.set_result([str(one[4][0]) for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)])
         except (OSError, UnicodeError):
-            found.set_result([])
+            answer.set_result([])
 
-    Thread(target=ask, name="look up", daemon=True).start()  # nothing can interrupt one that hangs
+    Thread(target=resolve, name="look up", daemon=True).start()  # a look-up that hangs cannot be interrupted
     try:
-        return found.result(LOOK_UP_SECONDS)
-    except Late:
+        return answer.result(DNS_TIMEOUT_SECONDS)
+    except DnsTimeout:
         return []
 
 
-def _within(address: Address) -> Iterator[Address]:
-    """The addresses that a packet to this one may end at."""
+def _contained_addresses(address: Address) -> Iterator[Address]:
+    """The addresses that a packet to this one may reach."""
     if isinstance(address, IPv4Address):
         yield address
         return
     if address.ipv4_mapped is not None:
-        yield address.ipv4_mapped  # the same thing in another notation
+        yield address.ipv4_mapped  # the same address in another notation
         return
     if address in _NAT64:
         yield IPv4Address(int(address) & 0xFFFF_FFFF)
@@ -169,11 +169,11 @@ def _is_public(address: Address) -> bool:
     return address.is_global and not special
 
 
-def _metadata_of(address: Address) -> list[Network]:
+def _metadata_networks(address: Address) -> list[Network]:
     return [network for network in METADATA if address in network]
 
 
-def _lies_in(network: Network, other: Network) -> bool:
+def _is_within(network: Network, other: Network) -> bool:
     if isinstance(network, IPv4Network):
         return isinstance(other, IPv4Network) and network.subnet_of(other)
     return isinstance(other, IPv6Network) and network.subnet_of(other)

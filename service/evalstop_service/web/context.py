@@ -151,7 +151,7 @@ def allowed(key: Key, *scopes: str) -> Caller:
         raise Problem(403, "The key may not do this", f"it has {_list(key.scopes)}; this needs {_list(scopes)}")
     if key.project_id is None:
         raise Problem(403, "The key is bound to no project", "a key to the installation only makes and lists projects")
-    logs.tell(project_id=key.project_id)
+    logs.add_log_context(project_id=key.project_id)
     return Caller(key, key.project_id)
 
 

@@ -50,7 +50,7 @@ def configured(form: logs.Format) -> Iterator[Log]:
     root = logging.getLogger()
     before = root.handlers[:], root.level
     stream = Log()
-    logs.configure("DEBUG", form, stream)
+    logs.configure_logging("DEBUG", form, stream)
     yield stream
     logging.captureWarnings(False)
     root.handlers[:] = before[0]
@@ -59,7 +59,7 @@ def configured(form: logs.Format) -> Iterator[Log]:
 
 def test_a_line_is_an_object(written: Log) -> None:
     """A record is one JSON object on one line: time, level, logger, message, what it is about, and what went wrong."""
-    with logs.about(run_id="r1", project_id="p1"):
+    with logs.log_context(run_id="r1", project_id="p1"):
         try:
             raise LookupError("gone\naway")
         except LookupError:
@@ -76,7 +76,7 @@ def test_a_line_is_an_object(written: Log) -> None:
 
 def test_a_line_is_a_line(told: Log) -> None:
     """As text a message stays on its line whatever it holds, so that nobody can forge one; a traceback follows it."""
-    with logs.about(delivery_id=7):
+    with logs.log_context(delivery_id=7):
         log.warning("from the caller: %s", "x\n2026-01-01T00:00:00.000Z INFO evalstop_service: all is well\x1b[2J")
     [line] = told.getvalue().splitlines()
     assert " WARNING evalstop_service.somewhere: from the caller: x\\n2026" in line
@@ -87,12 +87,12 @@ def test_a_line_is_a_line(told: Log) -> None:
 def test_any_text_can_be_logged(message: str, told: str) -> None:
     """Whatever stands in a message or a fact, the line is JSON that gives it back, and ASCII that any stream takes."""
     record = logging.LogRecord("name", logging.INFO, "", 0, "%s", (message,), None)
-    with logs.about(run_id=told):
-        line = logs.Json().format(record)
+    with logs.log_context(run_id=told):
+        line = logs.JsonFormatter().format(record)
     assert line.isascii()
     assert "\n" not in line
-    assert json.loads(line)["message"] == logs.without_secrets(message)
-    assert logs.Text().format(record).isprintable() or not message.isprintable()
+    assert json.loads(line)["message"] == logs.mask_secrets(message)
+    assert logs.TextFormatter().format(record).isprintable() or not message.isprintable()
 
 
 @given(st.sampled_from(["esk_{}", "whsec_{}", "/login?token={}", "Bearer {}", "postgresql://u:{}@db/x", "password={}"]))
@@ -100,7 +100,7 @@ def test_no_secret_survives(form: str) -> None:
     """Keys, webhook secrets, sign-in links, bearers and passwords are starred out wherever they stand."""
     secret = secrets.token_urlsafe(32)
     text = f'in "{form.format(secret)}", and ({form.format(secret)}) and\n{form.format(secret)}'
-    cleaned = logs.without_secrets(text)
+    cleaned = logs.mask_secrets(text)
     assert secret not in cleaned
     assert cleaned.count("***") == 3
     assert cleaned.startswith('in "')
@@ -112,22 +112,22 @@ def test_what_holds_no_secret_stays_as_it_is(text: str) -> None:
     if not any(
         mark in text.lower() for mark in ("esk_", "whsec_", "token=", "session=", "bearer ", "://", "password=")
     ):
-        assert logs.without_secrets(text) == text
+        assert logs.mask_secrets(text) == text
 
 
 def test_facts_end_with_their_block(written: Log) -> None:
     """Facts are told within their block and its inner ones, and are forgotten behind it, in this thread alone."""
-    with logs.about(run_id="r"):
-        with logs.about(delivery_id="d"):
-            logs.tell(project_id="p")
+    with logs.log_context(run_id="r"):
+        with logs.log_context(delivery_id="d"):
+            logs.add_log_context(project_id="p")
             log.info("inner")
         log.info("outer")
         thread = threading.Thread(target=log.info, args=("elsewhere",))
         thread.start()
         thread.join()
-    logs.tell(run_id="nobody's")
+    logs.add_log_context(run_id="nobody's")
     log.info("behind", extra={"run_id": "its own"})
-    facts = [{name: line[name] for name in logs.FACTS if name in line} for line in written.lines()]
+    facts = [{name: line[name] for name in logs.CONTEXT_FIELDS if name in line} for line in written.lines()]
     assert facts == [{"run_id": "r", "project_id": "p", "delivery_id": "d"}, {"run_id": "r"}, {}, {"run_id": "its own"}]
 
 

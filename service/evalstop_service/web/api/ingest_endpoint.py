@@ -65,7 +65,7 @@ class ExpressLane:
             await self._app(scope, _again(body, rest, receive), send)
             return
         scope["endpoint"], scope["path_params"] = self, {"run_id": path[1]}
-        logs.tell(run_id=path[1], project_id=key.project_id)
+        logs.add_log_context(run_id=path[1], project_id=key.project_id)
         arrival = Arrival(key.project_id, UUID(path[1]), Points(points))
         try:
             receipt = await self._committer.soon(arrival)

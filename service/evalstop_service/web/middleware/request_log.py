@@ -103,7 +103,9 @@ class RequestLog:
             "duration_ms": round(seconds * 1000, 2),
             "client": (scope.get("client") or ("-",))[0],
         }
-        logs.tell(**{name: value for name, value in scope.get("path_params", {}).items() if name in logs.FACTS})
+        logs.add_log_context(
+            **{name: value for name, value in scope.get("path_params", {}).items() if name in logs.CONTEXT_FIELDS}
+        )
         access.info(
             "%s %s %d %.2f ms", fields["method"], fields["path"], status, seconds * 1000, extra={"fields": fields}
         )

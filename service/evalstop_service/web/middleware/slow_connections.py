@@ -1,8 +1,13 @@
-"""Connections that hold the service up: slow to ask, slow to listen, or simply too many. They are closed.
+"""Closes connections that exhaust the server: clients that send or read too slowly, and too many of them.
 
-A request has to arrive, an answer has to be taken: whoever is too slow at it is cut off. The web server knows no such
-limits, so its protocol for one connection is extended here; all connections are looked over once a second, which costs
-a busy one nothing.
+uvicorn has a timeout for idle keep-alive connections and for graceful shutdown, and none for these attacks, so its
+protocol for one connection is subclassed here:
+
+- Slowloris: a client sends the head or the body of a request one byte at a time, and holds a connection for hours.
+- Slow read: a client asks for large answers and never reads them; uvicorn buffers them all in memory.
+- Connection flood: idle connections use up the process's file descriptors, so that nobody else is accepted.
+
+Once a second all connections are checked against their limits, which costs a busy one nothing.
 """
 
 from __future__ import annotations
@@ -20,28 +25,28 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-BYTES_A_SECOND = 64 * 1024
-"""What a request or an answer of any size has to move by in the long run."""
+MIN_BYTES_PER_SECOND = 64 * 1024
+"""The pace that a request or an answer of any size must keep up."""
 
-MOST_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 
-MOST_UNTAKEN_BYTES = 256 * 2**20
-"""Of all answers together: past this the largest are given up."""
+MAX_UNREAD_BYTES = 256 * 2**20
+"""Of all answers together; beyond that the largest are dropped."""
 
-_AT_ONCE = struct.pack("ii", 1, 0)
+_RESET = struct.pack("ii", 1, 0)
 
 SPARE_FILES = 128
-"""Of those that the process may open: for the database, deliveries, and what is being refused."""
+"""File descriptors kept for the database, deliveries and connections being refused."""
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long a client may take.
+class ConnectionLimits:
+    """The limits of one server.
 
-    `request_seconds`: from a request's first byte, or the connection's beginning, to its last byte. `answer_seconds`:
-    for an answer to be taken. A second more is given for every 64 KiB. `connections`: the most at one time; for one
-    more, those are closed that have waited for their clients longest. `streamed`: paths whose routes take requests in
-    while they arrive, watch their pace by themselves, and answer with what has been stored.
+    `request_seconds`: from a request's first byte, or the start of the connection, to its last byte. `answer_seconds`:
+    for the client to read an answer. Both grow by a second for every 64 KiB. `connections`: the most at a time; beyond
+    that, those that have waited for their clients longest are closed. `streamed`: paths whose routes read requests
+    while they arrive, check the pace by themselves, and answer with what was stored.
     """
 
     request_seconds: float = 20.0
@@ -50,10 +55,10 @@ class Patience:
     streamed: frozenset[str] = frozenset()
 
 
-class Coalescing:
-    """A transport that writes two pieces at once: an answer's head goes with its body, at half of the system's calls.
+class CoalescingTransport:
+    """A transport that writes the head of an answer together with its body, which halves the system calls.
 
-    A piece waits for the next one, and for no longer than this turn of the event loop. All else is the transport's own.
+    A piece waits for the next one until the end of this iteration of the event loop.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -84,35 +89,35 @@ class Coalescing:
             self._transport.write(waiting)
 
 
-class Connection(HttpToolsProtocol):
-    """One connection, with an eye on the clock.
+class LimitedConnection(HttpToolsProtocol):
+    """One connection with limits.
 
-    `asking_since`: when the request that is arriving began, or the connection; None between requests.
+    `request_since`: when the request that is arriving began, or the connection; None between requests.
     """
 
-    patience = Patience()
+    limits = ConnectionLimits()
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.asking_since: float | None = None
-        self._asked_bytes = 0
+        self.request_since: float | None = None
+        self._request_bytes = 0
         self._in_head = True
-        self._untaken_since: float | None = None
-        self._untaken_most = 0
+        self._unread_since: float | None = None
+        self._unread_peak = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, Coalescing(transport, self.loop)))
-        self.asking_since = self.loop.time()
-        if len(self.connections) > self.patience.connections:
+        super().connection_made(cast(asyncio.Transport, CoalescingTransport(transport, self.loop)))
+        self.request_since = self.loop.time()
+        if len(self.connections) > self.limits.connections:
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        if self.asking_since is None:
-            self.asking_since = self.loop.time()
-        self._asked_bytes += len(data)
+        if self.request_since is None:
+            self.request_since = self.loop.time()
+        self._request_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._asked_bytes > MOST_HEAD_BYTES:
-            self._refuse(431, f"the headers hold over {MOST_HEAD_BYTES} bytes; nothing was stored, send fewer")
+        if self._in_head and self._request_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, f"the headers hold over {MAX_HEAD_BYTES} bytes; nothing was stored, send fewer")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -124,74 +129,74 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.asking_since, self._asked_bytes, self._in_head = None, 0, True
+        self.request_since, self._request_bytes, self._in_head = None, 0, True
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._untaken_since = None
+        self._unread_since = None
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether nothing, or only a part of a request, has come that is not answered yet."""
-        return self.asking_since is not None or self.cycle is None or self.cycle.response_complete
+        """Whether the client has sent no complete request that is still unanswered."""
+        return self.request_since is not None or self.cycle is None or self.cycle.response_complete
 
     @property
-    def untaken_bytes(self) -> int:
-        """Of answers, those that the client has not taken yet."""
+    def unread_bytes(self) -> int:
+        """Bytes of answers that the client has not read yet."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     def drop(self) -> None:
-        """Close the connection at once, giving up what was to be sent; the system too is to keep none of it."""
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        """Reset the connection: discard what was to be sent, in the kernel's buffer as well."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
-    def look_over(self, now: float) -> None:
-        """Close the connection if its client has been too slow."""
+    def close_if_slow(self, now: float) -> None:
+        """Close the connection if its client is too slow."""
         if self.transport is None:
             return
-        if self._is_untaken_for_too_long(now):
+        if self._is_read_too_slowly(now):
             self.drop()
-        elif self.transport.is_closing() or self.asking_since is None:
+        elif self.transport.is_closing() or self.request_since is None:
             return
-        elif self.flow.read_paused or self._is_being_taken_in():  # it is we who keep it waiting
-            self.asking_since, self._asked_bytes = now, 0
-        elif now - self.asking_since > self.patience.request_seconds + self._asked_bytes / BYTES_A_SECOND:
-            if self._asked_bytes == 0:  # nothing to answer
+        elif self.flow.read_paused or self._is_streamed():  # the server keeps the client waiting
+            self.request_since, self._request_bytes = now, 0
+        elif now - self.request_since > self.limits.request_seconds + self._request_bytes / MIN_BYTES_PER_SECOND:
+            if self._request_bytes == 0:  # no request to answer
                 self.transport.close()
             else:
                 self._refuse(
                     408,
-                    f"the request did not arrive within {self.patience.request_seconds:g} seconds; nothing of it was "
+                    f"the request did not arrive within {self.limits.request_seconds:g} seconds; nothing of it was "
                     "stored, send the same again",
                 )
 
-    def _is_being_taken_in(self) -> bool:
+    def _is_streamed(self) -> bool:
         cycle = self.cycle
         if self._in_head or cycle is None or cycle.response_complete:
             return False
-        return cycle.scope["path"] in self.patience.streamed
+        return cycle.scope["path"] in self.limits.streamed
 
-    def _is_untaken_for_too_long(self, now: float) -> bool:
-        untaken = self.untaken_bytes
-        if untaken == 0:
-            self._untaken_since = None
+    def _is_read_too_slowly(self, now: float) -> bool:
+        unread = self.unread_bytes
+        if unread == 0:
+            self._unread_since = None
             return False
-        if self._untaken_since is None:
-            self._untaken_since, self._untaken_most = now, untaken
-        self._untaken_most = max(self._untaken_most, untaken)
-        return now - self._untaken_since > self.patience.answer_seconds + self._untaken_most / BYTES_A_SECOND
+        if self._unread_since is None:
+            self._unread_since, self._unread_peak = now, unread
+        self._unread_peak = max(self._unread_peak, unread)
+        return now - self._unread_since > self.limits.answer_seconds + self._unread_peak / MIN_BYTES_PER_SECOND
 
     def _make_room(self) -> None:
-        """Close the connections that have waited for their clients longest; finding them is slow, so some at a time."""
-        others = (other for other in self.connections if isinstance(other, Connection) and other is not self)
+        """Close those that have waited for their clients longest; several at once, since finding them is slow."""
+        others = (other for other in self.connections if isinstance(other, LimitedConnection) and other is not self)
         waiting = [other for other in others if other.waits_for_client and not other.transport.is_closing()]
-        for other in nsmallest(max(1, self.patience.connections // 100), waiting, key=_waiting_since):
+        for other in nsmallest(max(1, self.limits.connections // 100), waiting, key=_waiting_since):
             other.drop()
         if not waiting:
             self._refuse(503, "there are too many connections; nothing was stored, send the same again in a second")
 
     def _refuse(self, status: int, detail: str) -> None:
-        """Answer for an app that has not been asked, or not completely, and close."""
+        """Answer in place of the app, unless it has begun to answer, and close."""
         if self.transport.is_closing():
             return
         cycle = self.cycle
@@ -200,25 +205,25 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def look_over(connections: Iterable[Any], now: float) -> None:
-    """Close the connections whose clients have been too slow; `now` is the event loop's time."""
-    watched = [connection for connection in connections if isinstance(connection, Connection)]
+def close_slow_connections(connections: Iterable[Any], now: float) -> None:
+    """Close the connections whose clients are too slow; `now` is the event loop's time."""
+    watched = [connection for connection in connections if isinstance(connection, LimitedConnection)]
     for connection in watched:
-        connection.look_over(now)
-    untaken = sum(connection.untaken_bytes for connection in watched)
-    if untaken <= MOST_UNTAKEN_BYTES:
+        connection.close_if_slow(now)
+    unread = sum(connection.unread_bytes for connection in watched)
+    if unread <= MAX_UNREAD_BYTES:
         return
-    for connection in sorted(watched, key=lambda connection: connection.untaken_bytes, reverse=True):
-        untaken -= connection.untaken_bytes
+    for connection in sorted(watched, key=lambda connection: connection.unread_bytes, reverse=True):
+        unread -= connection.unread_bytes
         connection.drop()
-        if untaken <= MOST_UNTAKEN_BYTES // 2:
+        if unread <= MAX_UNREAD_BYTES // 2:
             return
 
 
-def allowed(wanted: int, reserved: int) -> int:
-    """How many connections of those wanted the process may have open, beside `reserved` other files.
+def allowed_connections(wanted: int, reserved: int) -> int:
+    """How many of the wanted connections the process may open beside `reserved` other files.
 
-    The system's limit is raised as far as it lets us.
+    Raises the process's limit on open files as far as the system allows.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted + SPARE_FILES + reserved
@@ -233,8 +238,8 @@ def allowed(wanted: int, reserved: int) -> int:
     return max(1, min(wanted, soft - SPARE_FILES - reserved))
 
 
-def _waiting_since(connection: Connection) -> float:
-    return connection.asking_since or 0.0
+def _waiting_since(connection: LimitedConnection) -> float:
+    return connection.request_since or 0.0
 
 
 def _answer(status: int, detail: str) -> bytes:
@@ -249,6 +254,6 @@ def _answer(status: int, detail: str) -> bytes:
     return head.encode() + body
 
 
-def protocol(patience: Patience) -> type[Connection]:
-    """The protocol that a web server is to speak on its connections."""
-    return type("PatientConnection", (Connection,), {"patience": patience})
+def create_protocol(limits: ConnectionLimits) -> type[LimitedConnection]:
+    """The protocol class for uvicorn, with these limits."""
+    return type("Connection", (LimitedConnection,), {"limits": limits})

@@ -1,6 +1,7 @@
-"""Sends one signed event over HTTP and says what came back; never raises for what an endpoint does.
+"""Sends one signed event over HTTP and returns the answer; never raises for what an endpoint does.
 
-Each socket is made for one address, and made only if webhooks may go there: what was looked at is what is connected to.
+The address policy is checked in aiohttp's socket factory, for the address that the socket connects to: a name that
+resolves to another address afterwards changes nothing.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class DeliveryWorker:
         while claimed is not None:
             finished = None
             try:
-                with logs.about(run_id=claimed.run_id, delivery_id=claimed.id):
+                with logs.log_context(run_id=claimed.run_id, delivery_id=claimed.id):
                     finished = await self._attempt_delivery(claimed)
             except Exception:
                 log.exception(

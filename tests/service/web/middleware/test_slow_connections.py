@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import pytest
-from evalstop_service.web.middleware.slow_connections import Coalescing
+from evalstop_service.web.middleware.slow_connections import CoalescingTransport
 
 
 class FakeTransport:
@@ -37,7 +37,7 @@ def calls(act: Callable[[Any], None]) -> list[bytes | str]:
     fake = FakeTransport()
 
     async def turn() -> None:
-        act(Coalescing(cast(asyncio.Transport, fake), asyncio.get_running_loop()))
+        act(CoalescingTransport(cast(asyncio.Transport, fake), asyncio.get_running_loop()))
         fake.calls.append("the turn ends")
         await asyncio.sleep(0)
 

@@ -200,6 +200,7 @@ class Scene:
             "policy_id": self.policy_id,
             "due_at": due_at,
             "created_at": now,
+            "observed_probability": 1.0,
         }
         tx.execute(sa.insert(decisions).values(row))
         return Decision(**row, run_name="ppo", policy_name="paper", policy_version=1)
