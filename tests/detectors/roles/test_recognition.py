@@ -139,7 +139,7 @@ LOGS = {
         {"loss": ("loss", MIN), "eval_accuracy": ("eval", MAX)},
     ),
     "nobody's": (
-        "the eval score kl proxy loss lr",
+        "gold kl proxy loss lr",
         {"gold": ("eval", MAX), "kl": ("kl", MIN), "proxy": ("proxy", MAX), "loss": ("loss", MIN)},
     ),
     "nobody's, as Lightning has it": (
