@@ -25,8 +25,7 @@ from evalstop_lab.backtest.figures import Summary, difference, summary
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import Run, Runs, Troubles, load_policy, read
 from evalstop_lab.replay.command import report_conflicts
-from evalstop_lab.replay.options import add_role_options, asked_by
-from evalstop_lab.replay.sources import SOURCES
+from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by
 from evalstop_lab.worlds.scoring import Share
 
 MOST_TROUBLES_SHOWN = 20

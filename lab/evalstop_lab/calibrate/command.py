@@ -21,12 +21,10 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number, rate, whole_number
 from evalstop_lab.calibrate import own_history
-from evalstop_lab.calibrate.evidence import Records, records, to_alarm
-from evalstop_lab.calibrate.history import healthy_runs
+from evalstop_lab.calibrate.evidence import Records, healthy_runs, records, to_alarm
 from evalstop_lab.calibrate.thresholds import Threshold, threshold
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.options import add_role_options, asked_by
-from evalstop_lab.replay.sources import SOURCES
+from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan
 

@@ -15,11 +15,10 @@ from rich.text import Text
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.replay.judged import Judged, judge
-from evalstop_lab.replay.options import add_role_options, asked_by
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Conflict, Run
 from evalstop_lab.replay.side_by_side import TOGETHER, can_judge, judge_together
-from evalstop_lab.replay.sources import SOURCES, read
+from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by, read
 from evalstop_lab.sweep import cores, sweep
 
 FEW_RUNS = 500

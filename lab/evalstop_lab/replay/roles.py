@@ -17,8 +17,7 @@ from rich.text import Text
 
 from evalstop_lab.replay import Asked, Troubles
 from evalstop_lab.replay.cells import NO_METRICS
-from evalstop_lab.replay.options import add_role_options, asked_by
-from evalstop_lab.replay.sources import SOURCES, Log, choose, logs_of
+from evalstop_lab.replay.sources import SOURCES, Log, add_role_options, asked_by, choose, logs_of
 
 EXAMPLES = """examples:
   evalstop-lab roles out/trainer_state.json

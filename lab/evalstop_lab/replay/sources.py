@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -30,6 +31,25 @@ from evalstop_lab.replay import (
 from evalstop_lab.replay.cells import NO_METRICS, STEPS
 from evalstop_lab.replay.lines import STANDARD_INPUT
 from evalstop_lab.replay.runs import Roles, Runs, Troubles
+
+
+def add_role_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--eval`, `--proxy`, `--kl`, `--loss`, `--minimize` and `--step`."""
+    for role in reversed(MetricRole):
+        parser.add_argument(
+            f"--{role}", metavar="COLUMN", help=f"the column with the {role} (default: {role}, else by its name)"
+        )
+    parser.add_argument(
+        "--minimize", action="append", default=[], metavar="COLUMN", help="a column that is better when lower"
+    )
+    parser.add_argument("--step", metavar="COLUMN", help="the column that counts steps (default: step)")
+
+
+def asked_by(args: argparse.Namespace) -> Asked:
+    """What these options say."""
+    named = {role: column for role in MetricRole if (column := getattr(args, role)) is not None}
+    return Asked(named, frozenset(args.minimize), args.step)
+
 
 EVENTS = "events.out.tfevents"
 STATE = "trainer_state.json"

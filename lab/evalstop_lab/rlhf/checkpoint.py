@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from evalstop_lab.errors import CheckpointUnreadable
-from evalstop_lab.rlhf.adam import Moments
 from evalstop_lab.rlhf.policy import Policy
 from evalstop_lab.rlhf.task import Task
-from evalstop_lab.rlhf.trainer import Config, State
+from evalstop_lab.rlhf.trainer import Config, Moments, State
 
 
 @dataclass(frozen=True, eq=False)

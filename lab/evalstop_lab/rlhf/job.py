@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Protocol
 
 from evalstop_client import Run
@@ -17,10 +19,41 @@ from rich.console import Console
 from evalstop_lab.arguments import positive_number, whole_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.rlhf.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from evalstop_lab.rlhf.interruption import Interruption
 from evalstop_lab.rlhf.presets import PRESETS, hastened
 from evalstop_lab.rlhf.progress import JsonLines, Progress, Rows
 from evalstop_lab.rlhf.trainer import Config, Eval, State, Trainer
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interruption:
+    """While entered, remembers the first of `SIGNALS` to arrive instead of dying of it; for the main thread only."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    def __call__(self) -> bool:
+        """Say whether one has arrived."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """Return what a shell expects of a process that ended by the signal: 128 + its number, or 0."""
+        return 128 + self.signal if self.signal is not None else 0
+
+    def __enter__(self) -> Interruption:
+        self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.signal = self.signal or signal.Signals(number)
+
 
 METRICS = {
     "gold": {"role": "eval", "direction": "maximize"},

@@ -1,4 +1,4 @@
-"""What is true of jobs and no scheduler or rule may know; metrics hold schedules against it."""
+"""What is true of jobs, hidden from schedulers and rules: the oracle knows it, and metrics judge schedules by it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evalstop_lab.simulator.jobs import Floats
+from evalstop_lab.simulator.jobs import Floats, Workload
+from evalstop_lab.simulator.stopping import Stops
+
+
+def at_the_peak(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
+    """The stops of the oracle, and after how many hours each job ends: at the peak itself, between two evals.
+
+    The checkpoint that it keeps is the best of the evals before, the stop counted from the first eval after.
+    """
+    evals = hidden.eval_scores.shape[1]
+    after = np.where(hidden.hacking, np.ceil(hidden.peaks * evals), 0).astype(np.int64)
+    kept = hidden.eval_scores.argmax(axis=1) + 1
+    return Stops(after, kept), workload.hours * np.where(hidden.hacking, hidden.peak_hours, 1.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,9 @@ from evalstop_detectors import Policy
 
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
-from evalstop_lab.simulator.hidden import Hidden
+from evalstop_lab.simulator.hidden import Hidden, at_the_peak
 from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import Counts, Figures, count, measure
-from evalstop_lab.simulator.oracle import at_the_peak
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import decide, nobody

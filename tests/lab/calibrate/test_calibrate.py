@@ -10,8 +10,7 @@ import pytest
 from evalstop_detectors import Kind, MetricRole, Observation, policy_from_document, replay
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_lab.calibrate.command import HEALTHY, highest_evidence, thresholds
-from evalstop_lab.calibrate.evidence import Records, records, to_alarm
-from evalstop_lab.calibrate.history import healthy_runs
+from evalstop_lab.calibrate.evidence import Records, healthy_runs, records, to_alarm
 from evalstop_lab.calibrate.thresholds import threshold
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments

@@ -18,8 +18,7 @@ import pytest
 from evalstop_lab.cli import main
 from evalstop_lab.rlhf import PRESETS, Trainer, hastened
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
-from evalstop_lab.rlhf.interruption import Interruption
-from evalstop_lab.rlhf.job import Job, Plan
+from evalstop_lab.rlhf.job import Interruption, Job, Plan
 from evalstop_lab.rlhf.progress import JsonLines
 
 CONFIG = replace(hastened(PRESETS["overoptimizes"], 20), steps=60)

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from evalstop_lab.rlhf.adam import Moments, ascend
 from evalstop_lab.rlhf.policy import random_policy
 from evalstop_lab.rlhf.task import Task, Texts
-from evalstop_lab.rlhf.trainer import Config, Trainer, advantages, mean_over_prompts
+from evalstop_lab.rlhf.trainer import Config, Moments, Trainer, advantages, ascend, mean_over_prompts
 
 SMALL = Config(
     seed=3,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from evalstop_lab.cli import main
+from evalstop_lab.simulator.cost import Prices, billed_gpu_hours, dollars_a_month
 from evalstop_lab.simulator.engine import Cluster, simulate
 from evalstop_lab.simulator.execution import PUBLISHED, Iteration, mechanism
 from evalstop_lab.simulator.jobs import Workload, plain
-from evalstop_lab.simulator.prices import Prices, billed_gpu_hours, dollars_a_month
 from evalstop_lab.simulator.schedulers import FIFO
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
+from evalstop_lab.simulator.hidden import at_the_peak
 from evalstop_lab.simulator.jobs import Kind
 from evalstop_lab.simulator.metrics import Counts, count, measure
-from evalstop_lab.simulator.oracle import at_the_peak
 from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
 from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.stopping import RULES, Stops, WithStop, decide, nobody
