@@ -109,7 +109,7 @@ def policy_from_document(document: object) -> Policy:
 def policy_to_document(policy: Policy) -> dict[str, Any]:
     """The policy as JSON values with every number written out, so that later defaults cannot change it.
 
-    `stops_despite` is there only where it says something: release 0.1.0 reads no document that has it.
+    `stops_despite` is left out when empty.
     """
     members = [
         {
