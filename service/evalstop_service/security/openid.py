@@ -1,7 +1,7 @@
-"""Signing in by somebody else's word: an OpenID provider is asked who a visitor is (authorization code, PKCE).
+"""Signs visitors in with an OpenID provider (authorization code flow with PKCE).
 
-The protocol is Authlib's. What is said here beside it: the provider found has to be the one that was named, its tokens
-are for this client and signed by a key pair that it has just then, and whatever it answers otherwise proves nothing.
+Authlib implements the protocol. This module adds checks: the discovered provider must be the configured one, its tokens
+must be for this client and signed by one of its current key pairs, and any other answer is refused.
 
 Sources: OpenID Connect Core 1.0 (3.1), OpenID Connect Discovery 1.0 (4.3), RFC 7636 (PKCE), RFC 9207 (`iss`).
 """
@@ -27,18 +27,18 @@ _log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 10.0
 LEEWAY_SECONDS = 60
-"""So far the clocks of the provider and of the service may be apart."""
+"""Tolerated difference between the clocks of the provider and the service."""
 
-FOUND_SECONDS = 3600.0
-"""As long the provider is taken to be where it was found; then it is looked for again."""
+DISCOVERY_SECONDS = 3600.0
+"""How long the provider's metadata is used before it is fetched again."""
 
-AGAIN_SECONDS = 60.0
-"""Before it is looked for again when it was not found; until then it is taken to be where it was."""
+DISCOVERY_RETRY_SECONDS = 60.0
+"""Pause after a failed fetch, during which the previous metadata stays in use."""
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-"""By which a token may be signed: whoever knows the client's secret can sign by the others, or anybody can."""
+"""Accepted signatures of tokens: with any other, holders of the client's secret, or anybody, could sign."""
 
-LONGEST_SUBJECT = 255
+MAX_SUBJECT_CHARACTERS = 255
 """By OpenID Connect Core 1.0 (2)."""
 
 _NEEDED, _USERINFO = ("authorization_endpoint", "token_endpoint", "jwks_uri"), "userinfo_endpoint"
@@ -47,7 +47,7 @@ _SAYS_ISSUER = "authorization_response_iss_parameter_supported"
 
 
 class ProviderUnavailable(ServiceError):
-    """The OpenID provider does not answer as one does. Try again in a moment, or sign in with a key."""
+    """The OpenID provider does not answer correctly. Try again in a moment, or sign in with a key."""
 
 
 class SignInRefused(ServiceError):
@@ -56,7 +56,7 @@ class SignInRefused(ServiceError):
 
 @dataclass(frozen=True)
 class ProviderSettings:
-    """The provider (its issuer URL), the client that the service is to it, and what is asked for."""
+    """The provider's issuer URL, this service's client id and secret there, and the scopes to ask for."""
 
     issuer: str
     client_id: str
@@ -66,7 +66,7 @@ class ProviderSettings:
 
 @dataclass(frozen=True)
 class SignInState:
-    """A sign-in under way, kept by the browser that began it."""
+    """A sign-in under way, stored by the browser that started it."""
 
     state: str
     nonce: str
@@ -74,26 +74,26 @@ class SignInState:
 
 
 class OpenIdProvider:
-    """One provider, found when it is first asked for, and looked for again every hour."""
+    """One provider, discovered at the first sign-in and again every hour."""
 
     def __init__(self, terms: ProviderSettings, clock: Clock) -> None:
         self.issuer = terms.issuer
         self._app = _App(terms, clock)
 
-    def begin(self, redirect_uri: str) -> tuple[str, SignInState]:
+    def begin_sign_in(self, redirect_uri: str) -> tuple[str, SignInState]:
         """Where to send a visitor, who comes back to `redirect_uri`; raises ProviderAway."""
         try:
             begun = self._app.create_authorization_url(redirect_uri)
         except Exception as error:
-            raise self._away(error) from error
+            raise self._unavailable(error) from error
         return begun["url"], SignInState(begun["state"], begun["nonce"], begun["code_verifier"])
 
-    def finish(
+    def finish_sign_in(
         self, begun: SignInState, redirect_uri: str, answer: Mapping[str, str], wanted: Iterable[str]
     ) -> dict[str, Any]:
-        """The claims of a visitor who came back, the `wanted` ones asked for if need be.
+        """The claims of a visitor who returned; the `wanted` ones are fetched if the token lacks them.
 
-        Raises NotProved on whatever is not the answer to what was begun, ProviderAway when nobody answers.
+        Raises NotProved unless this is the answer to the sign-in that was begun, ProviderAway when the provider fails.
         """
         if not hmac.compare_digest(answer.get("state", "").encode(), begun.state.encode()):
             raise SignInRefused("This is not the sign-in that was begun in this browser. Start again from here.")
@@ -106,13 +106,13 @@ class OpenIdProvider:
                 raise SignInRefused
             return self._claims(begun, redirect_uri, answer["code"], wanted)
         except httpx2.TransportError as error:
-            raise self._away(error) from error
+            raise self._unavailable(error) from error
         except SignInRefused:
             raise
         except Exception as error:  # what it answers may be anything, and lets nobody in
             if isinstance(error, httpx2.HTTPStatusError) and error.response.is_server_error:
-                raise self._away(error) from error
-            _log.warning("the OpenID provider %s proved nothing: %s", self.issuer, _named(error))
+                raise self._unavailable(error) from error
+            _log.warning("the OpenID provider %s was refused: %s", self.issuer, _describe(error))
             raise SignInRefused from error
 
     def _claims(self, begun: SignInState, redirect_uri: str, code: str, wanted: Iterable[str]) -> dict[str, Any]:
@@ -135,8 +135,8 @@ class OpenIdProvider:
             return dict(told) | dict(claims) | {"email_verified": verified}
         return dict(claims)
 
-    def _away(self, error: Exception) -> ProviderUnavailable:
-        _log.warning("the OpenID provider %s does not answer as one does: %s", self.issuer, _named(error))
+    def _unavailable(self, error: Exception) -> ProviderUnavailable:
+        _log.warning("the OpenID provider %s does not answer correctly: %s", self.issuer, _describe(error))
         return ProviderUnavailable()
 
 
@@ -145,7 +145,7 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
 
     client_cls = OAuth2Client
     server_metadata: dict[str, Any]
-    _look_at: datetime
+    _discover_at: datetime
 
     def __init__(self, terms: ProviderSettings, clock: Clock) -> None:
         super().__init__(
@@ -171,22 +171,22 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
         # Not behind a lock: while nobody answers, each visitor would wait for all who came before.
         now = self._clock()
         if not self.server_metadata:
-            self._look(now)
-        elif now >= self._look_at:
-            self._look_at = now + timedelta(seconds=AGAIN_SECONDS)
+            self._discover(now)
+        elif now >= self._discover_at:
+            self._discover_at = now + timedelta(seconds=DISCOVERY_RETRY_SECONDS)
             try:
-                self._look(now)
+                self._discover(now)
             except Exception as error:
-                _log.warning("the OpenID provider %s was not found again: %s", self._issuer, _named(error))
+                _log.warning("the OpenID provider %s could not be discovered again: %s", self._issuer, _describe(error))
         return self.server_metadata
 
-    def _look(self, now: datetime) -> None:
+    def _discover(self, now: datetime) -> None:
         with self._get_session() as session:
             address = f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
             answer = session.request("GET", address, withhold_token=True)
             answer.raise_for_status()
-            self.server_metadata = _checked(answer.json(), self._issuer)
-        self._look_at = now + timedelta(seconds=FOUND_SECONDS)
+            self.server_metadata = _check_metadata(answer.json(), self._issuer)
+        self._discover_at = now + timedelta(seconds=DISCOVERY_SECONDS)
 
     def fetch_jwk_set(self, force: bool = False) -> dict[str, Any]:
         """The provider's keys as they are now: one that it has taken back is not to be believed any more."""
@@ -194,12 +194,12 @@ class _App(OAuth2Mixin, OpenIDMixin, BaseApp):  # type: ignore[misc]
         return keys
 
 
-def _checked(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
+def _check_metadata(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
     if metadata["issuer"] != issuer:
         raise ValueError(f"it calls itself {metadata['issuer']!r}")
     places = {name: metadata[name] for name in (*_NEEDED, *({_USERINFO} & metadata.keys()))}
     if any(urlsplit(place).scheme not in ("https", urlsplit(issuer).scheme) for place in places.values()):
-        raise ValueError("it wants to be talked to without TLS")
+        raise ValueError("it names endpoints without TLS")
     methods = metadata.get("token_endpoint_auth_methods_supported")
     return {
         "issuer": issuer,
@@ -211,8 +211,8 @@ def _checked(metadata: dict[str, Any], issuer: str) -> dict[str, Any]:
 
 
 def _is_subject(said: Any) -> bool:
-    return isinstance(said, str) and 0 < len(said) <= LONGEST_SUBJECT and said.isprintable()
+    return isinstance(said, str) and 0 < len(said) <= MAX_SUBJECT_CHARACTERS and said.isprintable()
 
 
-def _named(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]

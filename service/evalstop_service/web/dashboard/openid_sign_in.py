@@ -39,7 +39,7 @@ def start_sign_in(request: Request, site: SiteOf) -> Response:
     openid = _require_openid(site)
     target = safe_path(request.query_params.get("next", "/"))
     try:
-        url, state = openid.provider.begin(_redirect_uri(request))
+        url, state = openid.provider.begin_sign_in(_redirect_uri(request))
     except ProviderUnavailable as error:
         return render_login_form(request, site, target, str(error), 502)
     response = RedirectResponse(url, 303)
@@ -64,7 +64,7 @@ def finish_sign_in(request: Request, site: SiteOf) -> Response:
 def _start_session(request: Request, site: Site, openid: OpenId, flow: dict[str, Any]) -> Response:
     target = flow.pop("next")
     try:
-        claims = openid.provider.finish(
+        claims = openid.provider.finish_sign_in(
             SignInState(**flow), _redirect_uri(request), request.query_params, openid.grants.claims
         )
     except SignInRefused as error:

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.security.openid import (
-    AGAIN_SECONDS,
-    FOUND_SECONDS,
+    DISCOVERY_RETRY_SECONDS,
+    DISCOVERY_SECONDS,
     OpenIdProvider,
     ProviderSettings,
     ProviderUnavailable,
@@ -40,13 +40,13 @@ def finish(liar: FakeProvider) -> Finish:
 
     def finished(**answer: str | None) -> dict[str, Any]:
         provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, CLIENT_SECRET, "openid email"), utc_now)
-        url, begun = provider.begin("http://127.0.0.1/openid/callback")
+        url, begun = provider.begin_sign_in("http://127.0.0.1/openid/callback")
         asked = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
         assert asked["code_challenge_method"] == "S256"
         liar.nonce = asked["nonce"]
         said = {"code": "c", "state": asked["state"], **answer}
         kept = {name: value for name, value in said.items() if value is not None}
-        return provider.finish(begun, "http://127.0.0.1/openid/callback", kept, ("email", "groups"))
+        return provider.finish_sign_in(begun, "http://127.0.0.1/openid/callback", kept, ("email", "groups"))
 
     return finished
 
@@ -112,9 +112,11 @@ def test_keys_change(liar: FakeProvider) -> None:
     provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, CLIENT_SECRET, "openid"), utc_now)
 
     def signed_in() -> dict[str, Any]:
-        url, begun = provider.begin("http://127.0.0.1/openid/callback")
+        url, begun = provider.begin_sign_in("http://127.0.0.1/openid/callback")
         (liar.nonce,) = parse_qs(urlsplit(url).query)["nonce"]
-        return provider.finish(begun, "http://127.0.0.1/openid/callback", {"code": "c", "state": begun.state}, ())
+        return provider.finish_sign_in(
+            begun, "http://127.0.0.1/openid/callback", {"code": "c", "state": begun.state}, ()
+        )
 
     assert signed_in()["sub"] == "1"
     former, liar.key = liar.key, RSAKey.generate_key(2048, {"kid": "one"})  # by the same name, or by none
@@ -173,9 +175,9 @@ def test_another_provider_than_was_named_is_none(liar: FakeProvider, metadata: d
     liar.metadata = metadata
     provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, None, "openid"), utc_now)
     with pytest.raises(ProviderUnavailable):
-        provider.begin("http://127.0.0.1/openid/callback")
+        provider.begin_sign_in("http://127.0.0.1/openid/callback")
     liar.tell_truth()
-    assert provider.begin("http://127.0.0.1/openid/callback")[0].startswith(f"{liar.address}/authorize?")
+    assert provider.begin_sign_in("http://127.0.0.1/openid/callback")[0].startswith(f"{liar.address}/authorize?")
 
 
 NOT_FOUND: dict[str, Callable[[FakeProvider], object]] = {
@@ -194,20 +196,20 @@ def test_a_provider_that_moves(liar: FakeProvider, how: str, caplog: pytest.LogC
     provider = OpenIdProvider(ProviderSettings(liar.address, CLIENT_ID, None, "openid"), lambda: moment)
 
     def asks() -> str:
-        return urlsplit(provider.begin("http://127.0.0.1/openid/callback")[0]).path
+        return urlsplit(provider.begin_sign_in("http://127.0.0.1/openid/callback")[0]).path
 
     assert asks() == "/authorize"
     liar.metadata = {"authorization_endpoint": f"{liar.address}/moved"}
     assert asks() == "/authorize"
-    moment += timedelta(seconds=FOUND_SECONDS)
+    moment += timedelta(seconds=DISCOVERY_SECONDS)
     assert asks() == "/moved"
-    moment += timedelta(seconds=FOUND_SECONDS)
+    moment += timedelta(seconds=DISCOVERY_SECONDS)
     NOT_FOUND[how](liar)
     with caplog.at_level(logging.WARNING):
         assert asks() == asks() == "/moved"
-    assert sum("was not found again" in record.getMessage() for record in caplog.records) == 1
+    assert sum("could not be discovered again" in record.getMessage() for record in caplog.records) == 1
     liar.tell_truth()
-    moment += timedelta(seconds=AGAIN_SECONDS)
+    moment += timedelta(seconds=DISCOVERY_RETRY_SECONDS)
     assert asks() == "/authorize"
 
 
@@ -215,6 +217,6 @@ def test_a_provider_that_is_away_is_said_to_be() -> None:
     """Nobody is told that they were not believed when nobody was asked."""
     provider = OpenIdProvider(ProviderSettings("http://127.0.0.1:9", CLIENT_ID, None, "openid"), utc_now)
     with pytest.raises(ProviderUnavailable):
-        provider.begin("http://127.0.0.1/openid/callback")
+        provider.begin_sign_in("http://127.0.0.1/openid/callback")
     with pytest.raises(ProviderUnavailable):
-        provider.finish(SignInState("s", "n", "v"), "http://127.0.0.1/", {"state": "s", "code": "c"}, ())
+        provider.finish_sign_in(SignInState("s", "n", "v"), "http://127.0.0.1/", {"state": "s", "code": "c"}, ())
