@@ -60,8 +60,8 @@ class HoursOut(Answer):
     saved: float = Field(description="by stops that were carried out, except those labeled wrong")
     lost: float = Field(description="by false stops that were carried out, estimated from held-out stops")
     lost_as_reported: float = Field(description="by stops that were carried out and labeled wrong")
-    would_have_saved: float = Field(description="by right held-out stops")
-    would_have_lost: float = Field(description="by wrong held-out stops")
+    would_have_saved: float = Field(description="by right stops that were held out or in shadow mode")
+    would_have_lost: float = Field(description="by wrong stops that were held out or in shadow mode")
     without_gpus: int = Field(description="flagged cases without a GPU count")
 
 
@@ -93,7 +93,7 @@ class GroupOut(Answer):
     precision: EstimateOut
     recall: EstimateOut | None = Field(description="null by detector")
     false_stops_per_healthy_run: EstimateOut | None
-    delay_steps: DelaysOut | None = Field(description="null: no right held-out stop with a known turn")
+    delay_steps: DelaysOut | None = Field(description="null: no right stop with a known turn")
     gpu_hours: HoursOut
     stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
     counts: CountsOut

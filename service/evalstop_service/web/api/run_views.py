@@ -61,7 +61,9 @@ class CaseOut(Answer):
     derived: bool = Field(description="true: from its evals; false: by a person")
     turn_step: int | None
     outcome: DecisionOutcome = Field(description="of the decision to stop it or, without one, of letting it run")
-    treatment: Treatment | None = Field(description="of the stop: held out, carried out, or prevented; null: no stop")
+    treatment: Treatment | None = Field(
+        description="of the stop: let_run (held out or in shadow mode), carried out, prevented; null: no stop"
+    )
     observed_probability: float | None = Field(description="probability of being observed after the decision")
     detectors: list[str] | None = Field(description="those that called the stop")
     stated_risk: float | None = Field(description="the share of healthy runs that the policy states it stops")
