@@ -196,7 +196,6 @@ class Scene:
             "state": DecisionState.PENDING,
             "step": 5,
             "verdict": {"reason": "three declines"},
-            "observed_probability": 0.0,
             "best_checkpoint": None,
             "policy_id": self.policy_id,
             "due_at": due_at,
