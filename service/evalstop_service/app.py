@@ -21,7 +21,7 @@ from evalstop_service.clock import Clock, utc_now
 from evalstop_service.decisions import deadlines, stale_runs
 from evalstop_service.errors import InvalidSetting
 from evalstop_service.evaluation import backtests, rollout_stage
-from evalstop_service.ingest import Committer, Limits, LiveRuns
+from evalstop_service.ingest import Committer, Limits, RunCache
 from evalstop_service.observability import tracing
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
@@ -145,8 +145,7 @@ def create_app(
     """
     service_metrics = service_metrics or create_service_metrics(database, clock)
     tracer = tracer or tracing.create_tracer(os.environ)
-    live = LiveRuns(settings.live_runs)
-    committer = Committer(database, live, clock, service_metrics, _limits(settings, database), tracer)
+    committer = Committer(database, RunCache(settings.live_runs), clock, service_metrics, _limits(settings), tracer)
     key_cache = KeyCache(database, settings.key_cache_seconds)
     context = Context(
         database,
@@ -286,9 +285,9 @@ async def _deliver(
         await worker.run(stop)
 
 
-def _limits(settings: Settings, database: Database) -> Limits:
+def _limits(settings: Settings) -> Limits:
     return Limits(
-        flushers=1 if database.embedded else settings.commit_flushers,
+        commits=settings.parallel_commits,
         requests=settings.commit_requests,
         observations=settings.commit_observations,
         waiting=settings.waiting_observations,
@@ -308,7 +307,7 @@ def _living(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
-        async with committer.at_home(), delivering:
+        async with committer.run(), delivering:
             yield
         if forwarder is not None:
             await asyncio.to_thread(forwarder.close)

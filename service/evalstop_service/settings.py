@@ -97,8 +97,8 @@ class IngestionSettings(_Group):
     live_runs: Count = 10_000
     """Runs that a process keeps in memory."""
 
-    commit_flushers: Count = 4
-    """Commits at a time, by threads and as many by the event loop; the embedded database has one."""
+    parallel_commits: Count = 2
+    """Commits of observations at a time; the embedded database takes one."""
 
     commit_requests: Count = 1000
     """Most requests in one transaction."""

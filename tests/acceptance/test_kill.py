@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_service.clock import utc_now
-from evalstop_service.ingest import Points, Saved
+from evalstop_service.ingest import CheckpointSaved, Observations
 from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -184,9 +184,9 @@ def undisturbed(database: Database, told: Told) -> dict[str, Any]:
     scene = set_up(database)
     run = scene.open()
     for step in told.saved:
-        scene.take(run, Saved(step, f"file:///{step}"))
+        scene.take(run, CheckpointSaved(step, f"file:///{step}"))
     for batch in told.batches:
-        scene.take(run, Points(tuple(batch)))
+        scene.take(run, Observations(tuple(batch)))
     stands = scene.read(run)
     decision = scene.decision(run)
     return {

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
-from evalstop_service.ingest import Points
+from evalstop_service.ingest import Observations
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions, endpoints, projects, tables
 from evalstop_service.store.database import Database
@@ -92,7 +92,7 @@ def test_no_rung_is_taken_twice(database_url: str, tmp_path: Path) -> None:
         receiver = stack.enter_context(FakeReceiver(random.Random(SEED)))
         scene = scene_of(database, receiver)
         runs = [scene.open() for _ in range(RUNS)]
-        made = [scene.take(run, Points(tuple(FALLING)), utc_now()).decision for run in runs]
+        made = [scene.take(run, Observations(tuple(FALLING)), utc_now()).decision for run in runs]
         answered = {one.id for one in made[::3] if one is not None}
         reporter = threading.Thread(target=confirm, args=(scene, receiver, answered, end))
         reporter.start()

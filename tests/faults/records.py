@@ -9,7 +9,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
-from evalstop_service.ingest import News, Points
+from evalstop_service.ingest import Content, Observations
 from evalstop_service.projects import api_keys
 from evalstop_service.store import projects, runs, tables
 from evalstop_service.store.database import Database
@@ -58,7 +58,7 @@ def values(scene: Scene, run: Run) -> list[tuple[int, str, int, float]]:
     return sorted((row["attempt"], row["metric"], row["step"], row["value"]) for row in rows)
 
 
-def undisturbed(database: Database, news: Iterable[News], policy: str = "paper") -> tuple[Scene, Run]:
+def undisturbed(database: Database, news: Iterable[Content], policy: str = "paper") -> tuple[Scene, Run]:
     """The run as one process takes it in that nothing ever happens to."""
     scene = set_up(database)
     run = scene.open(policy=policy, mode="enforce")
@@ -71,7 +71,7 @@ def assert_nothing_lost(scene: Scene, run_id: str, told: Sequence[Sequence[Point
     """Each acknowledged observation is stored once and no other is, and the run stands where it would undisturbed."""
     run = run_of(scene, run_id)
     assert values(scene, run) == sorted((1, p.metric, p.step, p.value) for points in told for p in points)
-    other, expected = undisturbed(embedded, [Points(tuple(points)) for points in told])
+    other, expected = undisturbed(embedded, [Observations(tuple(points)) for points in told])
     assert stands(run) == stands(expected)
     assert history(scene, run) == history(other, expected)
 

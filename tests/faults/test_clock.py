@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import Clock
-from evalstop_service.ingest import Arrival, Committer, LiveRuns, News, Points, Resumed
+from evalstop_service.ingest import Committer, Content, Message, Observations, Resumed, RunCache, running_in_thread
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import tables, verdicts
 from evalstop_service.store.database import Database
@@ -62,15 +62,14 @@ def test_back_by_an_hour(database: Database, embedded_database: Database) -> Non
     """
     scene, clock = set_up(database), stepping_back()
     run = scene.open(policy="paper", mode="enforce")
-    processes = [Committer(database, LiveRuns(), clock, ServiceMetrics()) for _ in range(2)]
-    middle, steps = STEPS // 2, [Points(tuple(told(step))) for step in range(STEPS)]
-    news: list[News] = [*steps[:middle], Resumed(middle - 10), *steps[middle - 9 :]]
+    processes = [Committer(database, RunCache(), clock, ServiceMetrics()) for _ in range(2)]
+    middle, steps = STEPS // 2, [Observations(tuple(told(step))) for step in range(STEPS)]
+    news: list[Content] = [*steps[:middle], Resumed(middle - 10), *steps[middle - 9 :]]
     stamps = []
-    for step, item in enumerate(news):
-        receipt = processes[step % 2].take(Arrival(scene.project_id, run.id, item))
-        stamps.append((receipt.run.version, receipt.run.updated_at))
-    for process in processes:
-        process.close()
+    with running_in_thread(processes[0]), running_in_thread(processes[1]):
+        for step, item in enumerate(news):
+            receipt = processes[step % 2].submit_and_wait(Message(scene.project_id, run.id, item))
+            stamps.append((receipt.run.version, receipt.run.updated_at))
     other, expected = undisturbed(embedded_database, news)
     assert len({version for version, _ in stamps}) == len(stamps)
     assert stamps == sorted(stamps, key=lambda stamp: stamp[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +12,7 @@ from evalstop_service.store.database import Database
 
 from tests.faults.callers import Trainer, batch, helpful, more, told, training, wait_until
 from tests.faults.conftest import Installation
-from tests.faults.records import assert_nothing_lost, deadlocks, run_of, values
+from tests.faults.records import assert_nothing_lost, run_of, values
 from tests.faults.servers import Restartable
 
 pytestmark = pytest.mark.real
@@ -72,30 +71,6 @@ def test_connections_are_cut(installation: Installation, embedded_database: Data
     assert [(trainer.caller.cut, trainer.caller.refusals) for trainer in trainers] == [(0, [])] * TRAINERS
     for trainer in trainers:
         assert_nothing_lost(installation.scene, trainer.run_id, trainer.acknowledged, embedded_database)
-
-
-def test_a_deadlock(installation: Installation, embedded_database: Database) -> None:
-    """A transaction that PostgreSQL breaks off to end a deadlock is tried again, and nobody is told of it."""
-    database = installation.scene.database
-    with installation.caller() as caller, ThreadPoolExecutor(1) as threads:
-        run_id = caller.post("/runs", {"name": "entangled", "policy": "paper"})["id"]
-        with database.transaction() as tx:
-            tx.exec_driver_sql("SET LOCAL deadlock_timeout TO '1h'")  # the other one looks first, and gives way
-            tx.exec_driver_sql("LOCK TABLE observations IN SHARE MODE")
-            posted = threads.submit(caller.post, f"/runs/{run_id}/observations", batch(told(0)))
-            wait_until(lambda: _waiting(installation) > 0, "the service waits for the table, its run locked")
-            tx.exec_driver_sql(f"SELECT 1 FROM runs WHERE id = '{run_id}' FOR UPDATE")
-        assert posted.result()["accepted"] == 3
-        assert caller.refusals == []
-    wait_until(lambda: deadlocks(database) == 1, "PostgreSQL has counted the deadlock")
-    assert len(values(installation.scene, run_of(installation.scene, run_id))) == 3
-
-
-def _waiting(installation: Installation) -> int:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    with installation.scene.database.reading() as tx:
-        count: int = tx.exec_driver_sql(query).scalar_one()
-    return count
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_service.ingest import News, Points, Resumed, Saved
+from evalstop_service.ingest import CheckpointSaved, Content, Observations, Resumed
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 
@@ -38,12 +38,12 @@ class Story:
     name: str
     policy: str
     one_by_one: bool
-    phases: list[list[News]]
+    phases: list[list[Content]]
     resumed: list[int]
 
-    def in_order(self) -> list[News]:
+    def in_order(self) -> list[Content]:
         """All the news as one client would send them."""
-        told: list[News] = []
+        told: list[Content] = []
         for number, phase in enumerate(self.phases):
             if number:
                 told.append(Resumed(self.resumed[number - 1]))
@@ -56,17 +56,17 @@ class Story:
             (attempt, point.metric, point.step, point.value)
             for attempt, phase in enumerate(self.phases, 1)
             for news in phase
-            if isinstance(news, Points)
+            if isinstance(news, Observations)
             for point in news.points
         }
         return sorted(points)
 
 
-def _step(news: News) -> tuple[int, int]:
+def _step(news: Content) -> tuple[int, int]:
     match news:
-        case Points(points):
+        case Observations(points):
             return points[0].step, 1
-        case Saved(step) | Resumed(step):
+        case CheckpointSaved(step) | Resumed(step):
             return step, 0
     raise AssertionError(f"a story does not tell of {news}")
 
@@ -78,12 +78,12 @@ def a_story(number: int, chance: random.Random) -> Story:
     resumed = chance.randint(14, 20)
     phases = []
     for first, last in ((0, 24), (resumed + 1, 48)):
-        news: list[News] = []
+        news: list[Content] = []
         for step in range(first, last, 2):
             points = [point for at in (step, step + 1) for point in _points(at, chance)]
-            news.append(Points(tuple(points)))
+            news.append(Observations(tuple(points)))
             if step % 3 == 0:
-                news.append(Saved(step, f"file:///{number}/{first}/{step}"))
+                news.append(CheckpointSaved(step, f"file:///{number}/{first}/{step}"))
         news += chance.sample(news, 6)  # repeats
         for index in chance.sample(range(len(news) - 5), 4):  # late
             news.insert(index + 4, news.pop(index))
@@ -134,14 +134,14 @@ class Teller:
         client = httpx.Client(timeout=60, trust_env=False, limits=self._limits)
         return Caller(self._key, lambda: self._service.any(chance), client)
 
-    def _send(self, caller: Caller, run_id: str, news: Sequence[News]) -> None:
+    def _send(self, caller: Caller, run_id: str, news: Sequence[Content]) -> None:
         for item in news:
             match item:
-                case Points(points):
+                case Observations(points):
                     receipt = caller.post(f"/runs/{run_id}/observations", batch(points))
                     with self._lock:
                         self.receipts.setdefault(run_id, []).append(receipt)
-                case Saved(step, uri):
+                case CheckpointSaved(step, uri):
                     caller.post(f"/runs/{run_id}/checkpoints", {"step": step, "uri": uri})
             with self._lock:
                 self.acknowledged += 1
@@ -166,10 +166,10 @@ def test_one_truth(tmp_path: Path, clone_postgres: ClonePostgres, embedded_datab
     chance = random.Random(SEED)
     stories = [a_story(number, chance) for number in range(8)]
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    # With one flusher a replica commits what several clients sent together: many runs in each transaction.
-    flushers = "4" if killing else "1"
+    # With one commit at a time a replica commits what several clients sent together: many runs in each transaction.
+    commits = "2" if killing else "1"
     with (
-        replicas(tmp_path, url, 4, EVALSTOP_COMMIT_FLUSHERS=flushers) as service,
+        replicas(tmp_path, url, 4, EVALSTOP_PARALLEL_COMMITS=commits) as service,
         ThreadPoolExecutor(len(stories) + 1) as threads,
     ):
         teller, end = Teller(service, key, chance), threading.Event()
@@ -189,7 +189,7 @@ def test_one_truth(tmp_path: Path, clone_postgres: ClonePostgres, embedded_datab
             assert history(scene, run) == history(other, expected)
         receipts = teller.receipts[run_id]
         counts = [sum(receipt[name] for receipt in receipts) for name in ("accepted", "duplicates", "conflict_count")]
-        sent = sum(len(news.points) for phase in story.phases for news in phase if isinstance(news, Points))
+        sent = sum(len(news.points) for phase in story.phases for news in phase if isinstance(news, Observations))
         if killing:  # what was stored and never acknowledged is a duplicate when it is sent again
             assert counts[0] <= len(story.stored())
             assert (sum(counts), counts[2]) == (sent, 0)

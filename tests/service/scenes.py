@@ -13,17 +13,16 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_detectors import MonitorState
-from evalstop_service import ingest
 from evalstop_service.errors import ServiceError
-from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Receipt, open_run
-from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.ingest import Content, Message, Observations, Receipt, RunCache, open_run
 from evalstop_service.store import decisions, policies, projects, runs, tables
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
 from tests.fixtures.projects import create_project
+from tests.service.committers import committer_of
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -42,27 +41,31 @@ WATCHFUL: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Scene:
-    """A project in a database, and what a process remembers of its runs."""
+    """A project in a database, and a process that takes messages for it, with its cache of runs."""
 
     database: Database
     project_id: UUID
-    live: LiveRuns = field(default_factory=LiveRuns)
+    cache: RunCache = field(default_factory=RunCache)
 
     def open(self, name: str | None = None, **terms: Any) -> Run:
         """A new run, or the one of that name."""
         request = open_run.OpenRequest(name or uuid.uuid4().hex, **terms)
         return open_run.open_run(self.database, self.project_id, request, NOW)[0]
 
-    def take(self, run: Run, news: News, now: datetime = NOW) -> Receipt:
-        """Take news of one run in, by themselves; raises what they are answered with when they cannot be taken."""
-        return take(self.database, self.project_id, run.id, news, now, self.live)
+    def take(self, run: Run, content: Content, now: datetime = NOW) -> Receipt:
+        """Take a message of one run, by itself; raises what it is refused with."""
+        return take(self.database, self.project_id, run.id, content, now, self.cache)
 
-    def take_all(self, arrivals: Sequence[Arrival], now: datetime = NOW) -> list[Receipt | ServiceError]:
-        """Take news of many runs in with one commit."""
-        return ingest.take(self.database, self.live, arrivals, now, ServiceMetrics())
+    def take_all(self, messages: Sequence[Message], now: datetime = NOW) -> list[Receipt | ServiceError]:
+        """Take messages of many runs that arrive together."""
+        return committer_of(self.database, self.cache).submit_all(messages, now)
+
+    def count(self, name: str, **labels: str) -> float:
+        """What the process counted."""
+        return committer_of(self.database, self.cache).count(name, **labels)
 
     def post(self, run: Run, points: Iterable[Point], now: datetime = NOW) -> Receipt:
-        return self.take(run, Points(tuple(points)), now)
+        return self.take(run, Observations(tuple(points)), now)
 
     def read(self, run: Run) -> Run:
         with self.database.reading() as tx:
@@ -76,19 +79,19 @@ class Scene:
 
     def forget_state(self, run: Run) -> None:
         """Throw away what this process and the database keep of the monitor."""
-        self.forget_live(run)
+        self.forget_run(run)
         with self.database.transaction() as tx:
             tx.execute(tables.monitor_states.delete().where(tables.monitor_states.c.run_id == run.id))
 
-    def forget_live(self, run: Run) -> None:
+    def forget_run(self, run: Run) -> None:
         """Throw away what this process remembers of the run."""
-        self.live.take_out([run.id])
+        self.cache.drop_states([run.id])
 
     def monitor(self, run: Run) -> MonitorState:
         """The run's monitor as this process remembers it."""
-        (live,) = self.live.take_out([run.id]).values()
-        self.live.put_back([live])
-        return live.monitor
+        state = self.cache.find_state(run.id)
+        assert state is not None
+        return state.monitor
 
     def rows(self, table: sa.Table, run: Run) -> list[dict[str, Any]]:
         """A run's rows in a table, in the order of its key."""
@@ -102,14 +105,34 @@ class Scene:
 
 
 def take(
-    database: Database, project_id: UUID, run_id: UUID, news: News, now: datetime, live: LiveRuns | None = None
+    database: Database, project_id: UUID, run_id: UUID, content: Content, now: datetime, cache: RunCache | None = None
 ) -> Receipt:
-    """Take news of one run in, as a process that remembers no run unless told which."""
-    live = LiveRuns() if live is None else live
-    answer = ingest.take(database, live, [Arrival(project_id, run_id, news)], now, ServiceMetrics())[0]
+    """Take a message of one run, as a process that knows no run unless told which."""
+    running = committer_of(database, RunCache() if cache is None else cache)
+    (answer,) = running.submit_all([Message(project_id, run_id, content)], now)
     if isinstance(answer, Exception):
         raise answer
     return answer
+
+
+def add_points(tx: Transaction, points: Sequence[tuple[UUID, Point]], now: datetime = NOW) -> None:
+    """Store new observations of runs, and nothing else of them."""
+    rows = [
+        {
+            "run_id": run_id,
+            "metric": point.metric,
+            "step": point.step,
+            "superseded_by": 0,
+            "value": point.value,
+            "stderr": point.stderr,
+            "attempt": 1,
+            "observed_at": point.time,
+            "received_at": now,
+        }
+        for run_id, point in points
+    ]
+    if rows:
+        tx.execute(tables.observations.insert(), rows)
 
 
 def set_up(database: Database, mode: str = "enforce", veto_window_seconds: float = 0.0) -> Scene:

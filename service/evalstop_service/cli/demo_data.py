@@ -25,10 +25,18 @@ from uuid import UUID
 
 from evalstop_detectors import MetricRole, Observation, Policy, advance, policy_from_document, start
 
-from evalstop_service import ingest
 from evalstop_service.decisions import commands, deadlines, stale_runs
-from evalstop_service.errors import Conflict, ServiceError
-from evalstop_service.ingest import Arrival, LiveRuns, News, Points, Saved, open_run
+from evalstop_service.errors import Conflict
+from evalstop_service.ingest import (
+    CheckpointSaved,
+    Committer,
+    Content,
+    Message,
+    Observations,
+    RunCache,
+    open_run,
+    running_in_thread,
+)
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
@@ -152,10 +160,14 @@ class Script:
     project: Project
     now: datetime
     chance: random.Random
-    live: LiveRuns = field(default_factory=LiveRuns)
-    service_metrics: ServiceMetrics = field(default_factory=ServiceMetrics)
+    committer: Committer = field(init=False)
+    at: datetime = field(init=False)
     waiting: list[tuple[datetime, int, Callable[[datetime], None]]] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.at = self.now
+        self.committer = Committer(self.database, RunCache(), lambda: self.at, ServiceMetrics())
 
     def schedule(self, at: datetime, do: Callable[[datetime], None]) -> None:
         """Have something happen, unless its time has not come yet."""
@@ -169,6 +181,7 @@ class Script:
             at, _, do = heapq.heappop(self.waiting)
             begun = begun or at
             with suppress(Conflict):  # somebody comes too late: the run has ended meanwhile
+                self.at = at
                 do(at)
             tell(int((at - begun) / timedelta(minutes=1)), int((self.now - begun) / timedelta(minutes=1)))
 
@@ -205,17 +218,15 @@ class Script:
         run, example = story.run, story.example
         if run is None or story.over:
             return
-        news: list[News] = [Points(tuple(point for index in some for point in example.points(index)))]
+        contents: list[Content] = [Observations(tuple(point for index in some for point in example.points(index)))]
         if story.saves:
             last = example.steps[some[-1]]
-            news.insert(0, Saved(last, f"s3://checkpoints/{story.name}/step-{last:06d}"))
-        arrivals = [Arrival(self.project.id, run.id, one) for one in news]
-        for answer in ingest.take(self.database, self.live, arrivals, at, self.service_metrics):
-            if isinstance(answer, ServiceError):
-                raise answer
-            if answer.decision is not None and not story.decided:
+            contents.insert(0, CheckpointSaved(last, f"s3://checkpoints/{story.name}/step-{last:06d}"))
+        for content in contents:
+            receipt = self.committer.submit_and_wait(Message(self.project.id, run.id, content))
+            if receipt.decision is not None and not story.decided:
                 story.decided = True
-                self._react(story, answer.decision)
+                self._react(story, receipt.decision)
 
     def _react(self, story: Story, decision: Decision) -> None:
         """What people and receivers make of a decision."""
@@ -330,7 +341,8 @@ def fill(
     for number in range(1, int((now - begins_at) / TICK)):
         script.schedule(begins_at + number * TICK, script.tick)
     script.schedule(now, script.tick)
-    script.play(tell)
+    with running_in_thread(script.committer):
+        script.play(tell)
     with database.transaction() as tx:
         audit.record_action(tx, project.id, SERVICE, FILLED, f"project {name}", {"runs": len(stories)}, now)
     return len(stories)

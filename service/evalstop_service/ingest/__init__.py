@@ -1,30 +1,39 @@
-"""The junction: news of runs is stored, monitors moved on, decisions made and announced, and all of it or nothing.
+"""Ingestion: messages are stored, monitors moved on, decisions made and announced, and all of it or nothing.
 
-    Committer ──┬──> FromMemory ──> step ──> one statement                          news that memory suffices for
-                └──> take ──> lock ──> recall ──> step ──> announce ──> write       all other news: a transaction
-                                         └── Live: what this process remembers, good while its stamp is the row's
+    Committer ──> load ──> apply ──> save          one way for all messages, on both databases
+                    │        │         └── the statement that compares versions, then `consequences` in its transaction
+                    │        └── pure: a state, messages and facts make another state
+                    └── RunCache: states that were saved last, good while their version is the row's
 
-Any process may take news of any run at any time: what is remembered is a cache of rows, and rows decide.
+Any process may take messages of any run at any time: what is cached is a copy of rows, and rows decide.
 """
 
-from evalstop_service.ingest.apply import take
-from evalstop_service.ingest.committer import Committer
-from evalstop_service.ingest.messages import Arrival, Contradiction, Corrected, News, Points, Receipt, Resumed, Saved
-from evalstop_service.ingest.queues import Limits
-from evalstop_service.ingest.run_cache import CHOOSER, LiveRuns
+from evalstop_service.ingest.committer import Committer, Limits, running_in_thread
+from evalstop_service.ingest.messages import (
+    CheckpointSaved,
+    Content,
+    Message,
+    Observations,
+    Receipt,
+    Resumed,
+    RolesCorrected,
+    ValueConflict,
+)
+from evalstop_service.ingest.run_cache import RunCache
+from evalstop_service.ingest.run_state import CHOOSER
 
 __all__ = [
     "CHOOSER",
-    "Arrival",
+    "CheckpointSaved",
     "Committer",
-    "Contradiction",
-    "Corrected",
+    "Content",
     "Limits",
-    "LiveRuns",
-    "News",
-    "Points",
+    "Message",
+    "Observations",
     "Receipt",
     "Resumed",
-    "Saved",
-    "take",
+    "RolesCorrected",
+    "RunCache",
+    "ValueConflict",
+    "running_in_thread",
 ]

@@ -1,297 +1,411 @@
-"""Taking news in: many runs, one transaction."""
+"""Applying messages to the state of a run: pure. What was loaded goes in, what is to be saved comes out.
+
+apply(state, messages, facts, now) -> Applied    some of the messages, from the first on; the others come next time
+                                   -> Needs      the first message needs facts; nothing has been applied
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import partial
+from operator import attrgetter
 from typing import Any
-from uuid import UUID
 
-from evalstop_detectors import BestCheckpoint, Observation, Verdict, advance, is_late, start, verdict_to_document
+import msgspec
+from evalstop_detectors import (
+    BestCheckpoint,
+    MonitorState,
+    Observation,
+    Verdict,
+    advance,
+    is_late,
+    start,
+    verdict_to_document,
+)
 from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict, NotFound, ServiceError
-from evalstop_service.evaluation import cases, change_point
-from evalstop_service.ingest import announcements, attempts
-from evalstop_service.ingest.identity import sort_out
-from evalstop_service.ingest.load import after, recall, scores_of
-from evalstop_service.ingest.messages import Arrival, Corrected, Points, Receipt, Resumed, Saved
-from evalstop_service.ingest.run_cache import KEEP_EVERY, LATE_WEIGHT, SHARED_FOR, LiveRun, LiveRuns
-from evalstop_service.ingest.unit_of_work import Work
-from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import Tracer
+from evalstop_service.evaluation import change_point
+from evalstop_service.ingest.facts import NOTHING_NEEDED, Facts, Needs
+from evalstop_service.ingest.messages import (
+    Answer,
+    CheckpointSaved,
+    Content,
+    Message,
+    Observations,
+    Receipt,
+    Resumed,
+    RolesCorrected,
+    ValueConflict,
+)
+from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores, Trail
+from evalstop_service.rules.decision_lifecycle import LET_RUN, DecisionState
 from evalstop_service.rules.liveness import FOUND_AGAIN
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles, watched_metrics
 from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import WatchedMetrics
-from evalstop_service.store import audit, checkpoints, projects, run_health, runs
 from evalstop_service.store.checkpoints import Checkpoint
-from evalstop_service.store.database import Database
+from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
 
-Answer = Receipt | ServiceError
-"""What became of an arrival, or why it could not be taken: NotFound, Conflict. Then nothing of it was stored."""
+LATE_WEIGHT = 128
+"""A late observation makes a stored monitor useless to other processes, and counts for so many towards the next."""
 
 
-def take(
-    database: Database,
-    live_runs: LiveRuns,
-    arrivals: Sequence[Arrival],
-    now: datetime,
-    service_metrics: ServiceMetrics,
-    tracer: Tracer | None = None,
-    *,
-    mistaken: Collection[UUID] = (),
-) -> list[Answer]:
-    """Take news in, in the order given, with one transaction; what the receipts say is durable when this returns.
+class Applied(msgspec.Struct):
+    """Messages applied to a run: what to save, and what to answer once it is saved.
 
-    `mistaken`: runs that were not as this process remembered them.
+    `points`: new ones; of them `late` are not past the last step of their metric. `content`: of the last message, if it
+    has consequences: rows besides the run's own and the observations', see `ingest.consequences`. `decision`: on the
+    present attempt, as far as it was loaded. `settles_case`: evals or checkpoints came after the run's end.
     """
-    tracer = tracer or Tracer()
-    with database.transaction() as tx:
-        held = recall(tx, live_runs, arrivals, service_metrics)
-        for run_id in held.keys() & mistaken:
-            held[run_id].shared = SHARED_FOR
-        work = Work(now, held, tx)
-        with tracer.span("step detectors", runs=len(held)):
-            answers = [work_in(work, held.get(arrival.run_id), arrival) for arrival in arrivals]
-        with tracer.span("write"):
-            work.write()
-    live_runs.put_back(held.values())
-    service_metrics.detector_seconds.observe(work.detector_seconds)
-    return answers
+
+    before: RunState
+    state: RunState
+    answers: list[Answer]
+    points: list[Point] = []
+    late: list[Point] = []
+    content: Content | None = None
+    decision: Decision | None = None
+    settles_case: bool = False
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to save."""
+        return self.state.run is not self.before.run
 
 
-def work_in(work: Work, live: LiveRun | None, arrival: Arrival) -> Answer:
-    """Work one arrival in: what is to be written of it is gathered. Raises NeedsTransaction before anything changed."""
-    if live is None or live.run.project_id != arrival.project_id:
-        return NotFound(f"there is no run {arrival.run_id} in this project; open one by POST /api/v1/runs")
+def apply(state: RunState, messages: Sequence[Message], facts: Facts, now: datetime) -> Applied | Needs:
+    """Apply messages of one run in their order, up to the first that has consequences or needs facts.
+
+    Facts concern what is saved. A message behind others that are not therefore waits for its turn.
+    """
+    before, applied = state, Applied(state, state, [])
+    for message in messages:
+        result = _apply_message(state, message, facts, before.run.version + 1, now)
+        if isinstance(result, Needs):
+            if not applied.answers:
+                return result
+            break
+        facts = facts.of_later_messages
+        state = result.state
+        applied.state, applied.decision = state, result.decision
+        applied.answers += result.answers
+        applied.points += result.points
+        if result.content is not None:
+            applied.content, applied.late, applied.settles_case = result.content, result.late, result.settles_case
+            break
+    return applied
+
+
+def _apply_message(state: RunState, message: Message, facts: Facts, version: int, now: datetime) -> Applied | Needs:
+    if state.run.project_id != message.project_id:
+        return Applied(state, state, [not_found(message)])
     try:
-        refuse_pruned_run(live.run)
-        match arrival.news:
-            case Points(points):
-                return _take_points(work, live, points)
-            case Saved(at, uri):
-                return _take_checkpoint(work, live, at, uri)
-            case Resumed(at):
-                return _take_resumption(work, live, at)
-            case Corrected(metrics, actor):
-                return _take_correction(work, live, metrics, actor)
-    except ServiceError as error:  # raised before anything of it was stored
-        return error
+        refuse_pruned_run(state.run)
+        match message.content:
+            case Observations():
+                return _apply_observations(state, message.content, facts, version, now)
+            case CheckpointSaved():
+                return _apply_checkpoint(state, message.content, facts, version, now)
+            case Resumed():
+                return _apply_resumption(state, message.content, facts, version, now)
+            case RolesCorrected():
+                return _apply_correction(state, message.content, facts, version, now)
+    except ServiceError as error:
+        return Applied(state, state, [error])
 
 
-def _take_points(work: Work, live: LiveRun, points: tuple[Point, ...]) -> Receipt:
-    names = _names(live, points) if metric_roles.is_open(live.run) else None
-    found = sort_out(work, live, points)
-    fresh, seen = found.fresh, live.watch.observations(found.fresh)
-    gold = [point for point in fresh if point.metric == live.watch.gold]
-    if names is not None or _takes_more(live, seen, gold):
-        work.needs_transaction()
+def not_found(message: Message) -> NotFound:
+    """The answer where the project has no such run."""
+    return NotFound(f"there is no run {message.run_id} in this project; open one by POST /api/v1/runs")
+
+
+def _apply_observations(
+    before: RunState, content: Observations, facts: Facts, version: int, now: datetime
+) -> Applied | Needs:
+    """Store what is new, and move monitor and best checkpoint on by it.
+
+    1. Sort out what is new. An identity past the last step of its metric is; any other has to be looked up.
+    2. A metric that comes in for the first time may change the roles. The detectors then see another past.
+    3. Step the detectors. For a late observation or other roles, replay them from before it or from the beginning.
+    4. Add new evals to the scores. For a late one, build the scores anew.
+    5. Bring the row up to date, and say whether other rows follow from it.
+    """
+    run, state = before.run, before
+    names = _names(state, content.points) if metric_roles.is_open(run) else None
+    fresh, doubtful, last_steps = _sort_out(state, content.points)
+    needs = Needs(
+        identities=frozenset(point.identity for point in doubtful),
+        decision=state.has_decision and state.final_decision is None,
+        role_patterns=names is not None,
+    )
+    if not facts.meet(needs):
+        return facts.needs | needs
+    late, conflicts = _look_up(fresh, doubtful, facts.values)
+    fresh += late
+
+    if names is not None:
+        state = _with_roles(state, metric_roles.assign_roles(names, run.labels, facts.role_patterns))
+    recast = state.watch is not before.watch
+    observations = state.watch.observations(fresh)
+    replayed = recast or (bool(observations) and is_late(state.monitor, observations[0]))
+    if replayed:
+        state = _rewound(state, None if recast else observations[0])
+    evals = sorted((p for p in fresh if p.metric == state.watch.gold), key=_STEP)
+    scores = None if recast else state.usable_scores
+    late_eval = bool(evals) and scores is not None and evals[0].step <= scores.last_step
+    if late_eval:
+        scores = None
+    scored = recast or bool(evals)
+    ended = run.ended_at is not None and run.status != RunStatus.LOST
+    needs |= _needs_of_past(state, replayed=replayed, rescored=scored and scores is None, turned=scored and ended)
+    if not facts.meet(needs):
+        return facts.needs | needs
+
+    decision = facts.decision if state.final_decision is None else state.final_decision
+    duplicates = len(content.points) - len(fresh) - len(conflicts)
+    if not fresh and not state.unrecorded:
+        return Applied(before, before, [Receipt(run, decision, 0, duplicates, conflicts=conflicts)], decision=decision)
+    if replayed:
+        state = _replayed(state, facts.points, fresh)
+    elif observations:
+        state = _advanced(state, observations)
+    changes: dict[str, Any] = {}
+    if scored:
+        state, changes = _with_evals(state, scores, facts, evals, turned=ended)
     if fresh:
-        live.last_steps = found.last_steps
-        work.store(live, fresh, found.late)
-    recast = None if names is None else _recognise(work, live, names)
-    if fresh or live.reached:
-        rewritten = recast is not None or _step(work, live, seen)
-        late, moved = (False, recast) if recast is not None else _weigh(work, live, gold)
-        last_step = live.run.last_step
-        if fresh and (last_step is None or max(point.step for point in fresh) > last_step):
-            moved["last_step"] = max(point.step for point in fresh)
-        _settle(work, live, moved, rewritten=rewritten or late)
-    return Receipt(
-        live.run,
-        work.decision(live),
-        accepted=len(fresh),
-        duplicates=len(points) - len(fresh) - len(found.contradictions),
-        contradictions=found.contradictions,
+        state = replace(state, last_steps=last_steps)
+        last_step = max(point.step for point in fresh)
+        if run.last_step is None or last_step > run.last_step:
+            changes["last_step"] = last_step
+    state = _settled(state, changes, version, now, rewritten=replayed or late_eval)
+    on_hold = decision is not None and decision.state == DecisionState.ON_HOLD
+    follows = bool(late) or (scored and (ended or on_hold)) or _has_consequences(before, state)
+    if not follows and state.unrecorded:
+        state = replace(state, unrecorded=())
+    receipt = Receipt(state.run, decision, len(fresh), duplicates, conflicts=conflicts)
+    return Applied(
+        before, state, [receipt], fresh, late, content if follows else None, decision, settles_case=scored and ended
     )
 
 
-def _takes_more(live: LiveRun, seen: Sequence[Observation], gold: Sequence[Point]) -> bool:
-    """Whether points take more than to be stored and to move the monitor on from where it stands."""
-    return (
-        (live.decided and live.let_run is None)
-        or live.run.ended_at is not None
-        or live.unkept + len(seen) >= KEEP_EVERY
-        or (bool(seen) and is_late(live.monitor, seen[0]))
-        or (bool(gold) and live.scores is None)
-    )
+def _apply_checkpoint(
+    before: RunState, content: CheckpointSaved, facts: Facts, version: int, now: datetime
+) -> Applied | Needs:
+    """Add a checkpoint, unless it is on record, and choose the best one anew. Raises Conflict if it has moved."""
+    run, scores = before.run, before.usable_scores
+    needs = _needs_of_decision(before) | Needs(checkpoints=scores is None)
+    ended = run.ended_at is not None and run.status != RunStatus.LOST
+    needs |= _needs_of_past(before, rescored=scores is None, turned=ended)
+    if not facts.meet(needs):
+        return facts.needs | needs
+    decision = facts.decision if before.final_decision is None else before.final_decision
+    known = scores.uris if scores is not None else {item.step: item.uri for item in facts.checkpoints}
+    uri = known.get(content.step)
+    if uri is not None and uri != content.uri:
+        raise Conflict(f"the checkpoint of step {content.step} is on record at {uri!r}; it cannot move")
+    if uri is not None:
+        return Applied(before, before, [Receipt(run, decision, created=False)], decision=decision)
+    checkpoint = Checkpoint(content.step, content.uri, run.attempt, now)
+    state, changes = _with_evals(before, scores, facts, [], [checkpoint], turned=ended)
+    state = _settled(state, changes, version, now)
+    receipt = Receipt(state.run, decision)
+    return Applied(before, state, [receipt], [], [], content, decision, settles_case=ended)
 
 
-def _take_checkpoint(work: Work, live: LiveRun, at: int, uri: str) -> Receipt:
-    run = live.run
-    known = checkpoints.find_checkpoint(work.tx, run.id, at)
-    if known is not None and known.uri != uri:
-        raise Conflict(f"the checkpoint of step {at} is on record at {known.uri!r}; it cannot move")
-    if known is None:
-        checkpoints.add_checkpoint(work.tx, run.id, Checkpoint(at, uri, run.attempt, work.now))
-        if live.scores is not None:
-            live.scores.saved(at, uri)
-        _settle(work, live, _pointers(work, live))
-    return Receipt(live.run, work.decision(live), created=known is None)
+def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version: int, now: datetime) -> Applied | Needs:
+    """Begin a new attempt at a step, unless it has begun there already: what came after the step no longer counts."""
+    state, run = _rewound(before, None), before.run
+    needs = _needs_of_decision(before) | Needs(resumed_at=content.step)
+    needs |= _needs_of_past(state, replayed=True, rescored=True)
+    if not facts.meet(needs):
+        return facts.needs | needs
+    decision = facts.decision if before.final_decision is None else before.final_decision
+    if run.status == RunStatus.RUNNING and facts.attempt_began_at == content.step and facts.attempt_is_empty:
+        return Applied(before, before, [Receipt(run, decision)], decision=decision)
+    left = [point for point in facts.points if point.step <= content.step]
+    saved = tuple(item for item in facts.checkpoints if item.step <= content.step)
+    state = replace(state, has_decision=False, final_decision=None, last_steps=dict(facts.last_steps))
+    state = _replayed(state, left, [])
+    state, changes = _with_evals(state, None, replace(facts, points=tuple(left), checkpoints=saved), [])
+    changes |= {
+        "attempt": run.attempt + 1,
+        "status": RunStatus.RUNNING,
+        "ended_at": None,
+        "turn": None,
+        "last_step": max(facts.last_steps.values(), default=None),
+    }
+    state = _settled(state, changes, version, now, rewritten=True)
+    return Applied(before, state, [Receipt(state.run, None)], content=content, decision=decision)
 
 
-def _take_resumption(work: Work, live: LiveRun, at: int) -> Receipt:
-    work.write()
-    begun = attempts.begin(work, live, at)
-    if begun is None:
-        return Receipt(live.run, work.decision(live))
-    live.last_steps, live.decided, live.let_run, live.scores = begun.last_steps, False, None, None
-    _go_back(work, live, None)
-    _settle(work, live, begun.changes | _pointers(work, live, ended=False), rewritten=True)
-    return Receipt(live.run, work.decision(live), superseded=begun.superseded)
+def _apply_correction(
+    before: RunState, content: RolesCorrected, facts: Facts, version: int, now: datetime
+) -> Applied | Needs:
+    """Give metrics the roles that a person says, and replay the run with them."""
+    run, roles = before.run, metric_roles.correct_roles(before.run, content.metrics)
+    changed = (run.metrics, run.recognition) != roles
+    state = _rewound(_with_roles(before, roles, anew=True), None) if changed else before
+    ended = run.ended_at is not None and run.status != RunStatus.LOST
+    needs = _needs_of_decision(before)
+    needs |= _needs_of_past(state, replayed=changed, rescored=changed, turned=changed and ended)
+    if not facts.meet(needs):
+        return facts.needs | needs
+    decision = facts.decision if before.final_decision is None else before.final_decision
+    if not changed:
+        return Applied(before, before, [Receipt(run, decision)], decision=decision)
+    state = _replayed(state, facts.points, [])
+    state, changes = _with_evals(state, None, facts, [], turned=ended)
+    state = _settled(state, changes, version, now, rewritten=True)
+    receipt = Receipt(state.run, decision)
+    return Applied(before, state, [receipt], content=content, decision=decision, settles_case=ended)
 
 
-def _take_correction(work: Work, live: LiveRun, metrics: dict[str, dict[str, str]], actor: str) -> Receipt:
-    run, as_said = live.run, metric_roles.correct_roles(live.run, metrics)
-    if (run.metrics, run.recognition) != as_said:
-        details = {"before": run.metrics, "after": metrics}
-        audit.record_action(work.tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, work.now)
-        _settle(work, live, _recast(work, live, as_said), rewritten=True)
-    return Receipt(live.run, work.decision(live))
-
-
-def _names(live: LiveRun, points: Sequence[Point]) -> set[str] | None:
+def _names(state: RunState, points: Sequence[Point]) -> set[str] | None:
     """All names of a run's metrics when these points bring new ones; None when they bring none."""
-    known = live.last_steps.keys() | live.run.metrics.keys()
+    known = state.last_steps.keys() | state.run.metrics.keys()
     new = {point.metric for point in points} - known
     return known | new if new and len(known) < metric_roles.MOST_NAMES else None
 
 
-def _recognise(work: Work, live: LiveRun, names: set[str]) -> dict[str, Any] | None:
-    """Find out the roles of a run with these metrics; what it changes of the row if they are others than before."""
-    patterns = projects.get_project(work.tx, live.run.project_id).role_patterns
-    found = metric_roles.assign_roles(names, live.run.labels, patterns)
-    if found.metrics != live.run.metrics:
-        return _recast(work, live, found)
-    if found.recognition != live.run.recognition:
-        _store_cast(work, live, found)
-    return None
+def _sort_out(state: RunState, points: Sequence[Point]) -> tuple[list[Point], list[Point], dict[str, int]]:
+    """Points past all that is on record, points whose identities have to be looked up, and the metrics' last steps."""
+    last_steps = state.last_steps.copy()
+    fresh: list[Point] = []
+    doubtful: list[Point] = []
+    for point in points:
+        if point.step > last_steps.get(point.metric, -1):
+            last_steps[point.metric] = point.step
+            fresh.append(point)
+        else:
+            doubtful.append(point)
+    return fresh, doubtful, last_steps
 
 
-def _recast(work: Work, live: LiveRun, roles: RoleAssignment) -> dict[str, Any]:
-    """Show the detectors other metrics than before, from the first observation on; what it changes of the row."""
-    _store_cast(work, live, roles)
-    live.watch, live.scores = WatchedMetrics(live.run, live.policy), None
-    work.write()
-    _go_back(work, live, None)
-    return {"best_checkpoint": None, "raw_maximum": None} | _pointers(work, live)
+def _look_up(
+    fresh: Sequence[Point], doubtful: Sequence[Point], stored: Mapping[tuple[str, int], float]
+) -> tuple[list[Point], tuple[ValueConflict, ...]]:
+    """The doubtful points that are new after all, and those that contradict what is on record; the others repeat it."""
+    if not doubtful:
+        return [], ()
+    known = {**stored, **{point.identity: point.value for point in fresh}}
+    new: list[Point] = []
+    conflicts: list[ValueConflict] = []
+    for point in doubtful:
+        value = known.get(point.identity)
+        if value is None:
+            known[point.identity] = point.value
+            new.append(point)
+        elif value != point.value and not (value != value and point.value != point.value):  # NaN repeats NaN
+            conflicts.append(ValueConflict(point, value))
+    return new, tuple(conflicts)
 
 
-def _store_cast(work: Work, live: LiveRun, roles: RoleAssignment) -> None:
-    runs.save_roles(work.tx, live.run.id, roles.metrics, roles.recognition)
-    live.run = replace(live.run, metrics=roles.metrics, recognition=roles.recognition)
+def _needs_of_decision(state: RunState) -> Needs:
+    return Needs(decision=state.has_decision and state.final_decision is None)
 
 
-def _settle(work: Work, live: LiveRun, changes: dict[str, Any], *, rewritten: bool = False) -> None:
-    """Bring the run's row up to where its monitor stands, decide, and announce what changed."""
-    before, verdict = live.run, live.monitor.verdict
-    version = before.version + 1
-    if verdict is not live.told:
-        changes["verdict"] = _document(verdict, live.told, before.verdict)
-        live.told = verdict
-    if rewritten:
-        changes["rewritten_version"] = version
-    if before.status == RunStatus.LOST:
-        changes |= FOUND_AGAIN
-    live.run = run = replace(before, version=version, updated_at=work.now, **changes)
-    work.changed(live)
-    if before.ended_at is not None and run.ended_at is None:  # it goes on after its end, and may fall silent again
-        run_health.start_checks(work.tx, run.id, run.project_id, work.now, work.now)
-        if run.attempt == before.attempt:
-            cases.remove_case(work.tx, run)
-    if verdict.stops and run.status == RunStatus.RUNNING:
-        if not live.decided:
-            work.then(live, partial(announcements.decide, work, live, verdict))
-        elif "best_checkpoint" in changes:
-            announcements.reconsider(work, live)
-    if run.ended_at is not None and "turn" in changes:  # gold came after the end
-        cases.record_case(work.tx, run, work.now)
-    reached, live.reached = live.reached, []
-    if announcements.is_news(before, run, reached):
-        work.then(live, partial(announcements.announce, work, before, run, reached))
+def _needs_of_past(state: RunState, *, replayed: bool = False, rescored: bool = False, turned: bool = False) -> Needs:
+    """The stored observations that a replay, new scores or a new change point in hindsight take."""
+    if not (replayed or rescored or turned):
+        return NOTHING_NEEDED
+    series: dict[str, int] = {}
+    if replayed:
+        series = dict.fromkeys(state.watch.metrics, 0 if state.monitor.last is None else state.monitor.last[0])
+    if state.watch.gold is not None and (rescored or turned):
+        series[state.watch.gold] = 0
+    return Needs(series=tuple(sorted(series.items())), checkpoints=rescored and state.watch.gold is not None)
 
 
-def _document(verdict: Verdict, told: Verdict | None, document: dict[str, Any]) -> dict[str, Any]:
-    """The verdict as its run's row says it; most are what was told before, of a later step."""
-    if (
-        told is not None
-        and verdict.evidence is told.evidence
-        and verdict.reason is told.reason
-        and (verdict.verdict, verdict.turn_step) == (told.verdict, told.turn_step)
-    ):
-        return document | {"step": verdict.step}
-    return verdict_to_document(verdict)
+def _with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -> RunState:
+    """The state with these roles; the detectors are to be shown other metrics if they are others than before."""
+    run = replace(state.run, metrics=roles.metrics, recognition=roles.recognition)
+    if roles.metrics != state.run.metrics or anew:
+        return replace(state, run=run, watch=WatchedMetrics(run, state.policy))
+    return replace(state, run=run) if roles.recognition != state.run.recognition else state
 
 
-def _step(work: Work, live: LiveRun, seen: Sequence[Observation]) -> bool:
-    """Move the monitor on by what is new; true when something new belonged into its past."""
-    if not seen:
-        return False
-    if is_late(live.monitor, seen[0]):
-        work.write()
-        _go_back(work, live, seen[0])
-        return True
-    _advance(work, live, seen)
-    return False
+def _rewound(state: RunState, late: Observation | None) -> RunState:
+    """The state with its monitor from before a late observation, as far as it is remembered, or from the beginning."""
+    trail = state.trail.before(late) if late is not None else Trail()
+    count, monitor = trail.last or (0, start(state.policy))
+    return replace(state, monitor=monitor, count=count, trail=trail)
 
 
-def _go_back(work: Work, live: LiveRun, first: Observation | None) -> None:
-    """Rebuild the monitor from where `first` belongs, or from the beginning; all it is to see has been written."""
-    remembered = live.trail.back_to(first) if first is not None else None
-    live.count, live.monitor = remembered or (0, start(live.policy))
-    if remembered is None:
-        live.trail.forget()
-    _advance(work, live, after(work.tx, live.run, live.watch, live.monitor), on_the_way=False)
-    live.unkept += LATE_WEIGHT
+def _replayed(state: RunState, stored: Sequence[Point], fresh: Sequence[Point]) -> RunState:
+    """The state with all that its rewound monitor is to see, stored and new."""
+    observations = observations_past(state.monitor, state.watch.observations([*stored, *fresh]))
+    monitor, _ = advance(state.policy, state.monitor, observations)
+    count = state.count + len(observations)
+    return replace(
+        state,
+        monitor=monitor,
+        unrecorded=(*state.unrecorded, monitor.verdict),
+        count=count,
+        unkept=state.unkept + len(observations) + LATE_WEIGHT,
+        trail=state.trail.extended(count, monitor),
+    )
 
 
-def _advance(work: Work, live: LiveRun, seen: Sequence[Observation], *, on_the_way: bool = True) -> None:
-    begun, word = time.perf_counter(), live.monitor.verdict.verdict
-    live.monitor, changes = advance(live.policy, live.monitor, seen)
-    work.detector_seconds += time.perf_counter() - begun
-    if not on_the_way:
-        live.reached.append(live.monitor.verdict)
-    elif len(changes) > 1 or live.monitor.verdict.verdict is not word:
-        live.reached += changes
-    live.count += len(seen)
-    live.unkept += len(seen)
-    live.trail.leave(live.count, live.monitor)
+def observations_past(monitor: MonitorState, observations: list[Observation]) -> list[Observation]:
+    """The observations that the monitor has not seen yet."""
+    last = monitor.last
+    return observations if last is None else [item for item in observations if item.order > last]
 
 
-def _weigh(work: Work, live: LiveRun, gold: Sequence[Point]) -> tuple[bool, dict[str, Any]]:
-    """Take new gold scores into the choice of the best checkpoint: whether one was late, and what it changes."""
-    if not gold:
-        return False, {}
-    by_step = sorted(gold, key=lambda point: point.step)
-    late = live.scores is not None and not live.scores.add(watched_metrics.select_scores(live.run, by_step))
-    if late:
-        live.scores = None
-    return late, _pointers(work, live)
+def _advanced(state: RunState, observations: Sequence[Observation]) -> RunState:
+    """The state with its monitor moved on by observations that follow."""
+    monitor, verdicts = advance(state.policy, state.monitor, observations)
+    unrecorded = state.unrecorded
+    if len(verdicts) > 1 or monitor.verdict.verdict is not state.monitor.verdict.verdict:
+        unrecorded = (*unrecorded, *verdicts)
+    count = state.count + len(observations)
+    return replace(
+        state,
+        monitor=monitor,
+        unrecorded=unrecorded,
+        count=count,
+        unkept=state.unkept + len(observations),
+        trail=state.trail.extended(count, monitor),
+    )
 
 
-def _pointers(work: Work, live: LiveRun, *, ended: bool | None = None) -> dict[str, Any]:
-    """The best checkpoint, the raw maximum that is shown beside it and, once the run has ended, its turn."""
-    run, gold, sign = live.run, live.watch.gold, live.watch.gold_sign
-    if gold is None:
-        return {}
-    if live.scores is None:
-        work.write()
-        live.scores = scores_of(work.tx, run, gold)
-    best, raw = live.scores.best.best(), live.scores.best.raw()
-    found: dict[str, Any] = {
-        "best_checkpoint": _pointer(best, live.scores.uris[best.step], sign) if best else None,
+def _with_evals(
+    state: RunState,
+    scores: Scores | None,
+    facts: Facts,
+    evals: Sequence[Point],
+    saved: Sequence[Checkpoint] = (),
+    *,
+    turned: bool = False,
+) -> tuple[RunState, dict[str, Any]]:
+    """The state with new evals and checkpoints among its scores, and what of the row they change.
+
+    `scores`: to be added to; None: they are built from what was loaded.
+    """
+    eval_metric, run = state.watch.gold, state.run
+    if eval_metric is None:
+        return replace(state, scores=None), {"best_checkpoint": None, "raw_maximum": None}
+    stored = [point for point in facts.points if point.metric == eval_metric]
+    if scores is None:
+        scores = Scores(watched_metrics.select_scores(run, sorted([*stored, *evals], key=_STEP)), facts.checkpoints)
+    else:
+        scores.add_scores(watched_metrics.select_scores(run, evals))
+    scores.add_checkpoints(saved)
+    best, raw, sign = scores.best.best(), scores.best.raw(), state.watch.gold_sign
+    changes: dict[str, Any] = {
+        "best_checkpoint": _pointer(best, scores.uris[best.step], sign) if best else None,
         "raw_maximum": {"step": raw.step, "score": sign * raw.score} if raw else None,
     }
-    if run.ended_at is not None if ended is None else ended:
-        work.write()
-        found["turn"] = change_point.find_change_point(work.tx, run)
-    return found
+    if turned:
+        changes["turn"] = change_point.describe_change_point(
+            watched_metrics.select_scores(run, sorted([*stored, *evals], key=_STEP))
+        )
+    return replace(state, scores=scores, scores_taken=scores.taken), changes
 
 
 def _pointer(best: BestCheckpoint, uri: str, sign: float) -> dict[str, Any]:
@@ -303,3 +417,60 @@ def _pointer(best: BestCheckpoint, uri: str, sign: float) -> dict[str, Any]:
         "smoothed": None if best.smoothed is None else sign * best.smoothed,
         "smoothed_stderr": best.smoothed_stderr,
     }
+
+
+def _settled(
+    state: RunState, changes: dict[str, Any], version: int, now: datetime, *, rewritten: bool = False
+) -> RunState:
+    """The state with its row brought up to where its monitor stands."""
+    run, verdict = state.run, state.monitor.verdict
+    if verdict is not state.recorded:
+        changes["verdict"] = _document(verdict, state.recorded, run.verdict)
+    if rewritten:
+        changes["rewritten_version"] = version
+    if run.status == RunStatus.LOST:
+        changes |= FOUND_AGAIN
+    return replace(state, run=replace(run, version=version, updated_at=now, **changes), recorded=verdict)
+
+
+def _document(verdict: Verdict, recorded: Verdict | None, document: dict[str, Any]) -> dict[str, Any]:
+    """The verdict as its run's row says it; most are what was recorded before, of a later step."""
+    if (
+        recorded is not None
+        and verdict.evidence is recorded.evidence
+        and verdict.reason is recorded.reason
+        and (verdict.verdict, verdict.turn_step) == (recorded.verdict, recorded.turn_step)
+    ):
+        return document | {"step": verdict.step}
+    return verdict_to_document(verdict)
+
+
+def _has_consequences(before: RunState, state: RunState) -> bool:
+    """Whether more is to be saved than new observations and what the hot statement writes of the row."""
+    run, old = state.run, before.run
+    return (
+        run.rewritten_version != old.rewritten_version
+        or any(verdict.verdict != old.verdict["verdict"] for verdict in state.unrecorded)
+        or (state.monitor.verdict.stops and not state.has_decision and run.status == RunStatus.RUNNING)
+        or place_of(run) != place_of(old)
+        or state.unkept >= KEEP_EVERY
+        or run.status != old.status
+        or run.recognition is not old.recognition
+    )
+
+
+def place_of(run: Run) -> tuple[int, str] | None:
+    """The checkpoint pointed at. Its smoothed score may change with every eval, which is nothing to announce."""
+    best = run.best_checkpoint
+    return (best["step"], best["uri"]) if best else None
+
+
+def with_decision(state: RunState, decision: Decision | None) -> RunState:
+    """The state once it is known which decision its attempt has."""
+    final = decision if decision is not None and decision.state in LET_RUN else None
+    if decision is None or (state.has_decision and state.final_decision is final):
+        return state
+    return replace(state, has_decision=True, final_decision=final)
+
+
+_STEP = attrgetter("step")

@@ -1,11 +1,12 @@
-"""Group commit: whatever arrived while the last commit was under way goes into the next one.
+"""Group commit: messages that arrive while a commit is under way share the next one.
 
-A request alone is committed at once; a hundred at a time share a transaction. Nothing lingers in the hope of company.
-Of a crowd one half goes ahead, and is stored while the other is still being read: neither waits for the other's turn.
-A run is in the hands of one commit at a time, so that two transactions of this process never wait for one another.
+    submit ──> waiting, by run ──> group ──> load ──> apply ──> save ──> answer
+                                     ^         ^         └─ Needs: load facts, apply again
+                                     │         └─────────── another process saved the run: load it, apply again
+                                     └───── all that waits of runs that are in no commit
 
-    soon, take ──> queues, by run ──┬──> on the event loop: FromMemory, one statement     few points that follow
-                                    └──> flushers, threads: a transaction                 all else, what is left over
+Requests are not delayed to build larger batches: a message alone is committed at once. All of it happens on one event
+loop. A run is in one commit at a time, so that two commits of this process never wait for one another.
 """
 
 from __future__ import annotations
@@ -14,342 +15,356 @@ import asyncio
 import logging
 import threading
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from uuid import UUID
 
 import sqlalchemy as sa
+from evalstop_detectors import Policy
 
 from evalstop_service.clock import Clock
-from evalstop_service.errors import Closed, Overloaded, ServiceError
-from evalstop_service.ingest.apply import take
-from evalstop_service.ingest.from_memory import FromMemory
-from evalstop_service.ingest.messages import Arrival, Receipt
-from evalstop_service.ingest.queues import Answers, Job, Limits, Queues
-from evalstop_service.ingest.run_cache import LiveRuns
-from evalstop_service.ingest.unit_of_work import Moved
+from evalstop_service.errors import Closed, Overloaded
+from evalstop_service.ingest.apply import Applied, apply, not_found, with_decision
+from evalstop_service.ingest.consequences import carry_out
+from evalstop_service.ingest.facts import NO_FACTS, Facts, Needs, load_facts
+from evalstop_service.ingest.load import Loaded, load_runs
+from evalstop_service.ingest.messages import Answer, Message, Receipt
+from evalstop_service.ingest.run_cache import RunCache
+from evalstop_service.ingest.run_state import RunState
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.observability.tracing import Tracer
-from evalstop_service.store.database import Database, is_disk_full, is_transient
-from evalstop_service.store.direct import Direct
+from evalstop_service.store.database import Database, Transaction, is_disk_full, is_transient
+from evalstop_service.store.ingest import IngestStore, RunChange
+from evalstop_service.store.ingest_postgres import PostgresIngest
+from evalstop_service.store.ingest_sqlite import SqliteIngest
+from evalstop_service.store.runs import Run
 
 _log = logging.getLogger(__name__)
 
 PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
-"""Before a transaction that failed for a passing reason is tried again; after the last its requests are refused."""
+"""Before a commit that failed for a passing reason is tried again; after the last its requests are refused."""
 
-CROWD = 8
-"""Requests under way together, from which on it is quicker to commit them by halves."""
+LARGE = 5_000
+"""Observations that take so long to apply that a thread does it, while the event loop goes on."""
 
-FADING = 0.97
-"""Of the largest crowd that is remembered, at each submission: what is left of it."""
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is committed together, and how much may wait.
+
+    `commits`: under way at one time; the embedded database has one writer. `requests` and `observations`: the most of
+    one commit. `waiting`: the most observations that wait or are being committed.
+    """
+
+    commits: int = 2
+    requests: int = 1000
+    observations: int = 20_000
+    waiting: int = 200_000
+
+
+class _Entry:
+    """A message that waits for its answer."""
+
+    __slots__ = ("future", "is_answered", "message", "traceparent")
+
+    def __init__(self, message: Message, future: asyncio.Future[Receipt], traceparent: str | None) -> None:
+        self.message, self.future, self.traceparent = message, future, traceparent
+        self.is_answered = False
+
+    def answer(self, answer: Answer | Exception) -> None:
+        if self.is_answered:
+            return
+        self.is_answered = True
+        if self.future.done():  # the client has gone
+            return
+        if isinstance(answer, Exception):
+            self.future.set_exception(answer)
+        else:
+            self.future.set_result(answer)
+
+
+_Group = dict[UUID, list[_Entry]]
+"""Messages by run, in the order in which they came."""
 
 
 class Committer:
-    """Takes arrivals from any thread or event loop and answers each once its own transaction is durable."""
+    """Takes messages in and answers each once it is durable. `run` binds it to an event loop."""
 
     def __init__(
         self,
         database: Database,
-        live: LiveRuns,
+        cache: RunCache,
         clock: Clock,
-        service_metrics: ServiceMetrics,
+        metrics: ServiceMetrics,
         limits: Limits | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        self._database, self._live, self._clock, self._service_metrics = database, live, clock, service_metrics
+        self._database, self._cache, self._clock, self._metrics = database, cache, clock, metrics
         self._limits = limits or Limits()
-        self._queues = Queues(self._limits)
-        service_metrics.waiting_observations.set_function(lambda: self._queues.size)
         self._tracer = tracer or Tracer()
-        lock = threading.RLock()
-        self._wake = threading.Condition(lock)  # of flushers
-        self._done = threading.Condition(lock)  # of who closes, whom a call for one flusher must not reach instead
-        self._turns: dict[asyncio.AbstractEventLoop, list[Job]] = {}  # what came in this turn of a loop
-        self._crowd = 0.0  # how many requests were under way together lately
-        self._unfinished: list[tuple[list[Job], FromMemory]] = []  # worked in, and to be gone on with by a flusher
-        self._idle = 0
-        self._threads: list[threading.Thread] = []
-        self._closed = False
-        self._direct: Direct | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # that of the direct connections
+        self._policies: dict[UUID, Policy] = {}
+        self._waiting: _Group = {}
+        self._busy: set[UUID] = set()
+        self._size = 0
+        self._commits: set[asyncio.Task[None]] = set()
+        self._most_commits = 1 if database.embedded else self._limits.commits
+        self._is_scheduled = False
+        self._is_closed = True
+        metrics.waiting_observations.set_function(lambda: self._size)
 
     @property
     def waiting(self) -> int:
         """Observations that wait for a commit or are in one."""
-        return self._queues.size
+        return self._size
 
     @asynccontextmanager
-    async def at_home(self) -> AsyncIterator[None]:
-        """Commit on this event loop what can be, for the length of a block; ends as `close` does."""
-        if not self._database.embedded:
-            self._loop = asyncio.get_running_loop()
-            most = min(self._limits.flushers, self._database.direct_connections)
-            self._direct = Direct(self._database, most, self._go)
-            await self._direct.open()
+    async def run(self) -> AsyncIterator[None]:
+        """Take messages for the length of a block; at its end commit those that wait, and refuse those that come."""
+        self._loop = asyncio.get_running_loop()
+        self._store: IngestStore = (SqliteIngest if self._database.embedded else PostgresIngest)(self._database)
+        self._is_closed = False
         try:
             yield
         finally:
-            await asyncio.to_thread(self.close)
-            if self._direct is not None:
-                await self._direct.close()
+            self._is_closed = True
+            while self._waiting or self._commits:
+                self._start_commits()
+                await asyncio.wait(list(self._commits))
+            await self._store.close()
 
-    def take(self, arrival: Arrival) -> Receipt:
-        """Take an arrival in, from a thread that may wait. Raises NotFound, Conflict, Overloaded, and DBAPIError."""
-        future: Future[Receipt] = Future()
-        self._submit([Job(arrival, future, None, self._tracer.here())])
-        return future.result()
+    def submit(self, message: Message) -> asyncio.Future[Receipt]:
+        """Have a message committed, on the event loop. Fails with NotFound, Conflict, Overloaded, and DBAPIError."""
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        size = message.size
+        if self._is_closed or (self._size and self._size + size > self._limits.waiting):
+            self._metrics.refused.labels("overloaded").inc()
+            future.set_exception(Closed() if self._is_closed else Overloaded())
+            return future
+        self._size += size
+        self._waiting.setdefault(message.run_id, []).append(_Entry(message, future, self._tracer.here()))
+        if not self._is_scheduled and len(self._commits) < self._most_commits:
+            self._is_scheduled = True  # what else arrives in this turn of the loop goes with it
+            self._loop.call_soon(self._start_commits)
+        return future
 
-    async def soon(self, arrival: Arrival) -> Receipt:
-        """Take an arrival in, from an event loop. Raises what `take` does."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Receipt] = loop.create_future()
-        job = Job(arrival, future, loop, self._tracer.here())
-        turn = self._turns.setdefault(loop, [])
-        turn.append(job)
-        if len(turn) >= max(self._crowd, CROWD) / 2:  # one half is stored while the other is still being read
-            self._submit_turn(loop)
-        elif len(turn) == 1:  # whatever else arrives in this turn of the loop goes with it, and wakes a flusher once
-            loop.call_soon(self._submit_turn, loop)
-        return await future
+    def submit_and_wait(self, message: Message) -> Receipt:
+        """Have a message committed, from a thread that is not the event loop's. Raises what `submit` fails with."""
 
-    def close(self) -> None:
-        """Commit what waits, then end. Arrivals that come after this are refused."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify_all()
-            self._done.wait_for(lambda: self._queues.is_done)
-        for thread in self._threads:
-            thread.join()
+        async def submit() -> Receipt:
+            return await self.submit(message)
 
-    def _submit_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        if jobs := self._turns.pop(loop, None):
-            self._submit(jobs)
+        if self._is_closed:
+            raise Closed
+        return asyncio.run_coroutine_threadsafe(submit(), self._loop).result()
 
-    def _submit(self, jobs: Sequence[Job]) -> None:
-        """Queue what may wait and see to it; what may not is told so at once."""
-        refused: list[tuple[Job, Receipt | Exception]] = []
-        with self._wake:
-            for job in jobs:
-                job.thorough |= self._direct is None
-                if self._closed:
-                    refused.append((job, Closed()))
-                elif not self._queues.admit(job):
-                    refused.append((job, Overloaded()))
-            self._crowd = max(self._queues.jobs, self._crowd * FADING)
-        if refused:
-            self._service_metrics.refused.labels("overloaded").inc(len(refused))
-            _resolve(refused)
-        self._see_to_all()
+    def _start_commits(self) -> None:
+        self._is_scheduled = False
+        while len(self._commits) < self._most_commits and (group := self._next_group()):
+            task = self._loop.create_task(self._commit(group))
+            self._commits.add(task)
+            task.add_done_callback(self._end_commit)
 
-    def _see_to_all(self) -> None:
-        """Have what is queued taken by whoever can, from any thread."""
-        if self._loop is None or self._direct is None:
-            self._wake_a_flusher()
-        elif _running_loop() is self._loop:
-            self._go()
-        else:
-            self._loop.call_soon_threadsafe(self._go)
+    def _end_commit(self, commit: asyncio.Task[None]) -> None:
+        self._commits.discard(commit)
+        self._start_commits()
 
-    def _wake_a_flusher(self) -> None:
-        with self._wake:
-            if self._idle:
-                self._wake.notify()
-            elif (self._queues or self._unfinished) and len(self._threads) < self._limits.flushers:
-                thread = threading.Thread(target=self._flush, name=f"flusher-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+    def _next_group(self) -> _Group:
+        """What waits of runs that are in no commit, what came first before the rest, as much as one commit may hold."""
+        group: _Group = {}
+        requests = observations = 0
+        for run_id in [run_id for run_id in self._waiting if run_id not in self._busy]:
+            entries = self._waiting[run_id]
+            for count, entry in enumerate(entries):
+                requests, observations = requests + 1, observations + entry.message.size
+                if group and (requests > self._limits.requests or observations > self._limits.observations):
+                    if count:
+                        self._waiting[run_id] = entries[count:]
+                    return group
+                group.setdefault(run_id, []).append(entry)
+                self._busy.add(run_id)
+            del self._waiting[run_id]
+        return group
 
-    # --- on the event loop of the direct connections
-
-    def _go(self) -> None:
-        """Begin to commit directly what is queued and can be; the rest is for the flushers."""
-        assert self._direct is not None
-        while True:
-            with self._wake:
-                if not self._direct.is_open:
-                    self._queues.make_thorough()
-                group = self._queues.take_direct() if self._direct.is_idle else []
-                leave = self._queues.need_a_flusher
-            if not group:
-                break
-            self._begin(group, self._direct)
-        if leave:
-            self._wake_a_flusher()
-
-    def _begin(self, group: list[Job], direct: Direct) -> None:
-        begun = time.perf_counter()
+    async def _commit(self, group: _Group) -> None:
+        entries = [entry for run_entries in group.values() for entry in run_entries]
         try:
-            worked_in = FromMemory(self._live, [job.arrival for job in group], self._clock())
-            parameters = worked_in.stroke.parameters
-        except Exception:
-            _log.exception("%d requests could not be worked in from memory; they are tried thoroughly", len(group))
-            self._end(group, [None] * len(group))
-            return
-        if not any(worked_in.answers):
-            self._end(group, worked_in.answers)
-        elif worked_in.is_whole:
-            ended = self._tracer.begin("commit", links=[job.traceparent for job in group], requests=len(group))
-            direct.save(parameters, partial(self._came, group, worked_in, begun, ended))
-        else:
-            with self._wake:
-                self._unfinished.append((group, worked_in))
-            self._wake_a_flusher()
+            await self._commit_or_split(group)
+        except BaseException as error:
+            for entry in entries:
+                entry.answer(error if isinstance(error, Exception) else Closed())
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._size -= sum(entry.message.size for entry in entries)
+            self._busy -= group.keys()
 
-    def _came(
-        self, group: list[Job], worked_in: FromMemory, begun: float, ended: Callable[[], None], saved: bool | None
-    ) -> None:
-        """A direct commit has ended."""
-        ended()
-        if saved:
-            worked_in.remember(self._service_metrics)
-            self._measure(worked_in.answers, time.perf_counter() - begun)
-            self._end(group, worked_in.answers)
-        else:
-            self._end(group, self._mistaken(group) if saved is False else [None] * len(group))
-
-    # --- in a flusher
-
-    def _flush(self) -> None:
-        while True:
-            with self._wake:
-                while not self._unfinished and not (group := self._queues.take_thorough()):
-                    if self._closed and self._queues.is_done:
-                        return
-                    self._idle += 1
-                    self._wake.wait()
-                    self._idle -= 1
-                worked_in = None
-                if self._unfinished:  # a stop may wait in it
-                    group, worked_in = self._unfinished.pop(0)
-                if self._idle and (self._unfinished or self._queues.need_a_flusher):
-                    self._wake.notify()
-            self._end(group, self._committed(group) if worked_in is None else self._gone_on(group, worked_in))
-
-    def _gone_on(self, group: Sequence[Job], worked_in: FromMemory) -> Answers:
-        """Store what was worked in from memory, and do what follows from it."""
-        begun = time.perf_counter()
+    async def _commit_or_split(self, group: _Group) -> None:
+        """Commit a group. If it fails for a reason of its own, each message is tried alone, so that one alone pays."""
         try:
-            with self._tracer.span("commit", links=[job.traceparent for job in group], requests=len(group)):
-                worked_in.go_on(self._database)
-        except Moved:
-            return self._mistaken(group)
+            await self._commit_with_retries(group)
         except Exception as error:
-            _log.warning("what was worked in from memory could not be stored (%s); it is tried again", error)
-            return [None] * len(group)
-        worked_in.remember(self._service_metrics)
-        self._measure(worked_in.answers, time.perf_counter() - begun)
-        return worked_in.answers
+            self._cache.drop_states(group)
+            left = [entry for entries in group.values() for entry in entries if not entry.is_answered]
+            is_away = isinstance(error, sa.exc.DBAPIError) and (is_transient(error) or is_disk_full(error))
+            if is_away or len(left) <= 1:
+                for entry in left:
+                    entry.answer(error)
+                return
+            _log.error("a commit of %d requests failed; each is tried alone", len(left), exc_info=error)
+            for entry in left:
+                await self._commit_or_split({entry.message.run_id: [entry]})
 
-    def _committed(self, group: Sequence[Job]) -> Answers:
-        """Each job's receipt, or why there is none. What one breaks, the others do not pay for."""
-        try:
-            return self._take(group)
-        except sa.exc.DBAPIError as error:
-            if is_transient(error) or is_disk_full(error):
-                return [error] * len(group)
-            broken: Exception = error
-        except Exception as error:
-            broken = error
-        if len(group) == 1:
-            return [broken]
-        _log.error("a commit of %d requests failed; each is tried alone", len(group), exc_info=broken)
-        return [answer for job in group for answer in self._committed([job])]
-
-    def _take(self, group: Sequence[Job]) -> Sequence[Receipt | ServiceError]:
-        arrivals = [job.arrival for job in group]
-        mistaken = {job.arrival.run_id for job in group if job.mistaken}
+    async def _commit_with_retries(self, group: _Group) -> None:
         for pause_seconds in (*PAUSES_SECONDS, None):
             begun = time.perf_counter()
+            links = [entry.traceparent for entries in group.values() for entry in entries]
             try:
-                with self._tracer.span("commit", links=[job.traceparent for job in group], requests=len(group)):
-                    answers = take(
-                        self._database,
-                        self._live,
-                        arrivals,
-                        self._clock(),
-                        self._service_metrics,
-                        self._tracer,
-                        mistaken=mistaken,
-                    )
+                with self._tracer.span("commit", links=links, requests=len(links)):
+                    await self._commit_rounds(group)
             except sa.exc.DBAPIError as error:
                 if pause_seconds is None or not is_transient(error):
                     raise
-                _log.warning("a commit of %d requests failed (%s); it is tried again", len(group), error.orig)
-                time.sleep(pause_seconds)
+                # It may have been committed all the same. Then what was stored is found to be a duplicate.
+                self._cache.drop_states(group)
+                _log.warning("a commit of %d requests failed (%s); it is tried again", len(links), error.orig)
+                await asyncio.sleep(pause_seconds)
+            else:
+                self._metrics.commit_seconds.observe(time.perf_counter() - begun)
+                return
+
+    async def _commit_rounds(self, group: _Group) -> None:
+        """Commit a group, in as many rounds as its messages need; most need one.
+
+        1. Load the runs that are not cached, that another process has saved, or that it may have.
+        2. Apply each run's messages, as many as the state and the facts suffice for.
+        3. Save what changed, of each run whose version is still what it was. A state is cached once it is saved, never
+           before: a save that fails leaves the cache as it was.
+        4. Answer. What an answer says is durable.
+        5. Load the facts that are missing, and go on with what is left.
+        """
+        left = {run_id: [entry for entry in entries if not entry.is_answered] for run_id, entries in group.items()}
+        facts: dict[UUID, Facts] = {}
+        moved: set[UUID] = set()
+        while left := {run_id: entries for run_id, entries in left.items() if entries}:
+            now = self._clock()
+            states = await self._load(left, moved)
+            applied, needs = await self._apply(left, states, facts, now)
+            saved = await self._save(applied, now)
+            moved = {result.state.run.id for result in applied} - {result.state.run.id for result in saved}
+            for result in saved:
+                entries = left[result.state.run.id]
+                for entry, answer in zip(entries, result.answers, strict=False):
+                    entry.answer(answer)
+                left[result.state.run.id] = entries[len(result.answers) :]
+            for run_id, entries in left.items():
+                state = states.get(run_id)
+                if not isinstance(state, RunState):
+                    for entry in entries:
+                        entry.answer(state or not_found(entry.message))
+                    left[run_id] = []
+            self._measure(saved)
+            facts = await self._store.read(partial(load_facts, wanted=needs)) if needs else {}
+            moved |= {run_id for run_id, found in facts.items() if found.version != needs[run_id][0].version}
+
+    async def _load(self, left: _Group, moved: Collection[UUID]) -> Loaded:
+        """The states of these runs, from the cache where it can be believed."""
+        loaded: Loaded = {}
+        known: dict[UUID, RunState] = {}
+        for run_id in left:
+            state = self._cache.find_state(run_id)
+            if state is not None:
+                known[run_id] = state
+                if not state.shared and run_id not in moved:
+                    loaded[run_id] = state
+        counts = Counter(hit=len(loaded), mistaken=len(moved))
+        wanted = {run_id: [entry.message for entry in left[run_id]] for run_id in left if run_id not in loaded}
+        if wanted:
+            query = partial(load_runs, messages=wanted, known=known, used=self._policies, counts=counts)
+            found = await self._store.read(query)
+            self._cache.put_states(state for state in found.values() if isinstance(state, RunState))
+            loaded |= found
+        for way, count in counts.items():
+            if count:
+                self._metrics.live_runs.labels(way).inc(count)
+        return loaded
+
+    async def _apply(
+        self, left: _Group, states: Loaded, facts: Mapping[UUID, Facts], now: datetime
+    ) -> tuple[list[Applied], dict[UUID, tuple[Run, Needs]]]:
+        """Each run's messages applied, and what those need that could not be."""
+        begun = time.perf_counter()
+        applied: list[Applied] = []
+        needs: dict[UUID, tuple[Run, Needs]] = {}
+        for run_id, entries in left.items():
+            state, known = states.get(run_id), facts.get(run_id, NO_FACTS)
+            if not isinstance(state, RunState):
                 continue
-            self._measure(answers, time.perf_counter() - begun)
-            return answers
-        raise AssertionError("the last try returns or raises")
+            known = known if known.version == state.run.version else NO_FACTS
+            messages = [entry.message for entry in entries]
+            if len(known.points) + sum(message.size for message in messages) > LARGE:
+                result = await asyncio.to_thread(apply, state, messages, known, now)
+            else:
+                result = apply(state, messages, known, now)
+            if isinstance(result, Needs):
+                needs[run_id] = state.run, result
+            else:
+                applied.append(result)
+        self._metrics.detector_seconds.observe(time.perf_counter() - begun)
+        return applied, needs
 
-    # --- in either
+    async def _save(self, applied: Sequence[Applied], now: datetime) -> list[Applied]:
+        """Save what changed; gives those that are durable now, with what followed from them."""
+        changed = [result for result in applied if result.is_changed]
+        if not changed:
+            return list(applied)
+        following: dict[UUID, Applied] = {}
 
-    def _mistaken(self, group: Sequence[Job]) -> Answers:
-        """All is to be done again: which run was not as it was remembered is not told."""
-        self._service_metrics.live_runs.labels("mistaken").inc()
-        for job in group:
-            job.mistaken = True
-        return [None] * len(group)
+        def follow_up(tx: Transaction, saved: Collection[UUID]) -> None:
+            for result in changed:
+                if result.content is not None and result.state.run.id in saved:
+                    following[result.state.run.id] = carry_out(tx, result, now)
 
-    def _end(self, group: Sequence[Job], answers: Answers) -> None:
-        """A group's commit is over, and what has no answer is seen to again."""
-        with self._wake:
-            self._queues.ended(group, answers)
-            queued = bool(self._queues)
-            if self._closed:
-                self._wake.notify_all()
-                self._done.notify_all()
-        _tell(group, answers)
-        if queued:
-            self._see_to_all()
+        changes = [RunChange(result.before.run, result.state.run, result.points) for result in changed]
+        has_consequences = any(result.content is not None for result in changed)
+        saved_ids = await self._store.save(changes, now, follow_up if has_consequences else None)
+        saved = [following.get(result.state.run.id, result) for result in changed if result.state.run.id in saved_ids]
+        self._cache.put_states(with_decision(result.state, result.decision) for result in saved)
+        return saved + [result for result in applied if not result.is_changed]
 
-    def _measure(self, answers: Answers, seconds: float) -> None:
-        receipts = [answer for answer in answers if isinstance(answer, Receipt)]
-        self._service_metrics.commit_seconds.observe(seconds)
-        self._service_metrics.commit_requests.observe(sum(answer is not None for answer in answers))
+    def _measure(self, saved: Sequence[Applied]) -> None:
+        receipts = [answer for result in saved for answer in result.answers if isinstance(answer, Receipt)]
+        if not receipts:
+            return
+        self._metrics.commit_requests.observe(len(receipts))
         counts = {
             "accepted": sum(receipt.accepted for receipt in receipts),
             "duplicate": sum(receipt.duplicates for receipt in receipts),
-            "conflict": sum(len(receipt.contradictions) for receipt in receipts),
+            "conflict": sum(len(receipt.conflicts) for receipt in receipts),
         }
-        self._service_metrics.commit_observations.observe(counts["accepted"])
+        self._metrics.commit_observations.observe(counts["accepted"])
         for result, count in counts.items():
             if count:
-                self._service_metrics.observations.labels(result).inc(count)
+                self._metrics.observations.labels(result).inc(count)
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+@contextmanager
+def running_in_thread(committer: Committer) -> Iterator[Committer]:
+    """Run a committer on an event loop of its own in another thread, for callers that have none."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="committer", daemon=True)
+    thread.start()
+    running = committer.run()
     try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-def _tell(group: Sequence[Job], answers: Answers) -> None:
-    """Hand every answer there is to who waits for it; a loop is woken once for all of its own."""
-    loops: dict[asyncio.AbstractEventLoop, list[tuple[Job, Receipt | Exception]]] = defaultdict(list)
-    here = _running_loop()
-    for job, answer in zip(group, answers, strict=True):
-        if answer is None:
-            continue
-        if job.loop is None or job.loop is here:
-            _resolve([(job, answer)])
-        else:
-            loops[job.loop].append((job, answer))
-    for loop, pairs in loops.items():
+        asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
         try:
-            loop.call_soon_threadsafe(_resolve, pairs)
-        except RuntimeError:  # closed: nobody waits any more
-            _log.warning("%d requests were committed after their event loop had ended", len(pairs))
-
-
-def _resolve(pairs: Sequence[tuple[Job, Receipt | Exception]]) -> None:
-    for job, answer in pairs:
-        if job.future.done():  # cancelled: the client has gone
-            continue
-        if isinstance(answer, Exception):
-            job.future.set_exception(answer)
-        else:
-            job.future.set_result(answer)
+            yield committer
+        finally:
+            asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,175 +1,197 @@
-"""Bringing runs back: from this process's memory, from a kept state and what came since, or from all observations."""
+"""Loading runs: from the row, with what the cache still knows, a stored monitor, or all observations."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
-from evalstop_detectors import MonitorState, Observation, Policy, Score, StaleState, advance, start, state_from_json
+from evalstop_detectors import MonitorState, Policy, StaleState, advance, start, state_from_json
+from msgspec.structs import replace
 
-from evalstop_service.ingest.messages import Arrival, News, Points, Saved
-from evalstop_service.ingest.run_cache import KEEP_EVERY, SHARED_FOR, LiveRun, LiveRuns, Scores
-from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.errors import Behind, ServiceError
+from evalstop_service.ingest.apply import observations_past, with_decision
+from evalstop_service.ingest.messages import CheckpointSaved, Message, Observations
+from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores
+from evalstop_service.projects import policies
 from evalstop_service.runs import watched_metrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import checkpoints, decisions, monitor_states, observations, runs
-from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.monitor_states import StoredMonitorState
-from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
 TOGETHER = 64
 """Runs that are read at one time: with `KEEP_EVERY` values of each metric they are less than a hundred megabytes."""
 
 REPLAY_WEIGHT = 8
-"""What had to be replayed to bring a run back would have to be again: each counts for so many towards a keeping."""
+"""What had to be replayed to restore a run would have to be again: each counts for so many towards storing it."""
+
+SHARED_FOR = 16
+"""Messages in a row that find a run unchanged before it is believed to be this process's alone again."""
+
+Loaded = dict[UUID, RunState | ServiceError]
 
 
-def recall(
-    tx: Transaction, live: LiveRuns, arrivals: Iterable[Arrival], service_metrics: ServiceMetrics
-) -> dict[UUID, LiveRun]:
-    """Lock the runs of these arrivals and bring them back as they stand; those that do not exist are left out."""
-    news: dict[UUID, list[News]] = defaultdict(list)
-    for arrival in arrivals:
-        news[arrival.run_id].append(arrival.news)
-    stamps = runs.lock_runs(tx, list(news))
-    remembered = live.take_out(stamps)
-    held = {run_id: known for run_id, known in remembered.items() if known.stamp == stamps[run_id]}
-    service_metrics.live_runs.labels("hit").inc(len(held))
-    for known in held.values():
-        known.shared = max(0, known.shared - 1)
-    moved = [run_id for run_id in stamps if run_id not in held]
-    for at in range(0, len(moved), TOGETHER):
-        some = {run_id: news[run_id] for run_id in moved[at : at + TOGETHER]}
-        held |= _brought_back(tx, live, some, remembered, service_metrics)
-    return held
-
-
-def _brought_back(
+def load_runs(
     tx: Transaction,
-    live: LiveRuns,
-    news: Mapping[UUID, Sequence[News]],
-    remembered: Mapping[UUID, LiveRun],
-    service_metrics: ServiceMetrics,
-) -> dict[UUID, LiveRun]:
-    """These runs, in as many statements as one would take."""
-    run_ids = list(news)
-    rows = runs.load_runs(tx, run_ids)  # after they were locked: what is read now stands until the commit
-    kept = monitor_states.load_states(tx, run_ids)
-    last_steps = observations.load_last_steps(tx, run_ids)
-    decided = decisions.load_decisions(tx, run_ids)
-    back = {}
+    messages: Mapping[UUID, Sequence[Message]],
+    known: Mapping[UUID, RunState],
+    used: dict[UUID, Policy],
+    counts: Counter[str],
+) -> Loaded:
+    """The runs of these messages as they stand; those that do not exist are left out.
+
+    `known`: what is cached of them. `used`: policies in use, which never change; those that are read are added.
+    `counts`: how many runs were loaded in which way (hit, moved_on, restored, rebuilt).
+    """
+    loaded: Loaded = {}
+    run_ids = list(messages)
+    for at in range(0, len(run_ids), TOGETHER):
+        loaded |= _load_some(tx, run_ids[at : at + TOGETHER], messages, known, used, counts)
+    return loaded
+
+
+def _load_some(
+    tx: Transaction,
+    run_ids: Sequence[UUID],
+    messages: Mapping[UUID, Sequence[Message]],
+    known: Mapping[UUID, RunState],
+    used: dict[UUID, Policy],
+    counts: Counter[str],
+) -> Loaded:
+    """These runs, in as many statements as one would take.
+
+    1. The rows come first. What is read after them may be newer; then the save fails, and the run is loaded again.
+    2. A run that is as it is cached needs no more.
+    3. The monitor of any other goes on from the cached one, from the stored one, or from the beginning.
+    4. All catch up on what they have not seen, with the scores where a message brings an eval or a checkpoint.
+    """
+    rows = runs.load_runs(tx, run_ids)
+    loaded: Loaded = {}
     for run_id, run in rows.items():
-        policy = live.policy(tx, run.policy_id)
-        back[run_id], how = _left_off(run, policy, remembered.get(run_id), kept.get(run_id))
-        service_metrics.live_runs.labels(how).inc()
-    _read_on(tx, back, {run_id for run_id in back if _weighs(rows[run_id], news[run_id])})
-    for run_id, run in rows.items():
-        found = back[run_id]
-        found.last_steps = last_steps.get(run_id, {})
-        found.decided, found.let_run = run_id in decided, None  # a person may have had it stopped after all
-        if found.monitor.verdict.verdict != run.verdict["verdict"]:  # judged by another policy, or another release
-            found.reached = [found.monitor.verdict]
-    return back
+        state = known.get(run_id)
+        if state is not None and state.run.version == run.version:
+            loaded[run_id] = replace(state, shared=max(0, state.shared - 1))
+    counts["hit"] += len(loaded)
+    moved = [run_id for run_id in rows if run_id not in loaded]
+    if not moved:
+        return loaded
+    stored = monitor_states.load_states(tx, moved)
+    last_steps = observations.load_last_steps(tx, moved)
+    decided = decisions.load_decisions(tx, moved)
+    states: dict[UUID, RunState] = {}
+    for run_id in moved:
+        run = rows[run_id]
+        policy = _find_policy(tx, run.policy_id, used)
+        if policy is None:
+            loaded[run_id] = Behind()
+            continue
+        state, way = _restored(run, policy, known.get(run_id), stored.get(run_id))
+        counts[way] += 1
+        state = replace(state, last_steps=last_steps[run_id], has_decision=False, final_decision=None)
+        states[run_id] = with_decision(state, decided.get(run_id))
+    scored = {run_id for run_id, state in states.items() if _brings_score(state, messages[run_id])}
+    for run_id, state in _catch_up(tx, states, scored).items():
+        # Another policy or release may come to another verdict, which the next message records.
+        differs = state.monitor.verdict.verdict != state.run.verdict["verdict"]
+        loaded[run_id] = replace(state, unrecorded=(state.monitor.verdict,)) if differs else state
+    return loaded
 
 
-def _left_off(run: Run, policy: Policy, held: LiveRun | None, kept: StoredMonitorState | None) -> tuple[LiveRun, str]:
-    """The run with its monitor as it was left, and how it is brought back from there."""
-    if held is not None and _goes_on(held.run, run):
-        held.run, held.told, held.shared = run, None, SHARED_FOR
-        return held, "moved_on"
-    state = None
-    # Nothing was observed yet: there is nothing to go on from.
-    if run.last_step is not None and kept is not None and kept.version >= run.rewritten_version:
-        state = _restored(policy, kept)
-    how = "rebuilt" if state is None else "restored"
-    return LiveRun(run, policy, WatchedMetrics(run, policy), state or start(policy), {}, decided=False), how
+def _find_policy(tx: Transaction, policy_id: UUID, used: dict[UUID, Policy]) -> Policy | None:
+    """The policy with this id; None when a later release stored it and this one cannot read it."""
+    if policy_id not in used:
+        policy = policies.read_policy(tx, policy_id)
+        if policy is None:
+            return None
+        used[policy_id] = policy
+    return used[policy_id]
 
 
-def _goes_on(before: Run, run: Run) -> bool:
-    """Whether all that another process did to the run was to add to its end."""
-    return before.version >= run.rewritten_version
+def _restored(
+    run: Run, policy: Policy, known: RunState | None, stored: StoredMonitorState | None
+) -> tuple[RunState, str]:
+    """The run with a monitor to go on from, and which one."""
+    if known is not None and known.run.version >= run.rewritten_version:
+        # All that another process did since then was to add to its end.
+        scores = known.usable_scores
+        state = replace(known, run=run, recorded=None, unrecorded=(), shared=SHARED_FOR, scores=scores)
+        return state, "moved_on"
+    shared = SHARED_FOR if known is not None else 0
+    monitor = None
+    if run.last_step is not None and stored is not None and stored.version >= run.rewritten_version:
+        monitor = _decoded(policy, stored)
+    way = "rebuilt" if monitor is None else "restored"
+    return RunState(run, policy, WatchedMetrics(run, policy), monitor or start(policy), {}, shared=shared), way
 
 
-def _weighs(run: Run, news: Iterable[News]) -> bool:
-    """Whether these news bring gold or a checkpoint, among which the best one is to be chosen."""
-    gold = watched_metrics.find_eval_metric(run)
-    return any(
-        isinstance(item, Saved) or (isinstance(item, Points) and any(point.metric == gold for point in item.points))
-        for item in news
-    )
-
-
-def _restored(policy: Policy, kept: StoredMonitorState) -> MonitorState | None:
+def _decoded(policy: Policy, stored: StoredMonitorState) -> MonitorState | None:
     try:
-        return state_from_json(policy, kept.state)
+        return state_from_json(policy, stored.state)
     except StaleState:
         return None
 
 
-def _read_on(tx: Transaction, back: Mapping[UUID, LiveRun], weighed: Collection[UUID]) -> None:
-    """Take in what these runs have not seen yet; those of `weighed` are to have their scores."""
-    for run_id, found in back.items():
-        if found.scores is None and (run_id in weighed or found.run.last_step is None):
-            found.scores = Scores()
-    scored = [run_id for run_id, found in back.items() if found.scores is not None]
-    saved = checkpoints.load_checkpoints(tx, scored) if scored else {}
-    wanted = {(run_id, name): step for run_id, found in back.items() for name, step in _unseen(found).items()}
-    points = observations.load_series_after(tx, wanted, KEEP_EVERY) if wanted else {}
-    for run_id, found in back.items():
-        run, some = found.run, points.get(run_id, [])
-        if some is None:  # there are many: they are read for this run alone, and its scores when they are asked for
-            since, found.scores = after(tx, run, found.watch, found.monitor), None
-        else:
-            since = _past(found.watch, some, found.monitor)
-        if found.scores is not None:
-            gold = [
-                score for score in watched_metrics.select_scores(run, some or ()) if score.step > found.scores.last_step
-            ]
-            _take_in(found.scores, gold, saved.get(run_id, ()))
-        found.unkept += len(since) if found.count else REPLAY_WEIGHT * len(since)
-        found.monitor, _ = advance(found.policy, found.monitor, since)
-        found.count += len(since)
-        found.trail.leave(found.count, found.monitor)
+def _brings_score(state: RunState, messages: Iterable[Message]) -> bool:
+    """Whether these messages bring an eval or a checkpoint, among which the best one is to be chosen."""
+    for message in messages:
+        match message.content:
+            case CheckpointSaved():
+                return True
+            case Observations(points) if any(point.metric == state.watch.gold for point in points):
+                return True
+    return False
 
 
-def _unseen(found: LiveRun) -> dict[str, int]:
+def _catch_up(tx: Transaction, states: Mapping[UUID, RunState], scored: Collection[UUID]) -> dict[UUID, RunState]:
+    """The states with what they have not seen yet; those of `scored` get their scores."""
+    scores = {
+        run_id: state.scores or Scores()
+        for run_id, state in states.items()
+        if state.scores is not None or run_id in scored or state.run.last_step is None
+    }
+    saved = checkpoints.load_checkpoints(tx, list(scores)) if scores else {}
+    wanted = {
+        (run_id, metric): step
+        for run_id, state in states.items()
+        for metric, step in _unseen(state, scores.get(run_id)).items()
+    }
+    series = observations.load_series_after(tx, wanted, KEEP_EVERY) if wanted else {}
+    caught_up = {}
+    for run_id, state in states.items():
+        points = series.get(run_id, [])
+        if points is None:  # too many to be read together: by itself, and its scores when they are asked for
+            first = 0 if state.monitor.last is None else state.monitor.last[0]
+            points = observations.load_observations_after(tx, run_id, state.watch.metrics, first)
+            scores.pop(run_id, None)
+        unseen = observations_past(state.monitor, state.watch.observations(points))
+        monitor, _ = advance(state.policy, state.monitor, unseen)
+        count = state.count + len(unseen)
+        run_scores = scores.get(run_id)
+        if run_scores is not None:
+            evals = watched_metrics.select_scores(state.run, points)
+            run_scores.add_scores([score for score in evals if score.step > run_scores.last_step])
+            run_scores.add_checkpoints(saved.get(run_id, ()))
+        caught_up[run_id] = replace(
+            state,
+            monitor=monitor,
+            scores=run_scores,
+            scores_taken=run_scores.taken if run_scores is not None else 0,
+            count=count,
+            unkept=state.unkept + (1 if state.count else REPLAY_WEIGHT) * len(unseen),
+            trail=state.trail.extended(count, monitor) if unseen else state.trail,
+        )
+    return caught_up
+
+
+def _unseen(state: RunState, scores: Scores | None) -> dict[str, int]:
     """From which step on each metric is to be read; nothing where nothing was observed."""
-    if found.run.last_step is None:
+    if state.run.last_step is None:
         return {}
-    seen, gold = found.monitor.last, found.watch.gold
-    steps = dict.fromkeys(found.watch.metrics, 0 if seen is None else seen[0])
-    if gold is not None and found.scores is not None:
-        after_scores = found.scores.last_step + 1
-        steps[gold] = min(after_scores, steps.get(gold, after_scores))
+    seen, eval_metric = state.monitor.last, state.watch.gold
+    steps = dict.fromkeys(state.watch.metrics, 0 if seen is None else seen[0])
+    if eval_metric is not None and scores is not None:
+        after_scores = scores.last_step + 1
+        steps[eval_metric] = min(after_scores, steps.get(eval_metric, after_scores))
     return steps
-
-
-def after(tx: Transaction, run: Run, watch: WatchedMetrics, state: MonitorState) -> list[Observation]:
-    """What the monitor has not seen yet."""
-    step = 0 if state.last is None else state.last[0]
-    return _past(watch, observations.load_observations_after(tx, run.id, watch.metrics, step), state)
-
-
-def _past(watch: WatchedMetrics, points: Iterable[Point], state: MonitorState) -> list[Observation]:
-    last = state.last
-    if last is None:
-        return watch.observations(points)
-    near = (point for point in points if point.step >= last[0])  # older gold is there for the scores alone
-    return [item for item in watch.observations(near) if item.order > last]
-
-
-def scores_of(tx: Transaction, run: Run, gold: str) -> Scores:
-    """All finite gold scores and all checkpoints of a run."""
-    scores = Scores()
-    points = observations.load_series(tx, run.id, [gold])
-    _take_in(scores, watched_metrics.select_scores(run, points), checkpoints.list_checkpoints(tx, run.id))
-    return scores
-
-
-def _take_in(scores: Scores, gold: Iterable[Score], saved: Iterable[Checkpoint]) -> None:
-    scores.add(gold)
-    for checkpoint in saved:
-        scores.saved(checkpoint.step, checkpoint.uri)

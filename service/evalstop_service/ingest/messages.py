@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
+from evalstop_service.errors import ServiceError
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
-    """News: a batch of observations, in any order, with or without repeats."""
+class Observations:
+    """A batch of observations, in any order, with or without repeats."""
 
     points: tuple[Point, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """News: the trainer saved the model of this step."""
+class CheckpointSaved:
+    """The trainer saved the model of this step."""
 
     step: int
     uri: str
@@ -27,33 +28,38 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """News: the trainer goes on from the checkpoint of this step; what it observed past it no longer counts."""
+    """The trainer goes on from the checkpoint of this step; what it observed past it no longer counts."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected:
-    """News: a person says which metrics play which role, `actor` being what is written down of whom."""
+class RolesCorrected:
+    """A person says which metrics play which role; `actor` is written into the audit log."""
 
     metrics: dict[str, dict[str, str]]
     actor: str
 
 
-News = Points | Saved | Resumed | Corrected
+Content = Observations | CheckpointSaved | Resumed | RolesCorrected
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """News of one run, as a caller with a key to its project brought them."""
+class Message:
+    """Something about one run, sent with a key to its project."""
 
     project_id: UUID
     run_id: UUID
-    news: News
+    content: Content
+
+    @property
+    def size(self) -> int:
+        """The number of observations, at least 1."""
+        return max(1, len(self.content.points)) if isinstance(self.content, Observations) else 1
 
 
 @dataclass(frozen=True, slots=True)
-class Contradiction:
+class ValueConflict:
     """A point whose identity is on record with another value, which stands."""
 
     point: Point
@@ -62,12 +68,16 @@ class Contradiction:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of the news, and where the run stands after it."""
+    """What became of a message, and where the run stands after it."""
 
     run: Run
     decision: Decision | None
     accepted: int = 0
     duplicates: int = 0
     superseded: int = 0
-    contradictions: tuple[Contradiction, ...] = ()
+    conflicts: tuple[ValueConflict, ...] = ()
     created: bool = True
+
+
+Answer = Receipt | ServiceError
+"""What became of a message, or why it was refused (NotFound, Conflict, Behind). Nothing of a refused one is stored."""

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import asyncpg
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 _REST_SECONDS = 1.0
 
@@ -25,6 +27,26 @@ _SILENCE = {
 }
 """How long an other end that is gone without a word is waited for, in libpq's terms; TCP alone waits for minutes."""
 
+# Compiling a plan over all partitions takes 100 ms and more, which no statement here ever earns back. The server asks
+# the same of us as we of it: whoever is gone without a word leaves locks that others wait for.
+_SET_UP = "; ".join(
+    ["SET jit TO off", "SET timezone TO 'UTC'"]
+    + [f"SET tcp_{name.removeprefix('tcp_')} TO {value}" for name, value in _SILENCE.items()]
+)
+
+_COMMAND_SECONDS = 30.0
+"""How long a statement on an event loop may take: by this a lost server is noticed there."""
+
+_LIBPQ_ONLY = (
+    "connect_timeout",
+    "keepalives",
+    *_SILENCE,
+    "channel_binding",
+    "client_encoding",
+    "fallback_application_name",
+)
+"""Parameters of an URL that asyncpg would take for settings of the server."""
+
 Transaction = sa.Connection
 """What every query takes as its first argument."""
 
@@ -34,7 +56,7 @@ class Database:
 
     `url`: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`, with libpq's parameters behind a `?`.
     `synchronous`: SQLite's pragma of that name; FULL keeps every acknowledged row through a loss of power.
-    `connections`: the most held at one time, of which a quarter is left to `store.direct`; at least 2 there.
+    `connections`: the most that its own engine holds at one time; `async_engine` makes others.
     """
 
     def __init__(self, url: str, synchronous: str = "FULL", connections: int = 20) -> None:
@@ -44,10 +66,9 @@ class Database:
         self.embedded = self.url.get_backend_name() == "sqlite"
         if not self.embedded:
             self.url = self.url.set(query={"connect_timeout": str(_CONNECT_SECONDS)} | _SILENCE | self.url.query)
-        self.direct_connections = 0 if self.embedded else max(1, connections // 4)
         self.engine = sa.create_engine(
             self.url,
-            pool_size=max(1, connections - self.direct_connections),
+            pool_size=connections,
             max_overflow=0,
             json_deserializer=_json_value,
             hide_parameters=True,  # a statement that fails is logged, and its parameters may be secrets
@@ -77,6 +98,27 @@ class Database:
         with self.engine.connect() as tx, tx.begin(), _translated(tx):
             yield tx
 
+    def async_engine(self) -> AsyncEngine:
+        """An engine for an event loop, on asyncpg and in autocommit; it opens and closes connections as it is told."""
+
+        async def connect() -> asyncpg.Connection[asyncpg.Record]:
+            url = self.url.set(drivername="postgresql")
+            url = url.difference_update_query(_LIBPQ_ONLY)
+            connection = await asyncpg.connect(
+                url.render_as_string(hide_password=False), timeout=_CONNECT_SECONDS, command_timeout=_COMMAND_SECONDS
+            )
+            await connection.execute(_SET_UP)
+            return connection
+
+        return create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=connect,
+            poolclass=sa.NullPool,
+            isolation_level="AUTOCOMMIT",
+            json_deserializer=_json_value,
+            hide_parameters=True,
+        )
+
     def close(self) -> None:
         """Close all pooled connections."""
         self.engine.dispose()
@@ -92,18 +134,8 @@ def _json_value(text: str | bytes) -> Any:
 def _prepare_all(engine: sa.Engine) -> None:
     @sa.event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
-        prepare_postgres(connection)
+        connection.execute(_SET_UP)
         connection.commit()
-
-
-def prepare_postgres(connection: Any) -> None:
-    """Set what all connections to PostgreSQL have in common."""
-    # Compiling a plan over all partitions takes 100 ms and more, which no statement here ever earns back.
-    connection.execute("SET jit TO off")
-    connection.execute("SET timezone TO 'UTC'")
-    # The server asks the same of us: whoever is gone without a word leaves locks that others wait for.
-    for name, value in _SILENCE.items():
-        connection.execute(f"SET tcp_{name.removeprefix('tcp_')} TO {value}")
 
 
 def _ask_after_a_rest(engine: sa.Engine) -> None:

@@ -8,25 +8,24 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from evalstop_service.clock import in_utc
 from evalstop_service.store import series as summaries
-from evalstop_service.store.database import Transaction, driver_connection
-from evalstop_service.store.tables import moment_text, observations
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.tables import observations
+from evalstop_service.store.tables.columns import Real
 
 LIVE = 0
 """`superseded_by` of an observation that counts."""
 
 _CHUNK = 500  # SQLite takes some thousands of variables in a statement; a plan for each length is not worth having
 
-
-FEW = 200
-"""Up to here one statement with all rows as JSON costs less than COPY, which is three messages and never prepared."""
 
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
@@ -58,14 +57,6 @@ class Point(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
         return self.metric, self.step
 
 
-class NewObservation(NamedTuple):
-    """A point on its way into the store, and the attempt of the run that measured it."""
-
-    run_id: UUID
-    attempt: int
-    point: Point
-
-
 @dataclass(frozen=True)
 class StoredPoint:
     """A point as it is on record, and what became of it."""
@@ -89,38 +80,6 @@ class LatestObservation:
     step: int
     value: float
     stderr: float | None
-
-
-def add_observations(
-    tx: Transaction, rows: Sequence[NewObservation], now: datetime, late: Sequence[NewObservation] | None = None
-) -> None:
-    """Store points of many runs, all locked, whose identities have no live observation.
-
-    `late`: those among them that are not past the last step of their metric; None: any may be, which costs a statement.
-    """
-    if not rows:
-        return
-    summaries.forget_summaries(
-        tx, ((row.run_id, row.point.metric, row.point.step) for row in (rows if late is None else late))
-    )
-    if tx.dialect.name != "postgresql":
-        received_at = moment_text(now)
-        tx.exec_driver_sql(_INSERT, [_columns(row, received_at) for row in rows])
-    elif len(rows) <= FEW:
-        driver_connection(tx).execute(
-            _INSERT_RECORDS, {"now": now, "points": encode_records(rows).decode()}, prepare=True
-        )
-    else:
-        with driver_connection(tx).cursor() as cursor, cursor.copy(_COPY) as copy:
-            copy.set_types(_COPIED_TYPES)
-            for run_id, attempt, point in rows:
-                value = None if point.value != point.value else point.value
-                copy.write_row((run_id, point.metric, point.step, LIVE, value, point.stderr, attempt, point.time, now))
-
-
-def encode_records(rows: Iterable[NewObservation]) -> bytes:
-    """These points as `INSERT_RECORDS` takes them."""
-    return msgspec.json.encode([_record(row) for row in rows])
 
 
 def load_live_values(
@@ -163,6 +122,12 @@ def load_observations_after(tx: Transaction, run_id: UUID, metrics: Collection[s
     return [Point(*row) for row in tx.execute(query)]
 
 
+def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int]) -> list[Point]:
+    """The live observations of these metrics, of each from its step on, by ascending step."""
+    points = load_observations_after(tx, run_id, first_steps.keys(), min(first_steps.values()))
+    return [point for point in points if point.step >= first_steps[point.metric]]
+
+
 def load_series_after(
     tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: int
 ) -> dict[UUID, list[Point] | None]:
@@ -190,37 +155,23 @@ def _after_many(tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: i
             "metrics": [metric for _, metric in wanted],
             "steps": list(wanted.values()),
         }
-        cursor = driver_connection(tx).cursor(binary=True)
-        rows: Iterable[Sequence[Any]] = cursor.execute(_AFTER_MANY_ON_POSTGRESQL, {**given, "most": most}, prepare=True)
-        return rows
+        return tx.execute(_AFTER_MANY_ON_POSTGRESQL, {**given, "most": most})
     series = [(run_id.hex, metric, step) for (run_id, metric), step in wanted.items()]
     return tx.exec_driver_sql(_AFTER_MANY_ON_SQLITE, {"series": msgspec.json.encode(series).decode(), "most": most})
 
 
-def load_last_steps(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
-    """The highest live step of each metric of these runs; a run without any has an empty dict."""
-    found: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
-    if tx.dialect.name == "postgresql":
-        for run_id, metric, step in (
-            driver_connection(tx).cursor(binary=True).execute(_LAST_STEPS_ON_POSTGRESQL, (list(run_ids),), prepare=True)
-        ):
-            found[run_id][metric] = step
-    else:
-        for identity, metric, step in tx.exec_driver_sql(_LAST_STEPS_ON_SQLITE, (_json_array(run_ids),)):
-            found[UUID(identity)][metric] = step
-    return found
+def load_last_steps(tx: Transaction, run_ids: Sequence[UUID], until: int = MAX_STEP) -> dict[UUID, dict[str, int]]:
+    """The highest live step of each metric of these runs, not past `until`; a run without any has an empty dict."""
+    last_steps: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
+    for run_id, metric, step in tx.execute(_LAST_STEPS[tx.dialect.name], _ids(tx, run_ids) | {"until": until}):
+        last_steps[run_id][metric] = step
+    return last_steps
 
 
 def list_latest(tx: Transaction, run_id: UUID) -> list[LatestObservation]:
     """Each metric of a run, by name."""
-    if tx.dialect.name == "postgresql":
-        rows = driver_connection(tx).cursor(binary=True).execute(_LATEST_ON_POSTGRESQL, ([run_id],))
-    else:
-        rows = tx.exec_driver_sql(_LATEST_ON_SQLITE, (_json_array([run_id]),))
-    return [
-        LatestObservation(metric, int(count), step, math.nan if value is None else value, stderr)
-        for metric, count, step, value, stderr in rows
-    ]
+    rows = tx.execute(_LATEST[tx.dialect.name], _ids(tx, [run_id]) | {"until": MAX_STEP})
+    return [LatestObservation(*row) for row in rows]
 
 
 def has_observations(tx: Transaction, run_id: UUID, attempt: int) -> bool:
@@ -254,34 +205,10 @@ def list_observations(
     return [StoredPoint(*row) for row in tx.execute(query)]
 
 
-def _json_array(run_ids: Sequence[UUID]) -> str:
-    return msgspec.json.encode([run_id.hex for run_id in run_ids]).decode()
-
-
-def _columns(row: NewObservation, received_at: str) -> tuple[Any, ...]:
-    """A row as the embedded database holds it."""
-    run_id, attempt, point = row
-    value = None if point.value != point.value else point.value
-    observed_at = None if point.time is None else moment_text(point.time)
-    return run_id.hex, point.metric, point.step, LIVE, value, point.stderr, attempt, observed_at, received_at
-
-
-def _record(row: NewObservation) -> _Record:
-    run_id, attempt, point = row
-    value: float | str | None = point.value
-    if not math.isfinite(point.value):
-        value = None if point.value != point.value else "Infinity" if point.value > 0 else "-Infinity"
-    return _Record(run_id, point.metric, point.step, value, attempt, point.stderr, point.time)
-
-
-class _Record(msgspec.Struct, omit_defaults=True, gc=False):
-    r: UUID
-    m: str
-    s: int
-    v: float | str | None
-    a: int
-    e: float | None = None
-    t: datetime | None = None
+def _ids(tx: Transaction, run_ids: Sequence[UUID]) -> dict[str, Any]:
+    if tx.dialect.name == "postgresql":
+        return {"run_ids": list(run_ids)}
+    return {"run_ids": msgspec.json.encode([run_id.hex for run_id in run_ids]).decode()}
 
 
 _POINT = (
@@ -292,36 +219,23 @@ _POINT = (
     observations.c.observed_at,
 )
 
-_NAMES = "run_id, metric, step, superseded_by, value, stderr, attempt, observed_at, received_at"
-
-_INSERT = f"INSERT INTO observations ({_NAMES}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
-
-INSERT_RECORDS = f"""
-INSERT INTO observations ({_NAMES}) SELECT r, m, s, {LIVE}, v, e, a, t, {{now}}::timestamptz
-FROM json_to_recordset({{points}}::json) AS new (
-    r uuid, m text, s bigint, v double precision, e double precision, a integer, t timestamptz
-)
-"""  # noqa: S608
-"""On PostgreSQL: `now` is `received_at`, and `points` what `recordset` makes of the rows."""
-
-_INSERT_RECORDS = INSERT_RECORDS.format(now="%(now)b", points="%(points)t")
-
-_COPY = f"COPY observations ({_NAMES}) FROM STDIN (FORMAT BINARY)"
-
-_COPIED_TYPES = ("uuid", "text", "int8", "int4", "float8", "float8", "int4", "timestamptz", "timestamptz")
-
 # Each series is read where it lies, and no further than it is wanted.
-_AFTER_MANY_ON_POSTGRESQL = f"""
+_AFTER_MANY_ON_POSTGRESQL = sa.text(f"""
 SELECT given.place - 1, o.step, o.value, o.stderr
-FROM unnest(%(run_ids)b::uuid[], %(metrics)b::text[], %(steps)b::bigint[]) WITH ORDINALITY
+FROM unnest(:run_ids, :metrics, :steps) WITH ORDINALITY
     AS given (run_id, metric, step, place)
 CROSS JOIN LATERAL (
     SELECT step, value, stderr FROM observations
     WHERE run_id = given.run_id AND metric = given.metric AND step >= given.step AND superseded_by = {LIVE}
-    ORDER BY step LIMIT %(most)b::bigint + 1
+    ORDER BY step LIMIT :most + 1
 ) AS o
 ORDER BY given.place, o.step
-"""  # noqa: S608
+""").bindparams(  # noqa: S608
+    sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid)),
+    sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
+    sa.bindparam("steps", type_=postgresql.ARRAY(sa.BigInteger)),
+    sa.bindparam("most", type_=sa.BigInteger),
+)
 
 _AFTER_MANY_ON_SQLITE = f"""
 WITH given (place, run_id, metric, step) AS (
@@ -355,22 +269,17 @@ WITH RECURSIVE found (run_id, last_step, metric) AS (
     SELECT run_id, metric, (
         SELECT o.step FROM observations AS o
         WHERE o.run_id = found.run_id AND o.metric = found.metric
-            AND o.step <= found.last_step AND o.superseded_by = {LIVE}
+            AND o.step <= found.last_step AND o.step <= :until AND o.superseded_by = {LIVE}
         ORDER BY o.step DESC LIMIT 1
     )
     FROM found WHERE metric IS NOT NULL
 )
 """  # noqa: S608
 
-_ON_POSTGRESQL = _ENDS.format(ids="unnest(%b::uuid[]) AS wanted (id)")
-_ON_SQLITE = _ENDS.format(ids="(SELECT value AS id FROM json_each(?)) AS wanted")
-
-_LAST_STEPS = "SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL"
-_LAST_STEPS_ON_POSTGRESQL = _ON_POSTGRESQL + _LAST_STEPS
-_LAST_STEPS_ON_SQLITE = _ON_SQLITE + _LAST_STEPS
+_STEPS = "SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL"
 
 # What is summarized is counted already.
-_LATEST = f"""
+_LATEST_OBSERVATIONS = f"""
 SELECT ended.metric, (
     SELECT coalesce(sum(b.count), 0) FROM series_buckets AS b
     WHERE b.run_id = ended.run_id AND b.metric = ended.metric
@@ -385,5 +294,23 @@ FROM ended JOIN observations AS o ON o.run_id = ended.run_id AND o.metric = ende
     AND o.step = ended.step AND o.superseded_by = {LIVE}
 ORDER BY ended.metric
 """  # noqa: S608
-_LATEST_ON_POSTGRESQL = _ON_POSTGRESQL + _LATEST
-_LATEST_ON_SQLITE = _ON_SQLITE + _LATEST
+
+
+def _of_runs(query: str, *columns: sa.ColumnClause[Any]) -> dict[str, sa.TextualSelect]:
+    """A query of what `_ENDS` finds, by the dialect that it is written in."""
+    until = sa.bindparam("until", type_=sa.BigInteger)
+    array = sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid))
+    on_postgresql = sa.text(_ENDS.format(ids="unnest(:run_ids) AS wanted (id)") + query)
+    on_sqlite = sa.text(_ENDS.format(ids="(SELECT value AS id FROM json_each(:run_ids)) AS wanted") + query)
+    return {
+        "postgresql": on_postgresql.bindparams(array, until).columns(*columns),
+        "sqlite": on_sqlite.bindparams(until).columns(*columns),
+    }
+
+
+_METRIC, _STEP = sa.column("metric", sa.Text), sa.column("step", sa.BigInteger)
+_LAST_STEPS = _of_runs(_STEPS, sa.column("run_id", sa.Uuid), _METRIC, _STEP)
+_LATEST = _of_runs(
+    _LATEST_OBSERVATIONS,
+    *(_METRIC, sa.column("count", sa.BigInteger), _STEP, sa.column("value", Real), sa.column("stderr", sa.Double)),
+)

@@ -14,10 +14,11 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import NEWEST, Reading
-from evalstop_service.store.database import Transaction, driver_connection, insert_if_new
+from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.observations import LIVE
 from evalstop_service.store.runs import Run
 from evalstop_service.store.tables import observations, run_health
@@ -123,8 +124,12 @@ def load_readings(tx: Transaction, wanted: Sequence[tuple[Run, str]]) -> dict[tu
     """The newest readings of these metrics of runs, each by ascending step."""
     found: dict[tuple[UUID, str], list[Reading]] = {(run.id, metric): [] for run, metric in wanted}
     if tx.dialect.name == "postgresql":
-        columns = [run.id for run, _ in wanted], [metric for _, metric in wanted], [run.last_step for run, _ in wanted]
-        rows = driver_connection(tx).cursor(binary=True).execute(_NEWEST, columns, prepare=True).fetchall()
+        given = {
+            "run_ids": [run.id for run, _ in wanted],
+            "metrics": [metric for _, metric in wanted],
+            "steps": [run.last_step for run, _ in wanted],
+        }
+        rows = tx.execute(_NEWEST, given)
         for run_id, metric, step, value, at in rows:
             found[run_id, metric].append(Reading(step, math.nan if value is None else value, at))
     else:
@@ -147,12 +152,16 @@ def _newest(run: Run, metric: str, most: int) -> sa.Select[Any]:
     )
 
 
-_NEWEST = f"""
+_NEWEST = sa.text(f"""
 SELECT wanted.run_id, wanted.metric, newest.step, newest.value, newest.received_at
-FROM unnest(%b::uuid[], %b::text[], %b::bigint[]) AS wanted (run_id, metric, last_step) CROSS JOIN LATERAL (
+FROM unnest(:run_ids, :metrics, :steps) AS wanted (run_id, metric, last_step) CROSS JOIN LATERAL (
     SELECT o.step, o.value, o.received_at FROM observations AS o
     WHERE o.run_id = wanted.run_id AND o.metric = wanted.metric AND o.superseded_by = {LIVE}
         AND o.step <= wanted.last_step
     ORDER BY o.step DESC LIMIT {NEWEST}
 ) AS newest
-"""  # noqa: S608
+""").bindparams(  # noqa: S608
+    sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid)),
+    sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
+    sa.bindparam("steps", type_=postgresql.ARRAY(sa.BigInteger)),
+)

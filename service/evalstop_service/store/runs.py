@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store.database import Transaction, contains_text, driver_connection, insert_if_new
-from evalstop_service.store.tables import attempts, decision_changes, moment_text, outcomes, policies, run_health, runs
+from evalstop_service.store.database import Transaction, contains_text, insert_if_new
+from evalstop_service.store.tables import attempts, decision_changes, outcomes, policies, run_health, runs
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -60,10 +60,6 @@ class Attempt:
     started_at: datetime
 
 
-Stamp = tuple[int, datetime]
-"""A run's `version` and `updated_at`: another stamp, another row."""
-
-
 def add_run(tx: Transaction, run: Run) -> bool:
     """Store a new run and its first attempt; False if the project has a run of that name."""
     if not insert_if_new(tx, runs, _columns_of(run), ["project_id", "name"]):
@@ -75,13 +71,6 @@ def add_run(tx: Transaction, run: Run) -> bool:
 def save_run(tx: Transaction, run: Run) -> None:
     """Store a run that was locked in this transaction."""
     tx.execute(runs.update().where(runs.c.id == run.id).values(**_columns_of(run)))
-
-
-def save_roles(
-    tx: Transaction, run_id: UUID, metrics: Mapping[str, Mapping[str, str]], recognition: Mapping[str, Any]
-) -> None:
-    """Store which metrics of a run that is locked play which role, and how that was found."""
-    tx.execute(runs.update().where(runs.c.id == run_id).values(metrics=metrics, recognition=recognition))
 
 
 def add_attempt(tx: Transaction, run_id: UUID, attempt: int, resumed_from_step: int, now: datetime) -> None:
@@ -129,43 +118,29 @@ def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
     return _one(tx, _SELECT.where(*wanted))
 
 
-def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Stamp]:
-    """The stamps of those of these runs that exist, locked until the transaction ends, the lowest id first."""
-    if tx.dialect.name == "postgresql":
-        # The rows are sorted before they are locked; whoever locks many does it in this order, so that no two can
-        # wait for each other.
-        cursor = driver_connection(tx).cursor(binary=True)
-        cursor.execute(_LOCK_MANY, (list(run_ids),), prepare=True)
-        return {run_id: (version, updated_at) for run_id, version, updated_at in cursor}
-    query = sa.select(runs.c.id, runs.c.version, runs.c.updated_at).where(runs.c.id.in_(run_ids))
-    return {run_id: (version, updated_at) for run_id, version, updated_at in tx.execute(query)}
+def lock_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """The versions of those of these runs that exist, locked until the transaction ends, the lowest id first."""
+    # Whoever locks many does it in this order, so that no two can wait for each other.
+    query = sa.select(runs.c.id, runs.c.version).where(runs.c.id.in_(run_ids)).order_by(runs.c.id)
+    return {row.id: row.version for row in tx.execute(query.with_for_update())}
+
+
+def load_versions(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, int]:
+    """The versions of those of these runs that exist."""
+    query = sa.select(runs.c.id, runs.c.version).where(runs.c.id.in_(run_ids))
+    return {row.id: row.version for row in tx.execute(query)}
 
 
 def load_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
     """Those of these runs that exist."""
-    if tx.dialect.name == "postgresql":
-        rows = driver_connection(tx).cursor(binary=True).execute(_LOAD_MANY, (list(run_ids),), prepare=True)
-        found = (Run(**dict(zip(_LOADED, row, strict=True))) for row in rows)
-        return {run.id: run for run in found}
-    query = _SELECT.where(runs.c.id.in_(run_ids))
-    return {row["id"]: Run(**row) for row in tx.execute(query).mappings()}
+    return {row["id"]: Run(**row) for row in tx.execute(_SELECT.where(runs.c.id.in_(run_ids))).mappings()}
 
 
-def save_runs(tx: Transaction, changed: Sequence[Run]) -> None:
-    """Store what ingestion changes of runs that are locked: all but names, terms, `created_at` and kept monitors."""
-    if not changed:
-        return
-    if tx.dialect.name == "postgresql":
-        driver_connection(tx).execute(
-            _SAVE_MANY, (msgspec.json.encode([changed_columns(run) for run in changed]).decode(),), prepare=True
-        )
-        return
-    tx.exec_driver_sql(_SAVE, [(*(_embedded(getattr(run, name)) for name in _MOVING), run.id.hex) for run in changed])
-
-
-def changed_columns(run: Run) -> dict[str, Any]:
-    """What ingestion changes of a run, as the database reads it from JSON: see `MOVE`."""
-    return {name: getattr(run, name) for name in ("id", *_MOVING)}
+def save_changes(tx: Transaction, before: Run, run: Run) -> None:
+    """Store all in which a run differs from what it was, in a transaction that has saved it already."""
+    names = [name for name in _INGESTED if getattr(run, name) != getattr(before, name)]
+    if names:
+        tx.execute(runs.update().where(runs.c.id == run.id).values({name: getattr(run, name) for name in names}))
 
 
 @dataclass(frozen=True)
@@ -240,32 +215,10 @@ _SELECT = sa.select(*runs.c, *_OF_POLICY).join(policies, policies.c.id == runs.c
 _TRIGRAM = 3
 _SEARCHED = 20_000
 
-_MOVING = (
-    *("version", "rewritten_version", "status", "attempt", "last_step"),
-    *("verdict", "best_checkpoint", "raw_maximum", "turn", "updated_at", "ended_at"),
+_INGESTED = (
+    *("status", "attempt", "metrics", "recognition", "rewritten_version", "last_step"),
+    *("best_checkpoint", "raw_maximum", "turn", "ended_at"),
 )
-
-_SAVE = f"UPDATE runs SET {', '.join(f'{name} = ?' for name in _MOVING)} WHERE id = ?"  # noqa: S608
-
-_LOCK_MANY = "SELECT id, version, updated_at FROM runs WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
-
-_LOADED = (*(column.name for column in runs.c), "policy_name", "policy_version")
-
-_LOAD_MANY = f"""
-SELECT {", ".join(f"runs.{column.name}" for column in runs.c)}, policies.name, policies.version
-FROM runs JOIN policies ON policies.id = runs.policy_id WHERE runs.id = ANY(%b)
-"""  # noqa: S608
-
-MOVING_TYPES = """
-    id uuid, version integer, rewritten_version integer, status text, attempt integer, last_step bigint, verdict json,
-    best_checkpoint json, raw_maximum json, turn json, updated_at timestamptz, ended_at timestamptz
-"""
-
-MOVE = f"UPDATE runs SET {', '.join(f'{name} = new.{name}' for name in _MOVING)}"  # noqa: S608
-"""On PostgreSQL, `FROM` something called `new`: rows of `MOVING_TYPES`."""
-
-# JSON is what the driver hands over fastest, and most of a row is JSON anyway.
-_SAVE_MANY = f"{MOVE} FROM json_to_recordset(%t::json) AS new ({MOVING_TYPES}) WHERE runs.id = new.id"
 
 _REVISION = sa.select(
     runs.c.id,
@@ -326,16 +279,6 @@ def _after(wanted: RunFilter) -> sa.ColumnElement[bool]:
         return older
     key = runs.c.updated_at if wanted.order == "updated" else sa.func.coalesce(runs.c.last_step, -1)
     return (key < wanted.place) | ((key == wanted.place) & older)
-
-
-def _embedded(value: Any) -> Any:
-    """A value as the embedded database holds it."""
-    match value:
-        case dict():
-            return msgspec.json.encode(value).decode()
-        case datetime():
-            return moment_text(value)
-    return value
 
 
 def _digest(tx: Transaction, query: sa.Select[Any]) -> str:

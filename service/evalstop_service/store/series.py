@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import runs
-from evalstop_service.store.database import Database, Transaction, driver_connection
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.tables import runs as run_rows
 from evalstop_service.store.tables import series_buckets
 
@@ -116,11 +116,7 @@ def forget_summaries(tx: Transaction, changes: Iterable[tuple[UUID, str, int]]) 
             lowest[run_id, metric] = step
     if not lowest:
         return
-    if tx.dialect.name == "postgresql":
-        run_ids, metrics = (list(column) for column in zip(*lowest, strict=True))
-        driver_connection(tx).execute(_FORGET_ALL, (run_ids, metrics, list(lowest.values())), prepare=True)
-    else:
-        tx.exec_driver_sql(_FORGET, [(run_id.hex, metric, step) for (run_id, metric), step in lowest.items()])
+    tx.execute(_FORGET, [{"run": run_id, "name": name, "step": step} for (run_id, name), step in lowest.items()])
 
 
 def forget_summaries_after(tx: Transaction, run_id: UUID, step: int) -> None:
@@ -157,12 +153,11 @@ def _text(statement: str) -> sa.TextClause:
     return sa.text(statement).bindparams(sa.bindparam("run_id", type_=sa.Uuid()))
 
 
-_FORGET = "DELETE FROM series_buckets WHERE run_id = ? AND metric = ? AND last_step >= ?"
-
-_FORGET_ALL = """
-DELETE FROM series_buckets AS old USING unnest(%b::uuid[], %b::text[], %b::bigint[]) AS new (run_id, metric, step)
-WHERE old.run_id = new.run_id AND old.metric = new.metric AND old.last_step >= new.step
-"""
+_FORGET = sa.delete(series_buckets).where(
+    series_buckets.c.run_id == sa.bindparam("run"),
+    series_buckets.c.metric == sa.bindparam("name"),
+    series_buckets.c.last_step >= sa.bindparam("step"),
+)
 
 _IN_SIGHT = """
 FROM series_buckets WHERE run_id = :run_id AND metric = :metric AND last_step >= :first_step

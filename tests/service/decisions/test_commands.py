@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from evalstop_service.decisions import commands, pause
 from evalstop_service.errors import Conflict
-from evalstop_service.ingest import Saved
+from evalstop_service.ingest import CheckpointSaved
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import cases, tables
 from evalstop_service.store.decisions import Decision
@@ -111,7 +111,7 @@ def test_a_stop_that_is_under_way_is_acknowledged(graceful: Scene) -> None:
 def test_what_was_handed_out_is_undone(scene: Scene) -> None:
     """The trainer may go on, receivers are asked to release the job, and what was not sent yet is not sent."""
     run = scene.open()
-    scene.take(run, Saved(1, "file:///1"))
+    scene.take(run, CheckpointSaved(1, "file:///1"))
     scene.post(run, FALLING)
     for _ in range(2):
         assert undo(scene, run) == DecisionState.UNDONE

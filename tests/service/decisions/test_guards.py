@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evalstop_service.decisions import guards
-from evalstop_service.ingest import Arrival, Points, Saved
+from evalstop_service.ingest import CheckpointSaved, Message, Observations
 from evalstop_service.rules.decision_lifecycle import Guard
 from evalstop_service.store import policies, projects, run_health, runs, tables
 from evalstop_service.store.database import Database, Transaction
@@ -217,7 +217,7 @@ def test_a_run_that_would_leave_nothing_is_not_stopped(scene: Scene) -> None:
         scene.post(one, FALLING)
     assert kinds(scene, run) == ["no_checkpoint"]
     assert kinds(scene, published) == []
-    scene.take(run, Saved(1, "file:///1.pt"))
+    scene.take(run, CheckpointSaved(1, "file:///1.pt"))
     assert kinds(scene, run) == []
 
 
@@ -248,7 +248,7 @@ def test_of_many_runs_that_fall_in_one_commit_the_bound_lets_some_through(scene:
     """Each decision sees those that were made before it in the same transaction."""
     settle(scene, stops_per_hour=3, stops_share=None)
     found = [scene.open() for _ in range(7)]
-    scene.take_all([Arrival(scene.project_id, run.id, Points(tuple(FALLING))) for run in found])
+    scene.take_all([Message(scene.project_id, run.id, Observations(tuple(FALLING))) for run in found])
     assert sorted(state_of(scene, run) for run in found) == ["on_hold"] * 4 + ["requested"] * 3
 
 
@@ -262,7 +262,7 @@ def test_of_many_runs_that_fall_at_one_moment_the_bound_lets_some_through(postgr
     def post(of_a_process: list[Run]) -> None:
         ready.wait()
         for run in of_a_process:
-            take(postgres_database, scene.project_id, run.id, Points(tuple(FALLING)), NOW)
+            take(postgres_database, scene.project_id, run.id, Observations(tuple(FALLING)), NOW)
 
     threads = [threading.Thread(target=post, args=(found[number::6],)) for number in range(6)]
     for thread in threads:

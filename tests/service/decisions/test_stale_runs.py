@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evalstop_service.decisions import commands, pause, stale_runs, transitions
-from evalstop_service.ingest import Resumed, Saved, open_run
+from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.store import run_health, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -124,7 +124,7 @@ def test_a_lost_run_lives_again_when_it_is_heard_of(scene: Scene) -> None:
         lambda run, now: open_run.record_heartbeat(scene.database, scene.project_id, run.id, now),
         resume,
         lambda run, now: open_run.open_run(scene.database, scene.project_id, open_run.OpenRequest(run.name), now),
-        lambda run, now: scene.take(run, Saved(0, "file:///0.pt"), now),
+        lambda run, now: scene.take(run, CheckpointSaved(0, "file:///0.pt"), now),
     )
     for number, way in enumerate(ways):
         start = 10_000 * number

@@ -17,7 +17,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.evaluation import backtests
-from evalstop_service.ingest import Points
+from evalstop_service.ingest import Observations
 from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
@@ -90,7 +90,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
     for number in range(3 * backtests.RUNS_AT_A_TIME):
         run = open_run(database, tenant, now, f"run-{number}")
         points = tuple(Point("reward/gold", step, float(step % 7), 0.1) for step in range(1500))
-        take(database, tenant.project.id, run.id, Points(points), now)
+        take(database, tenant.project.id, run.id, Observations(points), now)
         commands.finish_run(database, tenant.project.id, run.id, "completed", now)
         ids.append(run.id)
     wanted = asked(database, tenant, policy_to_document(POLICIES["cautious"]))

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.evaluation import cases
-from evalstop_service.ingest import Resumed, Saved, open_run
+from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import tables
@@ -53,7 +53,7 @@ def said(scene: Scene, run: Run) -> list[str]:
 def flagged(scene: Scene, *later: float, **terms: Any) -> Run:
     """A run that is decided on after two hours, and has these evals after five."""
     run = scene.open(labels={"gpus": "4", "job_kind": "rlhf"}, **terms)
-    scene.take(run, Saved(4, "file:///4"))
+    scene.take(run, CheckpointSaved(4, "file:///4"))
     scene.post(run, evals(*RISING), after(1))
     scene.post(run, evals(*DECLINES, start=6), after(2))
     scene.post(run, evals(*later, start=9), after(5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from evalstop_service.decisions import commands
-from evalstop_service.ingest import Resumed, Saved
+from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
@@ -70,7 +70,7 @@ def test_shadow_tells_nobody(database: Database) -> None:
 def test_announces_what_was_decided(scene: Scene) -> None:
     """The event carries the verdict, the decision and the best checkpoint as they were committed."""
     run = scene.open(labels={"slurm_job_id": "4711"})
-    scene.take(run, Saved(1, "file:///1"))
+    scene.take(run, CheckpointSaved(1, "file:///1"))
     receipt = scene.post(run, FALLING)
     (event,) = scene.events(run, "run.stop_requested")
     data = json.loads(event["body"])["data"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
-from evalstop_service.ingest import Resumed, Saved
+from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import endpoints, tables
 from evalstop_service.store.queue import leases
@@ -24,15 +24,15 @@ from tests.service.scenes import (
 def test_resume_supersedes(scene: Scene) -> None:
     """What was observed and saved past the resumed step no longer counts, stays on record, and can come anew."""
     run = scene.open()
-    scene.take(run, Saved(1, "file:///1"))
-    scene.take(run, Saved(3, "file:///3"))
+    scene.take(run, CheckpointSaved(1, "file:///1"))
+    scene.take(run, CheckpointSaved(3, "file:///3"))
     scene.post(run, evals(0.5, 0.6, 0.4, 0.9))
     assert pointer(scene.read(run)) == {"step": 3, "uri": "file:///3", "score": 0.9, "chosen_by": "smoothed_maximum"}
     receipt = scene.take(run, Resumed(1))
     assert (receipt.superseded, receipt.run.attempt, receipt.run.last_step) == (2, 2, 1)
     assert pointer(receipt.run) == {"step": 1, "uri": "file:///1", "score": 0.6, "chosen_by": "smoothed_maximum"}
     assert scene.post(run, evals(0.7, 0.8, start=2)).accepted == 2
-    assert scene.take(run, Saved(3, "file:///elsewhere")).created
+    assert scene.take(run, CheckpointSaved(3, "file:///elsewhere")).created
     kept = {(row["step"], row["superseded_by"]): row["value"] for row in scene.rows(tables.observations, run)}
     assert kept == {(0, 0): 0.5, (1, 0): 0.6, (2, 2): 0.4, (3, 2): 0.9, (2, 0): 0.7, (3, 0): 0.8}
 
@@ -49,7 +49,7 @@ def test_resume_can_be_sent_again(scene: Scene) -> None:
     assert scene.take(run, Resumed(1)).run.attempt == 2
     assert scene.take(run, Resumed(1)).run.attempt == 2
     assert scene.take(run, Resumed(0)).run.attempt == 3
-    scene.take(run, Saved(2, "file:///2"))
+    scene.take(run, CheckpointSaved(2, "file:///2"))
     assert scene.take(run, Resumed(0)).run.attempt == 4
     scene.post(run, evals(0.1, start=5))
     assert scene.take(run, Resumed(0)).run.attempt == 5

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Any
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
 from evalstop_service.clock import utc_now
 from evalstop_service.errors import Behind, Closed, Conflict, NotFound, Overloaded
-from evalstop_service.ingest import Arrival, Committer, Limits, LiveRuns, Points, Receipt, Saved
+from evalstop_service.ingest import (
+    CheckpointSaved,
+    Committer,
+    Content,
+    Limits,
+    Message,
+    Observations,
+    Receipt,
+    Resumed,
+    RunCache,
+    running_in_thread,
+)
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.store import policies, projects, tables
+from evalstop_service.store import runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
+from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 from evalstop_service.web.problems import problem_of
 
-from tests.service.scenes import Scene, evals, set_up
+from tests.faults.records import deadlocks
+from tests.service.committers import on_loop
+from tests.service.scenes import FALLING, Scene, evals, set_up, waiting_for_a_lock
 
 DEADLINE_SECONDS = 30.0
-
-SLOW: dict[str, Any] = {
-    "name": "slow",
-    "members": [{"detector": "k_decline"}, *({"detector": "bocpd", "id": f"b{number}"} for number in range(8))],
-}
-"""A policy whose detectors take so long that other threads have their turn meanwhile."""
 
 
 @pytest.fixture
@@ -40,13 +47,15 @@ def service_metrics() -> ServiceMetrics:
 
 @pytest.fixture
 def committer(scene: Scene, service_metrics: ServiceMetrics) -> Iterator[Committer]:
-    committer = Committer(scene.database, LiveRuns(), utc_now, service_metrics, Limits(flushers=2, waiting=50))
+    committer = Committer(scene.database, RunCache(), utc_now, service_metrics, Limits(waiting=50))
+    running = AsyncExitStack()
+    on_loop(running.enter_async_context(committer.run()))
     yield committer
-    committer.close()
+    on_loop(running.aclose())
 
 
-def posting(scene: Scene, run: Run, *values: float, start: int = 0) -> Arrival:
-    return Arrival(scene.project_id, run.id, Points(tuple(evals(*values, start=start))))
+def posting(scene: Scene, run: Run, *values: float, start: int = 0) -> Message:
+    return Message(scene.project_id, run.id, Observations(tuple(evals(*values, start=start))))
 
 
 def sample(service_metrics: ServiceMetrics, name: str) -> float:
@@ -63,13 +72,6 @@ def wait_until(committer: Committer, count: int) -> None:
         time.sleep(0.002)
 
 
-async def knock(committer: Committer, arrival: Arrival) -> None:
-    """Offer what there is no room for, until it is refused for another reason."""
-    while True:
-        with suppress(Overloaded):
-            await committer.soon(arrival)
-
-
 def test_what_waits_goes_together(scene: Scene, committer: Committer, service_metrics: ServiceMetrics) -> None:
     """Posts that arrive while the only writer is held up are committed together, and each gets its own receipt."""
     first, others = scene.open(), [scene.open() for _ in range(9)]
@@ -77,7 +79,9 @@ def test_what_waits_goes_together(scene: Scene, committer: Committer, service_me
         with scene.database.transaction() as tx:
             if not scene.database.embedded:
                 tx.exec_driver_sql("LOCK TABLE runs IN ACCESS EXCLUSIVE MODE")
-            answers = [threads.submit(committer.take, posting(scene, run, 0.1, 0.2)) for run in (first, *others)]
+            answers = [
+                threads.submit(committer.submit_and_wait, posting(scene, run, 0.1, 0.2)) for run in (first, *others)
+            ]
             wait_until(committer, 20)
         receipts = [answer.result(DEADLINE_SECONDS) for answer in answers]
     assert [receipt.accepted for receipt in receipts] == [2] * 10
@@ -89,18 +93,18 @@ def test_what_waits_goes_together(scene: Scene, committer: Committer, service_me
 def test_one_refusal_is_one_answer(scene: Scene, committer: Committer) -> None:
     """In a group, an unknown run and a checkpoint that moved are refused; their neighbors are taken."""
     run = scene.open()
-    committer.take(Arrival(scene.project_id, run.id, Saved(1, "file:///1")))
+    committer.submit_and_wait(Message(scene.project_id, run.id, CheckpointSaved(1, "file:///1")))
 
     async def together() -> Sequence[Receipt | BaseException]:
         return await asyncio.gather(
-            committer.soon(Arrival(scene.project_id, new_id(), Points(tuple(evals(0.1))))),
-            committer.soon(Arrival(scene.project_id, run.id, Saved(1, "file:///elsewhere"))),
-            committer.soon(Arrival(new_id(), run.id, Points(tuple(evals(0.1))))),
-            committer.soon(posting(scene, run, 0.5)),
+            committer.submit(Message(scene.project_id, new_id(), Observations(tuple(evals(0.1))))),
+            committer.submit(Message(scene.project_id, run.id, CheckpointSaved(1, "file:///elsewhere"))),
+            committer.submit(Message(new_id(), run.id, Observations(tuple(evals(0.1))))),
+            committer.submit(posting(scene, run, 0.5)),
             return_exceptions=True,
         )
 
-    unknown, moved, foreign, taken = asyncio.run(together())
+    unknown, moved, foreign, taken = on_loop(together())
     assert isinstance(unknown, NotFound)
     assert isinstance(moved, Conflict)
     assert isinstance(foreign, NotFound)
@@ -117,9 +121,9 @@ def test_a_policy_of_a_later_release_refuses_for_now(scene: Scene, committer: Co
 
     async def together() -> Sequence[Receipt | BaseException]:
         arrivals = [posting(scene, item, 0.5) for item in (behind, run)]
-        return await asyncio.gather(*map(committer.soon, arrivals), return_exceptions=True)
+        return await asyncio.gather(*map(committer.submit, arrivals), return_exceptions=True)
 
-    refused, taken = asyncio.run(together())
+    refused, taken = on_loop(together())
     assert isinstance(refused, Behind)
     assert problem_of(refused).status == 503
     assert isinstance(taken, Receipt)
@@ -141,13 +145,13 @@ def test_one_fault_is_one_answer(scene: Scene, committer: Committer) -> None:
 
     async def together() -> Sequence[Receipt | BaseException]:
         return await asyncio.gather(
-            committer.soon(posting(scene, good, 0.1)),
-            committer.soon(posting(scene, bad, 666.0)),
-            committer.soon(posting(scene, scene.open(), 0.3)),
+            committer.submit(posting(scene, good, 0.1)),
+            committer.submit(posting(scene, bad, 666.0)),
+            committer.submit(posting(scene, scene.open(), 0.3)),
             return_exceptions=True,
         )
 
-    first, failed, third = asyncio.run(together())
+    first, failed, third = on_loop(together())
     assert isinstance(first, Receipt)
     assert isinstance(third, Receipt)
     assert isinstance(failed, sa.exc.IntegrityError)
@@ -162,81 +166,50 @@ def test_no_more_waits_than_may(scene: Scene, committer: Committer, service_metr
         with scene.database.transaction() as tx:
             tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == run.id).with_for_update())
             admitted = [
-                threads.submit(committer.take, posting(scene, run, *[0.1] * 10, start=10 * batch)) for batch in range(5)
+                threads.submit(committer.submit_and_wait, posting(scene, run, *[0.1] * 10, start=10 * batch))
+                for batch in range(5)
             ]
             wait_until(committer, 50)
             with pytest.raises(Overloaded):
-                committer.take(posting(scene, run, 0.1, start=50))
+                committer.submit_and_wait(posting(scene, run, 0.1, start=50))
         assert sum(answer.result(DEADLINE_SECONDS).accepted for answer in admitted) == 50
     assert service_metrics.registry.get_sample_value("evalstop_refused_requests_total", {"reason": "overloaded"}) == 1
-    assert committer.take(posting(scene, run, 0.1, start=50)).accepted == 1
+    assert committer.submit_and_wait(posting(scene, run, 0.1, start=50)).accepted == 1
 
 
 def test_a_batch_larger_than_the_limit_is_taken_alone(scene: Scene, committer: Committer) -> None:
     """A limit below the size of one batch does not refuse it for ever."""
-    assert committer.take(posting(scene, scene.open(), *[0.1] * 200)).accepted == 200
+    assert committer.submit_and_wait(posting(scene, scene.open(), *[0.1] * 200)).accepted == 200
 
 
 def test_closing_commits_what_waits(scene: Scene, service_metrics: ServiceMetrics) -> None:
     """Closing answers everything that was admitted, and refuses what comes after."""
-    committer = Committer(scene.database, LiveRuns(), utc_now, service_metrics, Limits(flushers=1))
+    committer = Committer(scene.database, RunCache(), utc_now, service_metrics)
     run = scene.open()
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(5) as threads, ExitStack() as running:
+        running.enter_context(running_in_thread(committer))
         with scene.database.transaction() as tx:
             tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == run.id).with_for_update())
-            answers = [threads.submit(committer.take, posting(scene, run, 0.1, start=step)) for step in range(4)]
+            posts = [posting(scene, run, 0.1, start=step) for step in range(4)]
+            answers = [threads.submit(committer.submit_and_wait, post) for post in posts]
             wait_until(committer, 4)
-            closing = threading.Thread(target=committer.close)
-            closing.start()
-        closing.join(DEADLINE_SECONDS)
+            closing = threads.submit(running.close)
+        closing.result(DEADLINE_SECONDS)
     assert [answer.result(DEADLINE_SECONDS).accepted for answer in answers] == [1, 1, 1, 1]
     with pytest.raises(Closed):
-        committer.take(posting(scene, run, 0.1, start=9))
+        committer.submit_and_wait(posting(scene, run, 0.1, start=9))
     assert len(scene.rows(tables.observations, run)) == 4
 
 
-def test_a_call_for_a_flusher_does_not_reach_whoever_closes(postgres_database: Database) -> None:
-    """A verdict that turns while the committer closes is stored: what it takes is seen by a flusher, and all ends."""
-    scene = set_up(postgres_database)
-    with postgres_database.transaction() as tx:
-        policies.add_policy(tx, projects.get_project(tx, scene.project_id), "slow", SLOW, utc_now())
-
-    async def round_trip() -> None:
-        committer = Committer(scene.database, LiveRuns(), utc_now, ServiceMetrics(), Limits(flushers=1, waiting=100))
-        before, turning = scene.open(), scene.open(policy="slow")
-        async with committer.at_home():
-            for run in (before, turning):  # by the flusher, which is idle then, and the runs are remembered
-                await committer.soon(posting(scene, run, 1.0))
-            with scene.database.transaction() as tx:
-                tx.execute(sa.select(tables.runs.c.id).where(tables.runs.c.id == before.id).with_for_update())
-                held_up = asyncio.create_task(committer.soon(posting(scene, before, 0.5, start=1)))
-                while committer.waiting < 1:
-                    await asyncio.sleep(0)
-                falling = [1.0 - step / 200 for step in range(1, 100)]
-                waiting = asyncio.create_task(committer.soon(posting(scene, turning, *falling, start=1)))
-                while committer.waiting < 100:
-                    await asyncio.sleep(0)
-                closing = threading.Thread(target=committer.close, daemon=True)
-                closing.start()
-                with pytest.raises(Closed):  # from then on the one that closes waits
-                    await knock(committer, posting(scene, before, 0.4, start=2))
-            assert (await held_up).accepted == 1
-            receipt = await asyncio.wait_for(waiting, DEADLINE_SECONDS)
-            assert receipt.run.verdict["verdict"] != "continue"
-
-    for _ in range(5):
-        asyncio.run(round_trip())
-
-
 def test_a_run_is_taken_in_order(scene: Scene, committer: Committer) -> None:
-    """What one caller posts one after another is taken in that order, however many flushers there are."""
+    """What one caller posts one after another is taken in that order, however many commits there are."""
     run = scene.open(policy="paper")
 
     async def one_by_one() -> list[int]:
-        posts = [committer.soon(posting(scene, run, 1.0 - step / 100, start=step)) for step in range(40)]
+        posts = [committer.submit(posting(scene, run, 1.0 - step / 100, start=step)) for step in range(40)]
         return [receipt.run.last_step or 0 for receipt in await asyncio.gather(*posts)]
 
-    assert asyncio.run(one_by_one()) == list(range(40))
+    assert on_loop(one_by_one()) == list(range(40))
 
 
 def test_a_client_that_left(scene: Scene, committer: Committer) -> None:
@@ -244,11 +217,88 @@ def test_a_client_that_left(scene: Scene, committer: Committer) -> None:
     run, other = scene.open(), scene.open()
 
     async def leave() -> Receipt:
-        leaving = asyncio.ensure_future(committer.soon(posting(scene, run, 0.1)))
-        staying = asyncio.ensure_future(committer.soon(posting(scene, other, 0.2)))
+        leaving = asyncio.ensure_future(committer.submit(posting(scene, run, 0.1)))
+        staying = asyncio.ensure_future(committer.submit(posting(scene, other, 0.2)))
         await asyncio.sleep(0)
         leaving.cancel()
         return await staying
 
-    assert asyncio.run(leave()).accepted == 1
-    assert committer.take(posting(scene, run, 0.1)).duplicates == 1
+    assert on_loop(leave()).accepted == 1
+    assert committer.submit_and_wait(posting(scene, run, 0.1)).duplicates == 1
+
+
+@pytest.mark.parametrize("content", [Observations(tuple(evals(0.5, start=0))), Observations((Point("kl", 0, 1.0),))])
+def test_what_a_cut_commit_stored_is_a_duplicate(postgres_database: Database, content: Observations) -> None:
+    """A process whose run was saved behind its back, as by its own commit that it did not hear of, counts repeats."""
+    scene = set_up(postgres_database)
+    run, other = scene.open(), replace(scene, cache=RunCache())
+    scene.post(run, [Point("loss", 0, 1.0)])
+    other.take(run, content)
+    assert scene.take(run, content).duplicates == 1
+    assert scene.post(run, evals(0.4, start=1)).accepted == 1
+
+
+def test_order_is_kept_among_kinds(scene: Scene) -> None:
+    """Messages of one run that arrive together are taken in order, of whatever kind they are."""
+    run = scene.open(policy="watchful")
+    scene.post(run, evals(0.1))
+    contents: list[Content] = [
+        Observations(tuple(evals(0.2, start=1))),
+        CheckpointSaved(1, "file:///1"),
+        Observations(tuple(evals(0.3, start=2))),
+        Resumed(1),
+        Observations(tuple(evals(0.4, start=2))),
+    ]
+    answers = scene.take_all([Message(scene.project_id, run.id, item) for item in contents])
+    assert [answer.run.attempt for answer in answers if isinstance(answer, Receipt)] == [1, 1, 1, 2, 2]
+    live = [row for row in scene.rows(tables.observations, run) if row["superseded_by"] == 0]
+    assert [(row["step"], row["value"]) for row in live] == [(0, 0.1), (1, 0.2), (2, 0.4)]
+
+
+def test_what_comes_after_a_verdict_waits_for_it(scene: Scene) -> None:
+    """Two evals that arrive together, of which the first calls for a stop, lead to one decision."""
+    run = scene.open(policy="paper", mode="enforce")
+    scene.post(run, FALLING[:-1])
+    points = [*FALLING[-1:], *evals(0.1, start=9)]
+    for answer in scene.take_all([Message(scene.project_id, run.id, Observations((point,))) for point in points]):
+        assert isinstance(answer, Receipt)
+        assert answer.decision == scene.decision(run) is not None
+    assert len(scene.rows(tables.decisions, run)) == 1
+
+
+def test_a_stale_cache_costs_one_try(scene: Scene) -> None:
+    """A run that another process saved is loaded and applied again; then it is checked before it is used."""
+    run, other = scene.open(policy="paper"), replace(scene, cache=RunCache())
+
+    def mistaken() -> float:
+        return scene.count("evalstop_live_runs_total", result="mistaken")
+
+    scene.post(run, evals(0.1))
+    other.post(run, evals(0.2, start=1))
+    assert scene.post(run, evals(0.3, start=2)).accepted == 1
+    assert mistaken() == 1
+    other.post(run, evals(0.35, start=3))
+    assert scene.post(run, evals(0.4, start=4)).accepted == 1
+    assert mistaken() == 1
+    assert [row["step"] for row in scene.rows(tables.observations, run)] == [0, 1, 2, 3, 4]
+    cold = replace(scene, cache=RunCache())
+    assert cold.post(run, evals(0.5, start=5)).run.verdict == scene.read(run).verdict
+
+
+def test_a_deadlock_is_tried_again(postgres_database: Database) -> None:
+    """A commit that PostgreSQL breaks off to end a deadlock is tried again, and nobody is told of it."""
+    scene = set_up(postgres_database)
+    low, high = sorted((scene.open(), scene.open()), key=lambda run: run.id)
+    for run in (low, high):
+        scene.post(run, evals(0.1))
+    messages = [posting(scene, run, 0.2, start=1) for run in (low, high)]
+    with ThreadPoolExecutor(1) as thread:
+        with postgres_database.transaction() as tx:
+            tx.exec_driver_sql("SET LOCAL deadlock_timeout TO '1h'")  # the other one looks first, and gives way
+            runs.lock_runs(tx, [high.id])
+            answers = thread.submit(scene.take_all, messages)
+            waiting_for_a_lock(postgres_database)
+            runs.lock_runs(tx, [low.id])
+        receipts = answers.result(DEADLINE_SECONDS)
+    assert [receipt.accepted for receipt in receipts if isinstance(receipt, Receipt)] == [1, 1]
+    assert deadlocks(postgres_database) == 1

@@ -18,9 +18,9 @@ def test_counts_repeats(scene: Scene) -> None:
     """A point that is sent again is a duplicate, within a batch and across batches, and is stored once."""
     run = scene.open()
     receipt = scene.post(run, [*evals(0.1, 0.2), *evals(0.1)])
-    assert (receipt.accepted, receipt.duplicates, receipt.contradictions) == (2, 1, ())
+    assert (receipt.accepted, receipt.duplicates, receipt.conflicts) == (2, 1, ())
     receipt = scene.post(run, evals(0.1, 0.2, 0.3))
-    assert (receipt.accepted, receipt.duplicates, receipt.contradictions) == (1, 2, ())
+    assert (receipt.accepted, receipt.duplicates, receipt.conflicts) == (1, 2, ())
     assert len(scene.rows(tables.observations, run)) == 3
 
 
@@ -30,9 +30,9 @@ def test_first_value_stands(scene: Scene, other: float) -> None:
     run = scene.open()
     receipt = scene.post(run, [*evals(0.1), Point("eval", 0, other)])
     assert (receipt.accepted, receipt.duplicates) == (1, 0)
-    assert [item.stored_value for item in receipt.contradictions] == [0.1]
+    assert [item.stored_value for item in receipt.conflicts] == [0.1]
     again = scene.post(run, [Point("eval", 0, other)])
-    assert (again.accepted, again.duplicates, len(again.contradictions)) == (0, 0, 1)
+    assert (again.accepted, again.duplicates, len(again.conflicts)) == (0, 0, 1)
     assert [row["value"] for row in scene.rows(tables.observations, run)] == [0.1]
 
 
@@ -42,7 +42,7 @@ def test_repeats_what_is_not_finite(scene: Scene, value: float) -> None:
     run = scene.open()
     assert scene.post(run, [Point("eval", 0, value)] * 2).duplicates == 1
     assert scene.post(run, [Point("eval", 0, value)]).duplicates == 1
-    assert len(scene.post(run, [Point("eval", 0, 1.0)]).contradictions) == 1
+    assert len(scene.post(run, [Point("eval", 0, 1.0)]).conflicts) == 1
 
 
 def test_repeats_do_not_count_as_declines(scene: Scene) -> None:

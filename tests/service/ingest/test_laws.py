@@ -6,7 +6,6 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -15,16 +14,16 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from evalstop_detectors import Call, Score, state_to_json
-from evalstop_service.ingest import CHOOSER, Arrival, LiveRuns, News, Points, Resumed, Saved
+from evalstop_service.ingest import CHOOSER, CheckpointSaved, Content, Message, Observations, Resumed, RunCache
 from evalstop_service.store import checkpoints, monitor_states, observations, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import NewObservation, Point
+from evalstop_service.store.monitor_states import StoredMonitorState
+from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.service.ingest.at_home import at_home
-from tests.service.scenes import NOW, Scene, set_up
+from tests.service.scenes import NOW, Scene, add_points, set_up
 
 METRICS = ("eval", "proxy", "kl", "loss", "lr")
 POLICIES = ("paper", "default", "watchful")
@@ -34,10 +33,6 @@ LAWS = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
-WAYS = [("sqlite", "thoroughly"), ("postgresql", "thoroughly"), ("postgresql", "directly")]
-"""How a server takes news in, by its database: on PostgreSQL directly, on its event loop, when they are plain."""
-pytestmark = pytest.mark.parametrize(("database_url", "way"), WAYS, indirect=["database_url"])
-
 values = st.one_of(
     st.integers(-3, 3).map(float),
     st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324]),
@@ -46,7 +41,7 @@ values = st.one_of(
 
 @st.composite
 def measured(draw: st.DrawFn, first_step: int = 0) -> list[Point]:
-    """Points with distinct identities, by ascending step; most steps have an eval."""
+    """Observations with distinct identities, by ascending step; most steps have an eval."""
     cells = st.sets(st.tuples(st.sampled_from(METRICS), st.integers(first_step, LAST_STEP)), max_size=12)
     identities = draw(cells) | {("eval", step) for step in range(first_step, draw(st.integers(first_step, LAST_STEP)))}
     ordered = sorted(identities, key=lambda item: (item[1], METRICS.index(item[0])))
@@ -54,16 +49,16 @@ def measured(draw: st.DrawFn, first_step: int = 0) -> list[Point]:
 
 
 @st.composite
-def scattered(draw: st.DrawFn, points: list[Point], saved: list[int]) -> list[News]:
+def scattered(draw: st.DrawFn, points: list[Point], saved: list[int]) -> list[Content]:
     """The points in any order, some of them more than once, cut into batches, with checkpoints in between."""
     again = draw(st.lists(st.sampled_from(points), max_size=6)) if points else []
     mixed = draw(st.permutations(points + again))
-    news: list[News] = []
+    news: list[Content] = []
     while mixed:
         size = draw(st.integers(1, len(mixed)))
-        news.append(Points(tuple(mixed[:size])))
+        news.append(Observations(tuple(mixed[:size])))
         mixed = mixed[size:]
-    return draw(st.permutations([*news, *(Saved(step, f"file:///{step}") for step in saved)]))
+    return draw(st.permutations([*news, *(CheckpointSaved(step, f"file:///{step}") for step in saved)]))
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class Story:
     resumed_at: int | None
     second: list[Point]
     saved: list[int]
-    arrived: list[News]
+    arrived: list[Content]
     forgetting: set[int]
 
 
@@ -97,15 +92,14 @@ def stories(draw: st.DrawFn) -> Story:
 
 
 @pytest.fixture
-def scene(database_url: str, way: str) -> Iterator[Scene]:
+def scene(database_url: str) -> Iterator[Scene]:
     """A project in a database that does not wait for the disk: these laws say nothing of a loss of power."""
     url = sa.make_url(database_url)
     if url.get_backend_name() == "postgresql":
         url = url.update_query_dict({"options": "-csynchronous_commit=off"})
     database = Database(url.render_as_string(hide_password=False), synchronous="NORMAL")
     scene = set_up(database)
-    with at_home(scene) if way == "directly" else nullcontext(scene) as scene:
-        yield scene
+    yield scene
     database.close()
 
 
@@ -120,7 +114,7 @@ def in_order(scene: Scene, story: Story) -> Run:
     """The run as it would have been told without any accident."""
     run = open_run(scene, story)
     for step in story.saved:
-        scene.take(run, Saved(step, f"file:///{step}"))
+        scene.take(run, CheckpointSaved(step, f"file:///{step}"))
     if story.first:
         scene.post(run, story.first)
     if story.resumed_at is not None:
@@ -180,7 +174,7 @@ def test_forgetting_changes_nothing(scene: Scene, story: Story) -> None:
 def test_any_replica_takes_any_news(scene: Scene, story: Story, replicas: list[int]) -> None:
     """Sprayed over processes that each remember the run as they saw it last, it stands where it would in one."""
     run = open_run(scene, story)
-    processes = [replace(scene, live=LiveRuns()) for _ in range(3)]
+    processes = [replace(scene, cache=RunCache()) for _ in range(3)]
     for news, replica in zip(story.arrived, itertools.cycle(replicas), strict=False):
         processes[replica].take(run, news)
     assert stands(scene.read(run)) == stands(in_order(scene, story))
@@ -192,7 +186,7 @@ def test_one_commit_for_many_runs(scene: Scene, stories: list[Story], chance: ra
     """Taken in together, in any interleaving and any cut into commits, runs stand where each would alone."""
     runs = [open_run(scene, story) for story in stories]
     left = [
-        [Arrival(scene.project_id, run.id, news) for news in story.arrived]
+        [Message(scene.project_id, run.id, news) for news in story.arrived]
         for run, story in zip(runs, stories, strict=True)
     ]
     arrivals = []
@@ -212,11 +206,11 @@ def test_many_runs_are_brought_back_together(scene: Scene, stories: list[Story],
     """Runs that a process knows, knew, has a kept state of or never saw are brought back in one commit to what each
     would be alone."""
     runs = [open_run(scene, story) for story in stories]
-    processes = [replace(scene, live=LiveRuns()) for _ in range(2)]
+    processes = [replace(scene, cache=RunCache()) for _ in range(2)]
     for round_ in range(max(len(story.arrived) for story in stories)):
-        process = chance.choice([*processes, replace(scene, live=LiveRuns())])
+        process = chance.choice([*processes, replace(scene, cache=RunCache())])
         some = [
-            Arrival(scene.project_id, run.id, story.arrived[round_])
+            Message(scene.project_id, run.id, story.arrived[round_])
             for run, story in zip(runs, stories, strict=True)
             if round_ < len(story.arrived)
         ]
@@ -228,15 +222,13 @@ def test_many_runs_are_brought_back_together(scene: Scene, stories: list[Story],
 
 
 def keep(process: Scene, run_ids: list[UUID]) -> None:
-    """Have the states of these runs kept as this process remembers them."""
-    found = process.live.take_out(run_ids)
+    """Have the monitors of these runs stored as this process knows them."""
     with process.database.transaction() as tx:
-        kept = [
-            (run_id, live.run.version, state_to_json(live.policy, live.monitor).decode())
-            for run_id, live in found.items()
-        ]
-        monitor_states.save_states(tx, kept, NOW)
-    process.live.put_back(found.values())
+        for run_id in run_ids:
+            state = process.cache.find_state(run_id)
+            assert state is not None
+            stored = StoredMonitorState(state.run.version, state_to_json(state.policy, state.monitor).decode())
+            monitor_states.save_state(tx, run_id, stored, NOW)
 
 
 @LAWS
@@ -258,10 +250,8 @@ def test_series_are_read_together_as_one_by_one(
     """Of each series from its step on the same points come, or nothing of a run where one is too long."""
     opened = [scene.open() for _ in range(3)]
     with scene.database.transaction() as tx:
-        rows = [
-            NewObservation(opened[at].id, 1, Point(metric, step, value)) for (at, metric, step), value in cells.items()
-        ]
-        observations.add_observations(tx, rows, NOW)
+        rows = [(opened[at].id, Point(metric, step, value)) for (at, metric, step), value in cells.items()]
+        add_points(tx, rows)
         observations.supersede_observations(tx, opened[0].id, superseded, 2)
     with scene.database.reading() as tx:
         asked = {(opened[at].id, metric): step for (at, metric), step in wanted.items()}
@@ -300,10 +290,10 @@ def mirrored_scores(pointer: dict[str, Any]) -> dict[str, Any]:
     return pointer | {key: -value for key, value in scores.items()}
 
 
-def mirrored(news: News) -> News:
-    if not isinstance(news, Points):
+def mirrored(news: Content) -> Content:
+    if not isinstance(news, Observations):
         return news
-    return Points(tuple(p if p.metric == "kl" else Point(p.metric, p.step, -p.value) for p in news.points))
+    return Observations(tuple(p if p.metric == "kl" else Point(p.metric, p.step, -p.value) for p in news.points))
 
 
 @LAWS

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from evalstop_detectors import POLICIES, MetricRole, Observation, advance, replay, start
-from evalstop_service.ingest import Arrival, LiveRuns, Points, Resumed, Saved, run_cache, take
+from evalstop_service.ingest import CheckpointSaved, Message, Observations, Resumed, RunCache
 from evalstop_service.ingest.load import REPLAY_WEIGHT
-from evalstop_service.ingest.run_cache import Trail
-from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.ingest.run_state import KEEP_EVERY, Trail
 from evalstop_service.store import monitor_states
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -19,18 +18,16 @@ from evalstop_service.store.runs import Run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.service.scenes import NOW, Scene, evals, set_up
+from tests.service.scenes import Scene, evals, set_up
+
+WAYS = ("hit", "moved_on", "restored", "rebuilt")
 
 
 def how(scene: Scene, run: Run, points: list[Point]) -> str:
-    """Post, and tell how the run was brought back for it."""
-    service_metrics = ServiceMetrics()
-    take(scene.database, scene.live, [Arrival(scene.project_id, run.id, Points(tuple(points)))], NOW, service_metrics)
-    counts = {
-        way: service_metrics.registry.get_sample_value("evalstop_live_runs_total", {"result": way})
-        for way in ("hit", "moved_on", "restored", "rebuilt")
-    }
-    return next(way for way, count in counts.items() if count)
+    """Post, and tell how the run was loaded for it, the last time if more than once."""
+    before = {way: scene.count("evalstop_live_runs_total", result=way) for way in WAYS}
+    scene.post(run, points)
+    return [way for way in WAYS if scene.count("evalstop_live_runs_total", result=way) > before[way]][-1]
 
 
 def test_remembers_a_run(scene: Scene) -> None:
@@ -41,31 +38,31 @@ def test_remembers_a_run(scene: Scene) -> None:
 
 def test_moves_on_after_another_process(scene: Scene) -> None:
     """What another process added to the end is read and taken in; the rest is not read again."""
-    run, other = scene.open(), replace(scene, live=LiveRuns())
+    run, other = scene.open(), replace(scene, cache=RunCache())
     how(scene, run, evals(0.1))
     how(other, run, evals(0.2, start=1))
-    how(scene, run, evals(0.3, start=2))  # either may be mistaken once
-    how(other, run, evals(0.4, start=3))
+    assert how(scene, run, evals(0.3, start=2)) == "moved_on"
+    assert how(other, run, evals(0.4, start=3)) == "moved_on"
     assert how(scene, run, evals(0.5, start=4)) == "moved_on"
     assert how(other, run, evals(0.6, start=5)) == "moved_on"
 
 
 def test_moves_on_within_a_step(scene: Scene) -> None:
     """Another process may have taken in the rest of the step that was seen last."""
-    run, other = scene.open(policy="watchful"), replace(scene, live=LiveRuns())
+    run, other = scene.open(policy="watchful"), replace(scene, cache=RunCache())
     for step in range(4):  # either may be mistaken once
         how(other if step % 2 else scene, run, evals(0.1, start=step))
     how(scene, run, [Point("kl", 5, 0.1)])
     how(other, run, [Point("eval", 5, 0.9)])
     assert how(scene, run, evals(0.8, 0.7, start=6)) == "moved_on"
-    cold = replace(scene, live=LiveRuns())
+    cold = replace(scene, cache=RunCache())
     how(cold, run, [])
     assert scene.monitor(run) == cold.monitor(run)
 
 
 def test_rebuilds_when_the_past_changed(scene: Scene) -> None:
     """When another process took in a late point or a resumption, what is remembered here is no longer true."""
-    run, other = scene.open(), replace(scene, live=LiveRuns())
+    run, other = scene.open(), replace(scene, cache=RunCache())
     how(scene, run, [Point("eval", 0, 0.1), Point("eval", 5, 0.2)])
     assert how(other, run, [Point("eval", 3, 0.9)]) == "rebuilt"
     assert how(scene, run, [Point("eval", 6, 0.3)]) == "rebuilt"
@@ -76,19 +73,19 @@ def test_rebuilds_when_the_past_changed(scene: Scene) -> None:
 def test_a_cold_process_starts_from_what_was_kept(scene: Scene) -> None:
     """A long run is not replayed from its beginning; at most as much as lies between two keepings is."""
     run = scene.open(policy="default")
-    for start_step in range(0, 3 * run_cache.KEEP_EVERY, 64):
+    for start_step in range(0, 3 * KEEP_EVERY, 64):
         scene.post(run, evals(*(step % 7 / 7 for step in range(64)), start=start_step))
     with scene.database.reading() as tx:
         assert run.id in monitor_states.load_states(tx, [run.id])
-    cold = replace(scene, live=LiveRuns())
-    assert how(cold, run, evals(0.5, start=3 * run_cache.KEEP_EVERY)) == "restored"
-    scene.forget_live(run)
-    everything = replace(scene, live=LiveRuns())
+    cold = replace(scene, cache=RunCache())
+    assert how(cold, run, evals(0.5, start=3 * KEEP_EVERY)) == "restored"
+    scene.forget_run(run)
+    everything = replace(scene, cache=RunCache())
     scene.forget_state(run)
-    assert how(everything, run, evals(0.6, start=3 * run_cache.KEEP_EVERY + 1)) == "rebuilt"
-    how(cold, run, evals(0.7, start=3 * run_cache.KEEP_EVERY + 2))
-    how(everything, run, evals(0.8, start=3 * run_cache.KEEP_EVERY + 3))
-    how(cold, run, evals(0.9, start=3 * run_cache.KEEP_EVERY + 4))
+    assert how(everything, run, evals(0.6, start=3 * KEEP_EVERY + 1)) == "rebuilt"
+    how(cold, run, evals(0.7, start=3 * KEEP_EVERY + 2))
+    how(everything, run, evals(0.8, start=3 * KEEP_EVERY + 3))
+    how(cold, run, evals(0.9, start=3 * KEEP_EVERY + 4))
     how(everything, run, [])
     assert cold.monitor(run) == everything.monitor(run)
 
@@ -96,12 +93,12 @@ def test_a_cold_process_starts_from_what_was_kept(scene: Scene) -> None:
 def test_what_was_replayed_is_not_replayed_again(scene: Scene) -> None:
     """A process that had to replay much of a run keeps its state with the next news; little is not worth keeping."""
     replayed, little = scene.open(), scene.open()
-    worth_it = run_cache.KEEP_EVERY // REPLAY_WEIGHT
+    worth_it = KEEP_EVERY // REPLAY_WEIGHT
     scene.post(replayed, evals(*(step % 7 / 7 for step in range(worth_it))))
     scene.post(little, evals(*(step % 7 / 7 for step in range(worth_it // 2))))
     for first, then in ((replayed, "restored"), (little, "rebuilt")):
-        assert how(replace(scene, live=LiveRuns()), first, evals(0.5, start=worth_it)) == "rebuilt"
-        assert how(replace(scene, live=LiveRuns()), first, evals(0.6, start=worth_it + 1)) == then
+        assert how(replace(scene, cache=RunCache()), first, evals(0.5, start=worth_it)) == "rebuilt"
+        assert how(replace(scene, cache=RunCache()), first, evals(0.6, start=worth_it + 1)) == then
 
 
 def test_many_runs_are_read_as_one(embedded_database: Database) -> None:
@@ -109,41 +106,42 @@ def test_many_runs_are_read_as_one(embedded_database: Database) -> None:
     scene = set_up(embedded_database)
     opened = [scene.open(policy="watchful") for _ in range(9)]
     for run in opened:
-        scene.take(run, Saved(0, "file:///0"))
+        scene.take(run, CheckpointSaved(0, "file:///0"))
         scene.post(run, evals(0.1, 0.2, 0.3))
 
-    def statements(some: list[Run], cold: LiveRuns) -> int:
-        arrivals = [Arrival(scene.project_id, run.id, Points(tuple(evals(0.4, start=3)))) for run in some]
+    def statements(some: list[Run], cold: RunCache) -> int:
+        arrivals = [Message(scene.project_id, run.id, Observations(tuple(evals(0.4, start=3)))) for run in some]
         counted: list[str] = []
 
         def keep(*event: Any) -> None:
-            counted.append(event[2])
+            if not event[2].startswith("\nUPDATE"):  # of which one is executed for each run
+                counted.append(event[2])
 
         sa.event.listen(embedded_database.engine, "before_cursor_execute", keep)
         try:
-            replace(scene, live=cold).take_all(arrivals)
+            replace(scene, cache=cold).take_all(arrivals)
         finally:
             sa.event.remove(embedded_database.engine, "before_cursor_execute", keep)
         return len(counted)
 
-    assert statements(opened[:1], LiveRuns()) == statements(opened[1:], LiveRuns())
+    assert statements(opened[:1], RunCache()) == statements(opened[1:], RunCache())
     assert scene.read(opened[8]).best_checkpoint is not None
 
 
 def test_what_is_long_is_brought_back_beside_what_is_short(scene: Scene) -> None:
     """A run with more evals than are read together stands as it would in memory, and so does its short neighbor."""
     long, short = scene.open(), scene.open()
-    for run, length in ((long, run_cache.KEEP_EVERY + 100), (short, 20)):
-        scene.take(run, Saved(3, "file:///3"))
+    for run, length in ((long, KEEP_EVERY + 100), (short, 20)):
+        scene.take(run, CheckpointSaved(3, "file:///3"))
         scene.post(run, evals(*(step % 7 / 7 + step % 5 / 50 for step in range(length))))
     scene.forget_state(long)
     scene.forget_state(short)
-    cold = replace(scene, live=LiveRuns())
-    last = Points(tuple(evals(0.9, start=10_000)))
-    cold.take_all([Arrival(scene.project_id, run.id, last) for run in (long, short)])
-    for run, length in ((long, run_cache.KEEP_EVERY + 100), (short, 20)):
+    cold = replace(scene, cache=RunCache())
+    last = Observations(tuple(evals(0.9, start=10_000)))
+    cold.take_all([Message(scene.project_id, run.id, last) for run in (long, short)])
+    for run, length in ((long, KEEP_EVERY + 100), (short, 20)):
         twin = scene.open()
-        scene.take(twin, Saved(3, "file:///3"))
+        scene.take(twin, CheckpointSaved(3, "file:///3"))
         scene.post(twin, evals(*(step % 7 / 7 + step % 5 / 50 for step in range(length))))
         scene.take(twin, last)
         assert cold.monitor(run) == scene.monitor(twin)
@@ -152,10 +150,10 @@ def test_what_is_long_is_brought_back_beside_what_is_short(scene: Scene) -> None
 
 def test_what_processes_share_is_kept(scene: Scene) -> None:
     """A run whose posts are spread over two processes has its state kept as often as one that stays with one."""
-    run, other = scene.open(), replace(scene, live=LiveRuns())
-    for at in range(0, 2 * run_cache.KEEP_EVERY, 256):
+    run, other = scene.open(), replace(scene, cache=RunCache())
+    for at in range(0, 2 * KEEP_EVERY, 256):
         (other if at % 512 else scene).post(run, evals(*(step % 7 / 7 for step in range(256)), start=at))
-    assert how(replace(scene, live=LiveRuns()), run, evals(0.5, start=2 * run_cache.KEEP_EVERY)) == "restored"
+    assert how(replace(scene, cache=RunCache()), run, evals(0.5, start=2 * KEEP_EVERY)) == "restored"
 
 
 def test_forgets_what_was_not_committed(scene: Scene) -> None:
@@ -173,7 +171,7 @@ def test_forgets_what_was_not_committed(scene: Scene) -> None:
 
 def test_remembers_no_more_than_it_may(scene: Scene) -> None:
     """The runs that were taken in longest ago are forgotten first."""
-    scene = replace(scene, live=LiveRuns(most=2))
+    scene = replace(scene, cache=RunCache(most=2))
     runs = [scene.open() for _ in range(3)]
     assert [how(scene, run, evals(0.1)) for run in runs] == ["rebuilt"] * 3
     assert [how(scene, run, evals(0.2, start=1)) for run in runs[1:]] == ["hit"] * 2
@@ -188,8 +186,8 @@ def test_a_trail_leads_back(steps: list[int], late: int) -> None:
     trail, state = Trail(), start(policy)
     for count, observation in enumerate(seen, 1):
         state, _ = advance(policy, state, [observation])
-        trail.leave(count, state)
-    news = Observation(MetricRole.EVAL, 2 * late + 1, 0.5)
-    count, back = trail.back_to(news) or (0, start(policy))
-    again = sorted([*seen, news], key=lambda item: item.order)[count:]
-    assert advance(policy, back, again)[0] == replay(policy, [*seen, news])
+        trail = trail.extended(count, state)
+    late_observation = Observation(MetricRole.EVAL, 2 * late + 1, 0.5)
+    count, back = trail.before(late_observation).last or (0, start(policy))
+    again = sorted([*seen, late_observation], key=lambda item: item.order)[count:]
+    assert advance(policy, back, again)[0] == replay(policy, [*seen, late_observation])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
-from evalstop_service.ingest import Resumed, Saved
+from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import decisions
 
@@ -20,8 +20,8 @@ def test_pointer_is_committed_with_what_moved_it(scene: Scene) -> None:
     """The best checkpoint moves in the transaction of the eval or the checkpoint that moves it, and that is told."""
     run = scene.open()
     assert scene.post(run, evals(0.5)).run.best_checkpoint is None
-    assert scene.take(run, Saved(0, "file:///0")).run.best_checkpoint is not None
-    assert scene.take(run, Saved(1, "file:///1")).run.best_checkpoint == scene.read(run).best_checkpoint
+    assert scene.take(run, CheckpointSaved(0, "file:///0")).run.best_checkpoint is not None
+    assert scene.take(run, CheckpointSaved(1, "file:///1")).run.best_checkpoint == scene.read(run).best_checkpoint
     receipt = scene.post(run, evals(0.6, start=1))
     assert scene.read(run).best_checkpoint == receipt.run.best_checkpoint
     assert receipt.run.best_checkpoint is not None
@@ -34,7 +34,7 @@ def test_the_best_checkpoint_is_not_the_luckiest(scene: Scene) -> None:
     run = scene.open()
     hill = [0.1 * min(step, 20) + 0.02 * (-1) ** step for step in range(41)]
     for step in range(41):
-        scene.take(run, Saved(step, f"file:///{step}"))
+        scene.take(run, CheckpointSaved(step, f"file:///{step}"))
     row = scene.post(run, evals(*hill[:5], 9.0, *hill[6:])).run
     assert row.raw_maximum == {"step": 5, "score": 9.0}
     assert row.best_checkpoint is not None
@@ -47,7 +47,7 @@ def test_the_best_checkpoint_is_not_the_luckiest(scene: Scene) -> None:
 def test_a_smoothed_score_that_moves_is_no_news(scene: Scene) -> None:
     """Another eval changes what is believed of the best checkpoint, and no event is sent while it is the same one."""
     run = scene.open()
-    scene.take(run, Saved(1, "file:///1"))
+    scene.take(run, CheckpointSaved(1, "file:///1"))
     before = scene.post(run, evals(0.5, 0.6, 0.4, 0.5)).run.best_checkpoint
     after = scene.post(run, evals(0.2, 0.6, 0.3, start=4)).run.best_checkpoint
     assert before is not None
@@ -111,7 +111,7 @@ def test_a_confirmed_stop_records_the_turn(scene: Scene) -> None:
 def test_a_checkpoint_does_not_move(scene: Scene) -> None:
     """The same checkpoint again changes nothing; another place for the same step is refused."""
     run = scene.open()
-    assert scene.take(run, Saved(0, "file:///0")).created
-    assert not scene.take(run, Saved(0, "file:///0")).created
+    assert scene.take(run, CheckpointSaved(0, "file:///0")).created
+    assert not scene.take(run, CheckpointSaved(0, "file:///0")).created
     with pytest.raises(Conflict, match="file:///0"):
-        scene.take(run, Saved(0, "file:///1"))
+        scene.take(run, CheckpointSaved(0, "file:///1"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from evalstop_service.errors import Conflict
-from evalstop_service.ingest import Corrected, LiveRuns, Points, Saved, open_run
+from evalstop_service.ingest import CheckpointSaved, Observations, RolesCorrected, RunCache, open_run
 from evalstop_service.store import audit, projects
 from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
@@ -31,7 +31,7 @@ def test_recognised_while_it_runs(scene: Scene) -> None:
     """A run that says nothing of its metrics gets its roles by their names, and a stop by what was seen before."""
     run = scene.open(recognise=True, policy="paper")
     assert (run.metrics, run.recognition is not None) == ({}, True)
-    scene.take(run, Saved(1, "file:///1"))
+    scene.take(run, CheckpointSaved(1, "file:///1"))
     scene.post(run, [Point("train_runtime", point.step, 1.0) for point in FALLING])
     receipt = scene.post(run, falling("eval_accuracy"))
     assert receipt.run.metrics == {"eval_accuracy": GOLD}
@@ -74,7 +74,7 @@ def test_a_person_has_the_last_word(scene: Scene) -> None:
     """A correction is judged by at once, is on the audit log, and no new name changes it; neither does the trainer."""
     run = scene.open(recognise=True, policy="paper")
     scene.post(run, [*falling("odd"), *[Point("eval_accuracy", point.step, 0.5) for point in FALLING]])
-    receipt = scene.take(run, Corrected({"odd": GOLD}, "dana"))
+    receipt = scene.take(run, RolesCorrected({"odd": GOLD}, "dana"))
     assert receipt.run.verdict["verdict"] == "stop"
     assert receipt.run.recognition is not None
     assert receipt.run.recognition["sources"] == {"odd": "person"}
@@ -88,18 +88,18 @@ def test_a_person_has_the_last_word(scene: Scene) -> None:
 def test_correcting_twice_is_harmless(scene: Scene) -> None:
     """The same correction, sent again, changes nothing and is written down once."""
     run = scene.open()
-    first = scene.take(run, Corrected({"odd": GOLD}, "dana")).run
-    assert scene.take(run, Corrected({"odd": GOLD}, "dana")).run.version == first.version
+    first = scene.take(run, RolesCorrected({"odd": GOLD}, "dana")).run
+    assert scene.take(run, RolesCorrected({"odd": GOLD}, "dana")).run.version == first.version
     with scene.database.reading() as tx:
         assert len(audit.list_entries(tx, scene.project_id, action="run.metrics_changed")) == 1
 
 
 def test_another_process_notices(scene: Scene) -> None:
     """A process that remembers a run by its old roles judges by the new ones as soon as it takes more of it in."""
-    other = replace(scene, live=LiveRuns())
+    other = replace(scene, cache=RunCache())
     run = scene.open(policy="paper")
     other.post(run, falling("odd"))
-    scene.take(run, Corrected({"odd": GOLD}, "dana"))
+    scene.take(run, RolesCorrected({"odd": GOLD}, "dana"))
     receipt = other.post(run, [Point("odd", 5, 0.5)])
     assert receipt.run.metrics == {"odd": GOLD}
     assert receipt.run.verdict["verdict"] == "stop"
@@ -108,9 +108,9 @@ def test_another_process_notices(scene: Scene) -> None:
 def test_gold_that_is_taken_away(scene: Scene) -> None:
     """When nothing is gold any more, nothing is pointed at any more."""
     run = scene.open()
-    scene.take(run, Saved(1, "file:///1"))
+    scene.take(run, CheckpointSaved(1, "file:///1"))
     assert scene.post(run, FALLING).run.best_checkpoint is not None
-    after = scene.take(run, Corrected({}, "dana")).run
+    after = scene.take(run, RolesCorrected({}, "dana")).run
     assert (after.best_checkpoint, after.raw_maximum) == (None, None)
 
 
@@ -137,5 +137,5 @@ def test_names_without_end(scene: Scene) -> None:
     """Past a thousand names the roles stay as they are, and points are taken as ever."""
     run = scene.open(recognise=True)
     scene.post(run, [Point(f"m{number}", 0, 1.0) for number in range(1000)])
-    receipt = scene.take(run, Points((Point("eval_accuracy", 0, 1.0),)), NOW)
+    receipt = scene.take(run, Observations((Point("eval_accuracy", 0, 1.0),)), NOW)
     assert (receipt.accepted, receipt.run.metrics) == (1, {})

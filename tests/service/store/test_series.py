@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 from evalstop_service.store import observations, runs, series, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import NewObservation, Point
+from evalstop_service.store.observations import Point
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import OBSERVATIONS_AT_A_TIME
 
-from tests.service.scenes import NOW, Scene, set_up
+from tests.service.scenes import Scene, add_points, set_up
 
 END = 2 * OBSERVATIONS_AT_A_TIME + 500
 WHOLE = (0, 2**53 - 1)
@@ -41,9 +41,10 @@ def value_at(step: int) -> float:
 
 def store(scene: Scene, run: Run, points: Sequence[Point], late: bool = True) -> None:
     with scene.database.transaction() as tx:
-        rows = [NewObservation(run.id, 1, point) for point in points]
         runs.lock_runs(tx, [run.id])
-        observations.add_observations(tx, rows, NOW, late=None if late else [])
+        if late:
+            series.forget_summaries(tx, ((run.id, point.metric, point.step) for point in points))
+        add_points(tx, [(run.id, point) for point in points])
 
 
 def summarize(scene: Scene, run: Run) -> int:

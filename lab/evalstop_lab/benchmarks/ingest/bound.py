@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 from uuid import UUID
 
-import asyncpg  # type: ignore[import-untyped]
+import asyncpg
 import msgspec
 import sqlalchemy as sa
 import uvicorn

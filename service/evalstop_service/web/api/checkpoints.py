@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from evalstop_service.ingest import Arrival, Saved
+from evalstop_service.ingest import CheckpointSaved, Message
 from evalstop_service.store import checkpoints
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.runs import load_run
@@ -54,7 +54,7 @@ def register_checkpoint(
     run_id: UUID, body: CheckpointIn, caller: Ingest, committer: Commit, response: Response
 ) -> RegisteredOut:
     """Register a checkpoint. It can become the best checkpoint when its step has an eval."""
-    receipt = committer.take(Arrival(caller.project_id, run_id, Saved(body.step, body.uri)))
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, CheckpointSaved(body.step, body.uri)))
     response.status_code = 201 if receipt.created else 200
     return RegisteredOut.model_validate(
         {

@@ -15,10 +15,11 @@ from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as Event
 
 from evalstop_service.clock import Clock
-from evalstop_service.ingest import Arrival, Committer, Points
+from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.rules.fields import check_text
@@ -66,9 +67,9 @@ class ExpressLane:
             return
         scope["endpoint"], scope["path_params"] = self, {"run_id": path[1]}
         logs.add_log_context(run_id=path[1], project_id=key.project_id)
-        arrival = Arrival(key.project_id, UUID(path[1]), Points(points))
+        message = Message(key.project_id, UUID(path[1]), Observations(points))
         try:
-            receipt = await self._committer.soon(arrival)
+            receipt = await self._committer.submit(message)
         except Exception as error:
             problem = problems.problem_of(error)
             await problems.answer(problem, scope["path"])(scope, receive, send)
@@ -79,7 +80,7 @@ class ExpressLane:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": document})
 
-    async def _read(self, receive: Receive) -> tuple[bytes, Message | None]:
+    async def _read(self, receive: Receive) -> tuple[bytes, Event | None]:
         """The whole body, or as much as came before something else did or too much was held in all, and that."""
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
@@ -149,13 +150,13 @@ def _is_plain(name: str) -> bool:
         return False
 
 
-def _again(body: bytes, rest: Message | None, receive: Receive) -> Receive:
+def _again(body: bytes, rest: Event | None, receive: Receive) -> Receive:
     """What the next reader receives: what was read already, then the rest."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": rest is not None}]
+    waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": rest is not None}]
     if rest is not None:
         waiting.append(rest)
 
-    async def replayed() -> Message:
+    async def replayed() -> Event:
         return waiting.pop(0) if waiting else await receive()
 
     return replayed

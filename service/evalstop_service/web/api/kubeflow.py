@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
 
-from evalstop_service.ingest import Arrival, Points, open_run
+from evalstop_service.ingest import Message, Observations, open_run
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -80,7 +80,7 @@ def post_report(
     points = _new(run, told, database)
     accepted, decision = 0, None
     if points:
-        receipt = committer.take(Arrival(caller.project_id, run.id, Points(points)))
+        receipt = committer.submit_and_wait(Message(caller.project_id, run.id, Observations(points)))
         accepted, decision = receipt.accepted, receipt.decision
     should_stop = decision is not None and decision.stops(now)
     return ProgressOut(run_id=str(run.id), accepted=accepted, should_stop=should_stop)

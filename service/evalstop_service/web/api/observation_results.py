@@ -24,12 +24,12 @@ def receipt_document(receipt: Receipt, now: datetime) -> dict[str, Any]:
             "stored_value": encode_number(item.stored_value),
             "sent_value": encode_number(item.point.value),
         }
-        for item in receipt.contradictions[:MOST_CONFLICTS]
+        for item in receipt.conflicts[:MOST_CONFLICTS]
     ]
     return {
         "accepted": receipt.accepted,
         "duplicates": receipt.duplicates,
-        "conflict_count": len(receipt.contradictions),
+        "conflict_count": len(receipt.conflicts),
         "conflicts": conflicts,
         "verdict": receipt.run.verdict,
         "should_stop": receipt.decision is not None and receipt.decision.stops(now),

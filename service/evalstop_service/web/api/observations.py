@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from evalstop_service.errors import Invalid
-from evalstop_service.ingest import Arrival, Points
+from evalstop_service.ingest import Message, Observations
 from evalstop_service.store import observations
 from evalstop_service.store.observations import Point
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
@@ -74,7 +74,7 @@ class ObservationPage(Page):
 def post_observations(run_id: UUID, body: BatchIn, caller: Ingest, committer: Commit, clock: Tell) -> Response:
     """Store a batch and hear the verdict. A batch with any malformed point is refused whole."""
     points = tuple(Point(item.metric, item.step, item.value, item.stderr, item.time) for item in body.observations)
-    receipt = committer.take(Arrival(caller.project_id, run_id, Points(points)))
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Observations(points)))
     return Response(receipt_json(receipt, clock()), media_type="application/json")
 
 

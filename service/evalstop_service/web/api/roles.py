@@ -7,7 +7,7 @@ from uuid import UUID
 from fastapi import APIRouter
 from pydantic import Field
 
-from evalstop_service.ingest import Arrival, Corrected
+from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.projects import project_settings
 from evalstop_service.projects.project_settings import RolePatterns
 from evalstop_service.web.api.reading.json_body import JsonRoute
@@ -35,8 +35,8 @@ def correct_metrics(
 
     Automatic recognition is turned off for the run.
     """
-    news = Corrected(complete_directions(body.metrics), caller.actor)
-    receipt = committer.take(Arrival(caller.project_id, run_id, news))
+    correction = RolesCorrected(complete_directions(body.metrics), caller.actor)
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, correction))
     with database.reading() as tx:
         return view_run(tx, receipt.run, now)
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
-from evalstop_service.ingest import Arrival, Resumed
+from evalstop_service.ingest import Message, Resumed
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import runs, verdicts
@@ -166,7 +166,7 @@ def get_run(run_id: UUID, caller: ReadOrIngest, database: Db, now: Now) -> RunOu
 @router.post("/{run_id}/resume")
 def resume_run(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, database: Db, now: Now) -> RunOut:
     """Start a new attempt from a checkpoint; later observations of the earlier attempt are superseded."""
-    receipt = committer.take(Arrival(caller.project_id, run_id, Resumed(body.step)))
+    receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Resumed(body.step)))
     with database.reading() as tx:
         return view_run(tx, receipt.run, now)
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from evalstop_service.errors import Invalid
-from evalstop_service.ingest import Arrival, Points
+from evalstop_service.ingest import Message, Observations
 from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.observations import ReceiptOut
 from evalstop_service.web.api.reading import openmetrics
@@ -63,5 +63,5 @@ async def post_scrape(
         metric or (),
         strict=media_type == OPENMETRICS,
     )
-    receipt = await committer.soon(Arrival(caller.project_id, run_id, Points(found)))
+    receipt = await committer.submit(Message(caller.project_id, run_id, Observations(found)))
     return Response(receipt_json(receipt, clock()), media_type="application/json")

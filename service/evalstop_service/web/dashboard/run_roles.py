@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Form, Response
 
 from evalstop_service.errors import Invalid
-from evalstop_service.ingest import Arrival, Corrected
+from evalstop_service.ingest import Message, RolesCorrected
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.responses import PageRoute
@@ -46,7 +46,7 @@ def correct_roles(
             metrics[name] = {"role": role, "direction": "minimize" if lower else "maximize"}
     with site.database.reading() as tx:
         visitor.load_run(tx, run_id)
-    site.context.committer.take(Arrival(visitor.project.id, run_id, Corrected(metrics, visitor.actor)))
+    site.context.committer.submit_and_wait(Message(visitor.project.id, run_id, RolesCorrected(metrics, visitor.actor)))
     return forms.redirect_back(run_id, "")
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
-from evalstop_service.ingest import Arrival, Points, Saved, open_run
+from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import observations, runs
@@ -106,7 +106,7 @@ class RunLogger:
         points = [point for metric in metrics if (point := metric.to_point()) is not None]
         self._count_dropped("step", len(metrics) - len(points))
         if points:
-            self._committer.take(Arrival(self.project_id, run_id, Points(tuple(points))))
+            self._committer.submit_and_wait(Message(self.project_id, run_id, Observations(tuple(points))))
         else:
             with self.database.reading() as tx:
                 load_run(tx, self.project_id, run_id)
@@ -118,7 +118,7 @@ class RunLogger:
 
     def _register_checkpoint(self, run_id: UUID, step: int, uri: str) -> None:
         try:
-            self._committer.take(Arrival(self.project_id, run_id, Saved(step, uri)))
+            self._committer.submit_and_wait(Message(self.project_id, run_id, CheckpointSaved(step, uri)))
         except Conflict:  # the first URI of a step is kept, as with all that is logged
             self._count_dropped("checkpoint")
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from evalstop_service.errors import NotFound
-from evalstop_service.ingest import Arrival, Contradiction, Points, Receipt
+from evalstop_service.ingest import Message, Observations, Receipt, ValueConflict
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.runs import Run
@@ -19,42 +19,42 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 @dataclass
 class FakeCommitter:
-    """Knows the runs that it is given; `values` is what it stored, `arrivals` all that it was asked to, in order.
+    """Knows the runs that it is given; `values` is what it stored, `messages` all that it was asked to, in order.
 
-    `failures` are raised first, one for each arrival. Nothing is stored while `open` is not set.
+    `failures` are raised first, one for each message. Nothing is stored while `open` is not set.
     """
 
     known: set[UUID]
     failures: list[Exception] = field(default_factory=list)
     open: asyncio.Event | None = None
     values: dict[tuple[UUID, str, int], float] = field(default_factory=dict)
-    arrivals: list[tuple[UUID, int]] = field(default_factory=list)
+    messages: list[tuple[UUID, int]] = field(default_factory=list)
     under_way: int = 0
 
-    async def soon(self, arrival: Arrival) -> Receipt:
-        assert isinstance(arrival.news, Points)
-        points = arrival.news.points
+    async def submit(self, message: Message) -> Receipt:
+        assert isinstance(message.content, Observations)
+        points = message.content.points
         self.under_way += len(points)
         try:
             await (self.open.wait() if self.open is not None else asyncio.sleep(0))
         finally:
             self.under_way -= len(points)
-        self.arrivals.append((arrival.run_id, len(points)))
+        self.messages.append((message.run_id, len(points)))
         if self.failures:
             raise self.failures.pop(0)
-        if arrival.run_id not in self.known:
-            raise NotFound(f"there is no run {arrival.run_id}")
-        accepted, contradictions = 0, []
+        if message.run_id not in self.known:
+            raise NotFound(f"there is no run {message.run_id}")
+        accepted, conflicts = 0, []
         for point in points:
-            stored = self.values.get((arrival.run_id, *point.identity))
+            stored = self.values.get((message.run_id, *point.identity))
             if stored is None:
-                self.values[arrival.run_id, *point.identity] = point.value
+                self.values[message.run_id, *point.identity] = point.value
                 accepted += 1
             elif stored != point.value and not (math.isnan(stored) and math.isnan(point.value)):
-                contradictions.append(Contradiction(point, stored))
-        duplicates = len(points) - accepted - len(contradictions)
-        run = a_run(arrival.run_id)
-        return Receipt(run, None, accepted, duplicates, contradictions=tuple(contradictions))
+                conflicts.append(ValueConflict(point, stored))
+        duplicates = len(points) - accepted - len(conflicts)
+        run = a_run(message.run_id)
+        return Receipt(run, None, accepted, duplicates, conflicts=tuple(conflicts))
 
 
 def a_run(run_id: UUID) -> Run:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from evalstop_service.clock import utc_now
-from evalstop_service.ingest import Committer, LiveRuns
+from evalstop_service.ingest import Committer, RunCache
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.web import problems
@@ -216,8 +216,8 @@ def test_a_client_that_goes_away(admin: httpx.Client) -> None:
 @contextmanager
 def limited(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[httpx.Client]:
     """A client with the same key of the route alone, with other limits."""
-    committer = Committer(service.database, LiveRuns(), utc_now, ServiceMetrics())
-    app = FastAPI()
+    committer = Committer(service.database, RunCache(), utc_now, ServiceMetrics())
+    app = FastAPI(lifespan=lambda _app: committer.run())
     app.state.context = Context(service.database, utc_now, committer, KeyCache(service.database, 5.0))
     problems.install(app)
     app.include_router(bulk.routes(StreamLimits(**limits)), prefix="/api/v1")
@@ -226,7 +226,6 @@ def limited(service: Service, admin: httpx.Client, **limits: Any) -> Iterator[ht
         httpx.Client(base_url=f"{url}/api/v1", headers=admin.headers, timeout=60, trust_env=False) as client,
     ):
         yield client
-    committer.close()
 
 
 def test_a_body_that_is_too_large(service: Service, admin: httpx.Client) -> None:

@@ -172,7 +172,7 @@ def test_reads_no_more_than_can_be_stored() -> None:
         tally, broken = await taking
         assert broken is None
         assert tally["accepted"] == len(committer.values) == read
-        assert max(size for _, size in committer.arrivals) < most + 20
+        assert max(size for _, size in committer.messages) < most + 20
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_SECONDS))
 
@@ -183,7 +183,7 @@ def test_order_within_a_run() -> None:
     committer = FakeCommitter(set(RUNS))
     tally, _ = take(b"\n".join(lines), range(0, 5000, 40), committer=committer, gathered=3)
     assert committer.values == {(RUNS[0], "eval", 1): 0.0}
-    assert len(committer.arrivals) > 5
+    assert len(committer.messages) > 5
     assert [error["line"] for error in tally["errors"]] == list(range(2, 51))
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from evalstop_detectors import policy_from_document, policy_to_document
 from evalstop_service.decisions import commands
-from evalstop_service.ingest import Points, Receipt, Saved
+from evalstop_service.ingest import CheckpointSaved, Observations, Receipt
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.decision_lifecycle import DecisionState, Mode
 from evalstop_service.store import keys, policies, projects
@@ -107,9 +107,9 @@ def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, 
             Point("reward/proxy", item.step, item.proxy),
             Point("policy/kl", item.step, item.kl),
         )
-        saved = Saved(item.step, f"file:///checkpoints/step-{item.step:06d}")
+        saved = CheckpointSaved(item.step, f"file:///checkpoints/step-{item.step:06d}")
         take(database, tenant.project.id, run_id, saved, now)
-        receipt = take(database, tenant.project.id, run_id, Points(points), now)
+        receipt = take(database, tenant.project.id, run_id, Observations(points), now)
     return receipt
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import httpx
 from evalstop_detectors import MetricRole, Observation, policy_from_document, replay
-from evalstop_service.ingest import Points
+from evalstop_service.ingest import Observations
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -103,7 +103,7 @@ def test_a_run_too_long_to_be_replayed(
     run = open_run(database, tenant, now, "long")
     report(database, tenant, run.id, HACKING[:29], now)
     points = tuple(Point("policy/kl", 1000 + step, 1.0) for step in range(analysis.MOST_REPLAYED))
-    take(database, tenant.project.id, run.id, Points(points), now)
+    take(database, tenant.project.id, run.id, Observations(points), now)
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
     assert found["note"] == analysis.TOO_LONG
     track = found["tracks"][0]

@@ -14,7 +14,7 @@ from evalstop_detectors import POLICIES, policy_to_document
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.evaluation import backtests
-from evalstop_service.ingest import Points
+from evalstop_service.ingest import Observations
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
@@ -117,7 +117,7 @@ def told(
     )
     if values:
         points = tuple(Point(metric, step, value, 0.1, at) for step, value in enumerate(values))
-        take(database, tenant.project.id, run.id, Points(points), at)
+        take(database, tenant.project.id, run.id, Observations(points), at)
     return f"/runs/{run.id}"
 
 

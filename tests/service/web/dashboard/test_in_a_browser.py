@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 
 import pytest
-from evalstop_service.ingest import Points
+from evalstop_service.ingest import Observations
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
@@ -174,7 +174,7 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name})
         run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
         points = tuple(Point(name, step, float(step), 0.1) for step in range(4))
-        take(embedded_database, tenant.project.id, run.id, Points(points), now)
+        take(embedded_database, tenant.project.id, run.id, Observations(points), now)
         page.goto(f"{window.address}/runs/{run.id}")
         wait_for_chart(window, 4)
         assert page.locator("h1").inner_text() == name
@@ -199,7 +199,7 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
         run = open_run(embedded_database, tenant, now, name)
         if values:
             points = tuple(Point("reward/gold", step, value, 0.1) for step, value in enumerate(values))
-            take(embedded_database, tenant.project.id, run.id, Points(points), now)
+            take(embedded_database, tenant.project.id, run.id, Observations(points), now)
         page.goto(f"{window.address}/runs/{run.id}")
         if values:
             wait_for_chart(window, len(values))

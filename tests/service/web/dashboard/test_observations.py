@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 import httpx
-from evalstop_service.ingest import Points, Resumed
+from evalstop_service.ingest import Observations, Resumed
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import Point
 from evalstop_service.web.dashboard.observations import EXPORT_BATCH, PAGE
@@ -23,7 +23,7 @@ ODD = "=SUM(A1)"
 
 def told(database: Database, tenant: Tenant, now: datetime, *points: Point) -> str:
     run = open_run(database, tenant, now, "weird/../name \u202e")
-    take(database, tenant.project.id, run.id, Points(points), now)
+    take(database, tenant.project.id, run.id, Observations(points), now)
     return f"/runs/{run.id}"
 
 

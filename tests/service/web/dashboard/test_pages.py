@@ -12,7 +12,7 @@ from uuid import UUID
 import httpx
 import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs
-from evalstop_service.ingest import Points, Receipt, Resumed, Saved
+from evalstop_service.ingest import CheckpointSaved, Observations, Receipt, Resumed
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.rules.decision_lifecycle import DecisionState, Mode
 from evalstop_service.store import decisions, projects
@@ -41,7 +41,7 @@ HOSTILE = (
 
 
 def post(database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: Point) -> Receipt:
-    return take(database, tenant.project.id, run_id, Points(points), now)
+    return take(database, tenant.project.id, run_id, Observations(points), now)
 
 
 def seen(client: httpx.Client, path: str) -> str:
@@ -261,7 +261,7 @@ def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tena
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode=Mode.ENFORCE)
         run, _ = opening.open_run(database, tenant.project.id, request, now)
         points = [Point(name, step, float(-step), 0.1) for step in range(10)]
-        take(database, tenant.project.id, run.id, Saved(0, f"file:///{name}"), now)
+        take(database, tenant.project.id, run.id, CheckpointSaved(0, f"file:///{name}"), now)
         receipt = post(database, tenant, run.id, now, *points, Point(f"{name}2", 1, 2.0))
         assert receipt.decision is not None
         confirm(database, tenant, receipt.decision.id, now)

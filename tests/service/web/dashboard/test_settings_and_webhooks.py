@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from evalstop_service.ingest import Points
+from evalstop_service.ingest import Observations
 from evalstop_service.projects import api_keys
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
@@ -91,7 +91,7 @@ def stopped(desk: Desk, name: str, now: datetime) -> None:
     """Have a run announce something."""
     run = open_run(desk.database, desk.tenant, now, name, mode="enforce")
     for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
-        take(desk.database, desk.tenant.project.id, run.id, Points((Point("reward/gold", step, value),)), now)
+        take(desk.database, desk.tenant.project.id, run.id, Observations((Point("reward/gold", step, value),)), now)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import groupby
@@ -19,7 +19,7 @@ from typing import Protocol
 from uuid import UUID
 
 from evalstop_service.errors import Overloaded
-from evalstop_service.ingest import Arrival, Points, Receipt
+from evalstop_service.ingest import Message, Observations, Receipt
 from evalstop_service.store.observations import Point
 from evalstop_service.web import problems
 from evalstop_service.web.api.reading.decompression import Damaged, Unpacker
@@ -63,9 +63,9 @@ def too_slow(limits: StreamLimits) -> Problem:
 
 
 class Taking(Protocol):
-    """A committer: takes arrivals in and answers each once it is durable."""
+    """A committer: answers each message once it is durable."""
 
-    async def soon(self, arrival: Arrival) -> Receipt: ...
+    def submit(self, message: Message) -> Awaitable[Receipt]: ...
 
 
 @dataclass(slots=True)
@@ -212,16 +212,16 @@ class Intake:
 
     async def _stored(self, part: _Part) -> Receipt | Exception:
         try:
-            return await self._soon(Arrival(self._project_id, part.run_id, Points(tuple(part.points))))
+            return await self._submit(Message(self._project_id, part.run_id, Observations(tuple(part.points))))
         except Exception as error:
             return error
 
-    async def _soon(self, arrival: Arrival) -> Receipt:
+    async def _submit(self, message: Message) -> Receipt:
         """Hand over to the committer; when too much waits there, so does the sender, for some time."""
         until = time.monotonic() + self._limits.wait_seconds
         while True:
             try:
-                return await self._committer.soon(arrival)
+                return await self._committer.submit(message)
             except Overloaded:
                 if time.monotonic() >= until:
                     raise
@@ -233,7 +233,7 @@ class Intake:
         for part, answer in zip(parts, answers, strict=True):
             if isinstance(answer, Receipt):
                 self.tally.stored(part.run_id, answer)
-                if answer.contradictions:
+                if answer.conflicts:
                     self._count_contradictions(part, answer)
             elif away is None:
                 problem = problems.problem_of(answer)
@@ -246,7 +246,7 @@ class Intake:
 
     def _count_contradictions(self, part: _Part, receipt: Receipt) -> None:
         lines = {id(point): line for point, line in zip(part.points, part.lines, strict=True)}
-        for found in receipt.contradictions:
+        for found in receipt.conflicts:
             point, stored = found.point, encode_number(found.stored_value)
             detail = f"{point.metric!r} of step {point.step} is on record as {stored}, which stands"
             self.tally.conflict_count += 1

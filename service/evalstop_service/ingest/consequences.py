@@ -1,0 +1,124 @@
+"""Consequences: decisions, events, checkpoints and other rows that follow from a message, in its transaction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import datetime
+
+from evalstop_detectors import Verdict, state_to_json, verdict_to_document
+from msgspec.structs import replace
+
+from evalstop_service.decisions import transitions
+from evalstop_service.evaluation import cases
+from evalstop_service.ingest.apply import Applied, place_of, with_decision
+from evalstop_service.ingest.messages import CheckpointSaved, Receipt, Resumed, RolesCorrected
+from evalstop_service.ingest.run_state import KEEP_EVERY
+from evalstop_service.rules.decision_lifecycle import DecisionState, RunResumed
+from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.store import (
+    audit,
+    checkpoints,
+    decisions,
+    monitor_states,
+    observations,
+    projects,
+    run_health,
+    runs,
+    series,
+    verdicts,
+)
+from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.monitor_states import StoredMonitorState
+from evalstop_service.store.queue import outbox
+from evalstop_service.store.runs import Run
+from evalstop_service.webhooks import events
+
+
+def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
+    """Write what follows from a run's messages, whose observations were saved in this transaction.
+
+    1. The rows of the message itself: a checkpoint, an attempt, an entry in the audit log, a stored monitor.
+    2. The run is looked after again if it had ended.
+    3. A first call for a stop becomes a decision; a stop on hold is looked at again when there is a new eval.
+    4. The case of a run that has ended is settled again when evals came after its end.
+    5. Changes of verdict and pointer are recorded and announced.
+
+    Gives the same with what came of it: the decision in the last receipt, and the state that is to be kept.
+    """
+    before, state = applied.before, applied.state
+    run, decision, superseded = state.run, applied.decision, 0
+    runs.save_changes(tx, before.run, run)
+    match applied.content:
+        case CheckpointSaved(step, uri):
+            checkpoints.add_checkpoint(tx, run.id, Checkpoint(step, uri, run.attempt, now))
+        case Resumed(step):
+            superseded = _begin_attempt(tx, before.run, run, step, now)
+            decision = None
+        case RolesCorrected(metrics, actor):
+            details = {"before": before.run.metrics, "after": metrics}
+            audit.record_action(tx, run.project_id, actor, "run.metrics_changed", f"run {run.name}", details, now)
+    series.forget_summaries(tx, ((run.id, point.metric, point.step) for point in applied.late))
+    if state.unkept >= KEEP_EVERY:
+        kept = StoredMonitorState(run.version, state_to_json(state.policy, state.monitor).decode())
+        monitor_states.save_state(tx, run.id, kept, now)
+        state = replace(state, unkept=0)
+
+    if before.run.ended_at is not None and run.ended_at is None:
+        run_health.start_checks(tx, run.id, run.project_id, now, now)
+        if run.attempt == before.run.attempt:
+            cases.remove_case(tx, run)
+    if state.monitor.verdict.stops and run.status == RunStatus.RUNNING:
+        if not state.has_decision:
+            assert state.monitor.verdict.step is not None, "a verdict to stop has a step"
+            decision = transitions.create_decision(tx, run, state.monitor.verdict.step, now)
+        elif decision is not None and decision.state == DecisionState.ON_HOLD:
+            decision = transitions.recheck_guards(tx, run, decisions.lock_decision(tx, decision), now)
+    if applied.settles_case and run.ended_at is not None:
+        cases.record_case(tx, run, now)
+    _announce(tx, before.run, run, state.unrecorded, now)
+
+    answers = applied.answers
+    if isinstance(answers[-1], Receipt):
+        answers = [*answers[:-1], dataclasses.replace(answers[-1], decision=decision, superseded=superseded)]
+    state = with_decision(replace(state, unrecorded=()), decision)
+    return replace(applied, state=state, answers=answers, decision=decision)
+
+
+def _begin_attempt(tx: Transaction, before: Run, run: Run, step: int, now: datetime) -> int:
+    """Put what came after the step out of force; gives the number of observations."""
+    decision = decisions.find_decision_of_attempt(tx, before.id, before.attempt)
+    if decision is not None:  # a stop that is not delivered yet is not for the attempt that begins now
+        tried = outbox.read_stop_reach(tx, before.id, decision.id).tried
+        transitions.move_decision(tx, before, decisions.lock_decision(tx, decision), RunResumed(now, step, tried))
+    if before.ended_at is None:
+        cases.record_case(tx, before, now)
+    superseded = observations.supersede_observations(tx, run.id, step, run.attempt)
+    checkpoints.supersede_checkpoints(tx, run.id, step, run.attempt)
+    runs.add_attempt(tx, run.id, run.attempt, step, now)
+    return superseded
+
+
+def _announce(tx: Transaction, before: Run, run: Run, reached: Sequence[Verdict], now: datetime) -> None:
+    """Record the changes of verdict on the way, and announce a first suspicion and a moved pointer.
+
+    A suspicion without evidence from the eval metric asks for an eval, which alone can say what it is worth.
+    """
+    types = []
+    verdict_before = before.verdict["verdict"]
+    for verdict in reached:
+        if verdict.verdict != verdict_before:
+            verdict_before = verdict.verdict
+            if verdict.verdict == "suspect" and not verdicts.has_reached(tx, run.id, run.attempt, "suspect"):
+                types.append(EventType.SUSPECTED)
+                if not verdict.rests_on_eval:
+                    types.append(EventType.EVAL_REQUESTED)
+            verdicts.add_verdict(tx, run.id, run.attempt, verdict_to_document(verdict), now)
+    if place_of(run) != place_of(before):
+        types.append(EventType.BEST_CHECKPOINT_CHANGED)
+    if types:
+        project = projects.get_project(tx, run.project_id)
+        for event_type in types:
+            events.announce_run_event(tx, event_type, project, run, now)

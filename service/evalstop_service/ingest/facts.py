@@ -1,0 +1,114 @@
+"""Facts: what a message needs to know of its run beyond the run's state, and how it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from uuid import UUID
+
+import msgspec
+
+from evalstop_service.store import checkpoints, decisions, observations, projects, runs
+from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """Which facts have to be loaded before a message can be applied.
+
+    `identities`: (metric, step) whose stored values are asked for. `series`: from which step on each metric is.
+    `resumed_at`: what concerns an attempt that begins at this step.
+    """
+
+    identities: frozenset[tuple[str, int]] = frozenset()
+    series: tuple[tuple[str, int], ...] = ()
+    checkpoints: bool = False
+    decision: bool = False
+    role_patterns: bool = False
+    resumed_at: int | None = None
+
+    def __or__(self, other: Needs) -> Needs:
+        if other is NOTHING_NEEDED:
+            return self
+        first_steps = dict(self.series)
+        for metric, step in other.series:
+            first_steps[metric] = min(step, first_steps.get(metric, step))
+        return Needs(
+            self.identities | other.identities,
+            tuple(sorted(first_steps.items())),
+            self.checkpoints or other.checkpoints,
+            self.decision or other.decision,
+            self.role_patterns or other.role_patterns,
+            other.resumed_at if self.resumed_at is None else self.resumed_at,
+        )
+
+
+NOTHING_NEEDED = Needs()
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What was loaded for the next message of a run, whose row had this `version` then; `needs` says what of it counts.
+
+    `points`: of the series, by ascending step. `attempt_began_at`: the step that the present attempt was resumed from.
+    `attempt_is_empty`: nothing was observed or saved in it. `last_steps`: the highest live step of each metric that is
+    not past `needs.resumed_at`.
+    """
+
+    needs: Needs = NOTHING_NEEDED
+    version: int | None = None
+    values: Mapping[tuple[str, int], float] = {}
+    points: tuple[Point, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    decision: Decision | None = None
+    role_patterns: tuple[Mapping[str, str], ...] = ()
+    attempt_began_at: int | None = None
+    attempt_is_empty: bool = False
+    last_steps: Mapping[str, int] = {}
+
+    def meet(self, needs: Needs) -> bool:
+        """Whether all that is needed was loaded."""
+        return needs == NOTHING_NEEDED or self.needs | needs == self.needs
+
+    @property
+    def of_later_messages(self) -> Facts:
+        """What stays true while more of the run waits to be saved: all but what is asked of its observations."""
+        return Facts(Needs(decision=self.needs.decision), self.version, decision=self.decision)
+
+
+NO_FACTS = Facts()
+
+
+def load_facts(tx: Transaction, wanted: Mapping[UUID, tuple[Run, Needs]]) -> dict[UUID, Facts]:
+    """The facts that these runs' messages need."""
+    # The versions come first: facts that are newer than them fail the comparison when they are saved.
+    versions = runs.load_versions(tx, list(wanted))
+    deciding = [run_id for run_id, (_, needs) in wanted.items() if needs.decision]
+    found = decisions.load_decisions(tx, deciding) if deciding else {}
+    return {
+        run_id: _facts_of(tx, run, needs, versions.get(run_id), found.get(run_id))
+        for run_id, (run, needs) in wanted.items()
+    }
+
+
+def _facts_of(tx: Transaction, run: Run, needs: Needs, version: int | None, decision: Decision | None) -> Facts:
+    saved = checkpoints.list_checkpoints(tx, run.id) if needs.checkpoints or needs.resumed_at is not None else []
+    facts = Facts(
+        needs,
+        version,
+        values=observations.load_live_values(tx, run.id, needs.identities) if needs.identities else {},
+        points=tuple(observations.load_each_after(tx, run.id, dict(needs.series))) if needs.series else (),
+        checkpoints=tuple(saved),
+        decision=decision,
+        role_patterns=tuple(projects.get_project(tx, run.project_id).role_patterns) if needs.role_patterns else (),
+    )
+    if needs.resumed_at is None:
+        return facts
+    in_this_attempt = any(checkpoint.attempt == run.attempt for checkpoint in saved)
+    return msgspec.structs.replace(
+        facts,
+        attempt_began_at=runs.get_resumed_step(tx, run),
+        attempt_is_empty=not in_this_attempt and not observations.has_observations(tx, run.id, run.attempt),
+        last_steps=observations.load_last_steps(tx, [run.id], until=needs.resumed_at)[run.id],
+    )

@@ -1,0 +1,125 @@
+"""The state of a run in memory: its row, and what its next message needs. A value: a message leads to another state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from evalstop_detectors import (
+    BestSoFar,
+    Chooser,
+    MonitorState,
+    Observation,
+    Policy,
+    Score,
+    SmoothedMaximum,
+    Verdict,
+    is_late,
+)
+
+from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.store.checkpoints import Checkpoint
+from evalstop_service.store.decisions import Decision
+from evalstop_service.store.runs import Run
+
+CHOOSER: Chooser = SmoothedMaximum()
+
+KEEP_EVERY = 2048
+"""Observations after which a monitor's state is stored: at most as many are replayed to restore it."""
+
+
+class Trail(msgspec.Struct, frozen=True):
+    """Earlier states of a monitor, from which late observations are replayed instead of from the beginning.
+
+    Of each gap the last two states are kept that were reached where its multiples were passed: one of them lies at
+    least that many observations back, and not more than twice as many. Each is (count of observations, state).
+    """
+
+    near: tuple[tuple[int, MonitorState], ...] = ()
+    far: tuple[tuple[int, MonitorState], ...] = ()
+
+    def extended(self, count: int, state: MonitorState) -> Trail:
+        """The trail with the state after `count` observations."""
+        near, far = _extended(self.near, 16, count, state), _extended(self.far, 128, count, state)
+        return self if near is self.near and far is self.far else Trail(near, far)
+
+    def before(self, observation: Observation) -> Trail:
+        """The trail without the states for which this observation is late."""
+        return Trail(*(tuple(s for s in states if not is_late(s[1], observation)) for states in (self.near, self.far)))
+
+    @property
+    def last(self) -> tuple[int, MonitorState] | None:
+        """The latest state and its count."""
+        return max((states[-1] for states in (self.near, self.far) if states), key=lambda item: item[0], default=None)
+
+
+def _extended(
+    states: tuple[tuple[int, MonitorState], ...], gap: int, count: int, state: MonitorState
+) -> tuple[tuple[int, MonitorState], ...]:
+    return states if states and count // gap <= states[-1][0] // gap else (*states[-1:], (count, state))
+
+
+class Scores:
+    """The scores and checkpoints of a run, among which the best one is chosen.
+
+    Mutable, because a choice that follows a run is costly to copy. `taken` counts what it took in, so that a state
+    recognizes scores that have moved past it, such as by a message whose commit failed: see `RunState.usable_scores`.
+    """
+
+    __slots__ = ("best", "last_step", "taken", "uris")
+
+    def __init__(self, scores: Iterable[Score] = (), checkpoints: Iterable[Checkpoint] = ()) -> None:
+        self.best = BestSoFar(CHOOSER)
+        self.last_step = -1
+        self.uris: dict[int, str] = {}
+        self.taken = 0
+        self.add_scores(scores)
+        self.add_checkpoints(checkpoints)
+
+    def add_scores(self, scores: Iterable[Score]) -> None:
+        """Add scores by ascending step, all past the last one."""
+        for score in scores:
+            self.last_step = score.step
+            self.best.add(score)
+            self.taken += 1
+
+    def add_checkpoints(self, checkpoints: Iterable[Checkpoint]) -> None:
+        """Add checkpoints; those that are known are skipped."""
+        for checkpoint in checkpoints:
+            if checkpoint.step not in self.uris:
+                self.uris[checkpoint.step] = checkpoint.uri
+                self.best.saved(checkpoint.step)
+                self.taken += 1
+
+
+class RunState(msgspec.Struct, frozen=True):
+    """A run as it stands, with what its next message needs.
+
+    `last_steps`: the highest live step of each metric: a point past it is new. `has_decision`: the present attempt has
+    one; `final_decision`: that one, if it is a shadow's or held out, which only a person changes, and with it the run's
+    version. `recorded`: the verdict in the run's row; None where the row was read. `unrecorded`: verdicts reached since
+    the row was written.
+    `count`: observations since the monitor was restored; `unkept`: of those, how many its stored state lacks.
+    `shared`: another process saved the run lately: for so many more messages its version is checked before it is used.
+    """
+
+    run: Run
+    policy: Policy
+    watch: WatchedMetrics
+    monitor: MonitorState
+    last_steps: dict[str, int]
+    has_decision: bool = False
+    final_decision: Decision | None = None
+    scores: Scores | None = None
+    scores_taken: int = 0
+    recorded: Verdict | None = None
+    unrecorded: tuple[Verdict, ...] = ()
+    trail: Trail = Trail()
+    count: int = 0
+    unkept: int = 0
+    shared: int = 0
+
+    @property
+    def usable_scores(self) -> Scores | None:
+        """The scores, unless they have moved past this state."""
+        return self.scores if self.scores is not None and self.scores.taken == self.scores_taken else None

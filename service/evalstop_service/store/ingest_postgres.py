@@ -1,0 +1,151 @@
+"""Ingestion on PostgreSQL: asyncpg on the event loop, and one statement that compares versions and saves.
+
+Where nothing follows from a save, the statement is a transaction of its own: one message there, one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+import asyncpg
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.ingest import FollowUp, RunChange, changed_json
+
+T = TypeVar("T")
+
+# Rows are compared as they are when their lock is had. PostgreSQL finds them by their ids, which come in ascending
+# order, so that two savers of the same runs wait for each other in line; a deadlock is tried again.
+SAVE = """
+WITH moved AS (
+    UPDATE runs SET
+        version = runs.version + 1,
+        updated_at = $1,
+        last_step = new.last_step,
+        verdict = coalesce(new.verdict::json, runs.verdict),
+        best_checkpoint = coalesce(new.best_checkpoint::json, runs.best_checkpoint),
+        raw_maximum = coalesce(new.raw_maximum::json, runs.raw_maximum)
+    FROM unnest($2::uuid[], $3::integer[], $4::bigint[], $5::text[], $6::text[], $7::text[])
+        AS new (id, version, last_step, verdict, best_checkpoint, raw_maximum)
+    WHERE runs.id = new.id AND runs.version = new.version
+    RETURNING runs.id, runs.attempt
+), added AS (
+    INSERT INTO observations
+        (run_id, metric, step, superseded_by, value, stderr, attempt, observed_at, received_at)
+    SELECT moved.id, new.metric, new.step, 0, new.value, new.stderr, moved.attempt, new.observed_at::timestamptz, $1
+    FROM unnest($8::uuid[], $9::text[], $10::bigint[], $11::double precision[], $12::double precision[],
+        $13::text[]) AS new (run_id, metric, step, value, stderr, observed_at)
+    JOIN moved ON moved.id = new.run_id
+)
+SELECT id FROM moved
+"""
+
+
+class _Connection(NamedTuple):
+    """A connection as SQLAlchemy and as asyncpg know it. It is in autocommit: transactions are asyncpg's."""
+
+    wrapped: AsyncConnection
+    raw: asyncpg.Connection[asyncpg.Record]
+
+
+class PostgresIngest:
+    """An `IngestStore` on PostgreSQL. Connections are opened when they are needed, and stay open."""
+
+    def __init__(self, database: Database) -> None:
+        self._engine = database.async_engine()
+        self._idle: list[_Connection] = []
+
+    async def read(self, query: Callable[[Transaction], T]) -> T:
+        """See `IngestStore`."""
+        async with self._connection() as connection:
+            return await connection.wrapped.run_sync(_ended(query))
+
+    async def save(self, changes: Sequence[RunChange], now: datetime, follow_up: FollowUp | None) -> Collection[UUID]:
+        """See `IngestStore`."""
+        arguments = save_arguments(changes, now)
+        async with self._connection() as connection:
+            if follow_up is None:
+                return {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
+            async with connection.raw.transaction():
+                saved = {row[0] for row in await connection.raw.fetch(SAVE, *arguments)}
+                await connection.wrapped.run_sync(_ended(lambda tx: follow_up(tx, saved)))
+            return saved
+
+    async def close(self) -> None:
+        """See `IngestStore`."""
+        while self._idle:
+            await self._idle.pop().wrapped.close()
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[_Connection]:
+        """A connection for one use; after any error it is closed, whatever state it was in."""
+        connection = None
+        try:
+            connection = self._idle.pop() if self._idle else await self._connect()
+            yield connection
+        except BaseException as error:
+            if connection is not None:
+                connection.raw.terminate()
+                await connection.wrapped.invalidate()
+                await connection.wrapped.close()
+            if isinstance(error, (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+                raise _translated(error) from error
+            raise
+        self._idle.append(connection)
+
+    async def _connect(self) -> _Connection:
+        wrapped = await self._engine.connect()
+        raw = (await wrapped.get_raw_connection()).driver_connection
+        assert raw is not None
+        return _Connection(wrapped, raw)
+
+
+def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ...]:
+    """The arguments of `SAVE`."""
+    changes = sorted(changes, key=lambda change: change.run.id.int)
+    points = [(change.run.id, point) for change in changes for point in change.points]
+    return (
+        now,
+        [change.run.id for change in changes],
+        [change.before.version for change in changes],
+        [change.run.last_step for change in changes],
+        [changed_json(change.before.verdict, change.run.verdict) for change in changes],
+        [changed_json(change.before.best_checkpoint, change.run.best_checkpoint) for change in changes],
+        [changed_json(change.before.raw_maximum, change.run.raw_maximum) for change in changes],
+        [run_id for run_id, _ in points],
+        [point.metric for _, point in points],
+        [point.step for _, point in points],
+        [point.value if point.value == point.value else None for _, point in points],
+        [point.stderr for _, point in points],
+        # As texts: asyncpg takes the first and the last moment that there is for the infinities.
+        [point.time.isoformat() if point.time is not None else None for _, point in points],
+    )
+
+
+def _ended(query: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+    """The query, after which SQLAlchemy believes to be in no transaction."""
+
+    def run(tx: Transaction) -> T:
+        with tx.begin():
+            return query(tx)
+
+    return run
+
+
+def _translated(error: Exception) -> sa.exc.DBAPIError:
+    """An error of asyncpg's as SQLAlchemy calls those of other statements."""
+    sqlstate: str | None = getattr(error, "sqlstate", None)
+    lost = sqlstate is None or sqlstate.startswith(("08", "57P"))
+    kind = sa.exc.DBAPIError
+    if sqlstate is None or sqlstate.startswith(("08", "40", "53", "57", "58")):
+        kind = sa.exc.OperationalError
+    elif sqlstate.startswith("23"):
+        kind = sa.exc.IntegrityError
+    return kind("the statement that saves observations", None, error, connection_invalidated=lost)

@@ -1,0 +1,141 @@
+"""Saving compares versions: a run that another process saved is left alone, and its neighbors are saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta, timezone
+from uuid import UUID
+
+import pytest
+import sqlalchemy as sa
+from evalstop_service.store import observations, runs, tables
+from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.ids import new_id
+from evalstop_service.store.ingest import FollowUp, IngestStore, RunChange
+from evalstop_service.store.ingest_postgres import PostgresIngest
+from evalstop_service.store.ingest_sqlite import SqliteIngest
+from evalstop_service.store.observations import Point
+from evalstop_service.store.runs import Run
+from msgspec.structs import replace
+
+from tests.service.committers import on_loop
+from tests.service.scenes import NOW, Scene, set_up, waiting_for_a_lock
+
+LATER = NOW + timedelta(microseconds=1)
+STRANGE = [
+    Point("not a number", 0, math.nan),
+    Point("not a number", 1, math.inf, 0.5),
+    Point("not a number", 2, -math.inf, None, datetime(2026, 1, 1, 5, 30, tzinfo=timezone(timedelta(hours=5.5)))),
+    Point('a"b\\c\n\td', 2**53 - 1, -1e-300, 1e-300, LATER),
+    Point("Ω/𝄞", 0, 1.7976931348623157e308, 5e-324, datetime(1, 1, 1, tzinfo=UTC)),
+    Point("Ω/𝄞", 1, 0.1 + 0.2, 0.0, datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)),
+]
+
+
+@pytest.fixture
+def scene(database: Database) -> Scene:
+    return set_up(database)
+
+
+def changed(run: Run) -> Run:
+    """The run with everything in it that `save` writes."""
+    verdict = {"verdict": "suspect", "step": 3, "turn_step": 1, "reason": 'ü"\\', "evidence": [{"value": 1e-300}]}
+    return replace(
+        run,
+        version=run.version + 1,
+        last_step=2**53 - 1,
+        verdict=verdict,
+        best_checkpoint={"step": 1, "uri": "s3://a", "score": 0.1 + 0.2},
+        raw_maximum={"step": 2, "score": 1e-300},
+        updated_at=LATER,
+    )
+
+
+def save(scene: Scene, changes: Sequence[RunChange], follow_up: FollowUp | None = None) -> Collection[UUID]:
+    """Save on a store of its own."""
+
+    async def saved() -> Collection[UUID]:
+        store: IngestStore = (SqliteIngest if scene.database.embedded else PostgresIngest)(scene.database)
+        try:
+            return await store.save(changes, LATER, follow_up)
+        finally:
+            await store.close()
+
+    return on_loop(saved())
+
+
+def one_point(run: Run) -> RunChange:
+    return RunChange(run, changed(run), [Point("eval", 0, 1.0)])
+
+
+def in_utc(point: Point) -> Point:
+    return replace(point, time=point.time.astimezone(UTC) if point.time else None)
+
+
+def test_what_is_saved_reads_back(scene: Scene) -> None:
+    """Every number, name and moment comes back as it was sent, in the row of the run and in its observations."""
+    run, other = scene.open(), scene.open()
+    many = [Point("loss", step, step / 7) for step in range(500)]
+    assert save(scene, [RunChange(run, changed(run), [*STRANGE, *many]), one_point(other)]) == {run.id, other.id}
+    assert (scene.read(run), scene.read(other)) == (changed(run), changed(other))
+    rows = scene.rows(tables.observations, run)
+    stored = [Point(row["metric"], row["step"], row["value"], row["stderr"], row["observed_at"]) for row in rows]
+    assert sorted(map(repr, map(in_utc, stored))) == sorted(map(repr, map(in_utc, [*STRANGE, *many])))
+    assert {(row["attempt"], row["superseded_by"], row["received_at"]) for row in rows} == {
+        (1, observations.LIVE, LATER)
+    }
+
+
+def test_a_run_that_moved_on_is_left_alone(scene: Scene) -> None:
+    """Of a run with another version, or that does not exist, nothing is written, nor done; of its neighbor all is."""
+    here, moved = scene.open(), scene.open()
+    followed: list[UUID] = []
+
+    def follow_up(_tx: Transaction, saved: Collection[UUID]) -> None:
+        followed.extend(saved)
+
+    wrong = [one_point(replace(moved, version=moved.version + 1)), one_point(replace(moved, id=new_id()))]
+    assert save(scene, [one_point(here), *wrong], follow_up) == {here.id}
+    assert followed == [here.id]
+    assert len(scene.rows(tables.observations, here)) == 1
+    assert scene.rows(tables.observations, moved) == []
+    assert scene.read(moved) == moved
+    assert save(scene, [one_point(moved)]) == {moved.id}
+
+
+def test_what_follows_is_saved_with_it_or_neither(scene: Scene) -> None:
+    """When what follows from a save fails, nothing of the save stays."""
+    run = scene.open()
+
+    def follow_up(tx: Transaction, _saved: Collection[UUID]) -> None:
+        tx.execute(sa.text("SELECT nothing FROM nowhere"))
+
+    with pytest.raises(sa.exc.DBAPIError):
+        save(scene, [one_point(run)], follow_up)
+    assert scene.rows(tables.observations, run) == []
+    assert scene.read(run) == run
+
+
+def test_refuses_an_identity_twice(scene: Scene) -> None:
+    """The key itself keeps an identity from being stored twice, and the whole save is undone."""
+    run = scene.open()
+    with pytest.raises(sa.exc.IntegrityError) as caught:
+        save(scene, [RunChange(run, changed(run), [Point("eval", 0, 1.0), Point("eval", 0, 2.0)])])
+    assert not caught.value.connection_invalidated
+    assert scene.rows(tables.observations, run) == []
+
+
+def test_waits_for_whoever_holds_the_run(postgres_database: Database) -> None:
+    """A run that another transaction holds is compared as that leaves it."""
+    scene = set_up(postgres_database)
+    run = scene.open()
+    with ThreadPoolExecutor(1) as thread:
+        with postgres_database.transaction() as tx:
+            runs.lock_runs(tx, [run.id])
+            saved = thread.submit(save, scene, [one_point(run)])
+            waiting_for_a_lock(postgres_database)
+            runs.save_run(tx, replace(run, version=run.version + 1))
+        assert saved.result(30) == set()
+    assert scene.rows(tables.observations, run) == []
