@@ -47,6 +47,10 @@ SELECT id FROM moved
 """
 
 
+# The internal error is what a connection says that the server is about to end.
+_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+
+
 class _Connection(NamedTuple):
     """A connection as SQLAlchemy and as asyncpg know it. It is in autocommit: transactions are asyncpg's."""
 
@@ -88,17 +92,24 @@ class PostgresIngest:
         """A connection for one use; after any error it is closed, whatever state it was in."""
         connection = None
         try:
-            connection = self._idle.pop() if self._idle else await self._connect()
+            connection = self._find_idle() or await self._connect()
             yield connection
         except BaseException as error:
             if connection is not None:
                 connection.raw.terminate()
                 await connection.wrapped.invalidate()
                 await connection.wrapped.close()
-            if isinstance(error, (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+            if isinstance(error, _FAILURES):
                 raise _translated(error) from error
             raise
         self._idle.append(connection)
+
+    def _find_idle(self) -> _Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.raw.is_closed():
+                return connection
+        return None
 
     async def _connect(self) -> _Connection:
         wrapped = await self._engine.connect()
