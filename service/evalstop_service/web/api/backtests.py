@@ -129,8 +129,8 @@ def get_backtest(backtest_id: UUID, caller: Read, database: Db) -> BacktestOut:
 
 
 def _out(backtest: Backtest) -> BacktestOut:
-    told = {
+    details = {
         "summary": vars(backtests.summarize_findings(backtest.findings)),
         "findings": backtests.sort_findings(backtest.findings),
     }
-    return BacktestOut.model_validate(vars(backtest) | told)
+    return BacktestOut.model_validate(vars(backtest) | details)

@@ -1,4 +1,4 @@
-"""Examples for the OpenAPI document: one story, a run whose eval turned at step 120, told field by field."""
+"""Examples for the OpenAPI document: one story, a run whose eval turned at step 120, by the names of fields."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from evalstop_service.web.problems import Problem
 
 log = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_QUESTIONS = 5.0
-SECONDS_TO_WAIT = 1.0
+MIN_SECONDS_BETWEEN_QUERIES = 5.0
+MAX_WAIT_SECONDS = 1.0
 
 
 def _any_key_to_the_installation(key: AnyKey) -> None:
@@ -42,9 +42,9 @@ def _any_key_to_the_installation(key: AnyKey) -> None:
 
 
 def routes(service_metrics: ServiceMetrics, public: bool = True) -> APIRouter:
-    """`GET /metrics`; unless `public`, for any key to the whole installation and for nobody else."""
+    """`GET /metrics`; unless `public`, for installation keys only."""
     router = APIRouter(dependencies=[] if public else [Depends(_any_key_to_the_installation)])
-    own_threads = CapacityLimiter(2)  # those of the routes may all be waiting for the database: then one wants to look
+    own_threads = CapacityLimiter(2)  # the threads of the routes may all be waiting for the database
 
     @router.get("/metrics", include_in_schema=False)
     async def metrics(request: Request) -> Response:
@@ -88,12 +88,12 @@ class Installation(Collector):
     def collect(self) -> Iterator[Metric]:
         """The families with the present values."""
         with self._lock:
-            if self._asking is None and time.monotonic() - self._asked_at >= SECONDS_BETWEEN_QUESTIONS:
+            if self._asking is None and time.monotonic() - self._asked_at >= MIN_SECONDS_BETWEEN_QUERIES:
                 self._asking = threading.Thread(target=self._ask, name="figures", daemon=True)
                 self._asking.start()
             asking = self._asking
         if asking is not None:
-            asking.join(SECONDS_TO_WAIT)
+            asking.join(MAX_WAIT_SECONDS)
         yield from _families(None if asking is not None and asking.is_alive() else self._latest)
 
     def _ask(self) -> None:
@@ -113,19 +113,17 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
     up.add_metric([], 0 if found is None else 1)
     running = GaugeMetricFamily("evalstop_running_runs", "Runs that have not ended.")
     stale = GaugeMetricFamily("evalstop_stale_runs", "Runs that have not ended and have been silent for too long.")
-    blind = GaugeMetricFamily("evalstop_blind_runs", "Runs that have not ended and a metric of which is dead.")
-    paused = GaugeMetricFamily("evalstop_paused_projects", "Projects in which nothing is stopped.")
-    on_hold = GaugeMetricFamily(
-        "evalstop_on_hold_stops", "Stops that are held back, by each kind of guard that does.", labels=["guard"]
+    blind = GaugeMetricFamily(
+        "evalstop_blind_runs", "Runs that have not ended and have a watched metric without usable data."
     )
+    paused = GaugeMetricFamily("evalstop_paused_projects", "Projects whose stopping is paused.")
+    on_hold = GaugeMetricFamily("evalstop_on_hold_stops", "Stops that are on hold, by kind of guard.", labels=["guard"])
     awaited = GaugeMetricFamily(
         "evalstop_awaited_stops",
-        "Stops that were handed out and of which no scheduler has said yet that the job is gone.",
+        "Requested stops that no scheduler has confirmed yet.",
         labels=["state"],
     )
-    left_alone = GaugeMetricFamily(
-        "evalstop_open_endpoints", "Endpoints that are left alone for a while, since they failed time after time."
-    )
+    left_alone = GaugeMetricFamily("evalstop_open_endpoints", "Endpoints that are paused after repeated failures.")
     waiting = GaugeMetricFamily(
         "evalstop_outbox_deliveries",
         "Deliveries that wait: due, later (a pause, a lease or a veto window), held (their endpoint is disabled).",

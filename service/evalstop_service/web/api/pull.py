@@ -115,7 +115,7 @@ async def claim_events(
                 break
             await anyio.sleep(min(POLL_SECONDS, left_seconds))
             if await request.is_disconnected():
-                break  # else events would be leased to nobody
+                break  # else events would be leased to a receiver that is gone
     finally:
         waiters.requests.release_on_behalf_of(waiter)
     return PulledEvents(events=[_sign_event(delivery, context.clock()) for delivery in claimed])

@@ -1,7 +1,7 @@
 // Two charts of a run: the eval over its distance from the initial policy, and the evidence of its detectors over steps.
 
 import { axis, band, draw, drawable, narrow, palette, redrawn } from "./charts.js";
-import { fetchSameOrigin, onNews } from "./live.js";
+import { fetchSameOrigin, onChange } from "./live.js";
 
 const main = document.querySelector("main");
 const TRACK_PX = 96;
@@ -104,6 +104,6 @@ function evidenceNote(evidence) {
   return `Dotted: suspect. Dashed: stop. ${evidence.note}`;
 }
 
-onNews(load);
+onChange(load);
 redrawn(() => analysis && drawAll());
 load();

@@ -13,7 +13,7 @@ export function palette() {
 export function draw(element, traces, layout) {
   const color = palette();
   const common = {
-    uirevision: "kept", // a zoom survives news
+    uirevision: "kept", // a zoom survives updates
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("text") },

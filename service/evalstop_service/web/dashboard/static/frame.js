@@ -1,10 +1,10 @@
-// What every page does: tells times, follows its events, copies, and finds its search by the key "/".
+// What every page does: shows times, follows its events, copies, and finds its search by the key "/".
 
 import { live } from "./live.js";
-import { tellTimes } from "./times.js";
+import { showTimes } from "./times.js";
 
-tellTimes(document);
-setInterval(() => tellTimes(document), 10_000);
+showTimes(document);
+setInterval(() => showTimes(document), 10_000);
 if (document.querySelector("main[data-events]")) live();
 
 document.addEventListener("click", async (event) => {

@@ -1,6 +1,6 @@
-// News: follows the server's events, and swaps the parts of the page that the server now renders otherwise.
+// Live updates: follows the server's events, and swaps the parts of the page that the server now renders otherwise.
 
-import { tellTimes } from "./times.js";
+import { showTimes } from "./times.js";
 
 const RETRY_MS = 10_000;
 
@@ -8,8 +8,8 @@ const main = document.querySelector("main");
 const rendered = new Map();
 const listeners = [];
 
-// Calls `load` at once whenever there is news, beside the swapping of the parts.
-export function onNews(load) {
+// Calls `load` at once whenever the page has changed, beside the swapping of the parts.
+export function onChange(load) {
   listeners.push(load);
 }
 
@@ -57,7 +57,7 @@ function swap(old, part) {
   const open = [...old.querySelectorAll("details[id][open]")].map((details) => details.id);
   const typed = fields(old).map((field) => [field.id, field.value]);
   old.replaceChildren(...part.childNodes);
-  tellTimes(old);
+  showTimes(old);
   for (const id of open) old.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
   for (const field of fields(old)) field.value = new Map(typed).get(field.id) ?? field.value;
   if (place >= 0) focusable(old)[place]?.focus({ preventScroll: true });
@@ -81,11 +81,11 @@ function follow() {
   const url = new URL(main.dataset.events, location.href);
   url.searchParams.set("since", main.dataset.revision);
   stream = new EventSource(url);
-  stream.addEventListener("open", () => tellLive("on", "Live"));
+  stream.addEventListener("open", () => showLiveState("on", "Live"));
   stream.addEventListener("changed", refresh);
   stream.addEventListener("gone", () => location.reload());
   stream.addEventListener("error", () => {
-    tellLive("lost", "Reconnecting");
+    showLiveState("lost", "Reconnecting");
     if (stream && stream.readyState === EventSource.CLOSED) {
       leave();
       retry = setTimeout(follow, RETRY_MS);
@@ -99,7 +99,7 @@ function leave() {
   stream = null;
 }
 
-function tellLive(state, text) {
+function showLiveState(state, text) {
   const sign = document.querySelector(".live");
   sign.hidden = false;
   sign.dataset.live = state;
@@ -118,13 +118,13 @@ async function refresh() {
   try {
     do {
       refreshAgain = false;
-      const begun = performance.now();
+      const startedAt = performance.now();
       await Promise.all([swapParts(), ...listeners.map((load) => load())]);
       // The longer a page takes, the longer it leaves the server in peace.
-      await new Promise((resolve) => setTimeout(resolve, performance.now() - begun));
+      await new Promise((resolve) => setTimeout(resolve, performance.now() - startedAt));
     } while (refreshAgain);
   } catch (error) {
-    tellLive("lost", "Reconnecting");
+    showLiveState("lost", "Reconnecting");
     setTimeout(refresh, RETRY_MS);
   } finally {
     refreshing = false;

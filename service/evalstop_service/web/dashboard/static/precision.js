@@ -1,7 +1,7 @@
 // The charts of precision: figures over time with their intervals, delays, and stated risks against what came true.
 
 import { axis, band, draw, narrow, palette, redrawn, toggles } from "./charts.js";
-import { fetchSameOrigin, onNews } from "./live.js";
+import { fetchSameOrigin, onChange } from "./live.js";
 
 const PAINT = { precision: "best", recall: "kl", false_stops: "stop" };
 const NAMES = { precision: "precision", recall: "recall", false_stops: "false stops" };
@@ -35,16 +35,16 @@ function overTime(color, name) {
   const [known, weeks] = [figures.so_far, figures.weeks].map((points) => points.filter((one) => one[name] && one[name].value !== null));
   const at = known.map((one) => one.week);
   const of = (points, end) => points.map((one) => one[name][end]);
-  const told = (points) => points.map((one) => `${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
+  const summary = (points) => points.map((one) => `${one[name].decided} cases, ${percent(one[name].low)} to ${percent(one[name].high)}`);
   return [
     { type: "scatter", mode: "lines", ...band(at, of(known, "low"), of(known, "high")), fill: "toself", fillcolor: tinted(paint), line: { width: 0 }, hoverinfo: "skip" },
     {
-      type: "scatter", mode: "markers", x: weeks.map((one) => one.week), y: of(weeks, "value"), text: told(weeks),
+      type: "scatter", mode: "markers", x: weeks.map((one) => one.week), y: of(weeks, "value"), text: summary(weeks),
       marker: { size: 7, color: color("card"), line: { color: paint, width: 1.5 } },
       hovertemplate: `${NAMES[name]} of the week %{y:.1%}<br>%{text}<extra></extra>`,
     },
     {
-      type: "scatter", mode: "lines+markers", x: at, y: of(known, "value"), text: told(known), line: { color: paint, width: 2.2 }, marker: { size: 4, color: paint },
+      type: "scatter", mode: "lines+markers", x: at, y: of(known, "value"), text: summary(known), line: { color: paint, width: 2.2 }, marker: { size: 4, color: paint },
       hovertemplate: `${NAMES[name]} so far %{y:.1%}<br>%{text}<extra></extra>`,
     },
   ];
@@ -98,6 +98,6 @@ const legend = document.querySelector(".legend");
 if (legend) {
   toggles(legend, shown, drawAll);
   redrawn(drawAll);
-  onNews(load);
+  onChange(load);
   load();
 }

@@ -1,7 +1,7 @@
 // The chart of a run: the eval and the proxy above, KL below, one axis of steps.
 
 import { axis, band, draw, drawable, loneValues, narrow, palette, redrawn, toggles } from "./charts.js";
-import { fetchSameOrigin, onNews } from "./live.js";
+import { fetchSameOrigin, onChange } from "./live.js";
 
 const main = document.querySelector("main");
 const shown = { eval: true, proxy: true, kl: true, best: true, raw: true };
@@ -116,7 +116,7 @@ function marks(color, first, last) {
   return { shapes, annotations };
 }
 
-onNews(load);
+onChange(load);
 redrawn(() => series && drawChart());
 toggles(document.querySelector(".legend"), shown, () => series && drawChart());
 load();

@@ -1,11 +1,11 @@
-// Times: in the viewer's zone, with UTC on hover. What says `data-time="age"` is told by its age.
+// Times: in the viewer's zone, with UTC on hover. What says `data-time="age"` is shown as an age.
 
 const AGES = [["second", 60], ["minute", 60], ["hour", 24], ["day", 30], ["month", 12], ["year", Infinity]];
 const relative = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
 const absolute = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
 const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
 
-export function tellTimes(root) {
+export function showTimes(root) {
   for (const element of root.querySelectorAll("time[data-time]")) {
     const at = new Date(element.dateTime);
     const text = element.dataset.time === "age" ? age(at) : absolute.format(at);
