@@ -1,4 +1,4 @@
-"""What wants a person's attention in a project: stops that wait, and runs that go on and are not well."""
+"""What needs a person's attention in a project: stops that wait, and running runs with a problem."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAITING = (
 
 @dataclass(frozen=True)
 class WaitingStop:
-    """A stop that is not at its end, of a run that still runs."""
+    """A stop that has not ended, of a run that is still running."""
 
     id: UUID
     run_id: UUID
@@ -43,7 +43,7 @@ class WaitingStop:
 
 @dataclass(frozen=True)
 class RunAlert:
-    """A running run, and what is the matter with it."""
+    """A running run and its problem."""
 
     id: UUID
     name: str

@@ -1,6 +1,6 @@
 """Removes the details of runs that ended long ago: marked first, then emptied a few thousand rows a transaction.
 
-Marking waits for nobody and keeps trainers out from then on; emptying touches rows that nobody else does any more.
+Marking skips locked runs and makes ingestion refuse the run from then on; deleting touches rows that nothing else uses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pulses: whether a run is alive, when to look at it again, and which of its metrics are dead.
+"""Run health: whether a run is alive, when to check it again, and which of its metrics bring no data.
 
-Ingestion does not write here: a run's row tells when it last posted. Whoever changes a pulse by what the run's row says
-has locked that row before; a heartbeat, which says nothing of the run, locks the pulse alone.
+Ingestion does not write here: a run's row says when it last posted. A change that depends on the run's row locks that
+row first; a heartbeat locks the health row alone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def record_heartbeat(tx: Transaction, run_id: UUID, project_id: UUID, now: datet
 
 
 def load_health(tx: Transaction, run_ids: Collection[UUID]) -> dict[UUID, RunHealth]:
-    """The pulses of those of these runs that have one."""
+    """The health of those of these runs that have a row."""
     query = sa.select(run_health).where(run_health.c.run_id.in_(list(run_ids)))
     return {row["run_id"]: RunHealth(**row) for row in tx.execute(query).mappings()}
 
@@ -81,8 +81,8 @@ def save_health(tx: Transaction, pulse: RunHealth) -> None:
 
 
 def claim_due_checks(tx: Transaction, now: datetime, limit: int) -> list[RunHealth]:
-    """Up to `limit` pulses whose time has come, longest due first, held until the transaction ends; those that another
-    process holds are passed over."""
+    """Up to `limit` runs to check now, longest due first, locked until the transaction ends; rows that another process
+    has locked are skipped."""
     query = (
         sa.select(run_health).where(run_health.c.next_check_at <= now).order_by(run_health.c.next_check_at).limit(limit)
     )

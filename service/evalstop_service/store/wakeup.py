@@ -1,7 +1,7 @@
 """Wakes the workers once a transaction that left them something to do is committed.
 
-On PostgreSQL by NOTIFY, which fires on commit and reaches every worker that listens. On the embedded database nobody
-can be told across processes; a worker in the same process has itself rung when the connection comes back to its pool.
+On PostgreSQL by NOTIFY, which fires on commit and reaches every worker that listens. The embedded database cannot notify
+other processes; a worker in the same process is called when the connection returns to its pool.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARK = "evalstop_wakes_workers"
 
 
 def wake_workers(tx: Transaction) -> None:
-    """Have the workers look into the outbox when this transaction is committed."""
+    """Wake the workers when this transaction is committed."""
     if tx.dialect.name == "postgresql":
         tx.execute(sa.select(sa.func.pg_notify(CHANNEL, "")))
     else:
@@ -27,15 +27,15 @@ def wake_workers(tx: Transaction) -> None:
 
 
 @contextmanager
-def calling_on_commit(database: Database, ring: Callable[[], None]) -> Iterator[None]:
-    """Within the block, `ring` is called, from any thread, after each transaction here that wakes the workers.
+def calling_on_commit(database: Database, callback: Callable[[], None]) -> Iterator[None]:
+    """Within the block, call `callback`, from any thread, after each transaction of this process that wakes the workers.
 
-    It is called after a rollback too: a look in vain does no harm. Nothing is rung for transactions of PostgreSQL.
+    It is called after a rollback too, which is harmless. It is not called for transactions of PostgreSQL.
     """
 
     def returned(_connection: object, record: sa.pool.ConnectionPoolEntry) -> None:
         if record.info.pop(_MARK, False):
-            ring()
+            callback()
 
     sa.event.listen(database.engine, "checkin", returned)
     try:

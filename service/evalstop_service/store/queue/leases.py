@@ -1,7 +1,7 @@
-"""Leases: a delivery in the hands of one worker for a time, from being claimed to being settled.
+"""Leases: one worker holds a delivery for a limited time, from claiming it to settling it.
 
-A worker holds a waiting delivery by moving its `due_at` to the end of the lease. Each claim counts `attempts` up, and
-that number tells leases apart: whoever comes back with an older one changes nothing.
+A worker claims a waiting delivery by moving its `due_at` to the end of the lease. Each claim increments `attempts`, and
+that number identifies the lease: a worker that settles with an older number changes nothing.
 
 Times are compared with one clock for all workers: PostgreSQL's own, and on the embedded database the machine's. Should
 it be set back, nothing is claimed twice; what would have to wait for the clock to catch up is found by
@@ -33,7 +33,7 @@ UNREADABLE_PAUSE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDelivery:
-    """A delivery in the hands of one worker until `lease_until`; `attempts` counts this one. It was due at `due_at`.
+    """A delivery that one worker holds until `lease_until`; `attempts` counts this one. It was due at `due_at`.
 
     `failures`: of its endpoint, one after the other, when it was claimed. `open_until`: it is the one attempt after it.
     """
@@ -115,11 +115,17 @@ def claim_deliveries(
     room: Mapping[UUID, int] | None = None,
     encryption: Encryption = endpoints.UNENCRYPTED,
 ) -> list[ClaimedDelivery]:
-    """Take up to `limit` deliveries that are due, longest due first, and at most `per_endpoint` of one endpoint.
+    """Claim up to `limit` deliveries that are due, longest due first, and at most `per_endpoint` of one endpoint.
 
-    `room`: endpoints for which it is another number than `per_endpoint`. No other worker gets what was claimed until
-    `lease_seconds` are over; workers that claim at the same time pass over what the other takes. What no secret can be
-    read for waits, and spends no attempt.
+    `room`: endpoints with a limit other than `per_endpoint`.
+
+    1. Select what is due and lock it, skipping rows that another worker has locked, so that no two workers claim the
+       same delivery and none waits for another.
+    2. Move `due_at` to the end of the lease and increment `attempts`. If this worker dies, the delivery becomes due
+       again by itself.
+    3. For an endpoint whose circuit breaker is open, claim the one trial; without it, put the delivery back.
+    4. Decrypt the secrets. A delivery whose secrets cannot be decrypted is put back for a minute, and its attempt is
+       not counted.
     """
     if limit <= 0:
         return []
@@ -131,9 +137,15 @@ def claim_deliveries(
 def settle_deliveries(
     tx: Transaction, ended: Sequence[FinishedAttempt], breaker: BreakerLimits | None = None
 ) -> Settlement:
-    """Record what became of many attempts. Nothing is changed where the lease ran out and another worker took over.
+    """Record the results of many attempts. Where the lease expired and another worker took over, nothing changes.
 
-    `breaker`: when an endpoint that fails is left alone; None: never.
+    `breaker`: when a failing endpoint is left alone; None: never.
+
+    1. Lock the endpoints that will change before their deliveries: deleting an endpoint locks in the same order, so the
+       two cannot deadlock.
+    2. Update each delivery that still waits under the same attempt, and log the attempt.
+    3. Disable the endpoints that answered that they are gone for good.
+    4. Count consecutive failures, and open the circuit breakers of endpoints that reached the limit.
     """
     if not ended:
         return Settlement(frozenset(), frozenset())

@@ -1,4 +1,4 @@
-"""The outbox: events written in the transaction that caused them, and what waits to carry them out.
+"""The outbox: events, written in the transaction that caused them, with their deliveries.
 
 waiting ──> delivered         a worker holds a waiting delivery for a time: see `leases`
    │  └───> dead ──> waiting  (by hand)
@@ -95,8 +95,8 @@ def add_event(
 def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, why: str) -> int:
     """Cancel what waits to be sent of a decision's stop; returns how many deliveries.
 
-    What a worker has in its hands at this moment may still arrive. News of the decision, such as `run.stopped`, still
-    goes out.
+    A delivery that a worker holds may still arrive. Events that tell of the decision, such as `run.stopped`,
+    are still delivered.
     """
     return _cancel(tx, run_id, _stops(run_id, decision_id), now, why)
 
