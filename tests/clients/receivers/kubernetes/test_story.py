@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import json
 import os
 import subprocess
@@ -19,6 +21,8 @@ from evalstop_lab.service_process import Service, running_service
 from tests.clients.programs import eventually
 from tests.clients.receivers.kubernetes.admin import Json
 from tests.clients.receivers.kubernetes.world import NAMESPACE, World
+
+pytestmark = pytest.mark.real
 
 PATIENCE_SECONDS = 120.0
 TRAIN = ["-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal", "--policy", "paper", "--mode", "enforce"]
