@@ -32,8 +32,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # In CI the examples are the same each time: a red build is then the fault of its change. Elsewhere they are new ones.
 settings.register_profile(
-    "tests", deadline=None, derandomize=os.environ.get("CI") == "true", suppress_health_check=[HealthCheck.too_slow]
+    "tests",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("thorough", settings.get_profile("tests"), derandomize=False, max_examples=1000)
 settings.load_profile("tests")
 
 BACKENDS = ("sqlite", "postgresql")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 import json
 import os
 import subprocess
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from evalstop_client.receivers.kubernetes.kinds import JOB
 from evalstop_lab.rlhf.checkpoint import load_checkpoint
 from evalstop_lab.service_process import Service, running_service
