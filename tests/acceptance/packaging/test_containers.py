@@ -180,6 +180,7 @@ def test_only_what_is_copied_reaches_the_image(instructions: list[tuple[str, str
     assert all((ROOT / name).exists() for name in copied)
 
 
+@pytest.mark.real
 def test_the_health_check_tells_ready_from_away(instructions: list[tuple[str, str]], tmp_path: Path) -> None:
     """The image's own health check succeeds on a service that is up and fails once it is gone."""
     check = next(rest for word, rest in instructions if word == "HEALTHCHECK")

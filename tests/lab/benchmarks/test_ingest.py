@@ -229,6 +229,7 @@ def test_targets_are_medians_of_ratios_within_each_round() -> None:
     assert len(targets) == 3
 
 
+@pytest.mark.real
 def test_the_whole_benchmark_runs(postgres_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The service and the bound store what they acknowledge on both databases, and the report has every figure."""
     names = ["EvalStop", "bound", "EvalStop on SQLite", "bound on SQLite"]

@@ -120,6 +120,7 @@ def test_a_run_whose_steps_are_no_multiple_of_its_evals_still_saves_its_end(tmp_
     assert list(run.checkpoints) == [0, 20, 25]
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_a_checkpoint_from_which_the_run_goes_on_unchanged(
     tmp_path: Path, number: signal.Signals
