@@ -29,7 +29,7 @@ class LoggedValues:
     problems: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
-    def points(self) -> int:
+    def observation_count(self) -> int:
         """How many observations it holds."""
         return len(self.values)
 
@@ -46,7 +46,7 @@ class LoggedValues:
 
     def split(self, points: int) -> Iterator[LoggedValues]:
         """The logged in parts of so many observations at most, of which each can be sent alone."""
-        if self.points <= points:
+        if self.observation_count <= points:
             if self.values:
                 yield self
             return

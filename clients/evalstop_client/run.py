@@ -170,7 +170,7 @@ class Run:
     def _put(self, entry: Entry | LoggedValues) -> None:
         if self._finished:
             self._warnings.count_dropped(
-                "finished", max(1, entry.points), "the run is finished: later calls are dropped"
+                "finished", max(1, entry.observation_count), "the run is finished: later calls are dropped"
             )
         elif self._reporter is not None:
             self._reporter.put(entry)

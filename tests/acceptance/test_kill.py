@@ -17,7 +17,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.ingest import CheckpointSaved, Observations
 from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 from tests.acceptance.fake_receiver import FakeReceiver
 from tests.acceptance.programs import Program
@@ -64,7 +64,7 @@ class Told:
     """A run as its trainer told it, in batches that were all acknowledged."""
 
     run_id: str
-    batches: list[list[Point]] = field(default_factory=list)
+    batches: list[list[PostedObservation]] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
 
 
@@ -132,9 +132,9 @@ class Trainer(threading.Thread):
                 told.saved.append(step)
             gold = step / 10 if step <= peak else (2 * peak - step) / 10
             batch = [
-                Point("proxy", step, step * 1.5),
-                Point("kl", step, step / 3),
-                Point("eval", step, gold + self._chance.gauss(0, 0.01)),
+                PostedObservation("proxy", step, step * 1.5),
+                PostedObservation("kl", step, step / 3),
+                PostedObservation("eval", step, gold + self._chance.gauss(0, 0.01)),
             ]
             document = [{"metric": point.metric, "step": step, "value": point.value} for point in batch]
             self._post(f"/runs/{told.run_id}/observations", {"observations": document})

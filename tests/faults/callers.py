@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import httpx
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 DEADLINE_SECONDS = 90.0
 """For whatever has to happen in the end, on a machine that does much else."""
@@ -24,7 +24,7 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_seconds: float
         time.sleep(0.01)
 
 
-def batch(points: Sequence[Point]) -> dict[str, Any]:
+def batch(points: Sequence[PostedObservation]) -> dict[str, Any]:
     """The body that posts these points."""
     return {"observations": [{"metric": point.metric, "step": point.step, "value": point.value} for point in points]}
 
@@ -99,7 +99,7 @@ class Trainer(threading.Thread):
     def __init__(self, caller: Caller, name: str, end: threading.Event) -> None:
         super().__init__(name=name)
         self.caller, self.run_id = caller, ""
-        self.acknowledged: list[list[Point]] = []
+        self.acknowledged: list[list[PostedObservation]] = []
         self.failure: BaseException | None = None
         self._end = end
 
@@ -118,10 +118,14 @@ class Trainer(threading.Thread):
             self.failure = error
 
 
-def told(step: int) -> list[Point]:
+def told(step: int) -> list[PostedObservation]:
     """What a trainer tells at a step: the gold score rises for 30 steps and falls for 5, over and over."""
     gold = step % 35 if step % 35 < 30 else 60 - step % 35
-    return [Point("proxy", step, step * 1.5), Point("kl", step, step / 3), Point("eval", step, gold / 10)]
+    return [
+        PostedObservation("proxy", step, step * 1.5),
+        PostedObservation("kl", step, step / 3),
+        PostedObservation("eval", step, gold / 10),
+    ]
 
 
 def more(trainers: Sequence[Trainer], count: int) -> None:

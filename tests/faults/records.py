@@ -13,7 +13,7 @@ from evalstop_service.ingest import Content, Observations
 from evalstop_service.projects import api_keys
 from evalstop_service.store import projects, runs, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import Scene, set_up, unbound
@@ -67,7 +67,9 @@ def undisturbed(database: Database, news: Iterable[Content], policy: str = "pape
     return scene, scene.read(run)
 
 
-def assert_nothing_lost(scene: Scene, run_id: str, told: Sequence[Sequence[Point]], embedded: Database) -> None:
+def assert_nothing_lost(
+    scene: Scene, run_id: str, told: Sequence[Sequence[PostedObservation]], embedded: Database
+) -> None:
     """Each acknowledged observation is stored once and no other is, and the run stands where it would undisturbed."""
     run = run_of(scene, run_id)
     assert values(scene, run) == sorted((1, p.metric, p.step, p.value) for points in told for p in points)

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 from tests.faults import raw
 from tests.faults.callers import DEADLINE_SECONDS, Trainer, batch, more, told, training, wait_until
@@ -101,7 +101,9 @@ def test_never_reads(hasty: Installation) -> None:
     """Whoever asks for much and reads nothing of it is cut off, and what was to be sent is given up."""
     with hasty.caller() as caller:
         run_id = caller.post("/runs", {"name": "long"})["id"]
-        caller.post(f"/runs/{run_id}/observations", batch([Point("eval", step, 0.5) for step in range(10_000)]))
+        caller.post(
+            f"/runs/{run_id}/observations", batch([PostedObservation("eval", step, 0.5) for step in range(10_000)])
+        )
     ask = raw.head("GET", f"/api/v1/runs/{run_id}/observations?metric=eval&limit=10000", hasty.key)
     (program,) = hasty.service.programs
     with others_are_served(hasty, "beside-the-deaf"), ExitStack() as stack:

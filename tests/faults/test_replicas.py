@@ -14,7 +14,7 @@ import httpx
 import pytest
 from evalstop_service.ingest import CheckpointSaved, Content, Observations, Resumed
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 from tests.conftest import ClonePostgres
 from tests.faults.callers import Caller, batch, wait_until
@@ -93,13 +93,13 @@ def a_story(number: int, chance: random.Random) -> Story:
     return Story(f"run-{number}", policy, one_by_one, phases, [resumed])
 
 
-def _points(step: int, chance: random.Random) -> list[Point]:
+def _points(step: int, chance: random.Random) -> list[PostedObservation]:
     gold = step if step < 34 else 68 - step
     return [
-        Point("proxy", step, step + chance.gauss(0, 0.3)),
-        Point("kl", step, step / 10),
-        Point("loss", step, 1 / (step + 1)),
-        Point("eval", step, gold / 10 + chance.gauss(0, 0.05)),
+        PostedObservation("proxy", step, step + chance.gauss(0, 0.3)),
+        PostedObservation("kl", step, step / 10),
+        PostedObservation("loss", step, 1 / (step + 1)),
+        PostedObservation("eval", step, gold / 10 + chance.gauss(0, 0.05)),
     ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 from tests.conftest import ClonePostgres
 from tests.faults.callers import DEADLINE_SECONDS, Caller, batch, helpful, told, wait_until
@@ -42,8 +42,8 @@ def test_nothing_but_what_was_answered(
     with replicas(tmp_path, url_of(scene), 1) as service, ThreadPoolExecutor(CLIENTS) as threads:
         enough, acknowledged = threading.Event(), [0] * CLIENTS
 
-        def post_until_refused(number: int) -> tuple[str, list[list[Point]]]:
-            stored: list[list[Point]] = []
+        def post_until_refused(number: int) -> tuple[str, list[list[PostedObservation]]]:
+            stored: list[list[PostedObservation]] = []
             with Caller(key, lambda: service.url) as caller:
                 terms = {"name": f"run-{number}", "policy": "paper", "mode": "enforce"}
                 run_id: str = caller.post("/runs", terms)["id"]

@@ -18,7 +18,7 @@ from evalstop_service.ingest import Content, Message, Observations, Receipt, Run
 from evalstop_service.store import decisions, policies, projects, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 from tests.fixtures.projects import create_project
@@ -64,7 +64,7 @@ class Scene:
         """What the process counted."""
         return committer_of(self.database, self.cache).count(name, **labels)
 
-    def post(self, run: Run, points: Iterable[Point], now: datetime = NOW) -> Receipt:
+    def post(self, run: Run, points: Iterable[PostedObservation], now: datetime = NOW) -> Receipt:
         return self.take(run, Observations(tuple(points)), now)
 
     def read(self, run: Run) -> Run:
@@ -115,7 +115,7 @@ def take(
     return answer
 
 
-def add_points(tx: Transaction, points: Sequence[tuple[UUID, Point]], now: datetime = NOW) -> None:
+def add_points(tx: Transaction, points: Sequence[tuple[UUID, PostedObservation]], now: datetime = NOW) -> None:
     """Store new observations of runs, and nothing else of them."""
     rows = [
         {
@@ -149,9 +149,9 @@ def unbound(database: Database) -> None:
         tx.execute(tables.projects.update().values(stops_per_hour=None, stops_share=None))
 
 
-def evals(*values: float, start: int = 0) -> list[Point]:
+def evals(*values: float, start: int = 0) -> list[PostedObservation]:
     """One eval a step."""
-    return [Point("eval", step, value) for step, value in enumerate(values, start)]
+    return [PostedObservation("eval", step, value) for step, value in enumerate(values, start)]
 
 
 FALLING = evals(0.5, 0.9, 0.8, 0.7, 0.6)

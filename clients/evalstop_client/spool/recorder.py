@@ -39,7 +39,7 @@ class Recorder:
     def put(self, entry: Entry | LoggedValues) -> None:
         """Queue `entry`; observations that find the queue full are dropped and counted."""
         with self._changed:
-            full = len(self._queue) >= self._queue_entries and entry.points > 0
+            full = len(self._queue) >= self._queue_entries and entry.observation_count > 0
             if not full:
                 self._queue.append(entry)
                 if self._asleep:  # to wake it takes longer than all the rest
@@ -47,7 +47,7 @@ class Recorder:
                     self._changed.notify_all()
         if full:
             self._warnings.count_dropped(
-                "queue-full", entry.points, "the disk cannot keep up: observations are dropped"
+                "queue-full", entry.observation_count, "the disk cannot keep up: observations are dropped"
             )
 
     def wait_idle(self, timeout_seconds: float) -> bool:

@@ -32,7 +32,7 @@ class Entry:
     body: Mapping[str, Any]
 
     @property
-    def points(self) -> int:
+    def observation_count(self) -> int:
         """How many observations it holds."""
         return len(self.body["observations"]) if self.to == "observations" else 0
 
@@ -232,7 +232,7 @@ def _fits(chosen: Sequence[Entry], entry: Entry, batch_points: int) -> bool:
         return True
     if entry.is_control or chosen[-1].is_control:
         return False
-    return sum(other.points for other in chosen) + entry.points <= batch_points
+    return sum(other.observation_count for other in chosen) + entry.observation_count <= batch_points
 
 
 def _lock(descriptor: int, adopting: bool = False) -> bool:

@@ -52,7 +52,7 @@ class Spool:
         """Make `entries` durable; when the disk refuses them, keep them in memory; when that is full, drop them."""
         with self._changed:
             kept = [entry for entry in entries if entry.is_control] if self._is_full() else list(entries)
-            lost = sum(entry.points for entry in entries) - sum(entry.points for entry in kept)
+            lost = sum(entry.observation_count for entry in entries) - sum(entry.observation_count for entry in kept)
             if lost:
                 self._warnings.count_dropped(
                     "spool-full", lost, "the spool %s is full: observations are dropped", self._folder
@@ -89,7 +89,7 @@ class Spool:
     def reject(self, entries: Sequence[Entry], reason: str) -> Path:
         """Write rejected `entries` with the service's reason to a file beside the spool; returns its path."""
         path = self._folder.with_name(self._folder.name + ".rejected.jsonl")
-        count = sum(max(1, entry.points) for entry in entries)
+        count = sum(max(1, entry.observation_count) for entry in entries)
         try:
             self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with path.open("a", encoding="utf-8") as file:

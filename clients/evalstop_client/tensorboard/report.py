@@ -71,7 +71,7 @@ class Watch:
         below = "" if inside == "." else inside
         run = self._name if self._one_run or not below else f"{self._name}/{below}"
         before = f"{below}/" if self._one_run and below else ""
-        points = [point for scalar in portion.scalars if (point := self._point(before, scalar)) is not None]
+        points = [point for scalar in portion.scalars if (point := self._to_observation(before, scalar)) is not None]
         if not points:
             return
         if portion.restarts_at is not None:
@@ -105,7 +105,7 @@ class Watch:
             return answer
         raise ServiceUnavailable(answer.reason)
 
-    def _point(self, before: str, scalar: Scalar) -> Json | None:
+    def _to_observation(self, before: str, scalar: Scalar) -> Json | None:
         metric = before + scalar.tag
         if scalar.step < 0 or len(metric) > LONGEST_TAG:
             self._say("odd", f"{metric!r:.80} at step {scalar.step} is left out: no step, or a tag over {LONGEST_TAG}")

@@ -57,7 +57,7 @@ class Case:
 
 def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
     """The cases of these settled runs under policies by their labels, with progress bars."""
-    truths = sweep(truths_of, runs, "asking what turned out to be true")
+    truths = sweep(assess_runs, runs, "asking what turned out to be true")
     judged = {label: judge_all(policy, runs, jobs) for label, policy in policies.items()}
     return [
         Case(run, found, {label: passed(run, found, judged[label][index]) for label in policies})
@@ -65,7 +65,7 @@ def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None 
     ]
 
 
-def truths_of(runs: Iterable[Run]) -> list[RunAssessment]:
+def assess_runs(runs: Iterable[Run]) -> list[RunAssessment]:
     """What the evals of each run say of it in the end."""
     return [assess_run(run.scores()) for run in runs]
 

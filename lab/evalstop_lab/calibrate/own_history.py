@@ -23,7 +23,7 @@ from evalstop_service.rules.outcome import Turn, judge_decision, locate_turn
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 from rich.console import Console
 
-from evalstop_lab.backtest.cases import truths_of
+from evalstop_lab.backtest.cases import assess_runs
 from evalstop_lab.backtest.command import history
 from evalstop_lab.calibrate.evidence import Records, records, to_alarm
 from evalstop_lab.calibrate.thresholds import threshold
@@ -60,7 +60,7 @@ def calibrated(
 
     Raises UnusableArguments where there is nothing to hold a threshold against.
     """
-    truths = sweep(truths_of, runs, "asking what turned out to be true")
+    truths = sweep(assess_runs, runs, "asking what turned out to be true")
     healthy = [run for run, found in zip(runs, truths, strict=True) if found.run_outcome is RunOutcome.HEALTHY]
     turned = [
         (run, locate_turn(found))

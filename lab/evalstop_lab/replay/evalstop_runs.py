@@ -48,7 +48,7 @@ class ServiceRun:
         run.seconds = max((ended - began).total_seconds(), 0.0)
         run.gpus = gpus_in(str(self.said.get("labels", {}).get("gpus", "")))
         for column in roles.columns.values():
-            for point in self._points(column):
+            for point in self._read_values(column):
                 if point["superseded_by"] is not None:
                     continue
                 try:
@@ -57,7 +57,7 @@ class ServiceRun:
                 except ValueError as error:
                     troubles.add(UnreadableInput(f"{self.remote.url}, run {self.name}", str(error)))
 
-    def _points(self, metric: str) -> Iterator[dict[str, Any]]:
+    def _read_values(self, metric: str) -> Iterator[dict[str, Any]]:
         path = f"/api/v1/runs/{self.said['id']}/observations"
         return self.remote.pages(
             lambda cursor: self.remote.get(path, metric=metric, limit=POINTS_A_PAGE, cursor=cursor),

@@ -69,15 +69,15 @@ def set_cost(run: Run, began: object, ended: object, gpus: str) -> None:
 
 def _read_metric(folder: Path, column: str, with_stderr: bool, run: Run, troubles: Troubles) -> None:
     path = folder / "metrics" / column
-    stderrs = dict(_points(folder / "metrics" / f"{column}_stderr", Troubles(strict=False))) if with_stderr else {}
-    for step, value in _points(path, troubles):
+    stderrs = dict(_read_values(folder / "metrics" / f"{column}_stderr", Troubles(strict=False))) if with_stderr else {}
+    for step, value in _read_values(path, troubles):
         try:
             add_row(run, step, {column: value, f"{column}_stderr": stderrs.get(step)}, number_in)
         except ValueError as error:
             troubles.add(UnreadableInput(path, str(error)))
 
 
-def _points(path: Path, troubles: Troubles) -> list[tuple[int, str]]:
+def _read_values(path: Path, troubles: Troubles) -> list[tuple[int, str]]:
     found = []
     for number, line in lines(path, troubles):
         cells = line.split()

@@ -45,14 +45,14 @@ class ServerRun:
             if column not in self.metrics:
                 continue
             beside = f"{column}_stderr"
-            stderrs = dict(self._points(beside, Troubles(strict=False))) if beside in self.metrics else {}
-            for step, value in self._points(column, troubles):
+            stderrs = dict(self._read_values(beside, Troubles(strict=False))) if beside in self.metrics else {}
+            for step, value in self._read_values(column, troubles):
                 try:
                     add_row(run, step, {column: value, beside: stderrs.get(step)}, number_of)
                 except ValueError as error:
                     self._trouble(troubles, error)
 
-    def _points(self, metric: str, troubles: Troubles) -> Iterator[tuple[int, object]]:
+    def _read_values(self, metric: str, troubles: Troubles) -> Iterator[tuple[int, object]]:
         def ask(token: str | None) -> dict[str, Any]:
             return self.remote.get(
                 f"{API}/metrics/get-history",

@@ -76,7 +76,7 @@ class PlateauColumns:
         closes = self._open + 1 == self._size
         known = self._noise(index, runs) if closes else None
         top = self._top[:runs].copy()
-        self._take_gold(index, runs)
+        self._take_evals(index, runs)
         self._take_proxy(index, runs)
         self._open += 1
         self._open_gold[:runs] += self._counted[index, :runs]
@@ -97,7 +97,7 @@ class PlateauColumns:
         """Look no longer at this run, of which nothing more will be asked."""
         self._over[run] = True
 
-    def _take_gold(self, index: int, runs: int) -> None:
+    def _take_evals(self, index: int, runs: int) -> None:
         value = np.clip(self._gold[index, :runs], -LARGEST, LARGEST)
         if index == 0:
             self._origin[:runs] = value
@@ -160,7 +160,7 @@ class PlateauColumns:
             risen = np.minimum((top - self._start[:runs]) / (LEAST_GAIN_SIGMAS * sd), 1.0)
             doubt = self._detector.sigmas + SIGMAS_IF_NOT_RISEN * (1 - risen)
             one = sd * inflation
-            windows = zip(LOOKS[self._blocks.count], self._blocks.best_gold, self._blocks.last_gold, strict=False)
+            windows = zip(LOOKS[self._blocks.count], self._blocks.best_gold, self._blocks.last_evals, strict=False)
             for place, (looks, best, last) in enumerate(windows):
                 fall = best[:runs] - last[:runs]
                 sigmas = np.minimum(fall / (one / np.sqrt(LENGTHS[place] * self._size)), LARGEST_SIGMAS) - looks
@@ -220,7 +220,7 @@ class _Windows:
         self.best_ends: list[Integers] = []
 
     @property
-    def last_gold(self) -> list[Floats]:
+    def last_evals(self) -> list[Floats]:
         """The mean of the last window of each length."""
         return [means[-1] for means in self._gold_means if means]
 

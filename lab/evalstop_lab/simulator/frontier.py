@@ -50,7 +50,7 @@ TUNED: Mapping[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Point:
+class OperatingPoint:
     """One rule in one world. Shares of what the oracle saves are net: GPU-hours of false stops are taken off. `time`
     holds the share of the oracle's saving in mean time, by scheduler; `saved` is under `BASELINE`."""
 
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         for seed in seeds
     ]
     rows = Rows(options.sweep_cells(args, cells, "the frontier"))
-    points = [point(rows, name, policy) for name in worlds for policy in (*shipped, *tuned[name])]
+    points = [measure_operating_point(rows, name, policy) for name in worlds for policy in (*shipped, *tuned[name])]
     report = {
         "points": [asdict(item) for item in points],
         "rate": RATE,
@@ -108,11 +108,11 @@ def tune(setting: Setting, args: argparse.Namespace) -> list[Policy]:
     return policies
 
 
-def point(rows: Rows, world: str, policy: Policy) -> Point:
+def measure_operating_point(rows: Rows, world: str, policy: Policy) -> OperatingPoint:
     """Where the policy lies in this world."""
     counts = rows.counts(world, policy.name)
     limits = [member.thresholds.stop_at for member in policy.members]
-    return Point(
+    return OperatingPoint(
         world=world,
         rule=policy.name,
         threshold=limits[0] if policy.name not in SHIPPED else None,
@@ -153,7 +153,7 @@ def _detector(name: str) -> Detector[Any]:
     return detector
 
 
-def _print(console: Console, points: Sequence[Point]) -> None:
+def _print(console: Console, points: Sequence[OperatingPoint]) -> None:
     table = Table(title=f"share of the oracle's saving in GPU-hours, false stops taken off ({BASELINE})")
     for heading in (
         "world",

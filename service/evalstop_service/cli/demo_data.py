@@ -45,7 +45,7 @@ from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import audit, decisions, projects, runs
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
@@ -107,7 +107,7 @@ class Example:
     proxy: list[float | None]
     kl: list[float | None]
 
-    def points(self, index: int) -> Iterator[Point]:
+    def list_observations(self, index: int) -> Iterator[PostedObservation]:
         """What was measured at one of the steps."""
         stderr = self.stderr[index] if self.stderr else None
         for metric, value, error in (
@@ -116,7 +116,7 @@ class Example:
             ("policy/kl", self.kl[index], None),
         ):
             if value is not None:
-                yield Point(metric, self.steps[index], value, error)
+                yield PostedObservation(metric, self.steps[index], value, error)
 
     def stops_at(self, policy: Policy) -> int | None:
         """The index of the step at which a policy wants a stop; None: it never does."""
@@ -218,7 +218,9 @@ class Script:
         run, example = story.run, story.example
         if run is None or story.over:
             return
-        contents: list[Content] = [Observations(tuple(point for index in some for point in example.points(index)))]
+        contents: list[Content] = [
+            Observations(tuple(point for index in some for point in example.list_observations(index)))
+        ]
         if story.saves:
             last = example.steps[some[-1]]
             contents.insert(0, CheckpointSaved(last, f"s3://checkpoints/{story.name}/step-{last:06d}"))

@@ -48,7 +48,7 @@ from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 LATE_WEIGHT = 128
@@ -66,8 +66,8 @@ class Applied(msgspec.Struct):
     before: RunState
     state: RunState
     answers: list[Answer]
-    points: list[Point] = []
-    late: list[Point] = []
+    points: list[PostedObservation] = []
+    late: list[PostedObservation] = []
     content: Content | None = None
     decision: Decision | None = None
     settles_case: bool = False
@@ -265,18 +265,20 @@ def _apply_correction(
     return Applied(before, state, [receipt], content=content, decision=decision, settles_case=ended)
 
 
-def _names(state: RunState, points: Sequence[Point]) -> set[str] | None:
+def _names(state: RunState, points: Sequence[PostedObservation]) -> set[str] | None:
     """All names of a run's metrics when these points bring new ones; None when they bring none."""
     known = state.last_steps.keys() | state.run.metrics.keys()
     new = {point.metric for point in points} - known
     return known | new if new and len(known) < metric_roles.MOST_NAMES else None
 
 
-def _sort_out(state: RunState, points: Sequence[Point]) -> tuple[list[Point], list[Point], dict[str, int]]:
+def _sort_out(
+    state: RunState, points: Sequence[PostedObservation]
+) -> tuple[list[PostedObservation], list[PostedObservation], dict[str, int]]:
     """Points past all that is on record, points whose identities have to be looked up, and the metrics' last steps."""
     last_steps = state.last_steps.copy()
-    fresh: list[Point] = []
-    doubtful: list[Point] = []
+    fresh: list[PostedObservation] = []
+    doubtful: list[PostedObservation] = []
     for point in points:
         if point.step > last_steps.get(point.metric, -1):
             last_steps[point.metric] = point.step
@@ -287,13 +289,13 @@ def _sort_out(state: RunState, points: Sequence[Point]) -> tuple[list[Point], li
 
 
 def _look_up(
-    fresh: Sequence[Point], doubtful: Sequence[Point], stored: Mapping[tuple[str, int], float]
-) -> tuple[list[Point], tuple[ValueConflict, ...]]:
+    fresh: Sequence[PostedObservation], doubtful: Sequence[PostedObservation], stored: Mapping[tuple[str, int], float]
+) -> tuple[list[PostedObservation], tuple[ValueConflict, ...]]:
     """The doubtful points that are new after all, and those that contradict what is on record; the others repeat it."""
     if not doubtful:
         return [], ()
     known = {**stored, **{point.identity: point.value for point in fresh}}
-    new: list[Point] = []
+    new: list[PostedObservation] = []
     conflicts: list[ValueConflict] = []
     for point in doubtful:
         value = known.get(point.identity)
@@ -336,7 +338,7 @@ def _rewound(state: RunState, late: Observation | None) -> RunState:
     return replace(state, monitor=monitor, count=count, trail=trail)
 
 
-def _replayed(state: RunState, stored: Sequence[Point], fresh: Sequence[Point]) -> RunState:
+def _replayed(state: RunState, stored: Sequence[PostedObservation], fresh: Sequence[PostedObservation]) -> RunState:
     """The state with all that its rewound monitor is to see, stored and new."""
     observations = observations_past(state.monitor, state.watch.observations([*stored, *fresh]))
     monitor, _ = advance(state.policy, state.monitor, observations)
@@ -378,7 +380,7 @@ def _with_evals(
     state: RunState,
     scores: Scores | None,
     facts: Facts,
-    evals: Sequence[Point],
+    evals: Sequence[PostedObservation],
     saved: Sequence[Checkpoint] = (),
     *,
     turned: bool = False,

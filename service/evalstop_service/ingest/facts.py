@@ -11,7 +11,7 @@ from evalstop_service.store import checkpoints, decisions, observations, project
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 
@@ -59,7 +59,7 @@ class Facts(msgspec.Struct, frozen=True):
     needs: Needs = NOTHING_NEEDED
     version: int | None = None
     values: Mapping[tuple[str, int], float] = {}
-    points: tuple[Point, ...] = ()
+    points: tuple[PostedObservation, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     decision: Decision | None = None
     role_patterns: tuple[Mapping[str, str], ...] = ()

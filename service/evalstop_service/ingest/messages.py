@@ -7,7 +7,7 @@ from uuid import UUID
 
 from evalstop_service.errors import ServiceError
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 
@@ -15,7 +15,7 @@ from evalstop_service.store.runs import Run
 class Observations:
     """A batch of observations, in any order, with or without repeats."""
 
-    points: tuple[Point, ...]
+    points: tuple[PostedObservation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Message:
 class ValueConflict:
     """A point whose identity is on record with another value, which stands."""
 
-    point: Point
+    point: PostedObservation
     stored_value: float
 
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from evalstop_detectors import MetricRole, Observation, Policy, Score
 
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 DEFAULT_METRICS: dict[str, dict[str, str]] = {
@@ -43,7 +43,7 @@ class WatchedMetrics:
         """The metrics that the policy watches."""
         return list(self._roles)
 
-    def observations(self, points: Iterable[Point]) -> list[Observation]:
+    def observations(self, points: Iterable[PostedObservation]) -> list[Observation]:
         """The observations to show to the policy's detectors, in the order of their steps."""
         observations, total, roles = [], self._total_steps, self._roles
         last_step, in_order = -1, True
@@ -69,7 +69,7 @@ def find_eval_metric(run: Run) -> str | None:
     return next((metric for metric, role in run.metrics.items() if role["role"] == MetricRole.EVAL), None)
 
 
-def select_evals(run: Run, points: Iterable[Point]) -> list[Score]:
+def select_evals(run: Run, points: Iterable[PostedObservation]) -> list[Score]:
     """The eval scores among points that are ordered by step, finite or not."""
     eval_metric = find_eval_metric(run)
     return [
@@ -79,7 +79,7 @@ def select_evals(run: Run, points: Iterable[Point]) -> list[Score]:
     ]
 
 
-def select_scores(run: Run, points: Iterable[Point]) -> list[Score]:
+def select_scores(run: Run, points: Iterable[PostedObservation]) -> list[Score]:
     """The finite eval scores among points that are ordered by step."""
     return [score for score in select_evals(run, points) if math.isfinite(score.value)]
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class RunChange(msgspec.Struct, frozen=True):
 
     before: Run
     run: Run
-    points: Sequence[Point]
+    points: Sequence[PostedObservation]
 
 
 class IngestStore(Protocol):

@@ -33,7 +33,7 @@ MAX_STEP = 2**53 - 1
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # all but tabs and ends of lines
 
 
-class Point(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class PostedObservation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """One value of one metric at one step, in the trainer's own unit and direction; it may be NaN or infinite.
 
     The bounds of its fields are held when it is decoded from JSON, which has neither NaN nor infinities.
@@ -58,7 +58,7 @@ class Point(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class StoredPoint:
+class StoredObservation:
     """A point as it is on record, and what became of it."""
 
     metric: str
@@ -102,12 +102,14 @@ def load_live_values(
     return found
 
 
-def load_series(tx: Transaction, run_id: UUID, metrics: Collection[str]) -> list[Point]:
+def load_series(tx: Transaction, run_id: UUID, metrics: Collection[str]) -> list[PostedObservation]:
     """The live observations of these metrics by ascending step."""
     return load_observations_after(tx, run_id, metrics, 0)
 
 
-def load_observations_after(tx: Transaction, run_id: UUID, metrics: Collection[str], step: int) -> list[Point]:
+def load_observations_after(
+    tx: Transaction, run_id: UUID, metrics: Collection[str], step: int
+) -> list[PostedObservation]:
     """The live observations of these metrics at this step and past it, by ascending step."""
     query = (
         sa.select(*_POINT)
@@ -119,10 +121,10 @@ def load_observations_after(tx: Transaction, run_id: UUID, metrics: Collection[s
         )
         .order_by(observations.c.step, observations.c.metric)
     )
-    return [Point(*row) for row in tx.execute(query)]
+    return [PostedObservation(*row) for row in tx.execute(query)]
 
 
-def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int]) -> list[Point]:
+def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int]) -> list[PostedObservation]:
     """The live observations of these metrics, of each from its step on, by ascending step."""
     points = load_observations_after(tx, run_id, first_steps.keys(), min(first_steps.values()))
     return [point for point in points if point.step >= first_steps[point.metric]]
@@ -130,17 +132,17 @@ def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int
 
 def load_series_after(
     tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: int
-) -> dict[UUID, list[Point] | None]:
+) -> dict[UUID, list[PostedObservation] | None]:
     """The live observations of each series (run, metric) at its step and past it, without their times.
 
     A run's come metric by metric, each by ascending step; None for a run of which one metric has more than `most`.
     """
     series = list(wanted)
-    points: list[list[Point]] = [[] for _ in series]
+    points: list[list[PostedObservation]] = [[] for _ in series]
     for place, step, value, stderr in _after_many(tx, wanted, most):
         value = math.nan if value is None else value
-        points[place].append(Point(series[place][1], step, value, stderr))
-    found: dict[UUID, list[Point] | None] = {run_id: [] for run_id, _ in series}
+        points[place].append(PostedObservation(series[place][1], step, value, stderr))
+    found: dict[UUID, list[PostedObservation] | None] = {run_id: [] for run_id, _ in series}
     for (run_id, _), some in zip(series, points, strict=True):
         known = found[run_id]
         found[run_id] = None if known is None or len(some) > most else known + some
@@ -193,7 +195,7 @@ def supersede_observations(tx: Transaction, run_id: UUID, after_step: int, by_at
 
 def list_observations(
     tx: Transaction, run_id: UUID, *, metric: str, after: tuple[int, int] | None = None, limit: int = 1000
-) -> Sequence[StoredPoint]:
+) -> Sequence[StoredObservation]:
     """One metric's observations, superseded ones too, by (step, superseded_by), past the key `after`."""
     key = sa.tuple_(observations.c.step, observations.c.superseded_by)
     query = sa.select(*_POINT, observations.c.attempt, observations.c.superseded_by, observations.c.received_at).where(
@@ -202,7 +204,7 @@ def list_observations(
     if after is not None:
         query = query.where(key > sa.tuple_(*map(sa.literal, after)))
     query = query.order_by(observations.c.step, observations.c.superseded_by).limit(limit)
-    return [StoredPoint(*row) for row in tx.execute(query)]
+    return [StoredObservation(*row) for row in tx.execute(query)]
 
 
 def _ids(tx: Transaction, run_ids: Sequence[UUID]) -> dict[str, Any]:

@@ -102,10 +102,10 @@ def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Exc
     query = _looked_after(project_id, run_health.c.dead, run_health.c.changed_at)
     rows, count = _first(tx, query.where(sa.cast(run_health.c.dead, sa.Text) != "[]"), run_health.c.run_id, limit)
     found = [dict(row) for row in rows]
-    return Excerpt([RunAlert(**row | {"why": _told(row["why"])}) for row in found], count)
+    return Excerpt([RunAlert(**row | {"why": _describe_metrics(row["why"])}) for row in found], count)
 
 
-def _told(dead: Sequence[dict[str, str]]) -> str:
+def _describe_metrics(dead: Sequence[dict[str, str]]) -> str:
     return "; ".join(f"{one['metric']}: {one['reason']}" for one in dead)
 
 

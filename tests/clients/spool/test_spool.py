@@ -44,7 +44,7 @@ def drained(spool: Spool, at_most: int = 10_000) -> list[Entry]:
     """What a sender would send, batch by batch."""
     sent: list[Entry] = []
     while len(sent) < at_most and (batch := spool.head()) is not None:
-        assert sum(entry.points for entry in batch.entries) <= LIMITS.batch_points or len(batch.entries) == 1
+        assert sum(entry.observation_count for entry in batch.entries) <= LIMITS.batch_points or len(batch.entries) == 1
         assert len({entry.to for entry in batch.entries}) == 1
         assert len(batch.entries) == 1 or not batch.entries[0].is_control
         sent += batch.entries

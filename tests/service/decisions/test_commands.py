@@ -13,7 +13,7 @@ from evalstop_service.ingest import CheckpointSaved
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import cases, tables
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.queue import leases
 from evalstop_service.store.runs import Run
 
@@ -197,7 +197,7 @@ def test_a_person_stops_what_was_let_run(scene: Scene) -> None:
     assert shadow is not None
     assert shadow.state == DecisionState.SHADOW
     assert order(scene, run).id == shadow.id
-    receipt = scene.post(run, [Point("eval", 900, 0.1)])
+    receipt = scene.post(run, [PostedObservation("eval", 900, 0.1)])
     assert receipt.decision is not None
     assert receipt.decision.stops(LATER)
 

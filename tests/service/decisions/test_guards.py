@@ -13,7 +13,7 @@ from evalstop_service.rules.decision_lifecycle import Guard
 from evalstop_service.store import policies, projects, run_health, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import FALLING, NOW, Scene, evals, set_up, take
@@ -201,7 +201,7 @@ def test_a_blind_detector_stops_nobody(scene: Scene) -> None:
 
 def test_only_metrics_that_may_stop_the_run_count(scene: Scene) -> None:
     """The paper's rule looks at gold alone: a proxy that is stuck does not matter to it, but to `default` it does."""
-    proxies = [Point("proxy", step, 1.0) for step in range(9)]
+    proxies = [PostedObservation("proxy", step, 1.0) for step in range(9)]
     of_paper, of_default = scene.open(policy="paper"), scene.open(policy="default")
     for run in (of_paper, of_default):
         scene.post(run, [*evals(*(i / 7 for i in range(9))), *proxies])

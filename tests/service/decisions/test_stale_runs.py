@@ -12,7 +12,7 @@ from evalstop_service.decisions import commands, pause, stale_runs, transitions
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
 from evalstop_service.store import run_health, runs, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.run_health import RunHealth
 from evalstop_service.store.runs import Run
 
@@ -187,7 +187,7 @@ def test_a_blind_detector_is_told_once(scene: Scene) -> None:
     scene.post(run, evals(0.3, start=30), at(601))
     look(scene, at(900))
     assert pulse(scene, run).dead == []
-    scene.post(run, [Point("eval", 40 + step, float("nan")) for step in range(3)], at(901))
+    scene.post(run, [PostedObservation("eval", 40 + step, float("nan")) for step in range(3)], at(901))
     look(scene, at(1200))
     assert told(scene, run) == ["run.metric_unusable"] * 2
 

@@ -22,7 +22,7 @@ from evalstop_service.projects import policies
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 from tests.service.scenes import take
 from tests.service.web.dashboard.recorded import LEVEL, Tenant, add_tenant, open_run, recorded, report
@@ -89,7 +89,7 @@ def test_it_goes_on_where_a_killed_process_was(database: Database, tenant: Tenan
     ids = []
     for number in range(3 * backtests.RUNS_AT_A_TIME):
         run = open_run(database, tenant, now, f"run-{number}")
-        points = tuple(Point("reward/gold", step, float(step % 7), 0.1) for step in range(1500))
+        points = tuple(PostedObservation("reward/gold", step, float(step % 7), 0.1) for step in range(1500))
         take(database, tenant.project.id, run.id, Observations(points), now)
         commands.finish_run(database, tenant.project.id, run.id, "completed", now)
         ids.append(run.id)

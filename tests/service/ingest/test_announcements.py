@@ -9,7 +9,7 @@ from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 from tests.service.scenes import (
     FALLING,
@@ -95,7 +95,7 @@ def test_suspects_aloud_once(scene: Scene) -> None:
 def test_a_suspicion_without_gold_asks_for_an_eval(scene: Scene) -> None:
     """What the proxy alone is alarmed by can only be judged by an eval; what gold itself tells needs no other."""
     blind, seen = scene.open(policy="watchful"), scene.open(policy="watchful")
-    scene.post(blind, [Point("proxy", step, -float(step)) for step in range(5)])
+    scene.post(blind, [PostedObservation("proxy", step, -float(step)) for step in range(5)])
     scene.post(seen, evals(0.9, 0.8))
     for run, asked in ((blind, 1), (seen, 0)):
         assert scene.read(run).verdict["verdict"] == "suspect"

@@ -11,7 +11,7 @@ from evalstop_service.ingest import Observations
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 from tests.service.scenes import (
     FALLING,
@@ -78,7 +78,7 @@ def test_a_lost_connection_leaves_nothing(postgres_database: Database) -> None:
 def test_many_at_once(scene: Scene) -> None:
     """Batches posted to one run from many threads lose nothing, count nothing twice, and decide once."""
     run = scene.open()
-    points = [Point("eval", step, 1.0 - step / 100) for step in range(48)]
+    points = [PostedObservation("eval", step, 1.0 - step / 100) for step in range(48)]
     receipts = []
 
     def post(number: int) -> None:

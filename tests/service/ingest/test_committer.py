@@ -29,7 +29,7 @@ from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.store import runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.problems import problem_of
 
@@ -227,12 +227,14 @@ def test_a_client_that_left(scene: Scene, committer: Committer) -> None:
     assert committer.submit_and_wait(posting(scene, run, 0.1)).duplicates == 1
 
 
-@pytest.mark.parametrize("content", [Observations(tuple(evals(0.5, start=0))), Observations((Point("kl", 0, 1.0),))])
+@pytest.mark.parametrize(
+    "content", [Observations(tuple(evals(0.5, start=0))), Observations((PostedObservation("kl", 0, 1.0),))]
+)
 def test_what_a_cut_commit_stored_is_a_duplicate(postgres_database: Database, content: Observations) -> None:
     """A process whose run was saved behind its back, as by its own commit that it did not hear of, counts repeats."""
     scene = set_up(postgres_database)
     run, other = scene.open(), replace(scene, cache=RunCache())
-    scene.post(run, [Point("loss", 0, 1.0)])
+    scene.post(run, [PostedObservation("loss", 0, 1.0)])
     other.take(run, content)
     assert scene.take(run, content).duplicates == 1
     assert scene.post(run, evals(0.4, start=1)).accepted == 1

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from evalstop_service.store import tables
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 from tests.service.scenes import (
     Scene,
@@ -28,10 +28,10 @@ def test_counts_repeats(scene: Scene) -> None:
 def test_first_value_stands(scene: Scene, other: float) -> None:
     """Another value of a point on record is a conflict, named with both values; the first one stands."""
     run = scene.open()
-    receipt = scene.post(run, [*evals(0.1), Point("eval", 0, other)])
+    receipt = scene.post(run, [*evals(0.1), PostedObservation("eval", 0, other)])
     assert (receipt.accepted, receipt.duplicates) == (1, 0)
     assert [item.stored_value for item in receipt.conflicts] == [0.1]
-    again = scene.post(run, [Point("eval", 0, other)])
+    again = scene.post(run, [PostedObservation("eval", 0, other)])
     assert (again.accepted, again.duplicates, len(again.conflicts)) == (0, 0, 1)
     assert [row["value"] for row in scene.rows(tables.observations, run)] == [0.1]
 
@@ -40,9 +40,9 @@ def test_first_value_stands(scene: Scene, other: float) -> None:
 def test_repeats_what_is_not_finite(scene: Scene, value: float) -> None:
     """NaN repeats NaN, an infinity itself; a number in its place is a conflict."""
     run = scene.open()
-    assert scene.post(run, [Point("eval", 0, value)] * 2).duplicates == 1
-    assert scene.post(run, [Point("eval", 0, value)]).duplicates == 1
-    assert len(scene.post(run, [Point("eval", 0, 1.0)]).conflicts) == 1
+    assert scene.post(run, [PostedObservation("eval", 0, value)] * 2).duplicates == 1
+    assert scene.post(run, [PostedObservation("eval", 0, value)]).duplicates == 1
+    assert len(scene.post(run, [PostedObservation("eval", 0, 1.0)]).conflicts) == 1
 
 
 def test_repeats_do_not_count_as_declines(scene: Scene) -> None:
@@ -58,6 +58,6 @@ def test_repeats_do_not_count_as_declines(scene: Scene) -> None:
 def test_takes_a_large_batch(scene: Scene) -> None:
     """Ten thousand points of many metrics in one batch are all stored, and all known when they come again."""
     run = scene.open()
-    points = [Point(f"metric/{index % 7}", index, float(index)) for index in range(10_000)]
+    points = [PostedObservation(f"metric/{index % 7}", index, float(index)) for index in range(10_000)]
     assert scene.post(run, points).accepted == 10_000
     assert scene.post(run, points).duplicates == 10_000

@@ -18,7 +18,7 @@ from evalstop_service.ingest import CHOOSER, CheckpointSaved, Content, Message, 
 from evalstop_service.store import checkpoints, monitor_states, observations, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.monitor_states import StoredMonitorState
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -40,16 +40,16 @@ values = st.one_of(
 
 
 @st.composite
-def measured(draw: st.DrawFn, first_step: int = 0) -> list[Point]:
+def measured(draw: st.DrawFn, first_step: int = 0) -> list[PostedObservation]:
     """Observations with distinct identities, by ascending step; most steps have an eval."""
     cells = st.sets(st.tuples(st.sampled_from(METRICS), st.integers(first_step, LAST_STEP)), max_size=12)
     identities = draw(cells) | {("eval", step) for step in range(first_step, draw(st.integers(first_step, LAST_STEP)))}
     ordered = sorted(identities, key=lambda item: (item[1], METRICS.index(item[0])))
-    return [Point(metric, step, draw(values)) for metric, step in ordered]
+    return [PostedObservation(metric, step, draw(values)) for metric, step in ordered]
 
 
 @st.composite
-def scattered(draw: st.DrawFn, points: list[Point], saved: list[int]) -> list[Content]:
+def scattered(draw: st.DrawFn, points: list[PostedObservation], saved: list[int]) -> list[Content]:
     """The points in any order, some of them more than once, cut into batches, with checkpoints in between."""
     again = draw(st.lists(st.sampled_from(points), max_size=6)) if points else []
     mixed = draw(st.permutations(points + again))
@@ -67,9 +67,9 @@ class Story:
 
     policy: str
     direction: str
-    first: list[Point]
+    first: list[PostedObservation]
     resumed_at: int | None
-    second: list[Point]
+    second: list[PostedObservation]
     saved: list[int]
     arrived: list[Content]
     forgetting: set[int]
@@ -81,7 +81,7 @@ def stories(draw: st.DrawFn) -> Story:
     saved = sorted(draw(st.sets(st.integers(0, LAST_STEP), max_size=4)))
     resumed_at = draw(st.none() | st.integers(0, LAST_STEP))
     arrived = draw(scattered(first, saved))
-    second: list[Point] = []
+    second: list[PostedObservation] = []
     if resumed_at is not None:
         second = draw(measured(first_step=min(resumed_at + 1, LAST_STEP)))
         second = [point for point in second if point.step > resumed_at]
@@ -250,7 +250,7 @@ def test_series_are_read_together_as_one_by_one(
     """Of each series from its step on the same points come, or nothing of a run where one is too long."""
     opened = [scene.open() for _ in range(3)]
     with scene.database.transaction() as tx:
-        rows = [(opened[at].id, Point(metric, step, value)) for (at, metric, step), value in cells.items()]
+        rows = [(opened[at].id, PostedObservation(metric, step, value)) for (at, metric, step), value in cells.items()]
         add_points(tx, rows)
         observations.supersede_observations(tx, opened[0].id, superseded, 2)
     with scene.database.reading() as tx:
@@ -293,7 +293,9 @@ def mirrored_scores(pointer: dict[str, Any]) -> dict[str, Any]:
 def mirrored(news: Content) -> Content:
     if not isinstance(news, Observations):
         return news
-    return Observations(tuple(p if p.metric == "kl" else Point(p.metric, p.step, -p.value) for p in news.points))
+    return Observations(
+        tuple(p if p.metric == "kl" else PostedObservation(p.metric, p.step, -p.value) for p in news.points)
+    )
 
 
 @LAWS

@@ -13,7 +13,7 @@ from evalstop_service.ingest.load import REPLAY_WEIGHT
 from evalstop_service.ingest.run_state import KEEP_EVERY, Trail
 from evalstop_service.store import monitor_states
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from tests.service.scenes import Scene, evals, set_up
 WAYS = ("hit", "moved_on", "restored", "rebuilt")
 
 
-def how(scene: Scene, run: Run, points: list[Point]) -> str:
+def how(scene: Scene, run: Run, points: list[PostedObservation]) -> str:
     """Post, and tell how the run was loaded for it, the last time if more than once."""
     before = {way: scene.count("evalstop_live_runs_total", result=way) for way in WAYS}
     scene.post(run, points)
@@ -52,8 +52,8 @@ def test_moves_on_within_a_step(scene: Scene) -> None:
     run, other = scene.open(policy="watchful"), replace(scene, cache=RunCache())
     for step in range(4):  # either may be mistaken once
         how(other if step % 2 else scene, run, evals(0.1, start=step))
-    how(scene, run, [Point("kl", 5, 0.1)])
-    how(other, run, [Point("eval", 5, 0.9)])
+    how(scene, run, [PostedObservation("kl", 5, 0.1)])
+    how(other, run, [PostedObservation("eval", 5, 0.9)])
     assert how(scene, run, evals(0.8, 0.7, start=6)) == "moved_on"
     cold = replace(scene, cache=RunCache())
     how(cold, run, [])
@@ -63,11 +63,11 @@ def test_moves_on_within_a_step(scene: Scene) -> None:
 def test_rebuilds_when_the_past_changed(scene: Scene) -> None:
     """When another process took in a late point or a resumption, what is remembered here is no longer true."""
     run, other = scene.open(), replace(scene, cache=RunCache())
-    how(scene, run, [Point("eval", 0, 0.1), Point("eval", 5, 0.2)])
-    assert how(other, run, [Point("eval", 3, 0.9)]) == "rebuilt"
-    assert how(scene, run, [Point("eval", 6, 0.3)]) == "rebuilt"
+    how(scene, run, [PostedObservation("eval", 0, 0.1), PostedObservation("eval", 5, 0.2)])
+    assert how(other, run, [PostedObservation("eval", 3, 0.9)]) == "rebuilt"
+    assert how(scene, run, [PostedObservation("eval", 6, 0.3)]) == "rebuilt"
     other.take(run, Resumed(3))
-    assert how(scene, run, [Point("eval", 4, 0.3)]) == "rebuilt"
+    assert how(scene, run, [PostedObservation("eval", 4, 0.3)]) == "rebuilt"
 
 
 def test_a_cold_process_starts_from_what_was_kept(scene: Scene) -> None:

@@ -12,7 +12,7 @@ from evalstop_service.ingest import open_run
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 from tests.service.scenes import (
     FALLING,
@@ -64,7 +64,7 @@ def test_a_new_policy_judges_the_past(scene: Scene) -> None:
     scene.post(run, evals(0.9, 0.8, 0.7))
     assert scene.read(run).verdict["verdict"] == "suspect"
     scene.open("one", policy="watchful")
-    receipt = scene.post(run, [Point("unwatched", 0, 1.0)])
+    receipt = scene.post(run, [PostedObservation("unwatched", 0, 1.0)])
     assert receipt.run.verdict["verdict"] == "stop"
     assert receipt.decision is not None
     assert [row["document"]["verdict"] for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop"]

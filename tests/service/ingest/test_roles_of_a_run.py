@@ -9,7 +9,7 @@ import pytest
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Observations, RolesCorrected, RunCache, open_run
 from evalstop_service.store import audit, projects
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,8 +23,8 @@ LAWS = settings(
 GOLD = {"role": "eval", "direction": "maximize"}
 
 
-def falling(metric: str) -> list[Point]:
-    return [Point(metric, point.step, point.value) for point in FALLING]
+def falling(metric: str) -> list[PostedObservation]:
+    return [PostedObservation(metric, point.step, point.value) for point in FALLING]
 
 
 def test_recognised_while_it_runs(scene: Scene) -> None:
@@ -32,7 +32,7 @@ def test_recognised_while_it_runs(scene: Scene) -> None:
     run = scene.open(recognise=True, policy="paper")
     assert (run.metrics, run.recognition is not None) == ({}, True)
     scene.take(run, CheckpointSaved(1, "file:///1"))
-    scene.post(run, [Point("train_runtime", point.step, 1.0) for point in FALLING])
+    scene.post(run, [PostedObservation("train_runtime", point.step, 1.0) for point in FALLING])
     receipt = scene.post(run, falling("eval_accuracy"))
     assert receipt.run.metrics == {"eval_accuracy": GOLD}
     assert receipt.run.verdict["verdict"] == "stop"
@@ -73,7 +73,7 @@ def essence(run: Run) -> tuple[object, ...]:
 def test_a_person_has_the_last_word(scene: Scene) -> None:
     """A correction is judged by at once, is on the audit log, and no new name changes it; neither does the trainer."""
     run = scene.open(recognise=True, policy="paper")
-    scene.post(run, [*falling("odd"), *[Point("eval_accuracy", point.step, 0.5) for point in FALLING]])
+    scene.post(run, [*falling("odd"), *[PostedObservation("eval_accuracy", point.step, 0.5) for point in FALLING]])
     receipt = scene.take(run, RolesCorrected({"odd": GOLD}, "dana"))
     assert receipt.run.verdict["verdict"] == "stop"
     assert receipt.run.recognition is not None
@@ -100,7 +100,7 @@ def test_another_process_notices(scene: Scene) -> None:
     run = scene.open(policy="paper")
     other.post(run, falling("odd"))
     scene.take(run, RolesCorrected({"odd": GOLD}, "dana"))
-    receipt = other.post(run, [Point("odd", 5, 0.5)])
+    receipt = other.post(run, [PostedObservation("odd", 5, 0.5)])
     assert receipt.run.metrics == {"odd": GOLD}
     assert receipt.run.verdict["verdict"] == "stop"
 
@@ -136,6 +136,6 @@ def test_another_word_of_the_trainer(scene: Scene) -> None:
 def test_names_without_end(scene: Scene) -> None:
     """Past a thousand names the roles stay as they are, and points are taken as ever."""
     run = scene.open(recognise=True)
-    scene.post(run, [Point(f"m{number}", 0, 1.0) for number in range(1000)])
-    receipt = scene.take(run, Observations((Point("eval_accuracy", 0, 1.0),)), NOW)
+    scene.post(run, [PostedObservation(f"m{number}", 0, 1.0) for number in range(1000)])
+    receipt = scene.take(run, Observations((PostedObservation("eval_accuracy", 0, 1.0),)), NOW)
     assert (receipt.accepted, receipt.run.metrics) == (1, {})

@@ -13,7 +13,7 @@ from evalstop_service.ingest import Resumed
 from evalstop_service.runs import downsampling
 from evalstop_service.store import observations, series, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import OBSERVATIONS_A_ROW, OBSERVATIONS_AT_A_TIME, Bucket
 
@@ -39,8 +39,8 @@ class Process:
         self.looked_at = downsampling.summarize_grown_runs(self.scene.database, self.looked_at)
 
 
-def losses(first: int, end: int) -> list[Point]:
-    return [Point("loss", step, math.sin(step / 50)) for step in range(first, end)]
+def losses(first: int, end: int) -> list[PostedObservation]:
+    return [PostedObservation("loss", step, math.sin(step / 50)) for step in range(first, end)]
 
 
 def summarized(scene: Scene, run: Run) -> int:
@@ -67,7 +67,7 @@ def test_what_has_grown_is_summarized(scene: Scene) -> None:
     run, short, over = scene.open(), scene.open(), scene.open()
     for each, end in ((run, END), (short, 500), (over, END)):
         scene.post(each, losses(0, end))
-    scene.post(run, [Point("entropy", 3 * step, 0.5) for step in range(OBSERVATIONS_AT_A_TIME)])
+    scene.post(run, [PostedObservation("entropy", 3 * step, 0.5) for step in range(OBSERVATIONS_AT_A_TIME)])
     commands.finish_run(scene.database, scene.project_id, over.id, "completed", NOW)
     process = Process(scene)
     process.keep_up()
@@ -116,7 +116,7 @@ def test_late_points_and_resumptions_between_passes(scene: Scene) -> None:
     scene.post(run, [point for point in losses(0, END) if point.step % 1000])
     process.keep_up()
     assert summarized(scene, run) == 2 * OBSERVATIONS_AT_A_TIME
-    scene.post(run, [Point("loss", 5000, 1e9)])
+    scene.post(run, [PostedObservation("loss", 5000, 1e9)])
     assert 5000 - 2 * OBSERVATIONS_A_ROW < summarized(scene, run) < 5000
     check(scene, run)
     scene.post(run, losses(END, 2 * END))
@@ -127,7 +127,7 @@ def test_late_points_and_resumptions_between_passes(scene: Scene) -> None:
     assert 12_345 - 2 * OBSERVATIONS_A_ROW < summarized(scene, run) < 12_345
     check(scene, run)
     process.keep_up()
-    scene.post(run, [Point("loss", step, -3e9) for step in range(12_346, 12_346 + OBSERVATIONS_AT_A_TIME)])
+    scene.post(run, [PostedObservation("loss", step, -3e9) for step in range(12_346, 12_346 + OBSERVATIONS_AT_A_TIME)])
     process.keep_up()
     assert summarized(scene, run) > 12_345
     check(scene, run)
@@ -137,7 +137,7 @@ def test_while_points_come_in(scene: Scene) -> None:
     """Two processes keep up with a run while its trainer posts, late points among them: nobody fails, all is exact."""
     run, done = scene.open(), threading.Event()
     on_time = [point for point in losses(0, 2 * END) if point.step % 64]
-    late = [Point("loss", step, 5e9 + step) for step in range(0, 2 * END, 64)]
+    late = [PostedObservation("loss", step, 5e9 + step) for step in range(0, 2 * END, 64)]
 
     def post() -> None:
         try:

@@ -16,7 +16,7 @@ from evalstop_service.store.ids import new_id
 from evalstop_service.store.ingest import FollowUp, IngestStore, RunChange
 from evalstop_service.store.ingest_postgres import PostgresIngest
 from evalstop_service.store.ingest_sqlite import SqliteIngest
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from msgspec.structs import replace
 
@@ -25,12 +25,14 @@ from tests.service.scenes import NOW, Scene, set_up, waiting_for_a_lock
 
 LATER = NOW + timedelta(microseconds=1)
 STRANGE = [
-    Point("not a number", 0, math.nan),
-    Point("not a number", 1, math.inf, 0.5),
-    Point("not a number", 2, -math.inf, None, datetime(2026, 1, 1, 5, 30, tzinfo=timezone(timedelta(hours=5.5)))),
-    Point('a"b\\c\n\td', 2**53 - 1, -1e-300, 1e-300, LATER),
-    Point("Ω/𝄞", 0, 1.7976931348623157e308, 5e-324, datetime(1, 1, 1, tzinfo=UTC)),
-    Point("Ω/𝄞", 1, 0.1 + 0.2, 0.0, datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)),
+    PostedObservation("not a number", 0, math.nan),
+    PostedObservation("not a number", 1, math.inf, 0.5),
+    PostedObservation(
+        "not a number", 2, -math.inf, None, datetime(2026, 1, 1, 5, 30, tzinfo=timezone(timedelta(hours=5.5)))
+    ),
+    PostedObservation('a"b\\c\n\td', 2**53 - 1, -1e-300, 1e-300, LATER),
+    PostedObservation("Ω/𝄞", 0, 1.7976931348623157e308, 5e-324, datetime(1, 1, 1, tzinfo=UTC)),
+    PostedObservation("Ω/𝄞", 1, 0.1 + 0.2, 0.0, datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)),
 ]
 
 
@@ -67,21 +69,23 @@ def save(scene: Scene, changes: Sequence[RunChange], follow_up: FollowUp | None 
 
 
 def one_point(run: Run) -> RunChange:
-    return RunChange(run, changed(run), [Point("eval", 0, 1.0)])
+    return RunChange(run, changed(run), [PostedObservation("eval", 0, 1.0)])
 
 
-def in_utc(point: Point) -> Point:
+def in_utc(point: PostedObservation) -> PostedObservation:
     return replace(point, time=point.time.astimezone(UTC) if point.time else None)
 
 
 def test_what_is_saved_reads_back(scene: Scene) -> None:
     """Every number, name and moment comes back as it was sent, in the row of the run and in its observations."""
     run, other = scene.open(), scene.open()
-    many = [Point("loss", step, step / 7) for step in range(500)]
+    many = [PostedObservation("loss", step, step / 7) for step in range(500)]
     assert save(scene, [RunChange(run, changed(run), [*STRANGE, *many]), one_point(other)]) == {run.id, other.id}
     assert (scene.read(run), scene.read(other)) == (changed(run), changed(other))
     rows = scene.rows(tables.observations, run)
-    stored = [Point(row["metric"], row["step"], row["value"], row["stderr"], row["observed_at"]) for row in rows]
+    stored = [
+        PostedObservation(row["metric"], row["step"], row["value"], row["stderr"], row["observed_at"]) for row in rows
+    ]
     assert sorted(map(repr, map(in_utc, stored))) == sorted(map(repr, map(in_utc, [*STRANGE, *many])))
     assert {(row["attempt"], row["superseded_by"], row["received_at"]) for row in rows} == {
         (1, observations.LIVE, LATER)
@@ -122,7 +126,10 @@ def test_refuses_an_identity_twice(scene: Scene) -> None:
     """The key itself keeps an identity from being stored twice, and the whole save is undone."""
     run = scene.open()
     with pytest.raises(sa.exc.IntegrityError) as caught:
-        save(scene, [RunChange(run, changed(run), [Point("eval", 0, 1.0), Point("eval", 0, 2.0)])])
+        save(
+            scene,
+            [RunChange(run, changed(run), [PostedObservation("eval", 0, 1.0), PostedObservation("eval", 0, 2.0)])],
+        )
     assert not caught.value.connection_invalidated
     assert scene.rows(tables.observations, run) == []
 

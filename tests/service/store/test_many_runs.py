@@ -17,7 +17,7 @@ from evalstop_service.store import monitor_states, observations, runs, sparkline
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.monitor_states import StoredMonitorState
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import RunFilter
 from msgspec.structs import replace
 
@@ -122,10 +122,12 @@ def test_a_lost_connection_is_told_as_such(postgres_database: Database) -> None:
 def test_last_steps(scene: Scene) -> None:
     """The highest live step of each metric of each run, whatever was superseded past it."""
     first, second, empty = (scene.open() for _ in range(3))
-    scene.post(first, [*evals(0.1, 0.2, 0.3), Point("loss", 9, 1.0), Point("ends/with/Ω", 4, 1.0)])
-    scene.post(second, [Point("eval", 5, math.nan), Point("gone", 7, 1.0)])
+    scene.post(
+        first, [*evals(0.1, 0.2, 0.3), PostedObservation("loss", 9, 1.0), PostedObservation("ends/with/Ω", 4, 1.0)]
+    )
+    scene.post(second, [PostedObservation("eval", 5, math.nan), PostedObservation("gone", 7, 1.0)])
     scene.take(second, Resumed(6))
-    scene.post(second, [Point("kl", 6, 1.0)])
+    scene.post(second, [PostedObservation("kl", 6, 1.0)])
     with scene.database.reading() as tx:
         found = observations.load_last_steps(tx, [empty.id, second.id, first.id])
     assert found == {
@@ -138,12 +140,24 @@ def test_last_steps(scene: Scene) -> None:
 def test_after(scene: Scene) -> None:
     """The live points of some metrics from a step on, by step and then by metric."""
     run = scene.open()
-    scene.post(run, [*evals(0.1, 0.2, 0.3), Point("loss", 1, 1.0), Point("loss", 3, 2.0), Point("kl", 2, 1.0)])
+    scene.post(
+        run,
+        [
+            *evals(0.1, 0.2, 0.3),
+            PostedObservation("loss", 1, 1.0),
+            PostedObservation("loss", 3, 2.0),
+            PostedObservation("kl", 2, 1.0),
+        ],
+    )
     scene.take(run, Resumed(2))
     with scene.database.reading() as tx:
         found = observations.load_observations_after(tx, run.id, ["loss", "eval"], 1)
         assert observations.load_observations_after(tx, run.id, [], 0) == []
-    assert found == [Point("eval", 1, 0.2), Point("loss", 1, 1.0), Point("eval", 2, 0.3)]
+    assert found == [
+        PostedObservation("eval", 1, 0.2),
+        PostedObservation("loss", 1, 1.0),
+        PostedObservation("eval", 2, 0.3),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -176,9 +190,11 @@ def test_decodes_no_malformed_point(change: dict[str, object]) -> None:
         "stderr": 0,
         "time": "0001-01-01T00:00:00Z",
     }
-    assert msgspec.convert(good, Point) == Point("a\tΩ", 2**53 - 1, 1.0, 0.0, datetime(1, 1, 1, tzinfo=UTC))
+    assert msgspec.convert(good, PostedObservation) == PostedObservation(
+        "a\tΩ", 2**53 - 1, 1.0, 0.0, datetime(1, 1, 1, tzinfo=UTC)
+    )
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(msgspec.json.encode(good | change), type=Point)
+        msgspec.json.decode(msgspec.json.encode(good | change), type=PostedObservation)
 
 
 def test_lists_runs_by_parts_of_their_names(scene: Scene) -> None:
@@ -203,7 +219,7 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
     """By their last news or their last step, page after page, each run once; filters hold in every order."""
     made = [scene.open(f"run-{number}") for number in range(7)]
     for number, run in enumerate(made[1:]):
-        scene.post(run, [Point("eval", 10 * (number % 3), 0.5)])
+        scene.post(run, [PostedObservation("eval", 10 * (number % 3), 0.5)])
 
     def listed(wanted: RunFilter = RunFilter(), limit: int = 50) -> list[runs.Run]:  # noqa: B008 - it is frozen
         with scene.database.reading() as tx:
@@ -244,7 +260,7 @@ def test_the_outline_of_a_long_series(scene: Scene) -> None:
     """It is drawn from some of its values, evenly over its steps, without being read as a whole."""
     run = scene.open()
     count = sparklines.OUTLINED + 500
-    scene.post(run, [Point("eval", 3 * step, float(step)) for step in range(count)])
+    scene.post(run, [PostedObservation("eval", 3 * step, float(step)) for step in range(count)])
     with scene.database.reading() as tx:
         outline = sparklines.load_segments(tx, {run.id: "eval"}, 124)[run.id]
     assert len(outline) == 124
@@ -255,9 +271,11 @@ def test_the_outline_of_a_long_series(scene: Scene) -> None:
 def test_latest(scene: Scene) -> None:
     """Each metric of a run with its last live observation and how many there are, superseded ones left out."""
     run = scene.open()
-    scene.post(run, [*evals(0.1, 0.2, math.nan), Point("loss", 9, 1.0, 0.5), Point("gone", 5, 1.0)])
+    scene.post(
+        run, [*evals(0.1, 0.2, math.nan), PostedObservation("loss", 9, 1.0, 0.5), PostedObservation("gone", 5, 1.0)]
+    )
     scene.take(run, Resumed(4))
-    scene.post(run, [Point("loss", 6, 2.0, 0.25)])
+    scene.post(run, [PostedObservation("loss", 6, 2.0, 0.25)])
     with scene.database.reading() as tx:
         found = observations.list_latest(tx, run.id)
         assert observations.list_latest(tx, new_id()) == []

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from evalstop_service.store import observations, runs, series, tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.store.series import OBSERVATIONS_AT_A_TIME
 
@@ -28,8 +28,8 @@ def scene(database: Database) -> Scene:
 def run(scene: Scene) -> Run:
     """A run with a series that is summarized up to its last five hundred points."""
     run = scene.open()
-    store(scene, run, [Point("loss", 2 * step, value_at(step)) for step in range(END)])
-    store(scene, run, [Point("eval", step, -1e300) for step in range(100)])
+    store(scene, run, [PostedObservation("loss", 2 * step, value_at(step)) for step in range(END)])
+    store(scene, run, [PostedObservation("eval", step, -1e300) for step in range(100)])
     summarize(scene, run)
     return run
 
@@ -39,7 +39,7 @@ def value_at(step: int) -> float:
     return strange.get(step, math.sin(step / 100))
 
 
-def store(scene: Scene, run: Run, points: Sequence[Point], late: bool = True) -> None:
+def store(scene: Scene, run: Run, points: Sequence[PostedObservation], late: bool = True) -> None:
     with scene.database.transaction() as tx:
         runs.lock_runs(tx, [run.id])
         if late:
@@ -102,7 +102,7 @@ def test_reads_summaries(scene: Scene, run: Run) -> None:
 @pytest.mark.parametrize("step", [1, 2 * OBSERVATIONS_AT_A_TIME + 1, 2 * END + 5])
 def test_a_late_point_is_seen(scene: Scene, run: Run, step: int) -> None:
     """A spike that arrives late, amid what is summarized, is in the next answer, and still there when that is again."""
-    store(scene, run, [Point("loss", step, 7e9)])
+    store(scene, run, [PostedObservation("loss", step, 7e9)])
     check(scene, run, *WHOLE, 50)
     assert summarize(scene, run) > 0 or step > 2 * END
     check(scene, run, *WHOLE, 50)
@@ -111,8 +111,8 @@ def test_a_late_point_is_seen(scene: Scene, run: Run, step: int) -> None:
 def test_what_is_not_late_leaves_the_summaries(scene: Scene, run: Run) -> None:
     """A point past the last one costs no summary."""
     before = len(scene.rows(tables.series_buckets, run))
-    store(scene, run, [Point("loss", 2 * END, 7e9)], late=False)
-    store(scene, run, [Point("loss", 2 * END + 1, 7e9)])
+    store(scene, run, [PostedObservation("loss", 2 * END, 7e9)], late=False)
+    store(scene, run, [PostedObservation("loss", 2 * END + 1, 7e9)])
     assert len(scene.rows(tables.series_buckets, run)) == before
     check(scene, run, *WHOLE, 50)
 
@@ -123,7 +123,7 @@ def test_what_is_superseded_is_gone(scene: Scene, run: Run) -> None:
         runs.lock_runs(tx, [run.id])
         assert observations.supersede_observations(tx, run.id, 10_000, 2) > 0
     check(scene, run, *WHOLE, 50)
-    store(scene, run, [Point("loss", step, 3e9) for step in range(10_001, 10_011)])
+    store(scene, run, [PostedObservation("loss", step, 3e9) for step in range(10_001, 10_011)])
     summarize(scene, run)
     check(scene, run, *WHOLE, 50)
 

@@ -80,7 +80,7 @@ def details(pods: Iterable[Pod]) -> dict[str, Any]:
         "exit_code": next((code for code in codes if code), 0) if codes else None,
         "ended_at": _text(max(times)) if times else None,
         "pods_total": len(pods),
-        "pods": [_told(pod) for pod in pods[:MAX_REPORTED]],
+        "pods": [_describe_pod(pod) for pod in pods[:MAX_REPORTED]],
     }
 
 
@@ -89,7 +89,7 @@ def parse_time(text: Any) -> datetime | None:
     return datetime.fromisoformat(text) if isinstance(text, str) else None
 
 
-def _told(pod: Pod) -> dict[str, Any]:
+def _describe_pod(pod: Pod) -> dict[str, Any]:
     ends = [{"container": end.container, "exit_code": end.exit_code, "reason": end.reason} for end in pod.ends]
     return {"name": pod.name, "node": pod.node, "phase": pod.phase, "ends": ends}
 

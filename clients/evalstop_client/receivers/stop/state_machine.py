@@ -105,7 +105,7 @@ def step(stop: Stop, event: Event, bounds: StopTimeouts) -> tuple[Stop, Instruct
         case SchedulerFailed(at, reason):
             return _after_away(stop, reason, at, bounds)
         case ReportAccepted():
-            return _after_told(stop, bounds)
+            return _after_announced(stop, bounds)
         case ReportFailed(at, retry_after_seconds):
             return _after_untold(stop, at, retry_after_seconds, bounds)
         case JobFound(at, job, seen):
@@ -191,7 +191,7 @@ def _pause(stop: Stop, bounds: StopTimeouts) -> float:
     return bounds.poll_seconds if stop.away == 0 else min(wait_seconds(stop.away, 0.5), 10 * bounds.poll_seconds)
 
 
-def _after_told(stop: Stop, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
+def _after_announced(stop: Stop, bounds: StopTimeouts) -> tuple[Stop, Instruction | None]:
     if stop.phase is Phase.REPORTING:
         return _go(replace(stop, told=True), Phase.DONE)
     stop = replace(stop, failure_reported=True)

@@ -24,7 +24,7 @@ from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.rules.fields import check_text
 from evalstop_service.store.keys import Key
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import problems
 from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.schemas import MAX_POINTS
@@ -37,7 +37,7 @@ _HEADERS = frozenset({b"authorization", b"content-type", b"content-length", b"co
 
 
 class _Batch(Struct, forbid_unknown_fields=True):
-    observations: Annotated[list[Point], Meta(min_length=1, max_length=MAX_POINTS)]
+    observations: Annotated[list[PostedObservation], Meta(min_length=1, max_length=MAX_POINTS)]
 
 
 _decode = msgspec.json.Decoder(_Batch).decode
@@ -121,7 +121,7 @@ class ExpressLane:
         return key if key is not None and ("ingest" in key.scopes or "admin" in key.scopes) else None
 
 
-def read(body: bytes) -> tuple[Point, ...] | None:
+def read(body: bytes) -> tuple[PostedObservation, ...] | None:
     """The points of a batch that is understood completely; None for any other."""
     try:
         batch = _decode(body)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from evalstop_service.ingest import Message, Observations, open_run
 from evalstop_service.store import observations, runs
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import MAX_STEP, Answer, Name
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/kubeflow", tags=["observations"], route_class=JsonRo
 STEP, TOTAL_STEPS = "current_step", "total_steps"
 
 
-class MetricTold(BaseModel):
+class ReportedMetric(BaseModel):
     """A metric and its latest value, as a text."""
 
     model_config = ConfigDict(extra="ignore")
@@ -40,7 +40,7 @@ class TrainerStatus(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    metrics: Annotated[list[MetricTold], Field(max_length=1000)] = []
+    metrics: Annotated[list[ReportedMetric], Field(max_length=1000)] = []
 
 
 class ProgressIn(BaseModel):
@@ -86,7 +86,7 @@ def post_report(
     return ProgressOut(run_id=str(run.id), accepted=accepted, should_stop=should_stop)
 
 
-def _new(run: Run, told: dict[str, float], database: Database) -> tuple[Point, ...]:
+def _new(run: Run, told: dict[str, float], database: Database) -> tuple[PostedObservation, ...]:
     """What differs from the last values on record, at the step of the report; the last report of a run names none."""
     with database.reading() as tx:
         latest = {item.metric: item for item in observations.list_latest(tx, run.id)}
@@ -96,7 +96,7 @@ def _new(run: Run, told: dict[str, float], database: Database) -> tuple[Point, .
     else:
         step = 0 if run.last_step is None else run.last_step + 1
     return tuple(
-        Point(metric, step, value)
+        PostedObservation(metric, step, value)
         for metric, value in told.items()
         if metric not in latest or (latest[metric].value != value and latest[metric].step < step)
     )

@@ -11,7 +11,7 @@ from pydantic import Field
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, Observations
 from evalstop_service.store import observations
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
 from evalstop_service.web.api.reading.batch import BatchIn
 from evalstop_service.web.api.reading.json_body import JsonRoute
@@ -73,7 +73,9 @@ class ObservationPage(Page):
 @router.post("", response_model=ReceiptOut)
 def post_observations(run_id: UUID, body: BatchIn, caller: Ingest, committer: Commit, clock: Tell) -> Response:
     """Store a batch and hear the verdict. A batch with any malformed point is refused whole."""
-    points = tuple(Point(item.metric, item.step, item.value, item.stderr, item.time) for item in body.observations)
+    points = tuple(
+        PostedObservation(item.metric, item.step, item.value, item.stderr, item.time) for item in body.observations
+    )
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Observations(points)))
     return Response(receipt_json(receipt, clock()), media_type="application/json")
 

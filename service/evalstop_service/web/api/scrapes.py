@@ -57,7 +57,7 @@ async def post_scrape(
         detail = f"byte {error.start} is not UTF-8. Nothing was stored"
         raise Problem(400, "The body is no text that can be read", detail) from error
     found = await run_in_threadpool(
-        openmetrics.points,
+        openmetrics.read_observations,
         text,
         Stepping(step, step_label, step_metric),
         metric or (),

@@ -47,7 +47,7 @@ class RunStanding(Answer):
     best_checkpoint: BestCheckpointOut | None
 
 
-class TallyOut(Answer):
+class StreamTotalsOut(Answer):
     """What became of a stream, and where its runs stand. All of it is durable."""
 
     lines: int = Field(description="so many, from the first on, were stored or refused; blank ones count too")
@@ -63,7 +63,7 @@ class StreamProblem(ProblemDetails):
     """Why a stream was refused or broke off, and what was stored until then."""
 
     lines_stored: int | None = Field(None, description="of so many, from the first on, nothing is left to be stored")
-    so_far: TallyOut | None = None
+    so_far: StreamTotalsOut | None = None
 
 
 _LINES = {
@@ -107,7 +107,7 @@ def routes(limits: StreamLimits) -> APIRouter:
     router = APIRouter(prefix=PATH, tags=["observations"])
     room = asyncio.Semaphore(limits.streams)
 
-    @router.post("", response_model=TallyOut, openapi_extra=_REQUEST, responses=_PROBLEMS)
+    @router.post("", response_model=StreamTotalsOut, openapi_extra=_REQUEST, responses=_PROBLEMS)
     async def post_lines(request: Request, caller: Ingest, committer: Commit, clock: Tell) -> Response:
         """Store observations of many runs, sent as lines of JSON, while they arrive.
 

@@ -16,7 +16,7 @@ from evalstop_service.runs import watched_metrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import observations, series, verdicts
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.observations import MAX_STEP, Point
+from evalstop_service.store.observations import MAX_STEP, PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import evidence, gao_chart
 from evalstop_service.web.dashboard.downsampling import downsample
@@ -84,7 +84,7 @@ def _load_pairs(tx: Transaction, run: Run, metrics: Sequence[str], long: set[str
     for metric in metrics:
         if metric in long:
             buckets = series.load_buckets(tx, run.id, metric, 0, MAX_STEP, MOST_PAIRS)
-            points += [Point(metric, bucket.last_step, bucket.last) for bucket in buckets]
+            points += [PostedObservation(metric, bucket.last_step, bucket.last) for bucket in buckets]
     eval_metric = watched_metrics.find_eval_metric(run)
     evals = [point for point in points if point.metric == eval_metric]
     every = -(-len(evals) // MOST_PAIRS)

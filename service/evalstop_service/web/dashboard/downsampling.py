@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.series import Bucket
 
 
-def downsample(points: Sequence[Point], limit: int) -> list[Point]:
+def downsample(points: Sequence[PostedObservation], limit: int) -> list[PostedObservation]:
     """At most `limit` (8 or more) points of a series, in order: the minimum, the maximum and a gap of each bucket.
 
     The first and the last point are always kept. A gap is a value that is not finite.
@@ -30,7 +30,7 @@ def downsample(points: Sequence[Point], limit: int) -> list[Point]:
     return [points[index] for index in sorted(keep)]
 
 
-def outline_buckets(buckets: Sequence[Bucket], metric: str) -> list[Point]:
+def outline_buckets(buckets: Sequence[Bucket], metric: str) -> list[PostedObservation]:
     """The minimum and the maximum of each bucket, placed at its ends, and a gap where a value was not finite.
 
     Their true places are lost, which does not show: a bucket is as wide as the line.
@@ -38,8 +38,8 @@ def outline_buckets(buckets: Sequence[Bucket], metric: str) -> list[Point]:
     points = []
     for bucket in buckets:
         if bucket.lowest is not None and bucket.highest is not None:
-            points.append(Point(metric, bucket.first_step, bucket.lowest))
-            points.append(Point(metric, bucket.last_step, bucket.highest))
+            points.append(PostedObservation(metric, bucket.first_step, bucket.lowest))
+            points.append(PostedObservation(metric, bucket.last_step, bucket.highest))
         if bucket.nan_count or bucket.infinite_count:
-            points.append(Point(metric, bucket.last_step, math.nan))
+            points.append(PostedObservation(metric, bucket.last_step, math.nan))
     return points

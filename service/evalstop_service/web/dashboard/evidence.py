@@ -8,7 +8,7 @@ from typing import Any
 
 from evalstop_detectors import Evidence, Observation, Policy, advance, start
 
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 
 
 @dataclass
@@ -19,13 +19,13 @@ class Track:
     kind: str
     suspect_at: float | None
     stop_at: float | None
-    points: list[Point] = field(default_factory=list)
+    points: list[PostedObservation] = field(default_factory=list)
 
-    def add_point(self, step: int, value: float) -> None:
+    def add_value(self, step: int, value: float) -> None:
         """Record the value from this step on; the last one at a step counts."""
         if self.points and self.points[-1].step == step:
             self.points.pop()
-        self.points.append(Point(self.member, step, value))
+        self.points.append(PostedObservation(self.member, step, value))
 
     @property
     def has_evidence(self) -> bool:
@@ -49,7 +49,7 @@ def replay_evidence(policy: Policy, observations: Iterable[Observation]) -> list
                 tracks[index] = track = Track(
                     policy.ids[index], evidence.kind, thresholds.suspect_at, thresholds.stop_at
                 )
-            track.add_point(item.step, evidence.value)
+            track.add_value(item.step, evidence.value)
         previous = state.evidence
     return [track for track in tracks if track is not None]
 
@@ -66,5 +66,5 @@ def read_evidence(changes: Iterable[dict[str, Any]]) -> list[Track]:
                 tracks[index] = track = Track(
                     finding["detector"], finding["kind"], finding["suspect_at"], finding["stop_at"]
                 )
-            track.add_point(document["step"], finding["value"])
+            track.add_value(document["step"], finding["value"])
     return list(tracks.values())

@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.store import observations
-from evalstop_service.store.observations import MAX_STEP, StoredPoint
+from evalstop_service.store.observations import MAX_STEP, StoredObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.dashboard.responses import PageRoute, render_page
@@ -117,7 +117,7 @@ def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     return _attachment(json_parts(), run, "json", "application/json")
 
 
-def _read_all(site: Site, run: Run) -> Iterator[StoredPoint]:
+def _read_all(site: Site, run: Run) -> Iterator[StoredObservation]:
     """All observations by metric and step, in short transactions, so that a slow client does not hold one open."""
     with site.database.reading() as tx:
         names = [item.metric for item in observations.list_latest(tx, run.id)]
@@ -132,7 +132,7 @@ def _read_all(site: Site, run: Run) -> Iterator[StoredPoint]:
             after = (batch[-1].step, batch[-1].superseded_by)
 
 
-def _row_values(point: StoredPoint) -> list[str | int | float | None]:
+def _row_values(point: StoredObservation) -> list[str | int | float | None]:
     return [
         point.metric,
         point.step,

@@ -15,7 +15,7 @@ from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, metric_roles
 from evalstop_service.store import decisions, observations, outcomes, run_health, runs, series, verdicts
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import MAX_STEP, LatestObservation, Point
+from evalstop_service.store.observations import MAX_STEP, LatestObservation, PostedObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.dashboard import formatting, run_roles
 from evalstop_service.web.dashboard.downsampling import downsample, outline_buckets
@@ -86,7 +86,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
     for metric in long:
         series.catch_up_summaries(site.database, run_id, metric)
     with site.database.reading() as tx:
-        points: dict[str, list[Point]] = {metric: [] for metric in charted}
+        points: dict[str, list[PostedObservation]] = {metric: [] for metric in charted}
         for point in observations.load_series(tx, run.id, set(charted) - long):
             points[point.metric].append(point)
         for metric in long:
@@ -100,7 +100,7 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
                 {
                     "metric": metric,
                     "role": charted[metric]["role"],
-                    **_point_columns(downsample(points[metric], MOST_POINTS)),
+                    **_to_columns(downsample(points[metric], MOST_POINTS)),
                 }
                 for metric in points
             ],
@@ -153,7 +153,7 @@ def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[Lat
     return sorted(with_roles, key=lambda pair: order.index(pair[0].metric) if pair[1] else len(order))
 
 
-def _point_columns(points: list[Point]) -> dict[str, list[Any]]:
+def _to_columns(points: list[PostedObservation]) -> dict[str, list[Any]]:
     return {
         "steps": [point.step for point in points],
         "values": [point.value if math.isfinite(point.value) else None for point in points],

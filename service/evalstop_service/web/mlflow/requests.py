@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.schemas import MAX_STEP, encode_number
 from evalstop_service.web.mlflow.labels import Item
 
@@ -65,14 +65,16 @@ class MetricIn(MlflowBody):
     timestamp: Whole | None = None
     step: Whole | None = None
 
-    def to_point(self) -> Point | None:
+    def to_observation(self) -> PostedObservation | None:
         """The observation; None when its step is negative or larger than JSON numbers keep exact."""
         step = self.step or 0
         if not 0 <= step <= MAX_STEP:
             return None
         milliseconds = self.timestamp or 0
         has_time = 0 < milliseconds <= _LAST_MILLISECOND
-        return Point(self.key, step, self.value, None, parse_milliseconds(milliseconds) if has_time else None)
+        return PostedObservation(
+            self.key, step, self.value, None, parse_milliseconds(milliseconds) if has_time else None
+        )
 
 
 class ItemIn(MlflowBody):

@@ -9,7 +9,7 @@ from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import decisions, experiments, observations
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.experiments import Experiment
-from evalstop_service.store.observations import StoredPoint
+from evalstop_service.store.observations import StoredObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.mlflow import labels
@@ -87,7 +87,7 @@ def find_experiment_id(tx: Transaction, run: Run) -> str:
     return DEFAULT_ID if experiment is None else experiment.id.hex
 
 
-def history_document(points: Iterable[StoredPoint], metric: str) -> list[Document]:
+def history_document(points: Iterable[StoredObservation], metric: str) -> list[Document]:
     """Values of a metric without superseded ones."""
     return [
         {

@@ -103,7 +103,7 @@ class RunLogger:
 
     def store_metrics(self, run_id: UUID, metrics: list[MetricIn]) -> None:
         """Store values of metrics. A stored value is never overwritten."""
-        points = [point for metric in metrics if (point := metric.to_point()) is not None]
+        points = [point for metric in metrics if (point := metric.to_observation()) is not None]
         self._count_dropped("step", len(metrics) - len(points))
         if points:
             self._committer.submit_and_wait(Message(self.project_id, run_id, Observations(tuple(points))))

@@ -7,7 +7,7 @@ import math
 import httpx
 import pytest
 from evalstop_service.errors import Invalid
-from evalstop_service.web.api.reading.openmetrics import Stepping, points
+from evalstop_service.web.api.reading.openmetrics import Stepping, read_observations
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -33,7 +33,9 @@ def scraped(reward: float = 0.5) -> CollectorRegistry:
 def test_a_real_scrape(strict: bool, reward: float) -> None:
     """What Prometheus' own client exports is taken in both formats: gauges and counters, to the bit."""
     text = (openmetrics_latest if strict else generate_latest)(scraped(reward)).decode()
-    found = {point.metric: point for point in points(text, Stepping(metric="trainer_global_step"), strict=strict)}
+    found = {
+        point.metric: point for point in read_observations(text, Stepping(metric="trainer_global_step"), strict=strict)
+    }
     assert set(found) == {'reward{split="v\\"al"}', "trainer_global_step", "tokens_total"}
     assert {point.step for point in found.values()} == {120}
     value = found['reward{split="v\\"al"}'].value
@@ -43,10 +45,10 @@ def test_a_real_scrape(strict: bool, reward: float) -> None:
 def test_where_the_step_is() -> None:
     """The step is that of the request, in a label, in a metric beside, or the time of the value."""
     text = 'a{step="7",x="y"} 1 3000\nb 2 4500\n'
-    assert [(p.metric, p.step) for p in points(text, Stepping(5))] == [('a{step="7",x="y"}', 5), ("b", 5)]
-    assert [(p.metric, p.step) for p in points(text, Stepping(label="step"))] == [('a{x="y"}', 7)]
-    assert [(p.metric, p.step) for p in points(text, Stepping(metric="b"), {"b"})] == [("b", 2)]
-    assert [p.step for p in points(text, Stepping())] == [3, 4]
+    assert [(p.metric, p.step) for p in read_observations(text, Stepping(5))] == [('a{step="7",x="y"}', 5), ("b", 5)]
+    assert [(p.metric, p.step) for p in read_observations(text, Stepping(label="step"))] == [('a{x="y"}', 7)]
+    assert [(p.metric, p.step) for p in read_observations(text, Stepping(metric="b"), {"b"})] == [("b", 2)]
+    assert [p.step for p in read_observations(text, Stepping())] == [3, 4]
 
 
 @pytest.mark.parametrize(
@@ -66,14 +68,14 @@ def test_where_the_step_is() -> None:
 def test_refused(text: str, stepping: Stepping, word: str) -> None:
     """What cannot be taken is refused whole, and the error says why."""
     with pytest.raises(Invalid, match=word):
-        points(text, stepping)
+        read_observations(text, stepping)
 
 
 @given(text=st.text(alphabet='ab{}"=,#\n 1.\\e+NaIf-TYPEHL gauge\x00\ud800', max_size=60), strict=st.booleans())
 def test_anything(text: str, strict: bool) -> None:
     """Whatever is sent, it is taken or refused, and never a fault."""
     try:
-        found = points(text, Stepping(1), strict=strict)
+        found = read_observations(text, Stepping(1), strict=strict)
     except Invalid:
         return
     assert all(0 < len(point.metric) <= 256 for point in found)

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api import ingest_endpoint
 from evalstop_service.web.api.reading import json_body
 from evalstop_service.web.api.reading.batch import BatchIn
@@ -52,13 +52,15 @@ good = st.builds(
 )
 
 
-def thorough(body: bytes) -> tuple[Point, ...] | None:
+def thorough(body: bytes) -> tuple[PostedObservation, ...] | None:
     """The points that the thorough route would store."""
     try:
         batch = BatchIn.model_validate(json_body.parse(body))
     except (Problem, ValidationError):
         return None
-    return tuple(Point(item.metric, item.step, item.value, item.stderr, item.time) for item in batch.observations)
+    return tuple(
+        PostedObservation(item.metric, item.step, item.value, item.stderr, item.time) for item in batch.observations
+    )
 
 
 @given(st.lists(observations() | good, max_size=4), st.booleans(), st.booleans())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from evalstop_service.web.api.reading import json_lines
-from evalstop_service.web.api.reading.json_lines import MOST_LINE_BYTES, BadLine, Cutter, Told, flat, read
+from evalstop_service.web.api.reading.json_lines import MOST_LINE_BYTES, BadLine, Cutter, RunObservations, flat, read
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -66,14 +66,14 @@ hostile = [
 ]
 
 
-def thorough(line: bytes) -> Told | None:
+def thorough(line: bytes) -> RunObservations | None:
     try:
         return json_lines.thorough(line)
     except BadLine:
         return None
 
 
-def same(found: Told, expected: Told | None) -> None:
+def same(found: RunObservations, expected: RunObservations | None) -> None:
     assert expected is not None
     assert found.run_id == expected.run_id
     assert len(found.points) == len(expected.points)
@@ -88,7 +88,7 @@ def agree(block: bytes) -> None:
     found = flat(block)
     if found is not None:
         for point, line in zip(found, block.split(b"\n"), strict=True):
-            same(Told(point.run_id, (point,)), thorough(line))
+            same(RunObservations(point.run_id, (point,)), thorough(line))
     for line in block.split(b"\n"):
         told = json_lines.plain(line)
         if told is not None:

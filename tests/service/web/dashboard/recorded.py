@@ -19,7 +19,7 @@ from evalstop_service.store import keys, policies, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.keys import Key
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.projects import Project
 from evalstop_service.store.runs import Run
 
@@ -103,9 +103,9 @@ def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, 
     """Post evals and their checkpoints, one by one, as a trainer does."""
     for item in evals:
         points = (
-            Point("reward/gold", item.step, item.gold, item.gold_stderr),
-            Point("reward/proxy", item.step, item.proxy),
-            Point("policy/kl", item.step, item.kl),
+            PostedObservation("reward/gold", item.step, item.gold, item.gold_stderr),
+            PostedObservation("reward/proxy", item.step, item.proxy),
+            PostedObservation("policy/kl", item.step, item.kl),
         )
         saved = CheckpointSaved(item.step, f"file:///checkpoints/step-{item.step:06d}")
         take(database, tenant.project.id, run_id, saved, now)

@@ -10,7 +10,7 @@ from evalstop_detectors import MetricRole, Observation, policy_from_document, re
 from evalstop_service.ingest import Observations
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.dashboard import analysis, evidence
 from evalstop_service.web.dashboard.gao_chart import build_chart
 from hypothesis import given
@@ -102,7 +102,7 @@ def test_a_run_too_long_to_be_replayed(
     """Its evidence is drawn as its verdicts kept it, and the answer says so."""
     run = open_run(database, tenant, now, "long")
     report(database, tenant, run.id, HACKING[:29], now)
-    points = tuple(Point("policy/kl", 1000 + step, 1.0) for step in range(analysis.MOST_REPLAYED))
+    points = tuple(PostedObservation("policy/kl", 1000 + step, 1.0) for step in range(analysis.MOST_REPLAYED))
     take(database, tenant.project.id, run.id, Observations(points), now)
     found = visitor.get(f"/runs/{run.id}/analysis.json").json()["evidence"]
     assert found["note"] == analysis.TOO_LONG

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard import formatting, sparkline
 from evalstop_service.web.dashboard.downsampling import downsample
@@ -18,7 +18,7 @@ VALUES = st.lists(st.floats() | st.integers(-3, 3).map(float), max_size=300)
 @given(VALUES, st.integers(8, 100))
 def test_a_thinned_series_keeps_its_spikes(values: list[float], most: int) -> None:
     """Few enough points, all of them measured, in order, with the ends, the lowest, the highest and a gap if any."""
-    points = [Point("eval", step, value) for step, value in enumerate(values)]
+    points = [PostedObservation("eval", step, value) for step, value in enumerate(values)]
     kept = downsample(points, most)
     assert len(kept) <= most
     assert [point.step for point in kept] == sorted({point.step for point in kept})

@@ -18,7 +18,7 @@ from evalstop_service.ingest import Observations
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.store import schema
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, Page, expect
 
@@ -116,7 +116,7 @@ def told(
         database, tenant.project.id, opening.OpenRequest(name=name, metrics=metrics, labels=labels), at
     )
     if values:
-        points = tuple(Point(metric, step, value, 0.1, at) for step, value in enumerate(values))
+        points = tuple(PostedObservation(metric, step, value, 0.1, at) for step, value in enumerate(values))
         take(database, tenant.project.id, run.id, Observations(points), at)
     return f"/runs/{run.id}"
 

@@ -10,7 +10,7 @@ import pytest
 from evalstop_service.ingest import Observations
 from evalstop_service.ingest import open_run as opening
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import dashboard
 from playwright.sync_api import Browser, expect
 
@@ -173,7 +173,7 @@ def test_hostile_names_in_a_browser(window: Window, embedded_database: Database,
         metrics = {name: {"role": "eval", "direction": "maximize"}}
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name})
         run, _ = opening.open_run(embedded_database, tenant.project.id, request, now)
-        points = tuple(Point(name, step, float(step), 0.1) for step in range(4))
+        points = tuple(PostedObservation(name, step, float(step), 0.1) for step in range(4))
         take(embedded_database, tenant.project.id, run.id, Observations(points), now)
         page.goto(f"{window.address}/runs/{run.id}")
         wait_for_chart(window, 4)
@@ -198,7 +198,7 @@ def test_charts_of_odd_series(window: Window, embedded_database: Database, tenan
     }.items():
         run = open_run(embedded_database, tenant, now, name)
         if values:
-            points = tuple(Point("reward/gold", step, value, 0.1) for step, value in enumerate(values))
+            points = tuple(PostedObservation("reward/gold", step, value, 0.1) for step, value in enumerate(values))
             take(embedded_database, tenant.project.id, run.id, Observations(points), now)
         page.goto(f"{window.address}/runs/{run.id}")
         if values:

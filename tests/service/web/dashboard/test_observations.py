@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx
 from evalstop_service.ingest import Observations, Resumed
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.dashboard.observations import EXPORT_BATCH, PAGE
 
 from tests.service.scenes import take
@@ -21,7 +21,7 @@ from tests.service.web.dashboard.serving import EMBEDDED
 ODD = "=SUM(A1)"
 
 
-def told(database: Database, tenant: Tenant, now: datetime, *points: Point) -> str:
+def told(database: Database, tenant: Tenant, now: datetime, *points: PostedObservation) -> str:
     run = open_run(database, tenant, now, "weird/../name \u202e")
     take(database, tenant.project.id, run.id, Observations(points), now)
     return f"/runs/{run.id}"
@@ -30,8 +30,10 @@ def told(database: Database, tenant: Tenant, now: datetime, *points: Point) -> s
 def test_nothing_is_left_out(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """Both files hold every observation, superseded ones too, to the last digit, over many pages of the store."""
     steps = EXPORT_BATCH + 7
-    points = [Point("reward/gold", step, 0.1 + step / 3, 0.1) for step in range(steps)]
-    path = told(database, tenant, now, *points, Point(ODD, 3, math.nan), Point(ODD, 4, -math.inf))
+    points = [PostedObservation("reward/gold", step, 0.1 + step / 3, 0.1) for step in range(steps)]
+    path = told(
+        database, tenant, now, *points, PostedObservation(ODD, 3, math.nan), PostedObservation(ODD, 4, -math.inf)
+    )
     run_id = path.rsplit("/", 1)[1]
     take(database, tenant.project.id, UUID(run_id), Resumed(steps - 3), now)
     answer = visitor.get(f"{path}/export.json")
@@ -51,7 +53,9 @@ def test_nothing_is_left_out(visitor: httpx.Client, database: Database, tenant: 
 @EMBEDDED
 def test_the_table_goes_on(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A page shows so many, and leads to those after them; a metric that is not there shows one that is."""
-    path = told(database, tenant, now, *(Point("reward/gold", step, float(step)) for step in range(PAGE + 5)))
+    path = told(
+        database, tenant, now, *(PostedObservation("reward/gold", step, float(step)) for step in range(PAGE + 5))
+    )
     first = visitor.get(f"{path}/observations?metric=gone").text
     assert first.count("<tr>") == PAGE + 1
     following = first.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")

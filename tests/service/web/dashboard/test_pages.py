@@ -18,7 +18,7 @@ from evalstop_service.rules.decision_lifecycle import DecisionState, Mode
 from evalstop_service.store import decisions, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.run_list import PAGE
 from evalstop_service.web.dashboard.run_page import MOST_POINTS
@@ -40,7 +40,7 @@ HOSTILE = (
 )
 
 
-def post(database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: Point) -> Receipt:
+def post(database: Database, tenant: Tenant, run_id: UUID, now: datetime, *points: PostedObservation) -> Receipt:
     return take(database, tenant.project.id, run_id, Observations(points), now)
 
 
@@ -83,7 +83,7 @@ def test_silent_blind_and_lost_runs_are_marked(
     silent = open_run(database, tenant, now - timedelta(minutes=10), "silent")
     well = open_run(database, tenant, now, "well")
     blind = open_run(database, tenant, now - timedelta(minutes=6), "blind")
-    post(database, tenant, blind.id, now, *(Point("reward/gold", step, 0.5) for step in range(8)))
+    post(database, tenant, blind.id, now, *(PostedObservation("reward/gold", step, 0.5) for step in range(8)))
     stale_runs.check_due_runs(database, now)
     html = seen(visitor, "/runs")
     assert (html.count("health-stale"), html.count("health-no-data")) == (1, 1)
@@ -260,9 +260,9 @@ def test_hostile_names_stay_text(visitor: httpx.Client, database: Database, tena
         metrics = {name: {"role": "eval", "direction": "maximize"}}
         request = opening.OpenRequest(name=name, metrics=metrics, labels={name: name}, mode=Mode.ENFORCE)
         run, _ = opening.open_run(database, tenant.project.id, request, now)
-        points = [Point(name, step, float(-step), 0.1) for step in range(10)]
+        points = [PostedObservation(name, step, float(-step), 0.1) for step in range(10)]
         take(database, tenant.project.id, run.id, CheckpointSaved(0, f"file:///{name}"), now)
-        receipt = post(database, tenant, run.id, now, *points, Point(f"{name}2", 1, 2.0))
+        receipt = post(database, tenant, run.id, now, *points, PostedObservation(f"{name}2", 1, 2.0))
         assert receipt.decision is not None
         confirm(database, tenant, receipt.decision.id, now)
         html = seen(visitor, f"/runs/{run.id}")
@@ -298,7 +298,7 @@ def test_odd_series_keep_the_pages_whole(
     """No eval, one, only NaN, numbers at the ends of what a double holds: each page stands, gaps are null."""
     run = open_run(database, tenant, now, "odd")
     for step, value in enumerate(values):
-        post(database, tenant, run.id, now, Point("reward/gold", step, value, 0.1))
+        post(database, tenant, run.id, now, PostedObservation("reward/gold", step, value, 0.1))
     seen(visitor, "/runs")
     seen(visitor, f"/runs/{run.id}")
     evals = visitor.get(f"/runs/{run.id}/series.json").json()["series"][0]
@@ -310,7 +310,7 @@ def test_odd_series_keep_the_pages_whole(
 def test_a_run_without_roles(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """A run that watches nothing is shown with its metrics and an empty chart."""
     run, _ = opening.open_run(database, tenant.project.id, opening.OpenRequest("bare", metrics={}), now)
-    post(database, tenant, run.id, now, Point("tokens", 3, 1e6))
+    post(database, tenant, run.id, now, PostedObservation("tokens", 3, 1e6))
     assert "not watched" in seen(visitor, f"/runs/{run.id}")
     assert visitor.get(f"/runs/{run.id}/series.json").json()["series"] == []
 
@@ -321,7 +321,7 @@ def test_long_series_are_thinned_and_keep_their_spike(
 ) -> None:
     """A chart gets some two thousand points a metric, the one spike among them."""
     run = open_run(database, tenant, now, "long")
-    points = [Point("reward/proxy", step, 99.0 if step == 7777 else 1.0) for step in range(9000)]
+    points = [PostedObservation("reward/proxy", step, 99.0 if step == 7777 else 1.0) for step in range(9000)]
     post(database, tenant, run.id, now, *points)
     series = visitor.get(f"/runs/{run.id}/series.json").json()["series"]
     proxy = next(item for item in series if item["role"] == "proxy")

@@ -9,7 +9,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Observations, open_run
 from evalstop_service.store import audit, runs
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 from tests.service.scenes import take
@@ -23,7 +23,7 @@ def recognised(database: Database, tenant: Tenant, now: datetime) -> Run:
     """A run that logs a proxy, and an eval under a name that nobody knows."""
     request = open_run.OpenRequest("roles", recognise=True)
     run, _ = open_run.open_run(database, tenant.project.id, request, now)
-    points = [Point(metric, step, step / 10) for step in range(5) for metric in ("reward", "kl", HOSTILE)]
+    points = [PostedObservation(metric, step, step / 10) for step in range(5) for metric in ("reward", "kl", HOSTILE)]
     take(database, tenant.project.id, run.id, Observations(tuple(points)), now)
     return run
 
@@ -56,7 +56,7 @@ def test_corrected_on_its_page(visitor: httpx.Client, database: Database, tenant
 def test_blanks_are_part_of_a_name(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """A metric that was logged with blanks around its name is chosen by just that name."""
     run = recognised(database, tenant, utc_now())
-    take(database, tenant.project.id, run.id, Observations((Point(" mine ", 0, 0.5),)), utc_now())
+    take(database, tenant.project.id, run.id, Observations((PostedObservation(" mine ", 0, 0.5),)), utc_now())
     visitor.post(f"/runs/{run.id}/metrics", data={"eval": " mine ", "csrf": token_of(visitor)})
     with database.reading() as tx:
         found = runs.find_run(tx, tenant.project.id, run.id)

@@ -20,7 +20,7 @@ from evalstop_service.settings import Settings
 from evalstop_service.store import audit, endpoints, keys, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.projects import Project
 from evalstop_service.store.queue import deliveries
 from evalstop_service.store.tables import events
@@ -91,7 +91,13 @@ def stopped(desk: Desk, name: str, now: datetime) -> None:
     """Have a run announce something."""
     run = open_run(desk.database, desk.tenant, now, name, mode="enforce")
     for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
-        take(desk.database, desk.tenant.project.id, run.id, Observations((Point("reward/gold", step, value),)), now)
+        take(
+            desk.database,
+            desk.tenant.project.id,
+            run.id,
+            Observations((PostedObservation("reward/gold", step, value),)),
+            now,
+        )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import decisions, keys
 from evalstop_service.store.database import Database
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.queue import deliveries
 from evalstop_service.web import dashboard
 from evalstop_service.web.dashboard.responses import PageRoute
@@ -137,7 +137,13 @@ class House:
         key, _ = api_keys.create_key(*by, "key of somebody", ["read"], now)
         run = open_run(self.database, tenant, now, "a run of somebody", mode="enforce")
         for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
-            take(self.database, tenant.project.id, run.id, Observations((Point("reward/gold", step, value),)), now)
+            take(
+                self.database,
+                tenant.project.id,
+                run.id,
+                Observations((PostedObservation("reward/gold", step, value),)),
+                now,
+            )
         policy = policies.add_policy(*by, policy_from_document(LEVEL | {"name": "of-somebody"}), now)
         backtest = backtests.request_backtest(self.database, tenant.project.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:

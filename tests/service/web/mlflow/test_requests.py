@@ -35,7 +35,7 @@ def test_a_metric_comes_through(key: str, value: float, step: int, milliseconds:
     if as_text:
         sent |= {"timestamp": str(milliseconds), "step": str(step)}
     metric = MetricIn.model_validate(sent)
-    point = metric.to_point()
+    point = metric.to_observation()
     assert point is not None
     assert (point.metric, point.step) == (key, step)
     assert struct.pack("d", point.value) == struct.pack("d", value) or (math.isnan(point.value) and math.isnan(value))
@@ -62,7 +62,7 @@ def test_bad_names(key: str) -> None:
 def test_missing_step_and_time() -> None:
     """A metric without a step is at step 0, one without a time, or with an impossible one, has none."""
     for said in ({}, {"timestamp": 0}, {"timestamp": -5}, {"timestamp": 10**18}, {"step": None, "timestamp": None}):
-        point = MetricIn.model_validate({"key": "m", "value": 1.0} | said).to_point()
+        point = MetricIn.model_validate({"key": "m", "value": 1.0} | said).to_observation()
         assert point is not None
         assert (point.step, point.time) == (0, None)
 
@@ -70,7 +70,7 @@ def test_missing_step_and_time() -> None:
 def test_steps_without_a_place() -> None:
     """A step that is negative, or larger than JSON keeps exact, is no point."""
     for step in (-1, MAX_STEP + 1, "-9223372036854775808"):
-        assert MetricIn.model_validate({"key": "m", "value": 1.0, "step": step}).to_point() is None
+        assert MetricIn.model_validate({"key": "m", "value": 1.0, "step": step}).to_observation() is None
 
 
 def test_unknown_fields_are_passed_over() -> None:

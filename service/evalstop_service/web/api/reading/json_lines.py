@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 from pydantic import Field, TypeAdapter, ValidationError
 
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.reading import json_body
 from evalstop_service.web.api.reading.batch import BatchIn, ObservationIn
 from evalstop_service.web.api.schemas import MAX_POINTS
@@ -37,7 +37,7 @@ class BatchLine(BatchIn):
 LINE = TypeAdapter[ObservationLine | BatchLine](ObservationLine | BatchLine)
 
 
-class FlatLine(Point, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
+class FlatLine(PostedObservation, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
     """A point that knows its run."""
 
     run_id: str
@@ -45,15 +45,15 @@ class FlatLine(Point, frozen=True, gc=False, forbid_unknown_fields=True, kw_only
 
 class _Batch(msgspec.Struct, forbid_unknown_fields=True):
     run_id: str
-    observations: Annotated[list[Point], msgspec.Meta(min_length=1, max_length=MAX_POINTS)]
+    observations: Annotated[list[PostedObservation], msgspec.Meta(min_length=1, max_length=MAX_POINTS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RunObservations:
     """What a line tells of a run."""
 
     run_id: str
-    points: tuple[Point, ...]
+    points: tuple[PostedObservation, ...]
 
 
 class BadLine(Exception):
@@ -134,12 +134,12 @@ def flat(block: bytes) -> list[FlatLine] | None:
     return found if _says_nothing_twice(block, _MARKS * count, found) else None
 
 
-def read(line: bytes) -> Told:
+def read(line: bytes) -> RunObservations:
     """What a line tells. Raises BadLine."""
     return plain(line) or thorough(line)
 
 
-def plain(line: bytes) -> Told | None:
+def plain(line: bytes) -> RunObservations | None:
     if b"\\" in line:
         return None
     try:
@@ -154,7 +154,7 @@ def plain(line: bytes) -> Told | None:
         return None
     if not _is_canonical(run_id) or not _says_nothing_twice(line, marks, points):
         return None
-    return Told(run_id, points)
+    return RunObservations(run_id, points)
 
 
 def _says_nothing_twice(text: bytes, marks: int, points: Any) -> bool:
@@ -178,7 +178,7 @@ def _is_canonical(run_id: str) -> bool:
     return len(run_id) == 36 and _CANONICAL.fullmatch(run_id) is not None
 
 
-def thorough(line: bytes) -> Told:
+def thorough(line: bytes) -> RunObservations:
     try:
         document = json_body.load(line)
     except json_body.NotJson as error:
@@ -189,8 +189,8 @@ def thorough(line: bytes) -> Told:
     except ValidationError as error:
         raise BadLine("The line is not valid", _what_is_wrong(error)) from error
     items = told.observations if isinstance(told, BatchLine) else [told]
-    points = tuple(Point(item.metric, item.step, item.value, item.stderr, item.time) for item in items)
-    return Told(str(told.run_id), points)
+    points = tuple(PostedObservation(item.metric, item.step, item.value, item.stderr, item.time) for item in items)
+    return RunObservations(str(told.run_id), points)
 
 
 def _what_is_wrong(error: ValidationError) -> str:

@@ -19,7 +19,7 @@ from prometheus_client.samples import Sample
 
 from evalstop_service.errors import Invalid
 from evalstop_service.rules.fields import check_text
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP
 
 _TAKEN = ("gauge", "counter", "unknown", "untyped")
@@ -36,14 +36,16 @@ class Stepping:
     metric: str | None = None
 
 
-def points(text: str, stepping: Stepping, only: Collection[str] = (), *, strict: bool = False) -> tuple[Point, ...]:
+def read_observations(
+    text: str, stepping: Stepping, only: Collection[str] = (), *, strict: bool = False
+) -> tuple[PostedObservation, ...]:
     """The observations in a scrape, `only` those of metrics with these names. Raises Invalid.
 
     `strict`: it is OpenMetrics. Samples without the label that tells the step are left out.
     """
     samples = _samples(text, strict)
     if stepping.metric is not None:
-        stepping = Stepping(_told_beside(samples, stepping.metric))
+        stepping = Stepping(_find_step(samples, stepping.metric))
     found = []
     for sample in samples:
         if only and sample.name not in only:
@@ -51,7 +53,7 @@ def points(text: str, stepping: Stepping, only: Collection[str] = (), *, strict:
         step = _step(sample, stepping)
         if step is not None:
             name = _name(sample.name, {key: value for key, value in sample.labels.items() if key != stepping.label})
-            found.append(Point(name, step, float(sample.value)))
+            found.append(PostedObservation(name, step, float(sample.value)))
     if not found:
         raise Invalid("the scrape holds no gauge or counter that was asked for; nothing was stored")
     if len(found) > MAX_POINTS:
@@ -75,7 +77,7 @@ def _taken(families: Iterable[Any]) -> Iterator[Sample]:
             yield from (sample for sample in family.samples if not sample.name.endswith("_created"))
 
 
-def _told_beside(samples: Iterable[Sample], metric: str) -> int:
+def _find_step(samples: Iterable[Sample], metric: str) -> int:
     values = {sample.value for sample in samples if sample.name == metric}
     if len(values) != 1:
         raise Invalid(f"step_metric {metric!r:.100} has {len(values)} values in the scrape; it must have one")

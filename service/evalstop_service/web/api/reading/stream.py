@@ -20,11 +20,11 @@ from uuid import UUID
 
 from evalstop_service.errors import Overloaded
 from evalstop_service.ingest import Message, Observations, Receipt
-from evalstop_service.store.observations import Point
+from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import problems
 from evalstop_service.web.api.reading.decompression import Damaged, Unpacker
 from evalstop_service.web.api.reading.json_lines import TOO_LONG, BadLine, Cutter, flat, read
-from evalstop_service.web.api.reading.stream_result import Tally
+from evalstop_service.web.api.reading.stream_result import StreamTotals
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.problems import Problem
 
@@ -73,7 +73,7 @@ class _Part:
     """What was gathered of one run, and the line in which each point stood."""
 
     run_id: UUID
-    points: list[Point] = field(default_factory=list)
+    points: list[PostedObservation] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
 
 
@@ -83,7 +83,7 @@ class Intake:
     def __init__(self, committer: Taking, project_id: UUID, limits: StreamLimits) -> None:
         self._committer, self._project_id, self._limits = committer, project_id, limits
         self._until = time.monotonic() + limits.stream_seconds
-        self.tally = Tally()
+        self.tally = StreamTotals()
         self._line = 0  # the number of the last one that was read
         self._named: set[str] = set()
         self._gathered: dict[str, _Part] = {}
@@ -171,7 +171,7 @@ class Intake:
             self._line += 1
             self.tally.wrong(self._line, bad.title, bad.detail)
 
-    def _gather(self, run_id: str, points: Sequence[Point], lines: int | None = None) -> None:
+    def _gather(self, run_id: str, points: Sequence[PostedObservation], lines: int | None = None) -> None:
         """Add what the next lines tell of a run: each a point, or one of them all."""
         part = self._gathered.get(run_id)
         if part is None:

@@ -21,7 +21,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Tally:
+class StreamTotals:
     """What became of a stream's lines; `lines`: of so many, from the first on, all is durable or refused."""
 
     lines: int = 0
