@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # importlib mode leaves the path as it is
 from tests.fixtures.postgres_server import NoPostgres, connected, postgres
+from tests.service import committers
 
 os.environ["EVALSTOP_HELD_OUT_SHARE"] = "0"  # what is to be stopped is stopped, unless a test is about chance
 os.environ["EVALSTOP_WEBHOOK_NETWORKS"] = "127.0.0.0/8,::1/128"  # where the receivers of the tests listen
@@ -83,6 +84,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.real)
     # mypy is at work while the first ones wait; what is short is left for the end.
     items.sort(key=lambda item: not item.nodeid.startswith("tests/clients/receivers/slurm/"))
+
+
+def pytest_sessionfinish() -> None:
+    """Close what tests share to the end."""
+    committers.close_all()
 
 
 def pytest_collection_finish() -> None:

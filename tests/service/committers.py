@@ -54,6 +54,13 @@ class RunningCommitter:
         on_loop(self._exit.aclose())
 
 
+def close_all() -> None:
+    """Close the committers that are open."""
+    with _lock:
+        while _running:
+            _running.pop().close()
+
+
 def on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
     """What comes of a coroutine that runs on the loop."""
     global _loop

@@ -83,8 +83,8 @@ class PostgresIngest:
 
     async def close(self) -> None:
         """See `IngestStore`."""
-        while self._idle:
-            await self._idle.pop().wrapped.close()
+        while (connection := await self._find_idle()) is not None:
+            await connection.wrapped.close()
         await self._engine.dispose()
 
     @asynccontextmanager
@@ -92,23 +92,22 @@ class PostgresIngest:
         """A connection for one use; after any error it is closed, whatever state it was in."""
         connection = None
         try:
-            connection = self._find_idle() or await self._connect()
+            connection = await self._find_idle() or await self._connect()
             yield connection
         except BaseException as error:
             if connection is not None:
-                connection.raw.terminate()
-                await connection.wrapped.invalidate()
-                await connection.wrapped.close()
+                await _discard(connection)
             if isinstance(error, _FAILURES):
                 raise _translated(error) from error
             raise
         self._idle.append(connection)
 
-    def _find_idle(self) -> _Connection | None:
+    async def _find_idle(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if not connection.raw.is_closed():
                 return connection
+            await _discard(connection)
         return None
 
     async def _connect(self) -> _Connection:
@@ -116,6 +115,12 @@ class PostgresIngest:
         raw = (await wrapped.get_raw_connection()).driver_connection
         assert raw is not None
         return _Connection(wrapped, raw)
+
+
+async def _discard(connection: _Connection) -> None:
+    connection.raw.terminate()
+    await connection.wrapped.invalidate()
+    await connection.wrapped.close()
 
 
 def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ...]:
