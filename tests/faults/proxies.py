@@ -10,9 +10,9 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-COMMIT = b"COMMIT\x00"
-POINTS = b'"r":"'
-"""In a statement that stores points, which may be a transaction of its own."""
+COMMIT = (b"COMMIT\x00", b"COMMIT;\x00")
+POINTS = b"\x00\x00\x00\x05proxy"
+"""The name of a metric, in a statement that stores points, which may be a transaction of its own."""
 IDLE, IN_TRANSACTION = b"Z\x00\x00\x00\x05I", b"Z\x00\x00\x00\x05T"
 """How PostgreSQL ends an answer: nothing is uncommitted, or something is."""
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import asyncpg
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from evalstop_service.store.database import Database, Transaction
@@ -48,7 +49,13 @@ SELECT id FROM moved
 
 
 # The internal error is what a connection says that the server is about to end.
-_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+_FAILURES = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    AsyncAdapt_asyncpg_dbapi.Error,
+)
 
 
 class _Connection(NamedTuple):
@@ -97,8 +104,9 @@ class PostgresIngest:
         except BaseException as error:
             if connection is not None:
                 await _discard(connection)
-            if isinstance(error, _FAILURES):
-                raise _translated(error) from error
+            failure = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+            if isinstance(failure, _FAILURES):
+                raise _translated(failure) from error
             raise
         self._idle.append(connection)
 
