@@ -160,7 +160,8 @@ def measure_in_turns(
                 except JobFailed as error:
                     failures[key] = error.detail
                     measurements.pop(key, None)
-    return {key: Cell(*key, tuple(items)) for key, items in measurements.items()}, list(failures.values())
+    keys = [(item.name, shape) for shape in shapes for item in contenders if (item.name, shape) in measurements]
+    return {key: Cell(*key, tuple(measurements[key])) for key in keys}, list(failures.values())
 
 
 def describe_postgres(url: str) -> str:

@@ -271,7 +271,7 @@ http {{
     upstream evalstop {{
         {balance}
         {servers}
-        keepalive 128;
+        keepalive 128; keepalive_timeout 4s;
     }}
     server {{
         listen 127.0.0.1:{port};
