@@ -21,6 +21,7 @@ import asyncpg
 import msgspec
 import sqlalchemy as sa
 import uvicorn
+from evalstop_service.store.ingest_postgres import SAVE
 
 from evalstop_lab.benchmarks.databases import libpq_url
 
@@ -57,22 +58,7 @@ class Store(Protocol):
 
 
 class PostgresStore:
-    """One statement a group: it moves the runs on from the versions that are known, and adds their observations."""
-
-    STATEMENT = """
-        WITH moved AS (
-            UPDATE runs SET version = runs.version + 1, last_step = new.last_step, updated_at = $4
-            FROM unnest($1::uuid[], $2::integer[], $3::bigint[]) AS new (id, version, last_step)
-            WHERE runs.id = new.id AND runs.version = new.version RETURNING runs.id
-        ), added AS (
-            INSERT INTO observations (run_id, metric, step, superseded_by, value, stderr, attempt, received_at)
-            SELECT run_id, metric, step, 0, value, stderr, 1, $4
-            FROM json_to_recordset($5::json)
-                AS new (run_id uuid, metric text, step bigint, value double precision, stderr double precision)
-            JOIN moved ON moved.id = run_id
-        )
-        SELECT id FROM moved
-    """
+    """The service's own statement: it moves runs on from the versions that are known, and adds their observations."""
 
     def __init__(self, url: str) -> None:
         self._url = libpq_url(url)
@@ -81,27 +67,30 @@ class PostgresStore:
 
     async def save(self, requests: Sequence[Request]) -> None:
         if self._connection is None:
-            self._connection = await asyncpg.connect(self._url)
+            self._connection = await asyncpg.connect(self._url, server_settings={"jit": "off", "timezone": "UTC"})
         last_steps = _find_last_steps(requests)
         unknown = [run for run in last_steps if run not in self._versions]
         if unknown:
             rows = await self._connection.fetch("SELECT id, version FROM runs WHERE id = ANY($1)", unknown)
             self._versions.update({UUID(str(row["id"])): row["version"] for row in rows})
         ids = sorted(last_steps)
-        rows = [
-            {"run_id": request.run, "metric": item.metric, "step": item.step, "value": item.value}
-            for request in requests
-            for item in request.observations
-        ]
-        moved = await self._connection.fetch(
-            self.STATEMENT,
+        unchanged = [None] * len(ids)
+        rows = [(request.run, item) for request in requests for item in request.observations]
+        saved = await self._connection.fetch(
+            SAVE,
+            datetime.now(UTC),
             ids,
             [self._versions[run] for run in ids],
             [last_steps[run] for run in ids],
-            datetime.now(UTC),
-            msgspec.json.encode(rows).decode(),
+            *(unchanged, unchanged, unchanged),  # verdict, best checkpoint, raw maximum
+            [run for run, _ in rows],
+            [item.metric for _, item in rows],
+            [item.step for _, item in rows],
+            [item.value for _, item in rows],
+            [item.stderr for _, item in rows],
+            [item.time for _, item in rows],
         )
-        if len(moved) != len(ids):
+        if len(saved) != len(ids):
             raise RuntimeError("another process has written to these runs")
         for run in ids:
             self._versions[run] += 1
