@@ -7,10 +7,12 @@ import logging
 import os
 import random
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
+from evalstop_detectors.checkpoint.change_point import import_ruptures
 from fastapi import APIRouter, FastAPI
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -254,8 +256,14 @@ async def deliver(
         backtests.create_job(database, utc_now),
         downsampling.create_job(database),
     )
+    _import_in_background()
     with background.run_jobs(*jobs):
         await _deliver(settings, database, stop, service_metrics, tracer)
+
+
+def _import_in_background() -> None:
+    """Import what the end of a run needs, so that no transaction waits for it: the embedded database has one writer."""
+    threading.Thread(target=import_ruptures, name="import-ruptures").start()
 
 
 async def _deliver(
@@ -306,6 +314,7 @@ def _living(
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        _import_in_background()
         delivering = _delivering(settings, database, service_metrics, tracer) if deliver else nullcontext()
         async with committer.run(), delivering:
             yield

@@ -14,9 +14,11 @@ Not done    The interval is where smoothed scores are as high as at the turn, up
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 from msgspec import Struct
@@ -51,6 +53,11 @@ class ChangePoint(Struct, frozen=True):
     high_step: int
     gain: float
     drop: float
+
+
+def import_ruptures() -> ModuleType:
+    """Import ruptures, which brings most of scipy along: the first call takes more than a second of CPU."""
+    return importlib.import_module("ruptures")
 
 
 def locate_change_point(scores: Sequence[Score]) -> ChangePoint | None:
@@ -90,9 +97,7 @@ def _thinned(values: Floats) -> tuple[Floats, Places]:
 def _placed(values: Floats, mean: Floats, sd: float) -> tuple[int, float, float] | None:
     """The index of the turn, the gain and the drop; None where no fall stands out."""
     last = len(values) - 1
-    import ruptures  # brings most of scipy along: whoever never asks for a turn need not wait for it
-
-    pelt = ruptures.Pelt(model="clinear", min_size=3, jump=1).fit(mean / sd)
+    pelt = import_ruptures().Pelt(model="clinear", min_size=3, jump=1).fit(mean / sd)
     ends = pelt.predict(pen=_PENALTY * math.log(len(values)))
     knots = np.array([0, *(end - 1 for end in ends[:-1]), last])
     _, heights, errors = _line(values, knots)

@@ -152,8 +152,8 @@ def list_runs(
 ) -> RunPage:
     """The project's runs, newest first."""
     with database.reading() as tx:
-        load_run = runs.list_runs(tx, caller.project_id, RunFilter(name=name, status=status, before=cursor), limit)
-        return RunPage(items=view_runs(tx, load_run, now), next_cursor=make_cursor(load_run, limit))
+        listed = runs.list_runs(tx, caller.project_id, RunFilter(name=name, status=status, before=cursor), limit)
+        return RunPage(items=view_runs(tx, listed, now), next_cursor=make_cursor(listed, limit))
 
 
 @router.get("/{run_id}")
