@@ -3,7 +3,7 @@
 Source      river (Montiel et al. 2021) itself: ADWIN (Bifet & Gavalda 2007), PageHinkley (Page 1954), KSWIN (Raab,
             Heusinger & Schleif 2020) and whatever else it has for numbers. Its detectors of right and wrong answers
             (DDM, EDDM, FHDDM, HDDM) take no scores and are refused.
-Input       `role`: the eval score counted from its first value. `minus_mean`: less the mean of all evals before it.
+Input       `value`: the eval score counted from its first value. `minus_mean`: less the mean of all evals before it.
             `minus_best`: less the best mean of 5 earlier evals in a row. Each in units of the noise (see noise.py), so
             that river's parameters, which have a unit, mean the same for every run: the unit is taken when 8 evals were
             seen, and again after each drift. Inputs beyond 1e6 units are cut off.
@@ -50,7 +50,7 @@ Param = bool | int | float | str
 
 
 class RiverDriftState(Struct, frozen=True, dict=True):
-    """See the module's docstring; while `unit` is 0 the inputs wait for it in the unit of the role."""
+    """See the module's docstring; while `unit` is 0 the inputs wait for it in units of the noise."""
 
     noise: NoiseState = NoiseState()
     unit: float = 0.0
@@ -84,7 +84,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
 
     detector: str = "PageHinkley"
     params: dict[str, Param] = {}
-    series: Literal["role", "minus_mean", "minus_best"] = "role"
+    series: Literal["value", "minus_mean", "minus_best"] = "value"
     memory: Annotated[int, Meta(ge=16, le=4096)] = 1024
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
 
     def _advance(self, state: RiverDriftState, observation: Observation) -> RiverDriftState:
         noise = advance(state.noise, observation.value, observation.stderr)
-        raw = noise.recent[-1] - (0.0 if self.series == "role" else state.reference)
+        raw = noise.recent[-1] - (0.0 if self.series == "value" else state.reference)
         reference = self._reference(state, noise)
         steps = (*state.steps, observation.step)
         if state.unit:
@@ -157,7 +157,7 @@ class RiverDrift(Struct, frozen=True, forbid_unknown_fields=True):
         """What is taken off the evals to come."""
         if self.series == "minus_mean":
             return state.reference + (noise.recent[-1] - state.reference) / noise.seen
-        if self.series == "role":
+        if self.series == "value":
             return 0.0
         mean = add_up(noise.recent[-_BEST_OF:]) / min(noise.seen, _BEST_OF)
         return mean if noise.seen <= _BEST_OF else max(state.reference, mean)

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 @contextmanager
 def _training(args: argparse.Namespace, service: Service, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """The trainer as the child of a process receiver, which is what ends it."""
-    trainer = [sys.executable, "-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "role"]
+    trainer = [sys.executable, "-m", "evalstop_lab.cli", "train", "--json", "--stop-by", "signal"]
     trainer += ["--preset", args.preset, "--seed", str(args.seed), "--hasten", str(args.hasten)]
     trainer += ["--policy", args.policy]
     trainer += ["--checkpoints", str(folder / "checkpoints")]
