@@ -98,7 +98,7 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
     "river_drift": st.builds(
         lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
         st.sampled_from(RIVER),
-        st.sampled_from(["role", "minus_mean", "minus_best"]),
+        st.sampled_from(["value", "minus_mean", "minus_best"]),
         st.sampled_from([16, 1024]),
     ),
 }

@@ -31,7 +31,7 @@ from tests.detectors.strategies import RIVER, eval_series
 detectors = st.builds(
     lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
     st.sampled_from(RIVER),
-    st.sampled_from(["role", "minus_mean", "minus_best"]),
+    st.sampled_from(["value", "minus_mean", "minus_best"]),
     st.sampled_from([16, 32, 1024]),
 )
 
@@ -231,7 +231,7 @@ def test_a_policy_with_it_is_a_document() -> None:
     params = {"detector": "KSWIN", "params": {"alpha": 0.01, "window_size": 40, "stat_size": 10, "seed": 3}}
     policy = policy_from_document({"name": "p", "members": [{"detector": "river_drift", "params": params}]})
     stored = msgspec.json.decode(msgspec.json.encode(policy_to_document(policy)))
-    assert stored["members"][0]["params"] == params | {"series": "role", "memory": 1024}
+    assert stored["members"][0]["params"] == params | {"series": "value", "memory": 1024}
     assert policy_from_document(stored) == policy
 
 
