@@ -7,8 +7,6 @@ may have fallen by more than noise explains, which few have; these are weighed b
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 from evalstop_detectors import Evidence, Kind
 from evalstop_detectors.checkpoint import noise as noises
@@ -32,8 +30,6 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-
-_COMPENSATED = sys.version_info >= (3, 12)  # since then `sum` carries what rounding loses
 
 
 class PlateauColumns:
@@ -270,20 +266,11 @@ class _Windows:
 
 
 def _in_order(rows: Floats) -> Floats:
-    """The sum of the rows as Python's `sum` adds them up, one after the other."""
+    """The sum of the rows as `add_up` adds them up, one after the other."""
     total: Floats = rows[0] + 0.0
-    if not _COMPENSATED:
-        for row in rows[1:]:
-            total += row
-        return total
-    lost = np.zeros_like(total)
     for row in rows[1:]:
-        higher = total + row
-        larger = np.abs(total) >= np.abs(row)
-        lost += np.where(larger, (total - higher) + row, (row - higher) + total)
-        total = higher
-    carried: Floats = np.where((lost != 0) & np.isfinite(lost), total + lost, total)
-    return carried
+        total += row
+    return total
 
 
 def _estimates(recent: Floats, seen: int, low: Floats, high: Floats, known: Floats) -> tuple[Floats, Floats]:
