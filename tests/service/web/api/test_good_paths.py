@@ -143,7 +143,7 @@ def test_a_stop_under_way_is_undone(admin: httpx.Client) -> None:
     assert later[1] - later[0] >= timedelta(hours=1)
     assert said(admin.get("/decisions", params={"state": "acknowledged"}), 200)["items"] == [acknowledged]
     error = problem(admin.post(f"{path}/report", json=body | {"state": "confirmed"}), 422)["errors"][0]
-    assert "expected_seconds goes with acknowledged" in error["detail"]
+    assert "expected_seconds is allowed with acknowledged only" in error["detail"]
     undone = said(admin.post(f"{path}/undo", json={"reason": "broken eval", "actor": "dana"}), 200)
     assert (undone["state"], undone["deadline_at"]) == ("undone", None)
     assert not said(admin.get(world.path("/runs/{run_id}")), 200)["should_stop"]
@@ -260,14 +260,14 @@ def test_a_project_is_paused_and_resumed(service: Service) -> None:
     )
 
 
-def test_a_run_shows_its_pulse(admin: httpx.Client) -> None:
+def test_a_run_shows_its_health(admin: httpx.Client) -> None:
     """Heartbeats are answered with the run, and count as being heard of."""
     run = opened(admin)
-    assert run["pulse"]["state"] == "alive"
+    assert run["health"]["state"] == "alive"
     beaten = said(admin.post(f"/runs/{run['id']}/heartbeat"), 200)
-    assert beaten["pulse"]["heard_at"] > run["pulse"]["heard_at"]
+    assert beaten["health"]["last_report_at"] > run["health"]["last_report_at"]
     said(admin.post(f"/runs/{run['id']}/finish", json={"status": "completed"}), 200)
-    assert said(admin.post(f"/runs/{run['id']}/heartbeat"), 200)["pulse"] is None
+    assert said(admin.post(f"/runs/{run['id']}/heartbeat"), 200)["health"] is None
 
 
 def test_keys(service: Service, admin: httpx.Client) -> None:
