@@ -95,7 +95,10 @@ def test_slack_gets_a_message(database: Database, scene: Scene) -> None:
                 format="slack",
                 encryption=encryption,
             )
-            data = {"project": {"id": "p", "name": "alignment"}, "run": {"id": "r", "name": "ppo <3", "labels": {}}}
+            data = {
+                "project": {"id": str(scene.project_id), "name": "alignment"},
+                "run": {"id": str(scene.run_id), "name": "ppo <3", "attempt": 1, "labels": {}},
+            }
             scene.announce(tx, data=data, type="run.stopped")
             kept = tx.execute(sa.select(rows.c.secret).where(rows.c.id == endpoint.id)).scalar_one()
         asyncio.run(deliver_until(settled(database, scene), database, encryption=encryption))
