@@ -278,7 +278,9 @@ class Committer:
             state = self._cache.find_state(run_id)
             if state is not None:
                 known[run_id] = state
-                if not state.shared and run_id not in moved:
+                # Another project's run is looked up, as one that does not exist is: the time tells nothing.
+                is_own = any(entry.message.project_id == state.run.project_id for entry in left[run_id])
+                if is_own and not state.shared and run_id not in moved:
                     loaded[run_id] = state
         counts = Counter(hit=len(loaded), mistaken=len(moved))
         wanted = {run_id: [entry.message for entry in left[run_id]] for run_id in left if run_id not in loaded}

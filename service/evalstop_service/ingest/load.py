@@ -40,7 +40,7 @@ def load_runs(
     used: dict[UUID, Policy],
     counts: Counter[str],
 ) -> Loaded:
-    """The runs of these messages as they stand; those that do not exist are left out.
+    """The runs of these messages as they stand; those that their projects do not have are left out.
 
     `known`: what is cached of them. `used`: policies in use, which never change; those that are read are added.
     `counts`: how many runs were loaded in which way (hit, moved_on, restored, rebuilt).
@@ -67,7 +67,11 @@ def _load_some(
     3. The monitor of any other goes on from the cached one, from the stored one, or from the beginning.
     4. All catch up on what they have not seen, with the scores where a message brings an eval or a checkpoint.
     """
-    rows = runs.load_runs(tx, run_ids)
+    rows = {
+        run_id: run
+        for run_id, run in runs.load_runs(tx, run_ids).items()
+        if any(message.project_id == run.project_id for message in messages[run_id])
+    }
     loaded: Loaded = {}
     for run_id, run in rows.items():
         state = known.get(run_id)
