@@ -48,6 +48,9 @@ _log = logging.getLogger(__name__)
 PAUSES_SECONDS = (0.02, 0.1, 0.3, 0.6, 1.0)
 """Before a commit that failed for a passing reason is tried again; after the last its requests are refused."""
 
+SLOW_SECONDS = 0.05
+"""A commit that takes longer no longer keeps others from starting: it may wait for a lock that they do not need."""
+
 LARGE = 5_000
 """Observations that take so long to apply that a thread does it, while the event loop goes on."""
 
@@ -56,11 +59,11 @@ LARGE = 5_000
 class Limits:
     """How much is committed together, and how much may wait.
 
-    `commits`: under way at one time; the embedded database has one writer. `requests` and `observations`: the most of
-    one commit. `waiting`: the most observations that wait or are being committed.
+    `commits`: under way at one time, where those before take long; the embedded database has one writer. `requests` and
+    `observations`: the most of one commit. `waiting`: the most observations that wait or are being committed.
     """
 
-    commits: int = 2
+    commits: int = 4
     requests: int = 1000
     observations: int = 20_000
     waiting: int = 200_000
@@ -112,6 +115,7 @@ class Committer:
         self._size = 0
         self._commits: set[asyncio.Task[None]] = set()
         self._most_commits = 1 if database.embedded else self._limits.commits
+        self._started_at = 0.0
         self._is_scheduled = False
         self._is_closed = True
         metrics.waiting_observations.set_function(lambda: self._size)
@@ -146,7 +150,7 @@ class Committer:
             return future
         self._size += size
         self._waiting.setdefault(message.run_id, []).append(_Entry(message, future, self._tracer.here()))
-        if not self._is_scheduled and len(self._commits) < self._most_commits:
+        if not self._is_scheduled and self._may_start():
             self._is_scheduled = True  # what else arrives in this turn of the loop goes with it
             self._loop.call_soon(self._start_commits)
         return future
@@ -161,9 +165,16 @@ class Committer:
             raise Closed
         return asyncio.run_coroutine_threadsafe(submit(), self._loop).result()
 
+    def _may_start(self) -> bool:
+        """One commit at a time makes the largest groups, which cost the least."""
+        is_slow = self._loop.time() - self._started_at >= SLOW_SECONDS
+        return not self._commits or (is_slow and len(self._commits) < self._most_commits)
+
     def _start_commits(self) -> None:
         self._is_scheduled = False
-        while len(self._commits) < self._most_commits and (group := self._next_group()):
+        while self._may_start() and (group := self._next_group()):
+            self._started_at = self._loop.time()
+            self._loop.call_later(SLOW_SECONDS, self._start_commits)
             task = self._loop.create_task(self._commit(group))
             self._commits.add(task)
             task.add_done_callback(self._end_commit)
