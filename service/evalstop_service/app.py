@@ -63,7 +63,7 @@ from evalstop_service.web.api import (
 )
 from evalstop_service.web.api import backtests as backtest_routes
 from evalstop_service.web.api import openapi as description
-from evalstop_service.web.api.ingest_endpoint import ExpressLane
+from evalstop_service.web.api.ingest_endpoint import IngestEndpoint
 from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
 from evalstop_service.web.middleware.body_limit import BodyLimit
@@ -182,14 +182,14 @@ def create_app(
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
     dashboard.install(app, context, session_secret, _openid(settings, clock))
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder))
-    lane = ExpressLane(
+    ingest_endpoint = IngestEndpoint(
         ProxyHeadersMiddleware(HeadRequests(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
         key_cache,
         clock,
         settings.max_body_bytes,
     )
-    app.front = RequestLog(lane, service_metrics, tracer, settings.access_log)
+    app.front = RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log)
     return app
 
 

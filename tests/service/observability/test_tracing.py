@@ -193,16 +193,16 @@ def test_a_protocol_that_is_not_spoken_is_said(caplog: pytest.LogCaptureFixture)
 WITHOUT_THE_EXTRA = """
 import sys
 sys.modules["opentelemetry.sdk"] = None  # as if it were not installed
-from evalstop_service import traces
-tracer = traces.from_environment({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})
+from evalstop_service.observability import tracing
+tracer = tracing.create_tracer({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})
 with tracer.span("a"):
     assert not tracer.recording
 """
 
 UNASKED = """
 import sys
-from evalstop_service import traces
-traces.from_environment({})
+from evalstop_service.observability import tracing
+tracing.create_tracer({})
 assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]
 """
 

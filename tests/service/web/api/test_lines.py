@@ -12,7 +12,7 @@ from evalstop_service.web.api.reading.json_lines import MOST_LINE_BYTES, BadLine
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.service.web.api.test_express import good, observations
+from tests.service.web.api.test_ingest_endpoint import good, observations
 
 RUN = "0199aa10-7c3e-7b51-9d3f-5a0d6f2c8e11"
 
@@ -68,7 +68,7 @@ hostile = [
 
 def thorough(line: bytes) -> RunObservations | None:
     try:
-        return json_lines.thorough(line)
+        return json_lines.read_any_line(line)
     except BadLine:
         return None
 
@@ -90,7 +90,7 @@ def agree(block: bytes) -> None:
         for point, line in zip(found, block.split(b"\n"), strict=True):
             same(RunObservations(point.run_id, (point,)), thorough(line))
     for line in block.split(b"\n"):
-        told = json_lines.plain(line)
+        told = json_lines.read_plain_line(line)
         if told is not None:
             same(told, thorough(line))
 

@@ -136,10 +136,10 @@ def flat(block: bytes) -> list[FlatLine] | None:
 
 def read(line: bytes) -> RunObservations:
     """What a line tells. Raises BadLine."""
-    return plain(line) or thorough(line)
+    return read_plain_line(line) or read_any_line(line)
 
 
-def plain(line: bytes) -> RunObservations | None:
+def read_plain_line(line: bytes) -> RunObservations | None:
     if b"\\" in line:
         return None
     try:
@@ -178,7 +178,7 @@ def _is_canonical(run_id: str) -> bool:
     return len(run_id) == 36 and _CANONICAL.fullmatch(run_id) is not None
 
 
-def thorough(line: bytes) -> RunObservations:
+def read_any_line(line: bytes) -> RunObservations:
     try:
         document = json_body.load(line)
     except json_body.NotJson as error:

@@ -1,4 +1,4 @@
-"""The express lane takes what the thorough route would take, with the same answer, and hands on the rest."""
+"""The ingest endpoint takes what the FastAPI route would take, with the same answer, and hands on the rest."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ good = st.builds(
 
 
 def thorough(body: bytes) -> tuple[PostedObservation, ...] | None:
-    """The points that the thorough route would store."""
+    """The points that the FastAPI route would store."""
     try:
         batch = BatchIn.model_validate(json_body.parse(body))
     except (Problem, ValidationError):
@@ -65,7 +65,7 @@ def thorough(body: bytes) -> tuple[PostedObservation, ...] | None:
 
 @given(st.lists(observations() | good, max_size=4), st.booleans(), st.booleans())
 def test_takes_nothing_that_is_not_valid(points: list[dict[str, Any]], ascii_only: bool, twice: bool) -> None:
-    """Whatever the express lane reads from a body, the thorough route reads the very same."""
+    """Whatever the ingest endpoint reads from a body, the FastAPI route reads the very same."""
     text = json.dumps({"observations": points}, ensure_ascii=ascii_only)
     if twice:
         text = text.replace('"value": ', '"value": 7, "value": ', 1)
@@ -92,7 +92,7 @@ def test_hostile_bodies(body: bytes) -> None:
 
 @given(st.lists(good, min_size=1, max_size=6))
 def test_takes_what_is_plain(points: list[dict[str, Any]]) -> None:
-    """Plain batches do go through the express lane, but for those that name a metric as a field is named."""
+    """Plain batches do go through the ingest endpoint, but for those that name a metric as a field is named."""
     body = json.dumps({"observations": points}, ensure_ascii=False).encode()
     taken = ingest_endpoint.read(body)
     assert (taken is None) == any(point["metric"] == "step" for point in points)
