@@ -263,8 +263,10 @@ class Committer:
         while left := {run_id: entries for run_id, entries in left.items() if entries}:
             now = self._clock()
             states = await self._load(left, moved)
-            applied, needs = await self._apply(left, states, facts, now)
-            saved = await self._save(applied, now)
+            with self._tracer.span("step detectors", runs=len(states)):
+                applied, needs = await self._apply(left, states, facts, now)
+            with self._tracer.span("write"):
+                saved = await self._save(applied, now)
             moved = {result.state.run.id for result in applied} - {result.state.run.id for result in saved}
             for result in saved:
                 entries = left[result.state.run.id]
@@ -326,7 +328,8 @@ class Committer:
                 needs[run_id] = state.run, result
             else:
                 applied.append(result)
-        self._metrics.detector_seconds.observe(time.perf_counter() - begun)
+        if applied:
+            self._metrics.detector_seconds.observe(time.perf_counter() - begun)
         return applied, needs
 
     async def _save(self, applied: Sequence[Applied], now: datetime) -> list[Applied]:

@@ -70,13 +70,15 @@ class Verdict(Struct):
     evidence: list[Evidence]
 
 
-class BestCheckpoint(Struct):
+class BestCheckpoint(Struct, omit_defaults=True):
     """The checkpoint to ship."""
 
     step: int
     uri: str
     score: Number
     chosen_by: str
+    smoothed: Annotated[Number | None, Meta(description="the score without most of its noise")] = None
+    smoothed_stderr: Number | None = None
 
 
 class Decision(Struct):

@@ -51,7 +51,7 @@ def test_a_fall_within_the_noise_is_undecided() -> None:
 
 def test_too_little_is_undecided() -> None:
     """A truth takes two windows of finite evals, and an end that is one."""
-    assert "5 finite evals, and it takes 6" in judged([0.1, 0.9, math.nan, 0.5, 0.4, 0.3]).reason
+    assert "5 finite evals, and 6 are needed" in judged([0.1, 0.9, math.nan, 0.5, 0.4, 0.3]).reason
     assert judged([]).run_outcome is RunOutcome.UNDECIDED
     assert "3 of the last 3 evals are not finite" in judged([*RISE, math.nan, math.inf, -math.inf]).reason
     assert judged([math.nan, *RISE, math.nan]).run_outcome is RunOutcome.HEALTHY

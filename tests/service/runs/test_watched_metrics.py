@@ -79,7 +79,7 @@ def values(service: Watched) -> dict[tuple[str, ...], float]:
 
 
 def test_what_a_trainer_does_is_counted(database: Database) -> None:
-    """Observations, their commits and their requests are in the numbers, with the route of the express lane."""
+    """Observations, their commits and their requests are in the numbers, with the route of the ingest endpoint."""
     with watched(database) as service:
         run = a_run(service, [0.1, 0.2, 0.3])
         again = {
