@@ -1,4 +1,4 @@
-"""The proving ground of EvalStop: a real RLHF run that over-optimizes, and the demo."""
+"""The lab of EvalStop: replay, backtest, calibration, simulator, benchmarks and a real RLHF run that over-optimizes."""
 
 from evalstop_lab.rlhf.presets import PRESETS
 from evalstop_lab.rlhf.trainer import Config, Eval, State, Trainer

@@ -42,7 +42,9 @@ class Subcommand(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `evalstop-lab` with the given arguments, or with the process's own."""
     words = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog="evalstop-lab", description="The proving ground of EvalStop.")
+    parser = argparse.ArgumentParser(
+        prog="evalstop-lab", description="Replay, backtest, calibrate and simulate stopping rules, or watch a real run."
+    )
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in [words[0]] if words and words[0] in SUBCOMMANDS else SUBCOMMANDS:
         cast(Subcommand, import_module(SUBCOMMANDS[name])).add_parser(subparsers)

@@ -38,8 +38,8 @@ class ServiceMetrics:
     `detector_seconds`: of each group. `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
     answers by method, route template and class of status. `mlflow_left_out`: metrics, labels and
-    checkpoints of MLflow's clients that were passed over. `mlflow_tee`: what was passed on to an MLflow server, or
-    could not be. `pruned_runs`, `pruned_rows`: what retention removed.
+    checkpoints of MLflow's clients that were passed over. `mlflow_forwarded`: what was forwarded to an MLflow
+    server, or could not be. `pruned_runs`, `pruned_rows`: what retention removed.
     """
 
     def __init__(self) -> None:
@@ -94,8 +94,8 @@ class ServiceMetrics:
             "What clients of MLflow logged and has no place here, by what it was.",
             ("what", "step", "label", "checkpoint"),
         )
-        self.mlflow_tee = self._counter(
-            "evalstop_mlflow_tee_requests",
+        self.mlflow_forwarded = self._counter(
+            "evalstop_mlflow_forwarded_requests",
             "Requests that were to be passed on to an MLflow server, by what came of them.",
             ("result", "sent", "refused", "dropped"),
         )

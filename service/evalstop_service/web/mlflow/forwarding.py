@@ -95,7 +95,7 @@ class Forwarder:
             follow_redirects=False,  # else the token could reach another server
         )
         self._database, self._clock = database, clock
-        self._count: Callable[[str], Any] = lambda result: service_metrics.mlflow_tee.labels(result).inc()
+        self._count: Callable[[str], Any] = lambda result: service_metrics.mlflow_forwarded.labels(result).inc()
         self._max_queued, self._max_queued_bytes = max_queued, max_queued_bytes
         self._first_pause_seconds = first_pause_seconds
         self._changed = threading.Condition()

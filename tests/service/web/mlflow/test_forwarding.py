@@ -53,7 +53,9 @@ def tag(run: Run, key: str, value: str = "v") -> ForwardedRequest:
 
 
 def counted(service_metrics: ServiceMetrics, result: str) -> float:
-    return service_metrics.registry.get_sample_value("evalstop_mlflow_tee_requests_total", {"result": result}) or 0.0
+    return (
+        service_metrics.registry.get_sample_value("evalstop_mlflow_forwarded_requests_total", {"result": result}) or 0.0
+    )
 
 
 def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) -> None:
@@ -77,7 +79,7 @@ def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) 
             said("runs/update", {"run_id": run_id, "status": "FINISHED", "end_time": 7})
         until(lambda: bool(fake.told) and fake.told[-1][0] == "runs/update")
         counts = httpx.get(f"{url}/metrics", trust_env=False).text
-    assert 'evalstop_mlflow_tee_requests_total{result="refused"} 1.0' in counts
+    assert 'evalstop_mlflow_forwarded_requests_total{result="refused"} 1.0' in counts
     verbs = [verb for verb, _ in fake.told]
     before = ["experiments/create", "runs/create"]
     assert verbs == [*before, "runs/log-batch", "runs/set-tag", "runs/update"]
