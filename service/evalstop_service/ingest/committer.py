@@ -25,6 +25,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_detectors import Policy
+from opentelemetry.trace import get_current_span
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
@@ -72,10 +73,10 @@ class Limits:
 class _Entry:
     """A message that waits for its answer."""
 
-    __slots__ = ("future", "is_answered", "message", "traceparent")
+    __slots__ = ("future", "is_answered", "message", "span_context")
 
-    def __init__(self, message: Message, future: asyncio.Future[Receipt], traceparent: str | None) -> None:
-        self.message, self.future, self.traceparent = message, future, traceparent
+    def __init__(self, message: Message, future: asyncio.Future[Receipt]) -> None:
+        self.message, self.future, self.span_context = message, future, get_current_span().get_span_context()
         self.is_answered = False
 
     def answer(self, answer: Answer | Exception) -> None:
@@ -149,7 +150,7 @@ class Committer:
             future.set_exception(Closed() if self._is_closed else Overloaded())
             return future
         self._size += size
-        self._waiting.setdefault(message.run_id, []).append(_Entry(message, future, self._tracer.here()))
+        self._waiting.setdefault(message.run_id, []).append(_Entry(message, future))
         if not self._is_scheduled and self._may_start():
             self._is_scheduled = True  # what else arrives in this turn of the loop goes with it
             self._loop.call_soon(self._start_commits)
@@ -232,7 +233,7 @@ class Committer:
     async def _commit_with_retries(self, group: _Group) -> None:
         for pause_seconds in (*PAUSES_SECONDS, None):
             begun = time.perf_counter()
-            links = [entry.traceparent for entries in group.values() for entry in entries]
+            links = [entry.span_context for entries in group.values() for entry in entries]
             try:
                 with self._tracer.span("commit", links=links, requests=len(links)):
                     await self._commit_rounds(group)

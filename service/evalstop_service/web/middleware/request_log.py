@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Any
 
+from opentelemetry.trace import SpanKind, Status, StatusCode
 from prometheus_client import Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -75,15 +76,19 @@ class RequestLog:
     async def _traced(self, scope: Scope, receive: Receive, send: Send, request_id: str, parent: str | None) -> None:
         # No path and no query: what was asked is told by the route, and a sign-in link must not end in a trace.
         method = _method(scope)
-        about = {"http.request.method": method}
-        with self._tracer.span(method, about, kind="server", parent=parent, request_id=request_id) as span:
+        with self._tracer.span(method, kind=SpanKind.SERVER, traceparent=parent, request_id=request_id) as span:
             status = await self._measured(scope, receive, send, request_id)
             route = route_template(scope)
-            span.rename(f"{method} {route}")
+            span.update_name(f"{method} {route}")
             ids = {f"evalstop.{name}": str(value) for name, value in scope.get("path_params", {}).items()}
-            span.set({"http.route": route, "http.response.status_code": status, **ids})
+            about: dict[str, str | int] = {
+                "http.request.method": method,
+                "http.route": route,
+                "http.response.status_code": status,
+            }
+            span.set_attributes({**about, **ids})
             if status >= 500:
-                span.fail(f"answered {status}")
+                span.set_status(Status(StatusCode.ERROR, f"answered {status}"))
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
         key = (id(scope.get("route") or scope.get("endpoint")), scope["method"], status // 100)

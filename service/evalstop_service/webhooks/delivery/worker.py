@@ -26,11 +26,12 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from evalstop_service.clock import Clock, rfc3339
 from evalstop_service.observability import logs
 from evalstop_service.observability.metrics import ServiceMetrics
-from evalstop_service.observability.tracing import Tracer
+from evalstop_service.observability.tracing import PROPAGATOR, Tracer
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import wakeup
 from evalstop_service.store.database import Database
@@ -319,13 +320,12 @@ class DeliveryWorker:
             return Answer(None, f"not sent: {error}", None, 0.0)
         run_id, delivery_id = str(claimed.run_id), str(claimed.id)
         with self._tracer.span(
-            "deliver", kind="client", run_id=run_id, delivery_id=delivery_id, attempt=claimed.attempts
+            "deliver", kind=SpanKind.CLIENT, run_id=run_id, delivery_id=delivery_id, attempt=claimed.attempts
         ) as span:
-            if span.traceparent is not None:
-                headers["traceparent"] = span.traceparent
+            PROPAGATOR.inject(headers)
             answer = await self._sender.send(claimed.url, headers, body)
             if answer.error is not None:
-                span.fail("not accepted")
+                span.set_status(Status(StatusCode.ERROR, "not accepted"))
             return answer
 
     def _now(self) -> datetime:
