@@ -122,10 +122,6 @@ bench-ingest: $(READY)  ## Measure ingestion, and processor time, beside an uppe
 bench-growth: $(READY)  ## Measure ingestion and reading with many runs, long runs and after a crash; BENCH=--quick tries it
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.growth $(BENCH)
 
-.PHONY: bench-webhooks
-bench-webhooks: $(READY)  ## Measure deliveries beside a bare client, and how soon one leaves
-	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.webhooks $(BENCH)
-
 .PHONY: bench-stop
 bench-stop: $(READY)  ## Measure how soon SIGTERM reaches a trainer after the eval that decides
 	@$(WITH_POSTGRES) $(BIN)/python -m evalstop_lab.benchmarks.stop $(BENCH)

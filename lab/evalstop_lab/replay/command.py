@@ -17,7 +17,6 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.replay.judged import Judged, judge
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Conflict, Run
-from evalstop_lab.replay.side_by_side import TOGETHER, can_judge, judge_together
 from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by, read
 from evalstop_lab.sweep import cores, sweep
 
@@ -50,12 +49,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not say"
     )
     parser.add_argument("--jobs", type=positive_number, help="processes (default: one a core for many runs)")
-    parser.add_argument(
-        "--one-by-one",
-        action="store_true",
-        help="step through each run by itself, also where the policy's detectors let many be judged side by side, which"
-        " gives the same results sooner",
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a run rather than a table")
     parser.set_defaults(run=run)
 
@@ -68,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     logged = list(runs.by_name.values())
     for item in logged:
         item.total_steps = item.total_steps or args.total_steps
-    judged = judge_all(policy, logged, args.jobs, one_by_one=args.one_by_one)
+    judged = judge_all(policy, logged, args.jobs)
     if args.json:
         for result in judged:
             sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
@@ -77,15 +70,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def judge_all(
-    policy: Policy, runs: Sequence[Run], jobs: int | None = None, *, one_by_one: bool = False
-) -> list[Judged]:
-    """What the policy makes of these settled runs, with a progress bar, side by side where its detectors allow it."""
+def judge_all(policy: Policy, runs: Sequence[Run], jobs: int | None = None) -> list[Judged]:
+    """What the policy makes of these settled runs, with a progress bar."""
     jobs = jobs or (cores() if len(runs) > FEW_RUNS else 1)
-    title = f"replaying under {policy.name}"
-    if one_by_one or not can_judge(policy):
-        return sweep(partial(_judge_some, policy), runs, title, jobs)
-    return sweep(partial(judge_together, policy), runs, title, jobs, chunk=TOGETHER)
+    return sweep(partial(_judge_some, policy), runs, f"replaying under {policy.name}", jobs)
 
 
 def _judge_some(policy: Policy, runs: Sequence[Run]) -> list[Judged]:

@@ -10,11 +10,8 @@ import msgspec
 from evalstop_detectors import (
     Chooser,
     Evidence,
-    MonitorState,
-    Observation,
     Policy,
     SmoothedMaximum,
-    Verdict,
     start,
     step,
 )
@@ -43,18 +40,12 @@ class Judged:
 
 def judge(policy: Policy, run: Run) -> Judged:
     """Replay a settled run up to its stop: later observations change no verdict, and there would have been none."""
-    state = until_stop(policy, run.observations())
-    return judged(policy, run, state.verdict, state.evidence, state.suspect_step)
-
-
-def judged(
-    policy: Policy,
-    run: Run,
-    verdict: Verdict,
-    evidence: Sequence[Evidence | None],
-    suspect_step: int | None,
-) -> Judged:
-    """What became of a run whose last verdict, on this evidence of each member, was this."""
+    state = start(policy)
+    for observation in run.observations():
+        state, verdict = step(policy, state, observation)
+        if verdict.stops:
+            break
+    verdict = state.verdict
     stop_step = verdict.step if verdict.stops else None
     scores = run.scores(stop_step)
     best = CHOOSER.choose(scores, {score.step for score in scores})
@@ -62,21 +53,11 @@ def judged(
         run=run.name,
         verdict=str(verdict.verdict),
         stop_step=stop_step,
-        suspect_step=suspect_step,
+        suspect_step=state.suspect_step,
         best_step=None if best is None else best.step,
         reason=verdict.reason,
-        detectors=_by_member(policy, evidence),
+        detectors=_by_member(policy, state.evidence),
     )
-
-
-def until_stop(policy: Policy, observations: Sequence[Observation]) -> MonitorState:
-    """The state of the monitor at the first stop, else at the end of the run."""
-    state = start(policy)
-    for observation in observations:
-        state, verdict = step(policy, state, observation)
-        if verdict.stops:
-            break
-    return state
 
 
 def _by_member(policy: Policy, evidence: Sequence[Evidence | None]) -> dict[str, dict[str, Any]]:

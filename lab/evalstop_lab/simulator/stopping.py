@@ -2,7 +2,7 @@
 
 `WithStop` is what the paper adds to a cluster: it leaves everything to the scheduler beneath and ends jobs whose evals
 say so. A stop depends on the job's own evals, so that `decide` may ask the policy about all jobs before anything runs:
-the same policy, through the same `monitor.step`, or for many runs side by side.
+the same policy, through the same `monitor.step`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from evalstop_detectors import (
     step,
 )
 
-from evalstop_lab.replay import Run
-from evalstop_lab.replay.side_by_side import judge_together
+from evalstop_lab.replay import Run, judge
 from evalstop_lab.simulator.engine import Cluster
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Workload
 from evalstop_lab.simulator.schedulers import Scheduler
@@ -79,7 +78,7 @@ def nobody(workload: Workload) -> Stops:
 
 def decide(policy: Policy, workload: Workload) -> Stops:
     """What the policy makes of every job, ahead of time."""
-    found = judge_together(policy, logs(workload, policy.roles))
+    found = [judge(policy, run) for run in logs(workload, policy.roles)]
     return Stops(_evals([item.stop_step for item in found]), _evals([item.best_step for item in found]))
 
 
