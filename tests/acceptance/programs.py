@@ -10,11 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.fixtures.forked_commands import ForkedCommand
+
+OF_PYTHON = {"LD_PRELOAD", "PYTHONPATH"}
+"""Variables that change how Python itself starts."""
+
 
 class Program:
     """One `evalstop` command: started, told to end or killed, started again.
 
     `under`: the words of a command that it is started by, such as `prlimit` or `unshare`, which becomes the program.
+    Without them, and without a variable that is meant for Python, it is forked from a process that has imported it.
     """
 
     def __init__(self, log: Path, *arguments: str, under: Sequence[str] = (), **environment: str) -> None:
@@ -22,7 +28,7 @@ class Program:
         self._arguments = arguments
         self._under = under
         self._environment = environment
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | ForkedCommand | None = None
 
     @property
     def pid(self) -> int:
@@ -32,10 +38,14 @@ class Program:
 
     def launch(self) -> None:
         """Start it without waiting for it."""
+        environment = os.environ | self._environment
+        if not self._under and not OF_PYTHON & self._environment.keys():
+            self._process = ForkedCommand(self._arguments, environment, self._log)
+            return
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [*self._under, sys.executable, "-m", "evalstop_service.cli", *self._arguments],
-                env=os.environ | self._environment,
+                env=environment,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -20,6 +20,10 @@ from tests.conftest import BACKENDS, ClonePostgres
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.event_check import check_events
+from tests.service.web.api.speaking import World, populate
+
+ON_ONE_DATABASE = [pytest.mark.usefixtures("service"), pytest.mark.parametrize("service", ["sqlite"], indirect=True)]
+"""For what is answered before a database is asked, or by statements that other tests have both databases execute."""
 
 
 @dataclass
@@ -73,3 +77,14 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def admin(service: Service) -> httpx.Client:
     """A client that may do everything in a new project whose stops are carried out at once."""
     return service.client(service.key(service.project()))
+
+
+@pytest.fixture(scope="module")
+def everything(service: Service) -> tuple[httpx.Client, World]:
+    """A project with one of everything, and a client that may do everything in it."""
+    client = service.client(service.key(service.project()))
+    return client, populate(client)
+
+
+def client_for(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> httpx.Client:
+    return service.client(service.key(None, "admin")) if route[1] == "/projects" else everything[0]

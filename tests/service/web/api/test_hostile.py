@@ -8,15 +8,16 @@ import itertools
 import json
 import socket
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.service.web.api.conftest import Service
-from tests.service.web.api.speaking import BODIES, World, populate, problem, said
+from tests.service.web.api.conftest import ON_ONE_DATABASE, Service, client_for
+from tests.service.web.api.speaking import BODIES, World, problem, said
+
+pytestmark = ON_ONE_DATABASE
 
 JSON = {"content-type": "application/json"}
 
@@ -46,63 +47,8 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
     "many names": (b"{" + b",".join(b'"%d":0' % index for index in range(100_000)) + b"}", "100000 names"),
 }
 
-TWISTED: list[Any] = [
-    None,
-    True,
-    [],
-    {},
-    [[]],
-    [None],
-    "",
-    " ",
-    "12",
-    "x" * 100_000,
-    "\x00",
-    "a\x00b",
-    "\ud800",
-    "a\udfffb",
-    "\u202e",
-    "NaN",
-    "' OR 1=1 --",
-    -1,
-    2**31,
-    2**53,
-    2**63,
-    2**64,
-    10**30,
-    10**399,
-    -(10**399),
-    1e308,
-    -1e308,
-    0.5,
-    5e-324,
-    {"a": 1},
-    {"\ud800": "\ud800"},
-    {"": ""},
-    ["\ud800"],
-    "paper@" + "9" * 90,
-    "paper@" + "9" * 1000,
-    "http://[",
-    "http://x:99999/",
-    "0000-00-00T00:00:00Z",
-    "0001-01-01T00:00:00+14:00",
-    "9999-12-31T23:59:59-14:00",
-]
-
-
 FOREIGN = ("POST", "/kubeflow/{name}")
 """Takes a document of which somebody else says what may be in it."""
-
-
-@pytest.fixture(scope="module")
-def everything(service: Service) -> tuple[httpx.Client, World]:
-    """A project with one of everything, and a client that may do everything in it."""
-    client = service.client(service.key(service.project()))
-    return client, populate(client)
-
-
-def client_for(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> httpx.Client:
-    return service.client(service.key(None, "admin")) if route[1] == "/projects" else everything[0]
 
 
 def stored(client: httpx.Client, world: World) -> list[Any]:
@@ -140,38 +86,6 @@ def test_other_documents(service: Service, everything: tuple[httpx.Client, World
             pointer = "/" + name.replace("~", "~0").replace("/", "~1")
             assert [error["pointer"] for error in found["errors"]] == [pointer]
     assert stored(*everything) == before
-
-
-@pytest.mark.parametrize("route", BODIES, ids=" ".join)
-def test_twisted_values(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> None:
-    """Whatever stands in the place of a value: it is taken, or refused with a problem, and never a fault."""
-    client, path = client_for(service, everything, route), everything[1].path(route[1])
-    for where in places(BODIES[route]):
-        for value in TWISTED:
-            body = json.dumps(put(BODIES[route], where, value))
-            response = client.request(route[0], path, content=body, headers=JSON)
-            if response.status_code >= 400:
-                problem(response)
-            else:
-                assert response.status_code in (200, 201, 202), (where, value)
-
-
-def places(document: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value in a document."""
-    items = document.items() if isinstance(document, dict) else enumerate(document)
-    for key, value in items:
-        yield (*at, key)
-        if isinstance(value, (dict, list)):
-            yield from places(value, (*at, key))
-
-
-def put(document: Any, where: tuple[Any, ...], value: Any) -> Any:
-    changed = deepcopy(document)
-    inner = changed
-    for key in where[:-1]:
-        inner = inner[key]
-    inner[where[-1]] = value
-    return changed
 
 
 @pytest.mark.parametrize(
@@ -318,61 +232,3 @@ def test_compressed(admin: httpx.Client) -> None:
         response = admin.post("/runs", content=body, headers=JSON | {"content-encoding": encoding})
         assert "Content-Encoding" in problem(response, 415)["detail"]
     said(admin.post("/runs", content=b'{"name": "r"}', headers=JSON | {"content-encoding": "Identity"}), 201)
-
-
-LISTS = ("/runs", "/decisions", "/deliveries", "/runs/{run_id}/verdicts", "/runs/{run_id}/observations")
-
-
-@pytest.mark.parametrize("template", LISTS)
-@pytest.mark.parametrize("value", ["", "x", "-1", "0", "1.5", "1e3", "9" * 30, "9" * 5000, "NaN", "\x00", "é", "0.0"])
-def test_absurd_queries(everything: tuple[httpx.Client, World], template: str, value: str) -> None:
-    """An absurd limit, cursor or filter is a 422 that names the parameter, or finds what it says."""
-    client, world = everything
-    path = world.path(template).partition("?")[0]
-    for parameter in ("limit", "cursor", "state", "status", "run_id", "endpoint_id", "metric", "name"):
-        query = {"metric": "eval"} | {parameter: value}
-        response = client.get(path, params=query)
-        if response.status_code != 200:
-            assert parameter in str(problem(response, 422)["errors"])
-
-
-@pytest.mark.parametrize("cursor", ["9999999999999999.0", "0.999999999", "9007199254740991.2147483647", "0.9999999999"])
-def test_far_cursors(everything: tuple[httpx.Client, World], cursor: str) -> None:
-    """A cursor of observations that lies beyond everything finds nothing or is refused."""
-    client, world = everything
-    path = world.path("/runs/{run_id}/observations")
-    response = client.get(path.partition("?")[0], params={"metric": "eval", "cursor": cursor})
-    assert response.status_code == 200 or problem(response, 422)
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["/api/v1/runs/%00", "/api/v1/runs/%ff%fe", "/api/v1/policies/%00", "/api/v1/policies/%ed%a0%80", "/api/v1//runs"],
-)
-def test_odd_paths(service: Service, admin: httpx.Client, target: str) -> None:
-    """Bytes in a path that are no text are nothing that is there."""
-    response = admin.get(f"{service.url}{target}")
-    assert response.status_code in (404, 422)
-    assert response.headers["content-type"] == "application/problem+json"
-
-
-def test_big_numbers_do_not_poison(admin: httpx.Client) -> None:
-    """The largest and smallest doubles go through every detector and come back in an answer that is JSON."""
-    members = [
-        {"detector": "k_decline"},
-        {"detector": "k_below_best"},
-        {"detector": "loss_plateau", "params": {"min_delta": 1e308}},
-        {"detector": "fixed_progress"},
-        {"detector": "non_finite"},
-    ]
-    said(admin.post("/policies", json={"name": "all", "members": members}), 201)
-    run = said(admin.post("/runs", json={"name": "r", "policy": "all", "total_steps": 2**53 - 1}), 201)
-    values: list[Any] = [1.7e308, -1.7e308, 5e-324, -0.0, "NaN", "Infinity", "-Infinity", 0]
-    points = [
-        {"metric": metric, "step": step if step < 7 else 2**53 - 1, "value": value, "stderr": 1.7e308}
-        for step, value in enumerate(values)
-        for metric in ("eval", "proxy", "loss", "kl")
-    ]
-    receipt = said(admin.post(f"/runs/{run['id']}/observations", json={"observations": points}), 200)
-    assert receipt["accepted"] == len(points)
-    said(admin.get(f"/runs/{run['id']}"), 200)

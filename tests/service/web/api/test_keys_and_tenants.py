@@ -15,8 +15,10 @@ from evalstop_service.store import keys
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import SCOPES
 
-from tests.service.web.api.conftest import Service
+from tests.service.web.api.conftest import ON_ONE_DATABASE, Service
 from tests.service.web.api.speaking import ROUTES, World, ask, populate, problem, said
+
+pytestmark = ON_ONE_DATABASE
 
 MAY: dict[tuple[str, str], set[str]] = {
     ("GET", "/project"): {"read"},

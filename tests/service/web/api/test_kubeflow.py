@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.service.web.api.conftest import Service
 from tests.service.web.api.speaking import problem, said
@@ -47,6 +48,8 @@ def test_a_report_that_comes_late(admin: httpx.Client) -> None:
     problem(admin.post("/kubeflow/tiny", json={"status": {}}), 422)
 
 
+@pytest.mark.real
+@pytest.mark.parametrize("service", ["sqlite"], indirect=True)  # what it sends is the same
 def test_the_callback_itself(service: Service, tmp_path: Path) -> None:
     """transformers' callback, unmodified, ends here with nothing but an address and a file that holds a key."""
     key = service.key(service.project())
