@@ -15,7 +15,7 @@ import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands
 from evalstop_service.ingest import Observations
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.store import decisions, endpoints, projects, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
@@ -56,8 +56,8 @@ def confirm(scene: Scene, receiver: FakeReceiver, wanted: set[UUID], end: thread
     while left and not end.wait(0.02):
         for key in left & {data["decision"]["id"] for data in receiver.events("run.stop_requested")}:
             for _ in range(2):
-                said = commands.Report(DecisionState.CONFIRMED, "receiver", "gone", {})
-                commands.record_report(scene.database, scene.project_id, UUID(key), said, utc_now())
+                said = Reported(utc_now(), DecisionState.CONFIRMED, "receiver", "gone", {})
+                commands.record_report(scene.database, scene.project_id, UUID(key), said)
             left.discard(key)
 
 

@@ -40,7 +40,7 @@ from evalstop_service.ingest import (
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import policies, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
-from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mode
+from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mode, Reported, Vetoed
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import audit, decisions, projects, runs
 from evalstop_service.store.database import Database
@@ -254,11 +254,12 @@ class Script:
             self.schedule(gone_at, partial(self._gone, story, decision, end))
 
     def _veto(self, decision: Decision, why: str, at: datetime) -> None:
-        commands.veto_decision(self.database, self.project.id, decision.id, self.chance.choice(PEOPLE), why, at)
+        command = Vetoed(at, self.chance.choice(PEOPLE), why)
+        commands.apply_command(self.database, self.project.id, decision.id, command)
 
     def _report(self, decision: Decision, state: DecisionState, reason: str, at: datetime) -> None:
-        said = commands.Report(state, RECEIVER, reason, {"job": str(4000 + decision.step)})
-        commands.record_report(self.database, self.project.id, decision.id, said, at)
+        report = Reported(at, state, RECEIVER, reason, {"job": str(4000 + decision.step)})
+        commands.record_report(self.database, self.project.id, decision.id, report)
 
     def _gone(self, story: Story, decision: Decision, end: tuple[DecisionState, str], at: datetime) -> None:
         self._report(decision, *end, at)
@@ -297,16 +298,8 @@ class Script:
                 "the answers got worse" if right else "look at gold",
             )
         outcome, turn_step, note = word
-        commands.record_run_outcome(
-            self.database,
-            self.project.id,
-            story.run.id,
-            outcome=DecisionOutcome(outcome),
-            turn_step=turn_step,
-            actor=self.chance.choice(PEOPLE),
-            note=note,
-            now=at,
-        )
+        label = commands.Label(DecisionOutcome(outcome), turn_step, note, self.chance.choice(PEOPLE), at)
+        commands.label_run(self.database, self.project.id, story.run.id, label)
 
 
 def fill(

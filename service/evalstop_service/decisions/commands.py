@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -18,7 +18,15 @@ from msgspec import structs
 from evalstop_service.decisions import guards, transitions
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases, change_point
-from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Reported, RunEnded, Undone, Vetoed
+from evalstop_service.rules.decision_lifecycle import (
+    DecisionState,
+    Released,
+    Reported,
+    RunEnded,
+    StopOrdered,
+    Undone,
+    Vetoed,
+)
 from evalstop_service.rules.statuses import DecisionOutcome, RunStatus
 from evalstop_service.store import audit, decisions, outcomes, projects, runs
 from evalstop_service.store.database import Database, Transaction
@@ -26,74 +34,46 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run
 
+ACTIONS = {Vetoed: "decision.vetoed", Released: "decision.released", Undone: "decision.undone"}
+"""What the audit log calls the commands."""
+
 
 @dataclass(frozen=True)
-class Report:
-    """What a receiver reports of the job: `acknowledged` (it is being ended), `confirmed` (it is gone) or `failed`.
+class Label:
+    """What a person says was true of a decision, or of a run that was left alone; `turn_step`: None, if not known."""
 
-    `expected_seconds`: with `acknowledged`, how long the job may take to end.
-    """
-
-    state: DecisionState
+    outcome: DecisionOutcome
+    turn_step: int | None
+    note: str
     actor: str
-    reason: str
-    details: dict[str, Any]
-    expected_seconds: float = 0.0
+    at: datetime
 
 
-def veto_decision(
+def apply_command(
     database: Database,
     project_id: UUID,
     decision_id: UUID,
-    actor: str,
-    reason: str,
-    now: datetime,
+    command: Vetoed | Released | Undone,
     proved: str | None = None,
 ) -> Decision:
-    """Let the run continue; raises Conflict once the stop was requested."""
+    """Veto, release or undo a stop; raises Conflict if it was requested already, its project is paused, or it was never
+    requested. The guards of a release are found here."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        return _move(tx, run, decision, Vetoed(now, actor, reason), "decision.vetoed", proved)
-
-
-def release_decision(
-    database: Database,
-    project_id: UUID,
-    decision_id: UUID,
-    actor: str,
-    reason: str,
-    now: datetime,
-    proved: str | None = None,
-) -> Decision:
-    """Carry out a stop on hold despite its guards; raises Conflict while the project is paused."""
-    with _locked(database, project_id, decision_id) as (tx, run, decision):
-        project = projects.lock_project(tx, project_id)
-        on_hold = decision.state == DecisionState.ON_HOLD
-        present = guards.find_guards(tx, project, run, now) if on_hold else ()
-        return _move(tx, run, decision, Released(now, actor, reason, present), "decision.released", proved)
-
-
-def undo_decision(
-    database: Database,
-    project_id: UUID,
-    decision_id: UUID,
-    actor: str,
-    reason: str,
-    now: datetime,
-    proved: str | None = None,
-) -> Decision:
-    """Take back a stop that was requested; raises Conflict when none was."""
-    with _locked(database, project_id, decision_id) as (tx, run, decision):
-        return _move(tx, run, decision, Undone(now, actor, reason), "decision.undone", proved)
+        if isinstance(command, Released):
+            project = projects.lock_project(tx, project_id)
+            on_hold = decision.state == DecisionState.ON_HOLD
+            present = guards.find_guards(tx, project, run, command.at) if on_hold else ()
+            command = replace(command, guards=present)
+        moved = transitions.move_decision(tx, run, decision, command)
+        if moved.state != decision.state:
+            subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
+            action = ACTIONS[type(command)]
+            audit.record_action(tx, project_id, command.actor, action, subject, details, command.at, proved)
+        return moved
 
 
 def stop_run(
-    database: Database,
-    project_id: UUID,
-    run_id: UUID,
-    actor: str,
-    reason: str,
-    now: datetime,
-    proved: str | None = None,
+    database: Database, project_id: UUID, run_id: UUID, command: StopOrdered, proved: str | None = None
 ) -> Decision:
     """Stop a run at once because a person orders it; raises Conflict once it has ended.
 
@@ -106,15 +86,15 @@ def stop_run(
         if run.status not in (RunStatus.RUNNING, RunStatus.LOST):
             raise Conflict(f"the run {run.name!r} has ended: it is {run.status}")
         before = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-        decision = transitions.order_stop(tx, run, actor, reason, now)
+        decision = transitions.order_stop(tx, run, command)
         if before is None or before.state != decision.state:
-            runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=now))
-            subject, details = f"decision {decision.id}", {"run": run.name, "reason": reason}
-            audit.record_action(tx, project_id, actor, "run.stop_ordered", subject, details, now, proved)
+            runs.save_run(tx, structs.replace(run, version=run.version + 1, updated_at=command.at))
+            subject, details = f"decision {decision.id}", {"run": run.name, "reason": command.reason}
+            audit.record_action(tx, project_id, command.actor, "run.stop_ordered", subject, details, command.at, proved)
         return decision
 
 
-def record_report(database: Database, project_id: UUID, decision_id: UUID, report: Report, now: datetime) -> Decision:
+def record_report(database: Database, project_id: UUID, decision_id: UUID, report: Reported) -> Decision:
     """Record what a receiver reports; raises Conflict on a report that the state does not allow.
 
     1. A confirmation ends the run, if it is still in the attempt that was to be stopped.
@@ -122,83 +102,54 @@ def record_report(database: Database, project_id: UUID, decision_id: UUID, repor
     3. Record the case of the attempt, now that run and decision are final.
     """
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        details = report.details
         confirms = report.state == DecisionState.CONFIRMED
         open_before = decision.state not in (DecisionState.CONFIRMED, DecisionState.UNDONE)
         ends_run = confirms and open_before and run.attempt == decision.attempt
         if ends_run:
-            run = _save_end(tx, run, "stopped", now)
-            details = details | ({"turn_step": run.turn["step"]} if run.turn else {})
-        event = Reported(now, report.state, report.actor, report.reason, details, report.expected_seconds)
-        moved = transitions.move_decision(tx, run, decision, event)
+            run = _save_end(tx, run, "stopped", report.at)
+            if run.turn:
+                report = replace(report, details=report.details | {"turn_step": run.turn["step"]})
+        moved = transitions.move_decision(tx, run, decision, report)
         if ends_run:
-            cases.record_case(tx, run, now)
+            cases.record_case(tx, run, report.at)
         return moved
 
 
-def record_decision_outcome(
-    database: Database,
-    project_id: UUID,
-    decision_id: UUID,
-    *,
-    outcome: DecisionOutcome,
-    turn_step: int | None,
-    actor: str,
-    note: str,
-    now: datetime,
-    proved: str | None = None,
+def label_decision(
+    database: Database, project_id: UUID, decision_id: UUID, label: Label, proved: str | None = None
 ) -> Decision:
-    """Record whether a decision was right; a later outcome replaces it. Raises Invalid for a contradiction."""
+    """Record whether a decision was right; a later label replaces it. Raises Invalid for a contradiction."""
     with _locked(database, project_id, decision_id) as (tx, run, decision):
-        details = _record_outcome(tx, run, decision.attempt, decision, outcome, turn_step, note, actor, now)
+        details = {"run": run.name} | _record_label(tx, run, decision.attempt, decision, label)
         subject = f"decision {decision.id}"
-        audit.record_action(tx, project_id, actor, "decision.judged", subject, {"run": run.name} | details, now, proved)
+        audit.record_action(tx, project_id, label.actor, "decision.judged", subject, details, label.at, proved)
         return decision
 
 
-def record_run_outcome(
-    database: Database,
-    project_id: UUID,
-    run_id: UUID,
-    *,
-    outcome: DecisionOutcome,
-    turn_step: int | None,
-    actor: str,
-    note: str,
-    now: datetime,
-    proved: str | None = None,
-) -> Run:
+def label_run(database: Database, project_id: UUID, run_id: UUID, label: Label, proved: str | None = None) -> Run:
     """Record whether it was right to let a run continue, or to stop it if its present attempt has a decision."""
     with database.transaction() as tx:
         run = _lock_run(tx, project_id, run_id)
         decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
-        details = _record_outcome(tx, run, run.attempt, decision, outcome, turn_step, note, actor, now)
-        audit.record_action(tx, project_id, actor, "run.judged", f"run {run.name}", details, now, proved)
+        details = _record_label(tx, run, run.attempt, decision, label)
+        audit.record_action(tx, project_id, label.actor, "run.judged", f"run {run.name}", details, label.at, proved)
         return run
 
 
-def _record_outcome(
-    tx: Transaction,
-    run: Run,
-    attempt: int,
-    decision: Decision | None,
-    outcome: DecisionOutcome,
-    turn_step: int | None,
-    note: str,
-    actor: str,
-    now: datetime,
-) -> dict[str, Any]:
-    if outcome == DecisionOutcome.RIGHT and turn_step is not None:
+def _record_label(tx: Transaction, run: Run, attempt: int, decision: Decision | None, label: Label) -> dict[str, Any]:
+    step = label.turn_step
+    if label.outcome == DecisionOutcome.RIGHT and step is not None:
         if decision is None:
             raise Invalid("to let a run continue was right if it did not turn: leave out turn_step, or say wrong")
-        if turn_step > decision.step:
+        if step > decision.step:
             raise Invalid(
                 f"a stop is right at the turn or after it, and this one was decided at step {decision.step}, "
-                f"before {turn_step}: say wrong, or another turn_step"
+                f"before {step}: say wrong, or another turn_step"
             )
-    outcomes.add_outcome(tx, run.id, attempt, outcome=outcome, turn_step=turn_step, actor=actor, note=note, now=now)
+    details: dict[str, Any] = {"outcome": label.outcome, "turn_step": step, "note": label.note}
+    outcomes.add_outcome(tx, run.id, attempt, **details, actor=label.actor, now=label.at)
     cases.recompute_case(tx, run, attempt)
-    return {"outcome": outcome, "turn_step": turn_step, "note": note}
+    return details
 
 
 def finish_run(database: Database, project_id: UUID, run_id: UUID, status: str, now: datetime) -> Run:
@@ -229,16 +180,6 @@ def _save_end(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
     runs.save_run(tx, run)
     return run
-
-
-def _move(
-    tx: Transaction, run: Run, decision: Decision, event: Vetoed | Released | Undone, action: str, proved: str | None
-) -> Decision:
-    moved = transitions.move_decision(tx, run, decision, event)
-    if moved.state != decision.state:
-        subject, details = f"decision {decision.id}", {"run": run.name, "reason": event.reason}
-        audit.record_action(tx, run.project_id, event.actor, action, subject, details, event.at, proved)
-    return moved
 
 
 def _lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:

@@ -79,18 +79,24 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
     return _insert_decision(tx, project, run, decision_id, event, step, run.verdict, observed)
 
 
-def order_stop(tx: Transaction, run: Run, actor: str, reason: str, now: datetime) -> Decision:
+def order_stop(tx: Transaction, run: Run, command: StopOrdered) -> Decision:
     """Stop a run, which is locked, because a person orders it; raises Conflict when it cannot be stopped.
 
     Where the policy has not called for a stop the decision has the person's reason and no evidence.
     """
     project = projects.lock_project(tx, run.project_id)
-    event = StopOrdered(now, actor, reason, paused=bool(guards.find_pause(project)))
+    event = replace(command, paused=bool(guards.find_pause(project)))
     decision = decisions.find_decision_of_attempt(tx, run.id, run.attempt)
     if decision is not None:
         return move_decision(tx, run, decisions.lock_decision(tx, decision), event)
     step = run.last_step or 0
-    verdict = {"verdict": "stop", "step": step, "turn_step": None, "reason": f"{actor}: {reason}", "evidence": []}
+    verdict = {
+        "verdict": "stop",
+        "step": step,
+        "turn_step": None,
+        "reason": f"{command.actor}: {command.reason}",
+        "evidence": [],
+    }
     return _insert_decision(tx, project, run, new_id(), event, step, verdict, 0.0)
 
 

@@ -184,7 +184,7 @@ class Undone(Command):
 class Released(Command):
     """A person has a stop on hold carried out despite its guards."""
 
-    guards: tuple[Guard, ...]
+    guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from evalstop_service.decisions import commands, pause
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, StopOrdered, Undone, Vetoed
 from evalstop_service.store import cases, tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
@@ -34,7 +34,9 @@ def test_veto_within_grace(graceful: Scene) -> None:
     assert decision.state == DecisionState.PENDING
     assert deliveries_of_stops(graceful) == ["waiting"]
     for _ in range(2):
-        said = commands.veto_decision(graceful.database, graceful.project_id, decision.id, "dana", "broken eval", NOW)
+        said = commands.apply_command(
+            graceful.database, graceful.project_id, decision.id, Vetoed(NOW, "dana", "broken eval")
+        )
         assert said.state == DecisionState.VETOED
     assert deliveries_of_stops(graceful) == ["cancelled"]
     with graceful.database.transaction() as tx:
@@ -48,13 +50,13 @@ def test_no_veto_after_grace(graceful: Scene) -> None:
     decision = graceful.post(run, FALLING).decision
     assert decision is not None
     with pytest.raises(Conflict, match="veto window"):
-        commands.veto_decision(graceful.database, graceful.project_id, decision.id, "dana", "", LATER)
+        commands.apply_command(graceful.database, graceful.project_id, decision.id, Vetoed(LATER, "dana", ""))
     assert deliveries_of_stops(graceful) == ["waiting"]
 
 
 def report(scene: Scene, decision_id: UUID, state: DecisionState) -> DecisionState:
-    said = commands.Report(state, "receiver", "as seen", {"exit_status": -15})
-    return DecisionState(commands.record_report(scene.database, scene.project_id, decision_id, said, LATER).state)
+    said = Reported(LATER, state, "receiver", "as seen", {"exit_status": -15})
+    return DecisionState(commands.record_report(scene.database, scene.project_id, decision_id, said).state)
 
 
 def test_reports_follow_the_life_of_a_decision(graceful: Scene) -> None:
@@ -81,8 +83,8 @@ def decided(scene: Scene, run: Run) -> Decision:
 
 def undo(scene: Scene, run: Run) -> str:
     decision = decided(scene, run)
-    return commands.undo_decision(
-        scene.database, scene.project_id, decision.id, "dana", "the eval was broken", LATER
+    return commands.apply_command(
+        scene.database, scene.project_id, decision.id, Undone(LATER, "dana", "the eval was broken")
     ).state
 
 
@@ -97,8 +99,8 @@ def test_a_stop_that_is_under_way_is_acknowledged(graceful: Scene) -> None:
     graceful.post(run, FALLING)
     decision = decided(graceful, run)
     for seconds in (120.0, 86_400.0):
-        said = commands.Report(DecisionState.ACKNOWLEDGED, "receiver", "found", {"job": "4711"}, seconds)
-        said_state = commands.record_report(graceful.database, graceful.project_id, decision.id, said, LATER).state
+        said = Reported(LATER, DecisionState.ACKNOWLEDGED, "receiver", "found", {"job": "4711"}, seconds)
+        said_state = commands.record_report(graceful.database, graceful.project_id, decision.id, said).state
         assert said_state == DecisionState.ACKNOWLEDGED
     assert decided(graceful, run).deadline_at == LATER + timedelta(seconds=120 + 900)
     assert decided(graceful, run).stops(LATER)
@@ -126,7 +128,9 @@ def test_undone_it_is_not_sent(graceful: Scene) -> None:
     run = graceful.open()
     graceful.post(run, FALLING)
     with pytest.raises(Conflict, match="veto it instead"):
-        commands.undo_decision(graceful.database, graceful.project_id, decided(graceful, run).id, "dana", "", NOW)
+        commands.apply_command(
+            graceful.database, graceful.project_id, decided(graceful, run).id, Undone(NOW, "dana", "")
+        )
     assert undo(graceful, run) == DecisionState.UNDONE
     assert deliveries_of_stops(graceful) == ["cancelled"]
 
@@ -166,7 +170,7 @@ def test_only_the_scheduler_ends_what_was_handed_out(scene: Scene, graceful: Sce
 
 
 def order(scene: Scene, run: Run, now: datetime = LATER) -> Decision:
-    return commands.stop_run(scene.database, scene.project_id, run.id, "dana", "the reward is broken", now)
+    return commands.stop_run(scene.database, scene.project_id, run.id, StopOrdered(now, "dana", "the reward is broken"))
 
 
 def test_a_person_stops_a_run_that_was_never_flagged(graceful: Scene) -> None:
@@ -215,7 +219,7 @@ def test_what_no_order_stops(scene: Scene) -> None:
     run, other = scene.open("one"), scene.open("other")
     decision = scene.post(other, FALLING).decision
     assert decision is not None
-    commands.undo_decision(scene.database, scene.project_id, decision.id, "dana", "no", LATER)
+    commands.apply_command(scene.database, scene.project_id, decision.id, Undone(LATER, "dana", "no"))
     with pytest.raises(Conflict, match="is undone"):
         order(scene, other)
     pause.pause_project(scene.database, scene.project_id, "dana", "", LATER)

@@ -14,7 +14,7 @@ from evalstop_service import background
 from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, deadlines
 from evalstop_service.ingest import Resumed
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.store import decisions, endpoints, tables
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.queue import leases
@@ -58,8 +58,8 @@ def states(scene: Scene, run: Run) -> list[str]:
 
 
 def report(scene: Scene, run: Run, state: DecisionState, now: datetime, expected_seconds: float = 0.0) -> str:
-    said = commands.Report(state, "receiver", "as seen", {}, expected_seconds)
-    return commands.record_report(scene.database, scene.project_id, decided(scene, run).id, said, now).state
+    said = Reported(now, state, "receiver", "as seen", {}, expected_seconds)
+    return commands.record_report(scene.database, scene.project_id, decided(scene, run).id, said).state
 
 
 def send_what_waits(scene: Scene) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from evalstop_service.decisions import commands, deadlines, transitions
 from evalstop_service.errors import Conflict
-from evalstop_service.rules.decision_lifecycle import DecisionState, Guard, GuardKind
+from evalstop_service.rules.decision_lifecycle import DecisionState, Guard, GuardKind, Released, Vetoed
 from evalstop_service.store import decisions, projects, runs, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -118,8 +118,8 @@ def test_a_person_releases_it(scene: Scene) -> None:
 
     def release() -> str:
         decision = decided(scene, run)
-        return commands.release_decision(
-            scene.database, scene.project_id, decision.id, "dana", "it is urgent", NOW
+        return commands.apply_command(
+            scene.database, scene.project_id, decision.id, Released(NOW, "dana", "it is urgent")
         ).state
 
     with pytest.raises(Conflict, match="on hold and its project is paused"):
@@ -133,7 +133,9 @@ def test_a_person_releases_it(scene: Scene) -> None:
 def test_a_person_vetoes_it(scene: Scene) -> None:
     """What is on_hold can be vetoed, and is not handed out when the way is free."""
     run = on_hold(scene)
-    said = commands.veto_decision(scene.database, scene.project_id, decided(scene, run).id, "dana", "a known dip", NOW)
+    said = commands.apply_command(
+        scene.database, scene.project_id, decided(scene, run).id, Vetoed(NOW, "dana", "a known dip")
+    )
     assert said.state == DecisionState.VETOED
     resume(scene)
     deadlines.process_overdue(scene.database, NOW + MINUTE)
@@ -168,7 +170,7 @@ def test_a_pause_holds_all_that_is_pending(graceful: Scene) -> None:
         settle(graceful, stops_share=None)
         graceful.post(run, FALLING)
     over = pending.pop()
-    commands.veto_decision(graceful.database, graceful.project_id, decided(graceful, over).id, "dana", "", NOW)
+    commands.apply_command(graceful.database, graceful.project_id, decided(graceful, over).id, Vetoed(NOW, "dana", ""))
     assert transitions.hold_pending_stops(graceful.database, graceful.project_id, [PAUSE], NOW) == 2
     assert [decided(graceful, run).state for run in pending] == [DecisionState.ON_HOLD] * 2
     assert decided(graceful, over).state == DecisionState.VETOED

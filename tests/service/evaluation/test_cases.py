@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from evalstop_service.decisions import commands, stale_runs
 from evalstop_service.evaluation import cases
 from evalstop_service.ingest import CheckpointSaved, Resumed, open_run
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported, Undone
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
@@ -92,12 +92,12 @@ def test_a_stop_is_not_proved_by_what_it_was_made_for(scene: Scene) -> None:
     run = flagged(scene, total_steps=100)
     decision = scene.decision(run)
     assert decision is not None
-    gone = commands.Report(DecisionState.CONFIRMED, "receiver", "gone", {})
-    commands.record_report(scene.database, scene.project_id, decision.id, gone, after(3))
+    gone = Reported(after(3), DecisionState.CONFIRMED, "receiver", "gone", {})
+    commands.record_report(scene.database, scene.project_id, decision.id, gone)
     expect(scene, run, run_outcome="undecided", outcome="unknown", treatment="stopped")
     # 8 steps took 2 hours on 4 GPUs, so that 92 take 92; one hour went by until the job was gone.
     expect(scene, run, gpu_hours=12.0, gpu_hours_saved=92.0 - 4.0, gpu_hours_lost=None)
-    commands.undo_decision(scene.database, scene.project_id, decision.id, "dana", "", after(4))
+    commands.apply_command(scene.database, scene.project_id, decision.id, Undone(after(4), "dana", ""))
     expect(scene, run, treatment="prevented", gpu_hours_saved=None)
 
 
@@ -129,14 +129,8 @@ def test_what_a_person_says_counts(shadow: Scene) -> None:
     assert decision is not None
 
     def judge(outcome: str, turn_step: int | None) -> None:
-        commands.record_decision_outcome(
-            *(shadow.database, shadow.project_id, decision.id),
-            outcome=DecisionOutcome(outcome),
-            turn_step=turn_step,
-            actor="dana",
-            note="",
-            now=NOW,
-        )
+        label = commands.Label(DecisionOutcome(outcome), turn_step, "", "dana", NOW)
+        commands.label_decision(shadow.database, shadow.project_id, decision.id, label)
 
     judge("right", 5)
     assert case_of(shadow, run) is None

@@ -6,7 +6,7 @@ import pytest
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Resumed
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.store import decisions
 
 from tests.service.scenes import (
@@ -99,8 +99,8 @@ def test_a_confirmed_stop_records_the_turn(scene: Scene) -> None:
     run = scene.open(mode="enforce")
     decision = scene.post(run, HILL).decision
     assert decision is not None
-    said = commands.Report(DecisionState.CONFIRMED, "a receiver", "gone", {"exit_status": 0})
-    commands.record_report(scene.database, scene.project_id, decision.id, said, NOW)
+    said = Reported(NOW, DecisionState.CONFIRMED, "a receiver", "gone", {"exit_status": 0})
+    commands.record_report(scene.database, scene.project_id, decision.id, said)
     turn = scene.read(run).turn
     assert turn is not None
     with scene.database.reading() as tx:

@@ -16,7 +16,7 @@ from evalstop_service.clock import utc_now
 from evalstop_service.decisions import commands, pause, stale_runs
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.projects import api_keys
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.store import endpoints, policies, projects, tables
 from evalstop_service.store.database import Database, Transaction
@@ -260,8 +260,8 @@ def test_the_database_tells_what_is_not_confirmed(database: Database) -> None:
     decided = [scene.post(scene.open(), scenes.FALLING).decision for _ in range(4)]
     for decision, state in zip(decided, (DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED), strict=False):
         assert decision is not None
-        said = commands.Report(state, "receiver", "as seen", {}, 0.0)
-        commands.record_report(database, scene.project_id, decision.id, said, scenes.NOW)
+        said = Reported(scenes.NOW, state, "receiver", "as seen", {}, 0.0)
+        commands.record_report(database, scene.project_id, decision.id, said)
     found = samples(generate_latest(figures_of(database)[1]).decode())
     awaited = {labels[0][1]: value for labels, value in found["evalstop_awaited_stops"].items()}
     assert awaited == {"acknowledged": 1, "escalated": 0, "requested": 2}

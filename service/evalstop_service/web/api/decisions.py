@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Released, Reported, Undone, Vetoed
 from evalstop_service.rules.fields import check_text
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
@@ -89,40 +90,27 @@ def get_decision(decision_id: UUID, caller: Read, database: Db) -> DecisionOut:
 @router.post("/{decision_id}/veto")
 def veto_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Cancel a stop that is on hold or pending."""
-    actor = body.actor or caller.actor
-    decision = commands.veto_decision(
-        database, caller.project_id, decision_id, actor, body.reason, now, proved=caller.actor
-    )
-    return _read_view(database, decision)
+    return _apply_command(database, caller, decision_id, Vetoed, body, now)
 
 
 @router.post("/{decision_id}/release")
 def release_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Carry out a stop that is on hold despite its guards; not while the project is paused."""
-    actor = body.actor or caller.actor
-    decision = commands.release_decision(
-        database, caller.project_id, decision_id, actor, body.reason, now, proved=caller.actor
-    )
-    return _read_view(database, decision)
+    return _apply_command(database, caller, decision_id, Released, body, now)
 
 
 @router.post("/{decision_id}/undo")
 def undo_decision(decision_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Take back a requested stop: receivers are asked to resume the job, where the scheduler can."""
-    actor = body.actor or caller.actor
-    decision = commands.undo_decision(
-        database, caller.project_id, decision_id, actor, body.reason, now, proved=caller.actor
-    )
-    return _read_view(database, decision)
+    return _apply_command(database, caller, decision_id, Undone, body, now)
 
 
 @router.post("/{decision_id}/report")
 def report_decision(decision_id: UUID, body: ReportIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Report the state of the job; receivers call this."""
-    report = commands.Report(
-        DecisionState(body.state), body.actor or caller.actor, body.reason, body.details, body.expected_seconds or 0.0
-    )
-    return _read_view(database, commands.record_report(database, caller.project_id, decision_id, report, now))
+    actor, expected_seconds = body.actor or caller.actor, body.expected_seconds or 0.0
+    report = Reported(now, DecisionState(body.state), actor, body.reason, body.details, expected_seconds)
+    return _read_view(database, commands.record_report(database, caller.project_id, decision_id, report))
 
 
 @router.get("/{decision_id}/outcomes")
@@ -136,18 +124,25 @@ def list_outcomes(decision_id: UUID, caller: Read, database: Db) -> OutcomesOut:
 @router.post("/{decision_id}/outcome")
 def label_decision(decision_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> DecisionOut:
     """Label whether the decision was right; a new label replaces the earlier one."""
-    decision = commands.record_decision_outcome(
-        database,
-        caller.project_id,
-        decision_id,
-        outcome=body.outcome,
-        turn_step=body.turn_step,
-        actor=body.actor or caller.actor,
-        note=body.note,
-        now=now,
-        proved=caller.actor,
-    )
-    return _read_view(database, decision)
+    label = read_label(body, caller, now)
+    return _read_view(database, commands.label_decision(database, caller.project_id, decision_id, label, caller.actor))
+
+
+def read_label(body: OutcomeIn, caller: Operate, now: datetime) -> commands.Label:
+    """What the caller says was true."""
+    return commands.Label(body.outcome, body.turn_step, body.note, body.actor or caller.actor, now)
+
+
+def _apply_command(
+    database: Database,
+    caller: Operate,
+    decision_id: UUID,
+    command: type[Vetoed | Released | Undone],
+    body: ActionIn,
+    now: datetime,
+) -> DecisionOut:
+    said = command(now, body.actor or caller.actor, body.reason)
+    return _read_view(database, commands.apply_command(database, caller.project_id, decision_id, said, caller.actor))
 
 
 def _load_view(database: Database, project_id: UUID, decision_id: UUID) -> DecisionOut:

@@ -13,10 +13,12 @@ from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
 from evalstop_service.ingest import Message, Resumed
 from evalstop_service.ingest import open_run as opening
+from evalstop_service.rules.decision_lifecycle import StopOrdered
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import runs, verdicts
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.runs import Run, RunFilter
+from evalstop_service.web.api.decisions import read_label
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import (
     OutcomesOut,
@@ -190,8 +192,8 @@ def finish_run(run_id: UUID, body: FinishIn, caller: Ingest, database: Db, now: 
 @router.post("/{run_id}/stop")
 def stop_run(run_id: UUID, body: ActionIn, caller: Operate, database: Db, now: Now) -> RunOut:
     """Stop the run now, regardless of policy and mode; not while the project is paused."""
-    actor = body.actor or caller.actor
-    commands.stop_run(database, caller.project_id, run_id, actor, body.reason, now, caller.actor)
+    command = StopOrdered(now, body.actor or caller.actor, body.reason)
+    commands.stop_run(database, caller.project_id, run_id, command, caller.actor)
     with database.reading() as tx:
         return view_run(tx, load_run(tx, caller.project_id, run_id), now)
 
@@ -212,17 +214,7 @@ def list_outcomes(
 @router.post("/{run_id}/outcome")
 def label_run(run_id: UUID, body: OutcomeIn, caller: Operate, database: Db, now: Now) -> OutcomesOut:
     """Label whether letting the run continue, or stopping it, was right; a new label replaces the earlier one."""
-    run = commands.record_run_outcome(
-        database,
-        caller.project_id,
-        run_id,
-        outcome=body.outcome,
-        turn_step=body.turn_step,
-        actor=body.actor or caller.actor,
-        note=body.note,
-        now=now,
-        proved=caller.actor,
-    )
+    run = commands.label_run(database, caller.project_id, run_id, read_label(body, caller, now), caller.actor)
     with database.reading() as tx:
         return view_outcomes(tx, run.id, run.attempt)
 

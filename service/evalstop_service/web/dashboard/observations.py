@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from typing import Annotated
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Response
@@ -19,7 +19,7 @@ from evalstop_service.store import observations
 from evalstop_service.store.observations import MAX_STEP, StoredObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import encode_number
-from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, Site, SiteOf
 
 router = APIRouter(prefix="/runs/{run_id}", route_class=PageRoute)
@@ -49,7 +49,8 @@ def show_observations(
         points = (
             observations.list_observations(tx, run.id, metric=chosen, after=after, limit=PAGE + 1) if chosen else []
         )
-    rows, has_more = points[:PAGE], len(points) > PAGE
+    rows, path = points[:PAGE], f"/runs/{run.id}/observations"
+    after_last = {"metric": chosen, "step": rows[-1].step, "superseded_by": rows[-1].superseded_by} if rows else {}
     return render_page(
         "observations.html",
         visitor=visitor,
@@ -57,10 +58,8 @@ def show_observations(
         names=names,
         metric=chosen,
         rows=rows,
-        first_page=_page_link(run, metric=chosen) if step >= 0 else None,
-        next_page=_page_link(run, metric=chosen, step=rows[-1].step, superseded_by=rows[-1].superseded_by)
-        if has_more
-        else None,
+        first_page=make_link(path, {"metric": chosen}) if step >= 0 else None,
+        next_page=make_link(path, after_last) if len(points) > PAGE else None,
     )
 
 
@@ -155,7 +154,3 @@ def _attachment(parts: Iterator[str], run: Run, suffix: str, media_type: str) ->
             "Content-Disposition": f"attachment; filename=\"{ascii_name}.{suffix}\"; filename*=UTF-8''{full_name}"
         },
     )
-
-
-def _page_link(run: Run, **parameters: str | int | None) -> str:
-    return f"/runs/{run.id}/observations?{urlencode(parameters)}"

@@ -23,7 +23,7 @@ from evalstop_service.store import case_counts, policies, rollout_stages
 from evalstop_service.store.case_counts import CaseFilter, Delay, Grouping, Key
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
-from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
 router = APIRouter(route_class=PageRoute)
@@ -51,9 +51,7 @@ class Filters:
         )
 
     def link(self, path: str) -> str:
-        parameters = {"policy": self.policy, "job_kind": self.job_kind, "days": self.days}
-        query = urlencode({name: value for name, value in parameters.items() if value})
-        return f"{path}?{query}" if query else path
+        return make_link(path, {"policy": self.policy, "job_kind": self.job_kind, "days": self.days})
 
 
 FilterQuery = Annotated[Filters, Depends()]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import sqlalchemy as sa
 from fastapi import Request, Response
@@ -84,6 +84,12 @@ TEMPLATES = _create_environment()
 def render_page(template: str, status_code: int = 200, **values: Any) -> HTMLResponse:
     """A rendered template; every value is escaped."""
     return HTMLResponse(TEMPLATES.get_template(template).render(values), status_code)
+
+
+def make_link(path: str, query: Mapping[str, object]) -> str:
+    """The address with those parameters that are not empty."""
+    text = urlencode({name: value for name, value in query.items() if value not in (None, "")})
+    return f"{path}?{text}" if text else path
 
 
 class PageRoute(APIRoute):

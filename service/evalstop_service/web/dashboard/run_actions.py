@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Form, Response
 
 from evalstop_service.decisions import commands
+from evalstop_service.rules.decision_lifecycle import Released, StopOrdered, Undone, Vetoed
 from evalstop_service.rules.statuses import DecisionOutcome
-from evalstop_service.store.database import Database
-from evalstop_service.store.decisions import Decision
 from evalstop_service.web.dashboard import forms
 from evalstop_service.web.dashboard.responses import PageRoute
 from evalstop_service.web.dashboard.visitor import Operator, Site, SiteOf, Visitor
@@ -30,7 +27,7 @@ Outcome = Annotated[DecisionOutcome, Form()]
 @router.post("/decisions/{decision_id}/veto")
 def veto_stop(decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
     """Cancel a stop that is on hold or pending."""
-    return _act_on_decision(commands.veto_decision, decision_id, site, visitor, reason, target)
+    return _apply_command(Vetoed, decision_id, site, visitor, reason, target)
 
 
 @router.post("/decisions/{decision_id}/release")
@@ -38,21 +35,20 @@ def release_stop(
     decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = ""
 ) -> Response:
     """Carry out a stop that is on hold."""
-    return _act_on_decision(commands.release_decision, decision_id, site, visitor, reason, target)
+    return _apply_command(Released, decision_id, site, visitor, reason, target)
 
 
 @router.post("/decisions/{decision_id}/undo")
 def undo_stop(decision_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
     """Take back a stop that was requested."""
-    return _act_on_decision(commands.undo_decision, decision_id, site, visitor, reason, target)
+    return _apply_command(Undone, decision_id, site, visitor, reason, target)
 
 
 @router.post("/runs/{run_id}/stop")
 def stop_run(run_id: UUID, site: SiteOf, visitor: Operator, reason: Reason = "", target: Next = "") -> Response:
     """Stop a run now."""
-    commands.stop_run(
-        site.database, visitor.project.id, run_id, visitor.actor, forms.parse_reason(reason), site.clock()
-    )
+    command = StopOrdered(site.clock(), visitor.actor, forms.parse_reason(reason))
+    commands.stop_run(site.database, visitor.project.id, run_id, command)
     return forms.redirect_back(run_id, target)
 
 
@@ -67,16 +63,8 @@ def label_run(
     target: Next = "",
 ) -> Response:
     """Label whether it was right to let a run continue that was never flagged."""
-    commands.record_run_outcome(
-        site.database,
-        visitor.project.id,
-        run_id,
-        outcome=outcome,
-        turn_step=forms.parse_step(turn_step),
-        actor=visitor.actor,
-        note=forms.parse_note(note),
-        now=site.clock(),
-    )
+    label = _read_label(site, visitor, outcome, turn_step, note)
+    commands.label_run(site.database, visitor.project.id, run_id, label)
     return forms.redirect_back(run_id, target)
 
 
@@ -91,28 +79,23 @@ def label_decision(
     target: Next = "",
 ) -> Response:
     """Label whether a decision was right."""
-    decision = commands.record_decision_outcome(
-        site.database,
-        visitor.project.id,
-        decision_id,
-        outcome=outcome,
-        turn_step=forms.parse_step(turn_step),
-        actor=visitor.actor,
-        note=forms.parse_note(note),
-        now=site.clock(),
-    )
+    label = _read_label(site, visitor, outcome, turn_step, note)
+    decision = commands.label_decision(site.database, visitor.project.id, decision_id, label)
     return forms.redirect_back(decision.run_id, target)
 
 
-def _act_on_decision(
-    act: Callable[[Database, UUID, UUID, str, str, datetime], Decision],
+def _read_label(site: Site, visitor: Visitor, outcome: DecisionOutcome, turn_step: str, note: str) -> commands.Label:
+    return commands.Label(outcome, forms.parse_step(turn_step), forms.parse_note(note), visitor.actor, site.clock())
+
+
+def _apply_command(
+    command: type[Vetoed | Released | Undone],
     decision_id: UUID,
     site: Site,
     visitor: Visitor,
     reason: str,
     target: str,
 ) -> Response:
-    decision = act(
-        site.database, visitor.project.id, decision_id, visitor.actor, forms.parse_reason(reason), site.clock()
-    )
+    said = command(site.clock(), visitor.actor, forms.parse_reason(reason))
+    decision = commands.apply_command(site.database, visitor.project.id, decision_id, said)
     return forms.redirect_back(decision.run_id, target)

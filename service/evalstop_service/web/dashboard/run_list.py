@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Literal
-from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -24,7 +23,7 @@ from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.store.runs import Run, RunFilter
 from evalstop_service.web.dashboard import formatting, forms, sparkline
 from evalstop_service.web.dashboard.live_updates import stream_changes
-from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
 
@@ -90,9 +89,7 @@ class Filters(BaseModel):
 
     def link(self, path: str = "/runs", **changes: str) -> str:
         """The address of the list with some filters changed."""
-        shown = {name: str(value) for name, value in self.model_dump().items()} | changes
-        query = urlencode({name: value for name, value in shown.items() if value})
-        return f"{path}?{query}" if query else path
+        return make_link(path, self.model_dump() | changes)
 
 
 @router.get("/runs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Any
-from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Form, Request, Response
@@ -25,7 +24,7 @@ from evalstop_service.store import audit, keys
 from evalstop_service.store.keys import SCOPES
 from evalstop_service.store.projects import Project
 from evalstop_service.web.dashboard import forms
-from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Admin, Operator, SignedIn, Site, SiteOf, Visitor
 
 router = APIRouter(prefix="/settings", route_class=PageRoute)
@@ -185,7 +184,7 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
         entries = audit.list_entries(
             tx, visitor.project.id, actor=actor or None, action=action or None, before=cursor, limit=PAGE + 1
         )
-    query = {"actor": actor, "action": action}
+    path, query = f"{_PATH}/audit", {"actor": actor, "action": action}
     return render_page(
         "audit.html",
         visitor=visitor,
@@ -194,8 +193,8 @@ def show_audit(site: SiteOf, visitor: Admin, actor: str = "", action: str = "", 
         actor=actor,
         action=action,
         kinds=("session", "project", "key", "policy", "rollout_stage", "run", "decision", "endpoint", "delivery"),
-        next_page=_audit_link(query | {"cursor": str(entries[PAGE - 1].id)}) if len(entries) > PAGE else None,
-        first_page=_audit_link(query) if cursor else None,
+        next_page=make_link(path, {**query, "cursor": entries[PAGE - 1].id}) if len(entries) > PAGE else None,
+        first_page=make_link(path, query) if cursor else None,
     )
 
 
@@ -239,7 +238,3 @@ def _parse_pattern(line: str) -> dict[str, str]:
     if not 2 <= len(words) <= 3:
         raise Invalid(f"a line is PATTERN ROLE [DIRECTION], not {line.strip()[:80]!r}")
     return dict(zip(("pattern", "role", "direction"), words, strict=False))
-
-
-def _audit_link(query: dict[str, str]) -> str:
-    return f"{_PATH}/audit?{urlencode({name: value for name, value in query.items() if value})}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from fastapi import APIRouter, Form, Query, Response
@@ -19,7 +19,7 @@ from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import deliveries, pull
 from evalstop_service.store.queue.deliveries import Delivery
-from evalstop_service.web.dashboard.responses import PageRoute, render_page
+from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.visitor import Admin, Operator, SignedIn, Site, SiteOf, Visitor
 from evalstop_service.webhooks import endpoint_test, resend
 from evalstop_service.webhooks import endpoints as webhooks
@@ -213,7 +213,7 @@ def _render_webhooks(
         newest = deliveries.list_deliveries(
             tx, visitor.project.id, state=state or None, endpoint_id=endpoint, before=cursor, limit=PAGE + 1
         )
-    next_cursor = str(newest[PAGE - 1].id) if len(newest) > PAGE else ""
+    query = {"state": state, "endpoint": endpoint}
     now = site.clock()
     values = {"problem": None, "secret": None, "trial": None, "written": ""} | overrides
     return render_page(
@@ -228,17 +228,12 @@ def _render_webhooks(
         hosts={endpoint.id: _host(endpoint) for endpoint in listed},
         state=state,
         chosen=endpoint,
-        next_page=_page_link(state, endpoint, next_cursor) if next_cursor else None,
-        first_page=_page_link(state, endpoint, "") if cursor else None,
+        next_page=make_link(_PATH, {**query, "cursor": newest[PAGE - 1].id}) if len(newest) > PAGE else None,
+        first_page=make_link(_PATH, query) if cursor else None,
         event_types=SUBSCRIBABLE,
         longest_url=MAX_URL_CHARACTERS,
         **values,
     )
-
-
-def _page_link(state: str, endpoint: UUID | None, cursor: str) -> str:
-    query = {"state": state, "endpoint": str(endpoint or ""), "cursor": cursor}
-    return f"{_PATH}?{urlencode({name: value for name, value in query.items() if value})}"
 
 
 def _check_form(url: str, event_types: list[str], form: str) -> dict[str, Any]:

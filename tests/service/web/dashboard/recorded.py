@@ -14,7 +14,7 @@ from evalstop_detectors import policy_from_document, policy_to_document
 from evalstop_service.decisions import commands
 from evalstop_service.ingest import CheckpointSaved, Observations, Receipt
 from evalstop_service.ingest import open_run as opening
-from evalstop_service.rules.decision_lifecycle import DecisionState, Mode
+from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported
 from evalstop_service.store import keys, policies, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
@@ -116,7 +116,7 @@ def report(database: Database, tenant: Tenant, run_id: UUID, evals: tuple[Eval, 
 def confirm(database: Database, tenant: Tenant, decision_id: UUID, now: datetime) -> None:
     """Say, as a receiver does, that the job is gone."""
     details = {"exit_status": -15, "signal": "SIGTERM", "ended_at": (now - timedelta(seconds=1)).isoformat()}
-    said = commands.Report(
-        DecisionState.CONFIRMED, "evalstop-receiver process", "the process ended within its veto window", details
+    said = Reported(
+        now, DecisionState.CONFIRMED, "evalstop-receiver process", "the process ended within its veto window", details
     )
-    commands.record_report(database, tenant.project.id, decision_id, said, now)
+    commands.record_report(database, tenant.project.id, decision_id, said)

@@ -15,7 +15,7 @@ import anyio
 import httpx
 import pytest
 from evalstop_service.decisions import commands
-from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import keys
 from evalstop_service.store.database import Database
@@ -66,18 +66,11 @@ def test_news_of_a_run(visitor: httpx.Client, database: Database, tenant: Tenant
         decision = receipt.decision.id
         project = tenant.project.id
         changes: list[Callable[[], object]] = [
-            lambda: commands.record_decision_outcome(
-                database,
-                project,
-                decision,
-                outcome=DecisionOutcome.RIGHT,
-                turn_step=None,
-                actor="ada",
-                note="",
-                now=now,
+            lambda: commands.label_decision(
+                database, project, decision, commands.Label(DecisionOutcome.RIGHT, None, "", "ada", now)
             ),
             lambda: commands.record_report(
-                database, project, decision, commands.Report(DecisionState.FAILED, "receiver", "no", {}), now
+                database, project, decision, Reported(now, DecisionState.FAILED, "receiver", "no", {})
             ),
             lambda: commands.finish_run(database, project, run.id, "failed", now),
         ]

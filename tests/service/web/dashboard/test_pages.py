@@ -14,7 +14,7 @@ import pytest
 from evalstop_service.decisions import commands, deadlines, stale_runs
 from evalstop_service.ingest import CheckpointSaved, Observations, Receipt, Resumed
 from evalstop_service.ingest import open_run as opening
-from evalstop_service.rules.decision_lifecycle import DecisionState, Mode
+from evalstop_service.rules.decision_lifecycle import DecisionState, Mode, Reported, Undone, Vetoed
 from evalstop_service.store import decisions, projects
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
@@ -106,7 +106,7 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     receipt = report(database, patient, run.id, HACKING[:29], now)
     assert "unless vetoed before" in seen(visitor, f"/runs/{run.id}")
     assert receipt.decision is not None
-    commands.veto_decision(database, patient.project.id, receipt.decision.id, "ada", "a known dip", now)
+    commands.apply_command(database, patient.project.id, receipt.decision.id, Vetoed(now, "ada", "a known dip"))
     html = seen(visitor, f"/runs/{run.id}")
     assert "The stop at step 280 was vetoed" in html
     assert "a known dip" in html
@@ -123,14 +123,14 @@ def test_a_decision_is_told_in_each_of_its_states(visitor: httpx.Client, databas
     report(database, patient, late.id, HACKING[:29], now - timedelta(hours=2))
     assert "No scheduler has confirmed yet" in seen(visitor, f"/runs/{late.id}")
     (decision,) = decided(database, patient, late.id)
-    said = commands.Report(DecisionState.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
-    commands.record_report(database, patient.project.id, decision.id, said, now)
+    said = Reported(now, DecisionState.ACKNOWLEDGED, "receiver", "found", {"guards": "worn", "job": "4711"}, 60.0)
+    commands.record_report(database, patient.project.id, decision.id, said)
     html = seen(visitor, f"/runs/{late.id}")
     assert "A receiver is carrying out the stop" in html
     assert "worn" in html
     deadlines.process_overdue(database, now + timedelta(hours=1))
     assert "was repeated" in seen(visitor, f"/runs/{late.id}")
-    commands.undo_decision(database, patient.project.id, decision.id, "ada", "broken eval", now)
+    commands.apply_command(database, patient.project.id, decision.id, Undone(now, "ada", "broken eval"))
     assert "was undone" in seen(visitor, f"/runs/{late.id}")
     ended = open_run(database, patient, now, "ended", mode=Mode.ENFORCE)
     report(database, patient, ended.id, HACKING[:29], now)
