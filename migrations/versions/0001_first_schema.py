@@ -312,7 +312,7 @@ def _create_runs() -> None:
         sa.Column("run_id", sa.Uuid(), nullable=False),
         sa.Column("sequence", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("document", sa.JSON(), nullable=False),
+        sa.Column("verdict", sa.JSON(), nullable=False),
         sa.Column("at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_verdicts_run_id")),
         sa.PrimaryKeyConstraint("run_id", "sequence", name=op.f("pk_verdicts")),

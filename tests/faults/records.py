@@ -46,7 +46,7 @@ def history(scene: Scene, run: Run) -> dict[str, Any]:
     changes = sorted(scene.rows(tables.verdicts, run), key=itemgetter("sequence"))
     made = sorted(scene.rows(tables.decisions, run), key=itemgetter("attempt"))
     return {
-        "verdicts": [(row["attempt"], row["document"]) for row in changes],
+        "verdicts": [(row["attempt"], row["verdict"]) for row in changes],
         "decisions": [(row["attempt"], row["state"], row["step"], row["verdict"]) for row in made],
         "events": sorted(row["type"] for row in scene.rows(tables.events, run)),
     }

@@ -77,10 +77,10 @@ def test_back_by_an_hour(database: Database, embedded_database: Database) -> Non
     assert values(scene, run) == values(other, expected)
     assert history(scene, run) == history(other, expected)
     with database.reading() as tx:
-        told_last = [change.document for change in verdicts.list_verdicts(tx, run.id)]
+        told_last = [change.verdict for change in verdicts.list_verdicts(tx, run.id)]
         times = list(tx.execute(sa.select(tables.verdicts.c.at).order_by(tables.verdicts.c.sequence)).scalars())
     assert times == sorted(times, reverse=True)
-    assert told_last == [document for _, document in history(other, expected)["verdicts"]][::-1]
+    assert told_last == [verdict for _, verdict in history(other, expected)["verdicts"]][::-1]
 
 
 def a_clock(folder: Path) -> tuple[Path, Path]:

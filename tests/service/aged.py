@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.runs.retention import Pace
 from evalstop_service.store import endpoints, outcomes, projects, tables
@@ -16,6 +17,8 @@ from evalstop_service.store.runs import Run
 
 from tests.service import scenes
 from tests.service.scenes import Scene
+
+VERDICT = Verdict(Call.STOP, 1, None, "")
 
 NOW = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
 
@@ -65,13 +68,13 @@ def fill(tx: Transaction, scene: Scene, run: Run, points: int) -> None:
     for step in range(3):
         checkpoint = {**key, "step": step, "superseded_by": 0, "uri": f"file:///{step}", "attempt": 1}
         tx.execute(tables.checkpoints.insert().values(**checkpoint, created_at=NOW))
-        verdict = {**key, "sequence": step, "attempt": 1, "document": {}, "at": NOW}
+        verdict = {**key, "sequence": step, "attempt": 1, "verdict": VERDICT, "at": NOW}
         tx.execute(tables.verdicts.insert().values(verdict))
     tx.execute(tables.monitor_states.insert().values(**key, version=1, state="{}", saved_at=NOW))
     decision = new_id()
     tx.execute(
         tables.decisions.insert().values(
-            **key, id=decision, project_id=scene.project_id, attempt=1, state="confirmed", step=1, verdict={},
+            **key, id=decision, project_id=scene.project_id, attempt=1, state="confirmed", step=1, verdict=VERDICT,
             policy_id=run.policy_id, due_at=NOW, created_at=NOW, observed_probability=0.0,
         )
     )  # fmt: skip

@@ -108,7 +108,7 @@ def record_report(database: Database, project_id: UUID, decision_id: UUID, repor
         if ends_run:
             run = _save_end(tx, run, "stopped", report.at)
             if run.turn:
-                report = replace(report, details=report.details | {"turn_step": run.turn["step"]})
+                report = replace(report, details=report.details | {"turn_step": run.turn.step})
         moved = transitions.move_decision(tx, run, decision, report)
         if ends_run:
             cases.record_case(tx, run, report.at)
@@ -176,7 +176,7 @@ def end_run(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
 
 
 def _save_end(tx: Transaction, run: Run, status: str, now: datetime) -> Run:
-    turn = change_point.find_change_point(tx, run)
+    turn = change_point.load_change_point(tx, run)
     run = structs.replace(run, version=run.version + 1, status=status, ended_at=now, updated_at=now, turn=turn)
     runs.save_run(tx, run)
     return run

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from evalstop_service.decisions import guards
@@ -29,6 +28,7 @@ from evalstop_service.rules.decision_lifecycle import (
     StopOrdered,
     Timeouts,
 )
+from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import decisions, projects, rollout_stages, runs
 from evalstop_service.store.database import Database, Transaction
@@ -67,7 +67,7 @@ def create_decision(tx: Transaction, run: Run, step: int, now: datetime) -> Deci
     event = StopDecided(
         now,
         actor=f"policy {run.policy_name} version {run.policy_version}",
-        reason=str(run.verdict["reason"]),
+        reason=run.verdict.reason,
         mode=Mode.ENFORCE if enforced else Mode.SHADOW,
         guards=guards.find_guards(tx, projects.lock_project(tx, project.id), run, now)
         if enforced and not held_out
@@ -90,13 +90,7 @@ def order_stop(tx: Transaction, run: Run, command: StopOrdered) -> Decision:
     if decision is not None:
         return move_decision(tx, run, decisions.lock_decision(tx, decision), event)
     step = run.last_step or 0
-    verdict = {
-        "verdict": "stop",
-        "step": step,
-        "turn_step": None,
-        "reason": f"{command.actor}: {command.reason}",
-        "evidence": [],
-    }
+    verdict = Verdict(Call.STOP, step, None, f"{command.actor}: {command.reason}")
     return _insert_decision(tx, project, run, new_id(), event, step, verdict, 0.0)
 
 
@@ -107,7 +101,7 @@ def _insert_decision(
     decision_id: UUID,
     event: StopDecided | StopOrdered,
     step: int,
-    verdict: dict[str, Any],
+    verdict: Verdict,
     observed_probability: float,
 ) -> Decision:
     lifecycle, instructions = decision_transitions.start_lifecycle(event, _timeouts(project))
@@ -167,7 +161,7 @@ def recheck_guards(tx: Transaction, run: Run, decision: Decision, now: datetime)
     if decision.state != DecisionState.ON_HOLD:
         return decision
     project = projects.lock_project(tx, run.project_id)
-    stops = run.verdict["verdict"] == "stop" and run.status == RunStatus.RUNNING and run.attempt == decision.attempt
+    stops = run.verdict.stops and run.status == RunStatus.RUNNING and run.attempt == decision.attempt
     return move_decision(tx, run, decision, GuardsChecked(now, guards.find_guards(tx, project, run, now), stops))
 
 

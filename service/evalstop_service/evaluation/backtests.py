@@ -213,7 +213,7 @@ def _judge_stop(past: PastRun, step: int | None) -> DecisionOutcome:
         return DecisionOutcome.UNKNOWN
     turn = None
     if past.turn_step is not None:
-        turn = Turn(past.turn_step, past.run.turn["low_step"] if past.run.turn else past.turn_step)
+        turn = Turn(past.turn_step, past.run.turn.low_step if past.run.turn else past.turn_step)
     return judge_decision(past.run_outcome, step, turn)
 
 

@@ -13,7 +13,6 @@ checkpoint at the decision, or from the start of the attempt, to the decision.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,9 +24,10 @@ from evalstop_detectors.policy.calibration import compute_stated_risk
 
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
-from evalstop_service.rules import decision_lifecycle, outcome
+from evalstop_service.rules import decision_lifecycle, outcome, run_results
 from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPING, DecisionState
 from evalstop_service.rules.outcome import RunAssessment, Turn
+from evalstop_service.rules.run_results import Verdict
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions, observations, outcomes, runs
@@ -103,8 +103,8 @@ def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment) -> Turn | N
     """The turn of a run: its change point in hindsight if there is one, else its best evals."""
     if assessment.run_outcome is not RunOutcome.TURNED:
         return None
-    turn = run.turn if run.ended_at is not None else change_point.find_change_point(tx, run)
-    return Turn(turn["step"], turn["low_step"]) if turn else outcome.locate_turn(assessment)
+    turn = run.turn if run.ended_at is not None else change_point.load_change_point(tx, run)
+    return Turn(turn.step, turn.low_step) if turn else outcome.locate_turn(assessment)
 
 
 def _describe_assessment(assessment: RunAssessment, sign: float) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class _GpuHours:
         if outcome == DecisionOutcome.RIGHT:
             return None if self.gpus is None else 0.0
         checkpoint = decision.best_checkpoint
-        resumed_at = max(checkpoint["step"], self.first_step) if checkpoint else self.first_step
+        resumed_at = max(checkpoint.step, self.first_step) if checkpoint else self.first_step
         return self._of_steps(decision, decision.step - resumed_at)
 
     def _of_steps(self, decision: Decision, steps: int) -> float | None:
@@ -244,16 +244,14 @@ def classify_treatment(state: DecisionState) -> Treatment:
     return Treatment.STOPPED if state in STOPPING else Treatment.PREVENTED
 
 
-def _list_stopping_detectors(verdict: Mapping[str, Any]) -> list[str]:
+def _list_stopping_detectors(verdict: Verdict) -> list[str]:
     """The detectors whose evidence reached the threshold to stop."""
-    stopping = (
-        finding["detector"] for finding in verdict["evidence"] if _read_evidence(finding).reaches(finding["stop_at"])
-    )
+    stopping = (item.detector for item in verdict.evidence if _reaches_stop(item))
     return list(dict.fromkeys(stopping))
 
 
-def _read_evidence(finding: Mapping[str, Any]) -> Evidence:
+def _reaches_stop(evidence: run_results.Evidence) -> bool:
     # Only the direction in which a number alarms matters: p-values alarm by being small, all others by being large. A
     # later release that was rolled back may have stored kinds that are unknown here.
-    kind = Kind.P_VALUE if finding["kind"] == Kind.P_VALUE else Kind.STATISTIC
-    return Evidence(kind, math.nan if finding["value"] is None else finding["value"])
+    kind = Kind.P_VALUE if evidence.kind == Kind.P_VALUE else Kind.STATISTIC
+    return Evidence(kind, evidence.value).reaches(evidence.stop_at)

@@ -13,14 +13,12 @@ from typing import Any
 
 import msgspec
 from evalstop_detectors import (
-    BestCheckpoint,
     MonitorState,
     Observation,
     Verdict,
     advance,
     is_late,
     start,
-    verdict_to_document,
 )
 from msgspec.structs import replace
 
@@ -39,11 +37,14 @@ from evalstop_service.ingest.messages import (
     ValueConflict,
 )
 from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores, Trail
+from evalstop_service.rules import run_results
 from evalstop_service.rules.decision_lifecycle import LET_RUN, DecisionState
 from evalstop_service.rules.liveness import FOUND_AGAIN
+from evalstop_service.rules.run_results import BestCheckpoint, Call, RawMaximum
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles, watched_metrics
 from evalstop_service.runs.metric_roles import RoleAssignment
+from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store.checkpoints import Checkpoint
@@ -398,27 +399,27 @@ def _with_evals(
     else:
         scores.add_scores(watched_metrics.select_scores(run, evals))
     scores.add_checkpoints(saved)
-    best, raw, sign = scores.best.best(), scores.best.raw(), state.watch.gold_sign
+    raw, sign = scores.best.raw(), state.watch.gold_sign
     changes: dict[str, Any] = {
-        "best_checkpoint": _pointer(best, scores.uris[best.step], sign) if best else None,
-        "raw_maximum": {"step": raw.step, "score": sign * raw.score} if raw else None,
+        "best_checkpoint": _describe_best(scores, sign),
+        "raw_maximum": RawMaximum(raw.step, sign * raw.score) if raw else None,
     }
     if turned:
-        changes["turn"] = change_point.describe_change_point(
+        changes["turn"] = change_point.find_change_point(
             watched_metrics.select_scores(run, sorted([*stored, *evals], key=_STEP))
         )
     return replace(state, scores=scores, scores_taken=scores.taken), changes
 
 
-def _pointer(best: BestCheckpoint, uri: str, sign: float) -> dict[str, Any]:
-    return {
-        "step": best.step,
-        "uri": uri,
-        "score": sign * best.score,
-        "chosen_by": best.chosen_by,
-        "smoothed": None if best.smoothed is None else sign * best.smoothed,
-        "smoothed_stderr": best.smoothed_stderr,
-    }
+def _describe_best(scores: Scores, sign: float) -> BestCheckpoint | None:
+    """The best checkpoint with its address; its scores are in the metric's own direction."""
+    best = scores.best.best()
+    if best is None:
+        return None
+    smoothed = None if best.smoothed is None else sign * best.smoothed
+    return BestCheckpoint(
+        best.step, scores.uris[best.step], sign * best.score, best.chosen_by, smoothed, best.smoothed_stderr
+    )
 
 
 def _settled(
@@ -427,7 +428,7 @@ def _settled(
     """The state with its row brought up to where its monitor stands."""
     run, verdict = state.run, state.monitor.verdict
     if verdict is not state.recorded:
-        changes["verdict"] = _document(verdict, state.recorded, run.verdict)
+        changes["verdict"] = _record_changed(verdict, state.recorded, run.verdict)
     if rewritten:
         changes["rewritten_version"] = version
     if run.status == RunStatus.LOST:
@@ -435,7 +436,7 @@ def _settled(
     return replace(state, run=replace(run, version=version, updated_at=now, **changes), recorded=verdict)
 
 
-def _document(verdict: Verdict, recorded: Verdict | None, document: dict[str, Any]) -> dict[str, Any]:
+def _record_changed(verdict: Verdict, recorded: Verdict | None, in_row: run_results.Verdict) -> run_results.Verdict:
     """The verdict as its run's row says it; most are what was recorded before, of a later step."""
     if (
         recorded is not None
@@ -443,8 +444,8 @@ def _document(verdict: Verdict, recorded: Verdict | None, document: dict[str, An
         and verdict.reason is recorded.reason
         and (verdict.verdict, verdict.turn_step) == (recorded.verdict, recorded.turn_step)
     ):
-        return document | {"step": verdict.step}
-    return verdict_to_document(verdict)
+        return replace(in_row, step=verdict.step)
+    return record_verdict(verdict)
 
 
 def _has_consequences(before: RunState, state: RunState) -> bool:
@@ -452,7 +453,7 @@ def _has_consequences(before: RunState, state: RunState) -> bool:
     run, old = state.run, before.run
     return (
         run.rewritten_version != old.rewritten_version
-        or any(verdict.verdict != old.verdict["verdict"] for verdict in state.unrecorded)
+        or any(Call(verdict.verdict) is not old.verdict.verdict for verdict in state.unrecorded)
         or (state.monitor.verdict.stops and not state.has_decision and run.status == RunStatus.RUNNING)
         or place_of(run) != place_of(old)
         or state.unkept >= KEEP_EVERY
@@ -464,7 +465,7 @@ def _has_consequences(before: RunState, state: RunState) -> bool:
 def place_of(run: Run) -> tuple[int, str] | None:
     """The checkpoint pointed at. Its smoothed score may change with every eval, which is nothing to announce."""
     best = run.best_checkpoint
-    return (best["step"], best["uri"]) if best else None
+    return (best.step, best.uri) if best else None
 
 
 def with_decision(state: RunState, decision: Decision | None) -> RunState:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from datetime import datetime
 
-from evalstop_detectors import Verdict, state_to_json, verdict_to_document
+from evalstop_detectors import Verdict, state_to_json
 from msgspec.structs import replace
 
 from evalstop_service.decisions import transitions
@@ -16,7 +16,9 @@ from evalstop_service.ingest.messages import CheckpointSaved, Receipt, Resumed, 
 from evalstop_service.ingest.run_state import KEEP_EVERY
 from evalstop_service.rules.decision_lifecycle import DecisionState, RunResumed
 from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
+from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.store import (
     audit,
     checkpoints,
@@ -107,15 +109,16 @@ def _announce(tx: Transaction, before: Run, run: Run, reached: Sequence[Verdict]
     A suspicion without evidence from the eval metric asks for an eval, which alone can say what it is worth.
     """
     types = []
-    verdict_before = before.verdict["verdict"]
+    call_before = before.verdict.verdict
     for verdict in reached:
-        if verdict.verdict != verdict_before:
-            verdict_before = verdict.verdict
-            if verdict.verdict == "suspect" and not verdicts.has_reached(tx, run.id, run.attempt, "suspect"):
+        call = Call(verdict.verdict)
+        if call is not call_before:
+            call_before = call
+            if call is Call.SUSPECT and not verdicts.has_reached(tx, run.id, run.attempt, call):
                 types.append(EventType.SUSPECTED)
                 if not verdict.rests_on_eval:
                     types.append(EventType.EVAL_REQUESTED)
-            verdicts.add_verdict(tx, run.id, run.attempt, verdict_to_document(verdict), now)
+            verdicts.add_verdict(tx, run.id, run.attempt, record_verdict(verdict), now)
     if place_of(run) != place_of(before):
         types.append(EventType.BEST_CHECKPOINT_CHANGED)
     if types:

@@ -14,6 +14,7 @@ from evalstop_service.ingest.apply import observations_past, with_decision
 from evalstop_service.ingest.messages import CheckpointSaved, Message, Observations
 from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores
 from evalstop_service.projects import policies
+from evalstop_service.rules.run_results import Call
 from evalstop_service.runs import watched_metrics
 from evalstop_service.runs.watched_metrics import WatchedMetrics
 from evalstop_service.store import checkpoints, decisions, monitor_states, observations, runs
@@ -98,7 +99,7 @@ def _load_some(
     scored = {run_id for run_id, state in states.items() if _brings_score(state, messages[run_id])}
     for run_id, state in _catch_up(tx, states, scored).items():
         # Another policy or release may come to another verdict, which the next message records.
-        differs = state.monitor.verdict.verdict != state.run.verdict["verdict"]
+        differs = Call(state.monitor.verdict.verdict) is not state.run.verdict.verdict
         loaded[run_id] = replace(state, unrecorded=(state.monitor.verdict,)) if differs else state
     return loaded
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from evalstop_detectors import NOTHING_SEEN, verdict_to_document
+from evalstop_detectors import NOTHING_SEEN
 from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict, NotFound
@@ -17,6 +17,7 @@ from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.liveness import FOUND_AGAIN
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
+from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store import projects, run_health, runs
@@ -146,7 +147,7 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
         total_steps=request.total_steps,
         last_step=None,
         version=0,
-        verdict=verdict_to_document(NOTHING_SEEN),
+        verdict=record_verdict(NOTHING_SEEN),
         best_checkpoint=None,
         raw_maximum=None,
         created_at=now,

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules import decision_transitions
 from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState, Lifecycle, Record, Timeouts, TimePassed
+from evalstop_service.rules.run_results import BestCheckpoint, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
@@ -53,8 +54,8 @@ class Decision:
     attempt: int
     state: DecisionState
     step: int
-    verdict: dict[str, Any]
-    best_checkpoint: dict[str, Any] | None
+    verdict: Verdict
+    best_checkpoint: BestCheckpoint | None
     policy_id: UUID
     due_at: datetime
     created_at: datetime
@@ -74,7 +75,7 @@ class Decision:
     @property
     def ordered(self) -> bool:
         """Whether a person had the run stopped without a call from its policy: there is no evidence behind it."""
-        return not self.verdict["evidence"]
+        return not self.verdict.evidence
 
     @property
     def life(self) -> Lifecycle:

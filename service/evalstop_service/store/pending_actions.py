@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decisions, run_health, runs
@@ -84,7 +85,9 @@ def list_suspect_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
     query = sa.select(
         runs.c.id, runs.c.name, verdict["reason"].as_string().label("why"), runs.c.updated_at.label("since")
     ).where(
-        runs.c.project_id == project_id, runs.c.status == RunStatus.RUNNING, verdict["verdict"].as_string() == "suspect"
+        runs.c.project_id == project_id,
+        runs.c.status == RunStatus.RUNNING,
+        verdict["verdict"].as_string() == Call.SUSPECT,
     )
     rows, count = _first(tx, query, runs.c.id, limit)
     return Excerpt([RunAlert(**row) for row in rows], count)

@@ -13,6 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.run_results import BestCheckpoint, Call, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, contains_text, insert_if_new
 from evalstop_service.store.tables import attempts, decision_changes, outcomes, policies, run_health, runs
@@ -21,9 +22,9 @@ from evalstop_service.store.tables import attempts, decision_changes, outcomes, 
 class Run(msgspec.Struct, frozen=True):
     """A row of runs, with the name of its policy.
 
-    `verdict`, `best_checkpoint`, `raw_maximum` and `turn` are JSON values as they are answered; `turn` is None while
-    the run goes on. `recognition`: how the roles in `metrics` were found; None when the trainer said them, see
-    `runs.metric_roles`. `pruned_at`: since then its details are gone, or on their way, and nothing can be added to it.
+    `turn` is None while the run goes on. `recognition`: how the roles in `metrics` were found; None when the trainer
+    said them, see `runs.metric_roles`. `pruned_at`: since then its details are gone, or on their way, and nothing can
+    be added to it.
     """
 
     id: UUID
@@ -40,13 +41,13 @@ class Run(msgspec.Struct, frozen=True):
     total_steps: int | None
     last_step: int | None
     version: int
-    verdict: dict[str, Any]
-    best_checkpoint: dict[str, Any] | None
-    raw_maximum: dict[str, Any] | None
+    verdict: Verdict
+    best_checkpoint: BestCheckpoint | None
+    raw_maximum: RawMaximum | None
     created_at: datetime
     updated_at: datetime
     ended_at: datetime | None
-    turn: dict[str, Any] | None = None
+    turn: ChangePoint | None = None
     rewritten_version: int = 0
     recognition: dict[str, Any] | None = None
     pruned_at: datetime | None = None
@@ -153,7 +154,7 @@ class RunFilter:
 
     name: str | None = None
     status: RunStatus | None = None
-    verdict: str | None = None
+    verdict: Call | None = None
     mode: Mode | None = None
     policy: str | None = None
     job_kind: str | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import verdicts
 
@@ -19,31 +19,31 @@ class VerdictChange:
 
     sequence: int
     attempt: int
-    document: dict[str, Any]
+    verdict: Verdict
     at: datetime
 
 
-def add_verdict(tx: Transaction, run_id: UUID, attempt: int, document: dict[str, Any], now: datetime) -> None:
+def add_verdict(tx: Transaction, run_id: UUID, attempt: int, verdict: Verdict, now: datetime) -> None:
     """Append a change; the run is locked in this transaction."""
     latest = tx.execute(sa.select(sa.func.max(verdicts.c.sequence)).where(verdicts.c.run_id == run_id)).scalar()
     tx.execute(
-        verdicts.insert().values(run_id=run_id, sequence=(latest or 0) + 1, attempt=attempt, document=document, at=now)
+        verdicts.insert().values(run_id=run_id, sequence=(latest or 0) + 1, attempt=attempt, verdict=verdict, at=now)
     )
 
 
-def has_reached(tx: Transaction, run_id: UUID, attempt: int, verdict: str) -> bool:
-    """Whether this attempt's verdict was ever that word."""
+def has_reached(tx: Transaction, run_id: UUID, attempt: int, call: Call) -> bool:
+    """Whether a verdict on this attempt ever called for that."""
     query = sa.exists().where(
         verdicts.c.run_id == run_id,
         verdicts.c.attempt == attempt,
-        verdicts.c.document["verdict"].as_string() == verdict,
+        verdicts.c.verdict["verdict"].as_string() == call,
     )
     return tx.execute(sa.select(query)).scalar_one()
 
 
 def list_verdicts(tx: Transaction, run_id: UUID, before: int | None = None, limit: int = 100) -> list[VerdictChange]:
     """A run's changes of verdict, newest first, those before the sequence number `before`."""
-    query = sa.select(verdicts.c.sequence, verdicts.c.attempt, verdicts.c.document, verdicts.c.at)
+    query = sa.select(verdicts.c.sequence, verdicts.c.attempt, verdicts.c.verdict, verdicts.c.at)
     query = query.where(verdicts.c.run_id == run_id)
     if before is not None:
         query = query.where(verdicts.c.sequence < before)

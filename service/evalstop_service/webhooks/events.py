@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.run_results import BestCheckpoint, Call, Evidence, Verdict
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision as StoredDecision
 from evalstop_service.store.projects import Project as StoredProject
@@ -26,7 +27,6 @@ from evalstop_service.store.runs import Run as StoredRun
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-Number = float | Literal["NaN", "Infinity", "-Infinity"]
 Time = Annotated[datetime, Meta(tz=True)]
 Stage = Literal["shadow", "canary", "enforce"]
 
@@ -45,40 +45,6 @@ class Run(Struct):
     name: str
     attempt: Annotated[int, Meta(description="1, and one more each time the run was resumed")]
     labels: dict[str, str]
-
-
-class Evidence(Struct):
-    """What one detector reports, beside its thresholds."""
-
-    detector: str
-    roles: list[str]
-    kind: Annotated[str, Meta(description="what the value means: a count, a score, a p_value, ...")]
-    value: Number
-    suspect_at: Number | None
-    stop_at: Number | None
-    turn_step: int | None
-    note: str
-
-
-class Verdict(Struct):
-    """The policy's verdict on the run so far."""
-
-    verdict: Literal["continue", "suspect", "stop"]
-    step: int | None
-    turn_step: Annotated[int | None, Meta(description="where the detectors believe the turn was")]
-    reason: str
-    evidence: list[Evidence]
-
-
-class BestCheckpoint(Struct, omit_defaults=True):
-    """The checkpoint to ship."""
-
-    step: int
-    uri: str
-    score: Number
-    chosen_by: str
-    smoothed: Annotated[Number | None, Meta(description="the score without most of its noise")] = None
-    smoothed_stderr: Number | None = None
 
 
 class Decision(Struct):
@@ -230,13 +196,13 @@ class Declaration:
 
 _AT = datetime(2026, 1, 1, 14, 31, 7, 250_000, UTC)
 _PROJECT = Project(UUID("0199aa0c-3333-7f44-9a55-665544332211"), "alignment")
-_EVIDENCE = Evidence("k_decline", ["eval"], "count", 3.0, 1.0, 3.0, 120, "")
+_EVIDENCE = Evidence("k_decline", ("eval",), "count", 3.0, 1.0, 3.0, 120, "")
 _PRECISION = Precision(0.989, 0.918, 0.9999, Bounds(0.902, 0.9999), 92, 1)
 _RUN: dict[str, Any] = {
     "project": _PROJECT,
     "run": Run(UUID("0199aa0d-1111-7e22-8f33-445566778899"), "ppo-7b-seed3", 1, {"slurm_job_id": "4711"}),
-    "verdict": Verdict("stop", 150, 120, "3 evals in a row fell", [_EVIDENCE]),
-    "best_checkpoint": BestCheckpoint(120, "s3://runs/ppo-7b-seed3/120", 0.71, "smoothed_maximum"),
+    "verdict": Verdict(Call.STOP, 150, 120, "3 evals in a row fell", (_EVIDENCE,)),
+    "best_checkpoint": BestCheckpoint(120, "s3://runs/ppo-7b-seed3/120", 0.71, "smoothed_maximum", 0.698, 0.006),
 }
 _NO_DECISION: dict[str, Any] = {**_RUN, "decision": None}
 

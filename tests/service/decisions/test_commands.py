@@ -179,7 +179,7 @@ def test_a_person_stops_a_run_that_was_never_flagged(graceful: Scene) -> None:
     assert not graceful.post(run, FALLING[:2]).decision
     for _ in range(2):
         decision = order(graceful, run)
-        assert (decision.state, decision.verdict["reason"]) == (DecisionState.REQUESTED, "dana: the reward is broken")
+        assert (decision.state, decision.verdict.reason) == (DecisionState.REQUESTED, "dana: the reward is broken")
     assert deliveries_of_stops(graceful) == ["waiting"]
     receipt = graceful.post(run, FALLING[2:])
     assert receipt.decision is not None, "the verdict that came later made no second decision"

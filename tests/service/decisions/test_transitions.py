@@ -106,7 +106,7 @@ def test_what_the_verdict_no_longer_wants_stays_on_hold(scene: Scene) -> None:
     pause(scene)
     run = scene.open()
     scene.post(run, [*FALLING[:3], *FALLING[4:], *evals(0.5, start=5)])
-    assert scene.post(run, evals(0.95, start=3)).run.verdict["verdict"] == "suspect"
+    assert scene.post(run, evals(0.95, start=3)).run.verdict.verdict == "suspect"
     resume(scene)
     deadlines.process_overdue(scene.database, NOW + MINUTE)
     assert decided(scene, run).state == DecisionState.ON_HOLD

@@ -16,6 +16,7 @@ from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.runs import Run
+from msgspec.structs import replace
 
 from tests.service.scenes import NOW, Scene, evals, set_up
 
@@ -201,8 +202,10 @@ def test_evidence_of_a_kind_of_a_later_release(shadow: Scene) -> None:
     run = flagged(shadow)
     with shadow.database.transaction() as tx:
         decided = tx.execute(sa.select(tables.decisions.c.verdict).filter_by(run_id=run.id)).scalar_one()
-        evidence = [{**one, "kind": "yet_to_be_invented"} for one in decided["evidence"]]
-        changed = sa.update(tables.decisions).filter_by(run_id=run.id).values(verdict={**decided, "evidence": evidence})
+        evidence = tuple(replace(one, kind="yet_to_be_invented") for one in decided.evidence)
+        changed = (
+            sa.update(tables.decisions).filter_by(run_id=run.id).values(verdict=replace(decided, evidence=evidence))
+        )
         tx.execute(changed)
     finish(shadow, run)
     expect(shadow, run, detectors=["k_decline"])

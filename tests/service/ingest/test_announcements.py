@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 from evalstop_service.decisions import commands
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState
@@ -42,9 +43,9 @@ def test_late_news_does_not_take_a_decision_back(scene: Scene) -> None:
     run = scene.open()
     scene.post(run, [*FALLING[:3], *FALLING[4:], *evals(0.5, start=5)])
     receipt = scene.post(run, evals(0.95, start=3))
-    assert receipt.run.verdict["verdict"] == "suspect"
+    assert receipt.run.verdict.verdict == "suspect"
     assert receipt.decision is not None
-    assert [row["document"]["verdict"] for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop", "suspect"]
+    assert [row["verdict"].verdict for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop", "suspect"]
 
 
 def test_an_ended_run_is_not_stopped(scene: Scene) -> None:
@@ -52,7 +53,7 @@ def test_an_ended_run_is_not_stopped(scene: Scene) -> None:
     run = scene.open()
     commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW)
     receipt = scene.post(run, FALLING)
-    assert receipt.run.verdict["verdict"] == "stop"
+    assert receipt.run.verdict.verdict == "stop"
     assert receipt.decision is None
 
 
@@ -77,8 +78,8 @@ def test_announces_what_was_decided(scene: Scene) -> None:
     assert receipt.decision is not None
     assert data["decision"]["id"] == str(receipt.decision.id)
     assert data["decision"]["state"] == "requested"
-    assert data["verdict"] == receipt.run.verdict
-    assert data["best_checkpoint"] == receipt.run.best_checkpoint
+    assert data["verdict"] == json.loads(msgspec.json.encode(receipt.run.verdict))
+    assert data["best_checkpoint"] == msgspec.to_builtins(receipt.run.best_checkpoint)
     assert data["run"]["labels"] == {"slurm_job_id": "4711"}
 
 
@@ -88,7 +89,7 @@ def test_suspects_aloud_once(scene: Scene) -> None:
     for point in evals(0.9, 0.8, 0.7, 0.9, 0.8, 0.7):
         scene.post(run, [point])
     assert len(scene.events(run, "run.suspected")) == 1
-    words = [row["document"]["verdict"] for row in scene.rows(tables.verdicts, run)]
+    words = [row["verdict"].verdict for row in scene.rows(tables.verdicts, run)]
     assert words == ["suspect", "continue", "suspect"]
 
 
@@ -98,7 +99,7 @@ def test_a_suspicion_without_gold_asks_for_an_eval(scene: Scene) -> None:
     scene.post(blind, [PostedObservation("proxy", step, -float(step)) for step in range(5)])
     scene.post(seen, evals(0.9, 0.8))
     for run, asked in ((blind, 1), (seen, 0)):
-        assert scene.read(run).verdict["verdict"] == "suspect"
+        assert scene.read(run).verdict.verdict == "suspect"
         assert len(scene.events(run, "run.suspected")) == 1
         assert len(scene.events(run, "run.eval_requested")) == asked
 
@@ -110,5 +111,5 @@ def test_tells_of_a_suspicion_on_the_way(scene: Scene) -> None:
     for point in FALLING:
         scene.post(other, [point])
     for run in (one, other):
-        assert [row["document"]["verdict"] for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop"]
+        assert [row["verdict"].verdict for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop"]
         assert len(scene.events(run, "run.suspected")) == 1

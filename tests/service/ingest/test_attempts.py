@@ -39,7 +39,7 @@ def test_resume_supersedes(scene: Scene) -> None:
 
 def pointer(run: Run) -> dict[str, Any] | None:
     best = run.best_checkpoint
-    return best and {key: best[key] for key in ("step", "uri", "score", "chosen_by")}
+    return {key: getattr(best, key) for key in ("step", "uri", "score", "chosen_by")} if best else None
 
 
 def test_resume_can_be_sent_again(scene: Scene) -> None:

@@ -51,7 +51,7 @@ def test_repeats_do_not_count_as_declines(scene: Scene) -> None:
     for point in evals(0.5, 0.4, 0.3):
         for _ in range(3):
             receipt = scene.post(run, [point])
-    assert receipt.run.verdict["verdict"] == "suspect"
+    assert receipt.run.verdict.verdict == "suspect"
     assert receipt.decision is None
 
 

@@ -13,8 +13,9 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from evalstop_detectors import Call, Score, state_to_json
+from evalstop_detectors import Score, state_to_json
 from evalstop_service.ingest import CHOOSER, CheckpointSaved, Content, Message, Observations, Resumed, RunCache
+from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.store import checkpoints, monitor_states, observations, tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.monitor_states import StoredMonitorState
@@ -22,6 +23,7 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.service.scenes import NOW, Scene, add_points, set_up
 
@@ -159,7 +161,7 @@ def test_forgetting_changes_nothing(scene: Scene, story: Story) -> None:
         assert (one.decision is None) == (other.decision is None)
     changes = [
         sorted(
-            ((row["sequence"], row["attempt"], row["document"]) for row in scene.rows(tables.verdicts, run)),
+            ((row["sequence"], row["attempt"], row["verdict"]) for row in scene.rows(tables.verdicts, run)),
             key=itemgetter(0),
         )
         for run in (kept, forgotten)
@@ -285,9 +287,11 @@ def test_mirrors(scene: Scene, story: Story) -> None:
         assert pointer is None or reflected is None or mirrored_scores(pointer) == reflected
 
 
-def mirrored_scores(pointer: dict[str, Any]) -> dict[str, Any]:
-    scores = {key: pointer[key] for key in ("score", "smoothed") if pointer.get(key) is not None}
-    return pointer | {key: -value for key, value in scores.items()}
+def mirrored_scores(pointer: BestCheckpoint | RawMaximum) -> BestCheckpoint | RawMaximum:
+    if isinstance(pointer, RawMaximum):
+        return structs.replace(pointer, score=-pointer.score)
+    smoothed = None if pointer.smoothed is None else -pointer.smoothed
+    return structs.replace(pointer, score=-pointer.score, smoothed=smoothed)
 
 
 def mirrored(news: Content) -> Content:
@@ -317,12 +321,12 @@ def test_agrees_with_the_obvious(scene: Scene, story: Story) -> None:
     assert pointed(run.best_checkpoint) == (best and (best[0], sign * best[1]))
     if story.policy == "paper":
         stop = first_stop(gold, k=3)
-        assert (run.verdict["verdict"] == Call.STOP) == (stop is not None)
-        assert stop is None or run.verdict["step"] == stop
+        assert (run.verdict.stops) == (stop is not None)
+        assert stop is None or run.verdict.step == stop
 
 
-def pointed(pointer: dict[str, Any] | None) -> tuple[int, float] | None:
-    return (pointer["step"], pointer["score"]) if pointer else None
+def pointed(pointer: BestCheckpoint | RawMaximum | None) -> tuple[int, float] | None:
+    return (pointer.step, pointer.score) if pointer else None
 
 
 def first_stop(gold: list[tuple[int, float]], k: int) -> int | None:

@@ -62,12 +62,12 @@ def test_a_new_policy_judges_the_past(scene: Scene) -> None:
     """A run that is opened again under another policy is judged by it from its first observation on."""
     run = scene.open("one", policy="paper")
     scene.post(run, evals(0.9, 0.8, 0.7))
-    assert scene.read(run).verdict["verdict"] == "suspect"
+    assert scene.read(run).verdict.verdict == "suspect"
     scene.open("one", policy="watchful")
     receipt = scene.post(run, [PostedObservation("unwatched", 0, 1.0)])
-    assert receipt.run.verdict["verdict"] == "stop"
+    assert receipt.run.verdict.verdict == "stop"
     assert receipt.decision is not None
-    assert [row["document"]["verdict"] for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop"]
+    assert [row["verdict"].verdict for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop"]
 
 
 def test_reopening(scene: Scene) -> None:

@@ -7,6 +7,7 @@ from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Resumed
 from evalstop_service.rules.decision_lifecycle import DecisionState, Reported
+from evalstop_service.rules.run_results import RawMaximum
 from evalstop_service.store import decisions
 
 from tests.service.scenes import (
@@ -25,7 +26,7 @@ def test_pointer_is_committed_with_what_moved_it(scene: Scene) -> None:
     receipt = scene.post(run, evals(0.6, start=1))
     assert scene.read(run).best_checkpoint == receipt.run.best_checkpoint
     assert receipt.run.best_checkpoint is not None
-    assert receipt.run.best_checkpoint["step"] == 1
+    assert receipt.run.best_checkpoint.step == 1
     assert len(scene.events(run, "run.best_checkpoint_changed")) == 2
 
 
@@ -36,12 +37,13 @@ def test_the_best_checkpoint_is_not_the_luckiest(scene: Scene) -> None:
     for step in range(41):
         scene.take(run, CheckpointSaved(step, f"file:///{step}"))
     row = scene.post(run, evals(*hill[:5], 9.0, *hill[6:])).run
-    assert row.raw_maximum == {"step": 5, "score": 9.0}
+    assert row.raw_maximum == RawMaximum(5, 9.0)
     assert row.best_checkpoint is not None
-    assert row.best_checkpoint["step"] > 15
-    assert row.best_checkpoint["score"] == hill[row.best_checkpoint["step"]]
-    assert row.best_checkpoint["smoothed"] == pytest.approx(2.0, abs=0.1)
-    assert row.best_checkpoint["smoothed_stderr"] > 0
+    assert row.best_checkpoint.step > 15
+    assert row.best_checkpoint.score == hill[row.best_checkpoint.step]
+    assert row.best_checkpoint.smoothed == pytest.approx(2.0, abs=0.1)
+    assert row.best_checkpoint.smoothed_stderr is not None
+    assert row.best_checkpoint.smoothed_stderr > 0
 
 
 def test_a_smoothed_score_that_moves_is_no_news(scene: Scene) -> None:
@@ -52,7 +54,7 @@ def test_a_smoothed_score_that_moves_is_no_news(scene: Scene) -> None:
     after = scene.post(run, evals(0.2, 0.6, 0.3, start=4)).run.best_checkpoint
     assert before is not None
     assert after is not None
-    assert before["smoothed"] != after["smoothed"]
+    assert before.smoothed != after.smoothed
     assert len(scene.events(run, "run.best_checkpoint_changed")) == 1
 
 
@@ -67,10 +69,10 @@ def test_an_ended_run_tells_its_turn(scene: Scene) -> None:
     ended = commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW)
     assert ended.turn == scene.read(run).turn
     assert ended.turn is not None
-    assert abs(ended.turn["step"] - 12) <= 1
-    assert ended.turn["low_step"] <= 12 <= ended.turn["high_step"]
-    assert ended.turn["gain"] == pytest.approx(1.0, abs=0.1)
-    assert ended.turn["drop"] == pytest.approx(1.0, abs=0.1)
+    assert abs(ended.turn.step - 12) <= 1
+    assert ended.turn.low_step <= 12 <= ended.turn.high_step
+    assert ended.turn.gain == pytest.approx(1.0, abs=0.1)
+    assert ended.turn.drop == pytest.approx(1.0, abs=0.1)
     assert scene.take(run, Resumed(20)).run.turn is None
 
 
@@ -105,7 +107,7 @@ def test_a_confirmed_stop_records_the_turn(scene: Scene) -> None:
     assert turn is not None
     with scene.database.reading() as tx:
         change = decisions.list_changes(tx, decision)[-1]
-    assert change.details == {"exit_status": 0, "turn_step": turn["step"]}
+    assert change.details == {"exit_status": 0, "turn_step": turn.step}
 
 
 def test_a_checkpoint_does_not_move(scene: Scene) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Observations, RolesCorrected, RunCache, open_run
+from evalstop_service.rules.run_results import RawMaximum
 from evalstop_service.store import audit, projects
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
@@ -35,7 +36,7 @@ def test_recognised_while_it_runs(scene: Scene) -> None:
     scene.post(run, [PostedObservation("train_runtime", point.step, 1.0) for point in FALLING])
     receipt = scene.post(run, falling("eval_accuracy"))
     assert receipt.run.metrics == {"eval_accuracy": GOLD}
-    assert receipt.run.verdict["verdict"] == "stop"
+    assert receipt.run.verdict.verdict == "stop"
     assert receipt.run.best_checkpoint is not None
     assert scene.read(run).metrics == receipt.run.metrics
     assert scene.read(run).verdict == receipt.run.verdict
@@ -44,13 +45,13 @@ def test_recognised_while_it_runs(scene: Scene) -> None:
 def test_a_better_candidate_takes_the_role(scene: Scene) -> None:
     """When a better gold metric comes in, the run is judged by it alone, from its first observation on."""
     run = scene.open(recognise=True, policy="paper")
-    assert scene.post(run, falling("eval_loss")).run.verdict["verdict"] == "continue"
+    assert scene.post(run, falling("eval_loss")).run.verdict.verdict == "continue"
     before = scene.read(run)
     after = scene.post(run, falling("eval_accuracy")).run
     assert after.rewritten_version > before.rewritten_version
     assert [name for name, role in after.metrics.items() if role["role"] == "eval"] == ["eval_accuracy"]
-    assert after.verdict["verdict"] == "stop"
-    assert after.raw_maximum == {"step": 1, "score": 0.9}
+    assert after.verdict.verdict == "stop"
+    assert after.raw_maximum == RawMaximum(1, 0.9)
 
 
 @LAWS
@@ -67,7 +68,7 @@ def test_the_order_of_names_changes_nothing(scene: Scene, cuts: list[int], shuff
 
 
 def essence(run: Run) -> tuple[object, ...]:
-    return run.metrics, run.recognition, run.verdict["verdict"], run.raw_maximum
+    return run.metrics, run.recognition, run.verdict.verdict, run.raw_maximum
 
 
 def test_a_person_has_the_last_word(scene: Scene) -> None:
@@ -75,7 +76,7 @@ def test_a_person_has_the_last_word(scene: Scene) -> None:
     run = scene.open(recognise=True, policy="paper")
     scene.post(run, [*falling("odd"), *[PostedObservation("eval_accuracy", point.step, 0.5) for point in FALLING]])
     receipt = scene.take(run, RolesCorrected({"odd": GOLD}, "dana"))
-    assert receipt.run.verdict["verdict"] == "stop"
+    assert receipt.run.verdict.verdict == "stop"
     assert receipt.run.recognition is not None
     assert receipt.run.recognition["sources"] == {"odd": "person"}
     with scene.database.reading() as tx:
@@ -102,7 +103,7 @@ def test_another_process_notices(scene: Scene) -> None:
     scene.take(run, RolesCorrected({"odd": GOLD}, "dana"))
     receipt = other.post(run, [PostedObservation("odd", 5, 0.5)])
     assert receipt.run.metrics == {"odd": GOLD}
-    assert receipt.run.verdict["verdict"] == "stop"
+    assert receipt.run.verdict.verdict == "stop"
 
 
 def test_gold_that_is_taken_away(scene: Scene) -> None:
@@ -120,7 +121,7 @@ def test_patterns_of_the_project(scene: Scene) -> None:
         project = projects.lock_project(tx, scene.project_id)
         projects.update_project(tx, replace(project, role_patterns=[{"pattern": "odd/*", "role": "eval"}]))
     run = scene.open(policy="paper")
-    assert scene.post(run, falling("odd/one")).run.verdict["verdict"] == "stop"
+    assert scene.post(run, falling("odd/one")).run.verdict.verdict == "stop"
     said = scene.open(metrics={"odd/two": GOLD | {"direction": "minimize"}})
     assert said.recognition is None
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
+from evalstop_service.rules.run_results import BestCheckpoint, Call, Evidence, RawMaximum, Verdict
 from evalstop_service.store import observations, runs, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -43,14 +44,15 @@ def scene(database: Database) -> Scene:
 
 def changed(run: Run) -> Run:
     """The run with everything in it that `save` writes."""
-    verdict = {"verdict": "suspect", "step": 3, "turn_step": 1, "reason": 'ü"\\', "evidence": [{"value": 1e-300}]}
+    evidence = Evidence("k_decline", ("eval",), "count", 1e-300, None, 0.1 + 0.2, 1, "")
+    verdict = Verdict(Call.SUSPECT, 3, 1, 'ü"\\', (evidence,))
     return replace(
         run,
         version=run.version + 1,
         last_step=2**53 - 1,
         verdict=verdict,
-        best_checkpoint={"step": 1, "uri": "s3://a", "score": 0.1 + 0.2},
-        raw_maximum={"step": 2, "score": 1e-300},
+        best_checkpoint=BestCheckpoint(1, "s3://a", 0.1 + 0.2, "raw_maximum"),
+        raw_maximum=RawMaximum(2, 1e-300),
         updated_at=LATER,
     )
 

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from evalstop_service.ingest import Resumed
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.run_results import Call
 from evalstop_service.store import monitor_states, observations, runs, sparklines, tables
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
@@ -241,7 +242,7 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
             wanted = RunFilter(order=order, before=last.id, place=last.updated_at if order == "updated" else step)
         assert seen == [run.name for run in whole]
     for wanted in (
-        RunFilter(verdict="stop"),
+        RunFilter(verdict=Call.STOP),
         RunFilter(mode=Mode.ENFORCE),
         RunFilter(policy="gone"),
         RunFilter(job_kind="dpo"),
@@ -250,7 +251,7 @@ def test_lists_runs_in_other_orders(scene: Scene) -> None:
             run
             for run in rows
             if (wanted.mode is None or run.mode == wanted.mode)
-            and (wanted.verdict is None or run.verdict["verdict"] == wanted.verdict)
+            and (wanted.verdict is None or run.verdict.verdict == wanted.verdict)
             and wanted.policy is None
             and wanted.job_kind is None
         ]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 metadata = sa.MetaData(
@@ -54,6 +55,27 @@ class EnumText(sa.TypeDecorator[StrEnum]):
 
     def process_result_value(self, value: str | None, dialect: sa.Dialect) -> StrEnum | None:
         return None if value is None else self.kind(value)
+
+
+class StructJson(sa.TypeDecorator[Any]):
+    """A struct as a JSON document; None is NULL. Fields that the struct does not have are skipped when it is read."""
+
+    impl = sa.JSON
+    cache_ok = True
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(none_as_null=True)
+        self.kind = kind
+
+    def coerce_compared_value(self, op: Any, value: Any) -> Any:
+        """What a part of the document is compared with is no such document."""
+        return self.impl_instance.coerce_compared_value(op, value)
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        return msgspec.to_builtins(value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
+        return None if value is None else msgspec.convert(value, self.kind)
 
 
 class Real(sa.TypeDecorator[float]):

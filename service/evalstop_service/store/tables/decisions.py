@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.run_results import BestCheckpoint, Verdict
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables.columns import EnumText, UtcTime, metadata, of_run, own_id, part_of
+from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, of_run, own_id, part_of
 
 decisions = sa.Table(
     "decisions",
@@ -18,8 +19,8 @@ decisions = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("state", EnumText(DecisionState), nullable=False),
     sa.Column("step", sa.BigInteger, nullable=False),
-    sa.Column("verdict", sa.JSON, nullable=False),
-    sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
+    sa.Column("verdict", StructJson(Verdict), nullable=False),
+    sa.Column("best_checkpoint", StructJson(BestCheckpoint)),
     sa.Column("policy_id", sa.Uuid, sa.ForeignKey("policies.id"), nullable=False),
     sa.Column("due_at", UtcTime, nullable=False),  # the end of the veto window
     sa.Column("created_at", UtcTime, nullable=False),

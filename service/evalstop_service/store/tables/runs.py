@@ -6,8 +6,9 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store.tables.columns import EnumText, Real, UtcTime, metadata, of_run, own_id
+from evalstop_service.store.tables.columns import EnumText, Real, StructJson, UtcTime, metadata, of_run, own_id
 
 runs = sa.Table(
     "runs",
@@ -26,10 +27,10 @@ runs = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),  # counts the changes of the row
     # The version at which the past last changed: a monitor kept at an earlier one has to be rebuilt.
     sa.Column("rewritten_version", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("verdict", sa.JSON, nullable=False),
-    sa.Column("best_checkpoint", sa.JSON(none_as_null=True)),
-    sa.Column("raw_maximum", sa.JSON(none_as_null=True)),
-    sa.Column("turn", sa.JSON(none_as_null=True)),  # told with hindsight once the run has ended
+    sa.Column("verdict", StructJson(Verdict), nullable=False),
+    sa.Column("best_checkpoint", StructJson(BestCheckpoint)),
+    sa.Column("raw_maximum", StructJson(RawMaximum)),
+    sa.Column("turn", StructJson(ChangePoint)),  # found once the run has ended
     sa.Column("recognition", sa.JSON(none_as_null=True)),  # how its metrics got their roles; NULL: its trainer said so
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("updated_at", UtcTime, nullable=False),
@@ -90,7 +91,7 @@ verdicts = sa.Table(
     of_run(),
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("document", sa.JSON, nullable=False),
+    sa.Column("verdict", StructJson(Verdict), nullable=False),
     sa.Column("at", UtcTime, nullable=False),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Query
@@ -11,6 +11,7 @@ from pydantic import Field
 from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import backtests
 from evalstop_service.projects import policies
+from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
@@ -46,7 +47,7 @@ class BacktestRunOut(Answer):
     state: str | None = Field(description="of the decision on record")
     run_outcome: RunOutcome | None
     turn_step: int | None
-    verdict: Literal["continue", "suspect", "stop"]
+    verdict: Call
     step: int | None = Field(description="where the policy would have stopped the run; null: never")
     reason: str
     outcome: DecisionOutcome = Field(description="of what the policy would have done")

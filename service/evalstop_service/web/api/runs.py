@@ -232,7 +232,7 @@ def list_verdicts(
         load_run(tx, caller.project_id, run_id)
         changes = verdicts.list_verdicts(tx, run_id, before=cursor, limit=limit)
     return VerdictPage(
-        items=[VerdictChangeOut.model_validate(vars(item) | {"verdict": item.document}) for item in changes],
+        items=[VerdictChangeOut.model_validate(item) for item in changes],
         next_cursor=str(changes[-1].sequence) if len(changes) == limit else None,
     )
 

@@ -29,6 +29,7 @@ from evalstop_service.rules.fields import Outcome as Outcome
 from evalstop_service.rules.fields import Plain as Plain
 from evalstop_service.rules.fields import Role as Role
 from evalstop_service.rules.fields import Whole as Whole
+from evalstop_service.rules.run_results import Call
 
 MAX_STEP = 2**53 - 1
 """The largest integer that every JSON reader keeps exact."""
@@ -100,7 +101,7 @@ class FindingOut(Answer):
 class VerdictOut(Answer):
     """`continue`, `suspect` or `stop`, with its reason and the numbers behind it."""
 
-    verdict: Literal["continue", "suspect", "stop"]
+    verdict: Call
     step: int | None
     turn_step: int | None = Field(description="the step at which the detectors estimate the turn")
     reason: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Literal
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from starlette.types import Receive
 
+from evalstop_service.rules.run_results import Call
 from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Unpacker, unpacker
 from evalstop_service.web.api.reading.json_lines import LINE, MOST_LINE_BYTES
 from evalstop_service.web.api.reading.stream import Intake, StreamLimits, too_slow
@@ -42,7 +43,7 @@ class RunStanding(Answer):
 
     run_id: UUID
     accepted: int
-    verdict: Literal["continue", "suspect", "stop"]
+    verdict: Call
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
     best_checkpoint: BestCheckpointOut | None
 

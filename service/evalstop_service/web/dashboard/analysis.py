@@ -74,7 +74,7 @@ def _load_tracks(tx: Transaction, run: Run, policy: Policy | None, long: set[str
             if len(points) <= MOST_REPLAYED:
                 return evidence.replay_evidence(policy, watch.observations(points)), REPLAYED
     changes = verdicts.list_verdicts(tx, run.id, limit=MOST_CHANGES)
-    present = [change.document for change in reversed(changes) if change.attempt == run.attempt]
+    present = [change.verdict for change in reversed(changes) if change.attempt == run.attempt]
     return evidence.read_evidence([*present, run.verdict]), UNREADABLE if policy is None else TOO_LONG
 
 

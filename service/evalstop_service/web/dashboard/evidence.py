@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from evalstop_detectors import Evidence, Observation, Policy, advance, start
 
+from evalstop_service.rules.run_results import Verdict
 from evalstop_service.store.observations import PostedObservation
 
 
@@ -54,17 +54,15 @@ def replay_evidence(policy: Policy, observations: Iterable[Observation]) -> list
     return [track for track in tracks if track is not None]
 
 
-def read_evidence(changes: Iterable[dict[str, Any]]) -> list[Track]:
+def read_evidence(verdicts: Iterable[Verdict]) -> list[Track]:
     """The evidence stored with the changes of a verdict, oldest first, for a run that is too long to replay."""
     tracks: dict[int, Track] = {}
-    for document in changes:
-        for index, finding in enumerate(document["evidence"]):
-            if document["step"] is None:
+    for verdict in verdicts:
+        for index, item in enumerate(verdict.evidence):
+            if verdict.step is None:
                 continue
             track = tracks.get(index)
             if track is None:
-                tracks[index] = track = Track(
-                    finding["detector"], finding["kind"], finding["suspect_at"], finding["stop_at"]
-                )
-            track.add_value(document["step"], finding["value"])
+                tracks[index] = track = Track(item.detector, item.kind, item.suspect_at, item.stop_at)
+            track.add_value(verdict.step, item.value)
     return list(tracks.values())

@@ -8,6 +8,7 @@ from typing import Any
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.decisions import Decision, DecisionChange
 from evalstop_service.store.runs import Run
@@ -88,10 +89,10 @@ def run_summary(run: Run, decision: Decision | None, now: datetime) -> str:
     verdict = run.verdict
     if run.last_step is None:
         return "No observations yet." if run.status == RunStatus.RUNNING else "The run ended without observations."
-    if verdict["verdict"] == "stop":
-        return f"Stop called at step {format_step(verdict['step'])}, after the run had ended."
-    if verdict["verdict"] == "suspect":
-        turn = verdict["turn_step"]
+    if verdict.stops:
+        return f"Stop called at step {format_step(verdict.step or 0)}, after the run had ended."
+    if verdict.verdict is Call.SUSPECT:
+        turn = verdict.turn_step
         where = f" around step {format_step(turn)}" if turn is not None else ""
         return f"The eval may have turned{where}; not enough evidence to stop."
     if run.raw_maximum is None:

@@ -11,6 +11,7 @@ from typing import Annotated
 from urllib.parse import quote
 from uuid import UUID
 
+import msgspec
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
@@ -99,9 +100,9 @@ def export_json(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         "labels": run.labels,
         "policy": f"{run.policy_name}@{run.policy_version}",
         "mode": run.mode,
-        "verdict": run.verdict,
-        "best_checkpoint": run.best_checkpoint,
-        "turn": run.turn,
+        "verdict": msgspec.to_builtins(run.verdict),
+        "best_checkpoint": msgspec.to_builtins(run.best_checkpoint),
+        "turn": msgspec.to_builtins(run.turn),
         "columns": COLUMNS,
     }
 

@@ -14,6 +14,7 @@ from evalstop_service.clock import in_utc
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, watched_metrics
 from evalstop_service.store import decisions, policies, run_health, runs, sparklines
@@ -64,7 +65,7 @@ class Filters(BaseModel):
 
     name: str = ""
     status: Literal[""] | RunStatus = ""
-    verdict: Literal["", "continue", "suspect", "stop"] = ""
+    verdict: Literal[""] | Call = ""
     policy: Annotated[str, Field(max_length=100)] = ""
     mode: Literal[""] | Mode = ""
     job_kind: Annotated[str, Field(max_length=256)] = ""

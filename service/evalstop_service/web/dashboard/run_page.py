@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
+from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, metric_roles
 from evalstop_service.store import decisions, observations, outcomes, run_health, runs, series, verdicts
@@ -71,7 +72,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         turn_step=_turn_step(run, current),
         roles={role["role"]: metric for metric, role in run.metrics.items()},
         summary=formatting.run_summary(run, current, site.clock()),
-        reason=(current.verdict if current else run.verdict)["reason"],
+        reason=(current or run).verdict.reason,
     )
 
 
@@ -104,8 +105,8 @@ def show_series(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
                 }
                 for metric in points
             ],
-            "best_checkpoint": _score_document(run.best_checkpoint),
-            "raw_maximum": _score_document(run.raw_maximum),
+            "best_checkpoint": _mark(run.best_checkpoint),
+            "raw_maximum": _mark(run.raw_maximum),
             "turn_step": _turn_step(run, decision),
             "decision": {"step": decision.step, "state": formatting.STATES[decision.state]} if decision else None,
         }
@@ -141,9 +142,8 @@ def _allowed_actions(run: Run, decision: Decision | None, now: datetime) -> dict
 def _turn_step(run: Run, decision: Decision | None) -> int | None:
     """The step of the turn: the change point in hindsight, else that of the decision, else that of the verdict."""
     if run.turn is not None:
-        return int(run.turn["step"])
-    turn: int | None = (decision.verdict if decision else run.verdict)["turn_step"]
-    return turn
+        return run.turn.step
+    return (decision or run).verdict.turn_step
 
 
 def _order_by_role(run: Run, metrics: list[LatestObservation]) -> list[tuple[LatestObservation, dict[str, str] | None]]:
@@ -161,5 +161,5 @@ def _to_columns(points: list[PostedObservation]) -> dict[str, list[Any]]:
     }
 
 
-def _score_document(best: dict[str, Any] | None) -> dict[str, Any] | None:
-    return {"step": best["step"], "score": best["score"]} if best else None
+def _mark(best: BestCheckpoint | RawMaximum | None) -> dict[str, float] | None:
+    return {"step": best.step, "score": best.score} if best else None

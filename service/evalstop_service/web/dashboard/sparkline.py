@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from evalstop_service.rules.run_results import BestCheckpoint
 from evalstop_service.store.sparklines import Segment
 
 WIDTH, HEIGHT, MARGIN = 132, 34, 4
@@ -24,7 +24,7 @@ class Sparkline:
 
 
 def draw_sparkline(
-    stretches: Sequence[Segment], best: dict[str, Any] | None, stop_step: int | None
+    stretches: Sequence[Segment], best: BestCheckpoint | None, stop_step: int | None
 ) -> Sparkline | None:
     """The sparkline of a run; None without observations."""
     if not stretches:
@@ -45,6 +45,6 @@ def draw_sparkline(
     return Sparkline(
         line=" ".join(f"{across},{down}" for across, down in corners),
         last=corners[-1],
-        best=(x(best["step"]), y(best["score"])) if best else None,
+        best=(x(best.step), y(best.score)) if best else None,
         stop_x=x(stop_step) if stop_step is not None else None,
     )

@@ -104,11 +104,11 @@ def history_document(points: Iterable[StoredObservation], metric: str) -> list[D
 def _verdict_tags(run: Run, should_stop: bool) -> list[Item]:
     tags = {
         "evalstop.should_stop": "true" if should_stop else "false",
-        "evalstop.verdict": run.verdict["verdict"],
-        "evalstop.reason": run.verdict["reason"],
+        "evalstop.verdict": run.verdict.verdict,
+        "evalstop.reason": run.verdict.reason,
     }
     if run.best_checkpoint is not None:
-        tags["evalstop.best_checkpoint"] = run.best_checkpoint["uri"]
+        tags["evalstop.best_checkpoint"] = run.best_checkpoint.uri
     return [Item(*pair) for pair in tags.items()]
 
 

@@ -12,16 +12,15 @@ import msgspec
 from msgspec import Struct
 
 from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.run_results import BestCheckpoint, Verdict
 from evalstop_service.webhooks.events import (
     DECLARATIONS,
-    BestCheckpoint,
     Decision,
     Guard,
     Policy,
     Project,
     RolloutStage,
     Run,
-    Verdict,
 )
 
 MAX_TEXT_CHARACTERS = 600

@@ -11,6 +11,7 @@ from uuid import UUID
 from evalstop_service.errors import NotFound
 from evalstop_service.ingest import Message, Observations, Receipt, ValueConflict
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.runs import Run
 
@@ -74,7 +75,7 @@ def a_run(run_id: UUID) -> Run:
         total_steps=None,
         last_step=None,
         version=1,
-        verdict={"verdict": "continue"},
+        verdict=Verdict(Call.CONTINUE, None, None, ""),
         best_checkpoint=None,
         raw_maximum=None,
         created_at=NOW,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
+from evalstop_service.rules.run_results import BestCheckpoint
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.sparklines import Segment
 from evalstop_service.web.dashboard import formatting, sparkline
@@ -41,7 +42,7 @@ FINITE = st.floats(-sys.float_info.max, sys.float_info.max)
 def test_a_sparkline_stays_in_its_frame(rows: list[tuple[int, float, float]], score: float, step: int) -> None:
     """Whatever the numbers, every coordinate lies in the drawing."""
     stretches = [Segment(at, min(one, other), max(one, other)) for at, one, other in sorted(rows)]
-    drawing = sparkline.draw_sparkline(stretches, {"step": step, "score": score}, step)
+    drawing = sparkline.draw_sparkline(stretches, BestCheckpoint(step, "s3://a", score, "raw_maximum"), step)
     if not stretches:
         assert drawing is None
         return

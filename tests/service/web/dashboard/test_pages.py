@@ -71,7 +71,7 @@ def test_a_run_that_was_stopped(visitor: httpx.Client, database: Database, tenan
         assert words in listed
     html = seen(visitor, f"/runs/{run.id}")
     assert f"Stopped at step {receipt.decision.step}. The job is confirmed to be gone." in html
-    assert escape(receipt.run.best_checkpoint["uri"]) in html
+    assert escape(receipt.run.best_checkpoint.uri) in html
     for words in ("evalstop-receiver process", "SIGTERM", "k_below_best", "4711", "verdict: stop", "stop requested"):
         assert words in html
 

@@ -69,7 +69,7 @@ def _standing(run_id: UUID, standing: Standing, now: datetime) -> dict[str, Any]
     return {
         "run_id": str(run_id),
         "accepted": standing.accepted,
-        "verdict": run.verdict["verdict"],
+        "verdict": run.verdict.verdict,
         "should_stop": decision is not None and decision.stops(now),
         "best_checkpoint": run.best_checkpoint,
     }

@@ -1,0 +1,80 @@
+"""What a run's evals have come to, as rows, answers and events hold it: verdict, best checkpoint, change point. Pure.
+
+The store and the webhooks know these structs and no detectors. What a later release that was rolled back may have
+written stays readable: kinds of evidence and roles are texts here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class Call(StrEnum):
+    """What a verdict calls for."""
+
+    CONTINUE = "continue"
+    SUSPECT = "suspect"
+    STOP = "stop"
+
+
+class Evidence(Struct, frozen=True):
+    """What one detector reports, beside its thresholds."""
+
+    detector: str
+    roles: tuple[str, ...]
+    kind: Annotated[str, Meta(description="what the value means: a count, a score, a p_value, ...")]
+    value: float
+    suspect_at: float | None
+    stop_at: float | None
+    turn_step: int | None
+    note: str
+
+
+class Verdict(Struct, frozen=True):
+    """The policy's verdict on the run so far."""
+
+    verdict: Call
+    step: int | None
+    turn_step: Annotated[int | None, Meta(description="where the detectors believe the turn was")]
+    reason: str
+    evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def stops(self) -> bool:
+        """Whether it calls for a stop."""
+        return self.verdict is Call.STOP
+
+
+class BestCheckpoint(Struct, frozen=True):
+    """The checkpoint to ship."""
+
+    step: int
+    uri: str
+    score: float
+    chosen_by: str
+    smoothed: Annotated[float | None, Meta(description="the score without most of its noise")] = None
+    smoothed_stderr: float | None = None
+
+
+class RawMaximum(Struct, frozen=True):
+    """The highest measured eval, with or without a checkpoint."""
+
+    step: int
+    score: float
+
+
+class ChangePoint(Struct, frozen=True):
+    """Where the eval turned, by all evals of a run that has ended.
+
+    `step`: the last eval before the lasting fall; the peak lies between `low_step` and `high_step`. `gain`: from the
+    first eval to the turn, `drop`: from there to the last, both in the unit of the scores, higher is better.
+    """
+
+    step: int
+    low_step: int
+    high_step: int
+    gain: float
+    drop: float
