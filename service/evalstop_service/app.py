@@ -147,7 +147,7 @@ def create_app(
     """
     service_metrics = service_metrics or create_service_metrics(database, clock)
     tracer = tracer or tracing.create_tracer(os.environ)
-    committer = Committer(database, RunCache(settings.live_runs), clock, service_metrics, _limits(settings), tracer)
+    committer = Committer(database, RunCache(settings.cached_runs), clock, service_metrics, _limits(settings), tracer)
     key_cache = KeyCache(database, settings.key_cache_seconds)
     context = Context(
         database,

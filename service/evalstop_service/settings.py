@@ -94,7 +94,7 @@ class HttpSettings(_Group):
 class IngestionSettings(_Group):
     """Ingestion"""
 
-    live_runs: Count = 10_000
+    cached_runs: Count = 10_000
     """Runs that a process keeps in memory."""
 
     parallel_commits: Count = 4

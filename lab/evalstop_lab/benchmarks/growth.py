@@ -92,7 +92,7 @@ class Ground:
         self.post(server, planted_data.plant_runs(self.url, server, WARM_UP_RUNS, name), 20, requests=1)
 
 
-def measure_live_runs(ground: Ground, counts: Sequence[int], seconds: float) -> list[Row]:
+def measure_many_runs(ground: Ground, counts: Sequence[int], seconds: float) -> list[Row]:
     """Cost of an observation, and memory, by the number of live runs: runs new to the process, then known ones.
 
     Each process is fresh and caches all runs; a last one, with the most runs, has the default cache. Every run is
@@ -100,7 +100,7 @@ def measure_live_runs(ground: Ground, counts: Sequence[int], seconds: float) -> 
     """
     rows: list[Row] = []
     for count, cached in [*((count, max(counts)) for count in counts), (max(counts), None)]:
-        memory = {"EVALSTOP_LIVE_RUNS": str(cached + WARM_UP_RUNS)} if cached else {}
+        memory = {"EVALSTOP_CACHED_RUNS": str(cached + WARM_UP_RUNS)} if cached else {}
         name = f"{count}-{cached}"
         with run_service(ground.folder / name, ground.key, {**ground.environment, **memory}) as server:
             ground.warm_up(server, f"warm-{name}")
@@ -300,7 +300,7 @@ SECTIONS = ("live-runs", "long-runs", "recovery", "reading")
 def _measure(section: str, ground: Ground, options: argparse.Namespace) -> list[Row]:
     match section:
         case "live-runs":
-            return measure_live_runs(ground, (1000, 2000) if options.quick else RUN_COUNTS, options.seconds)
+            return measure_many_runs(ground, (1000, 2000) if options.quick else RUN_COUNTS, options.seconds)
         case "long-runs":
             lengths = (100, 10_000) if options.quick else RUN_LENGTHS
             return measure_long_runs(ground, lengths, options.seconds, options.rounds)

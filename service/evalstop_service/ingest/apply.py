@@ -156,7 +156,7 @@ def _apply_observations(
     replayed = recast or (bool(observations) and is_late(state.monitor, observations[0]))
     if replayed:
         state = _rewound(state, None if recast else observations[0])
-    evals = sorted((p for p in fresh if p.metric == state.watch.gold), key=_STEP)
+    evals = sorted((p for p in fresh if p.metric == state.watch.eval_metric), key=_STEP)
     scores = None if recast else state.usable_scores
     late_eval = bool(evals) and scores is not None and evals[0].step <= scores.last_step
     if late_eval:
@@ -319,9 +319,9 @@ def _needs_of_past(state: RunState, *, replayed: bool = False, rescored: bool = 
     series: dict[str, int] = {}
     if replayed:
         series = dict.fromkeys(state.watch.metrics, 0 if state.monitor.last is None else state.monitor.last[0])
-    if state.watch.gold is not None and (rescored or turned):
-        series[state.watch.gold] = 0
-    return Needs(series=tuple(sorted(series.items())), checkpoints=rescored and state.watch.gold is not None)
+    if state.watch.eval_metric is not None and (rescored or turned):
+        series[state.watch.eval_metric] = 0
+    return Needs(series=tuple(sorted(series.items())), checkpoints=rescored and state.watch.eval_metric is not None)
 
 
 def _with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -> RunState:
@@ -390,7 +390,7 @@ def _with_evals(
 
     `scores`: to be added to; None: they are built from what was loaded.
     """
-    eval_metric, run = state.watch.gold, state.run
+    eval_metric, run = state.watch.eval_metric, state.run
     if eval_metric is None:
         return replace(state, scores=None), {"best_checkpoint": None, "raw_maximum": None}
     stored = [point for point in facts.points if point.metric == eval_metric]
@@ -399,7 +399,7 @@ def _with_evals(
     else:
         scores.add_scores(watched_metrics.select_scores(run, evals))
     scores.add_checkpoints(saved)
-    raw, sign = scores.best.raw(), state.watch.gold_sign
+    raw, sign = scores.best.raw(), state.watch.eval_sign
     changes: dict[str, Any] = {
         "best_checkpoint": _describe_best(scores, sign),
         "raw_maximum": RawMaximum(raw.step, sign * raw.score) if raw else None,

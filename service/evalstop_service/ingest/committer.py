@@ -305,7 +305,7 @@ class Committer:
             loaded |= found
         for way, count in counts.items():
             if count:
-                self._metrics.live_runs.labels(way).inc(count)
+                self._metrics.loaded_runs.labels(way).inc(count)
         return loaded
 
     async def _apply(

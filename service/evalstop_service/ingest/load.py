@@ -144,7 +144,7 @@ def _brings_score(state: RunState, messages: Iterable[Message]) -> bool:
         match message.content:
             case CheckpointSaved():
                 return True
-            case Observations(points) if any(point.metric == state.watch.gold for point in points):
+            case Observations(points) if any(point.metric == state.watch.eval_metric for point in points):
                 return True
     return False
 
@@ -194,7 +194,7 @@ def _unseen(state: RunState, scores: Scores | None) -> dict[str, int]:
     """From which step on each metric is to be read; nothing where nothing was observed."""
     if state.run.last_step is None:
         return {}
-    seen, eval_metric = state.monitor.last, state.watch.gold
+    seen, eval_metric = state.monitor.last, state.watch.eval_metric
     steps = dict.fromkeys(state.watch.metrics, 0 if seen is None else seen[0])
     if eval_metric is not None and scores is not None:
         after_scores = scores.last_step + 1

@@ -33,7 +33,7 @@ class ServiceMetrics:
 
     `observations`: by result (accepted, duplicate, conflict). `refused`: requests turned away, by reason.
     `commit_observations`, `commit_requests`, `commit_seconds`: of each group commit. `waiting_observations`: queued for
-    one. `live_runs`: what a run's monitor needed before a batch (hit, moved_on, restored,
+    one. `loaded_runs`: what a run's monitor needed before a batch (hit, moved_on, restored,
     rebuilt), and how often memory was mistaken, so that a batch was worked in twice.
     `detector_seconds`: of each group. `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
@@ -63,8 +63,8 @@ class ServiceMetrics:
         self.waiting_observations = Gauge(
             "evalstop_waiting_observations", "Observations that wait for a commit.", registry=self.registry
         )
-        self.live_runs = self._counter(
-            "evalstop_live_runs",
+        self.loaded_runs = self._counter(
+            "evalstop_loaded_runs",
             "What a run's monitor needed before it could be stepped.",
             ("result", "hit", "mistaken", "moved_on", "restored", "rebuilt"),
         )

@@ -3,18 +3,18 @@
     none yet ──> recognized ──> recognized again, whenever a metric is reported for the first time
          └───────────┴────────> corrected by a person, final
 
-Recognition depends on the names alone, not on their order. Its result is kept with the run as a document: `open` (new
-names may change it), `preset` (the trainer whose names they are), `sources` and `reasons` by metric, `warnings`.
+Recognition depends on the names alone, not on their order. Its result is stored with the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evalstop_detectors import MetricRole, Role, match_role, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
 
+from evalstop_service.rules.role_recognition import Recognition
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store.runs import Run
 
@@ -25,24 +25,24 @@ MOST_NAMES = 1000
 
 MOST_REASONS = 100
 
-NOTHING_YET: dict[str, Any] = {"open": True, "preset": None, "sources": {}, "reasons": {}, "warnings": [NO_EVAL]}
+NOTHING_YET = Recognition(open=True, warnings=[NO_EVAL])
 
 
 class RoleAssignment(NamedTuple):
     """The roles of a run's metrics, and how they were assigned."""
 
     metrics: Roles
-    recognition: dict[str, Any]
+    recognition: Recognition
 
 
 def is_open(run: Run) -> bool:
     """Whether new names may change the roles of the run."""
-    return run.recognition is not None and bool(run.recognition["open"])
+    return run.recognition is not None and run.recognition.open
 
 
 def is_corrected(run: Run) -> bool:
     """Whether a person corrected the roles of the run, which is final."""
-    return run.recognition is not None and not run.recognition["open"]
+    return run.recognition is not None and not run.recognition.open
 
 
 def assign_roles(
@@ -64,34 +64,33 @@ def assign_roles(
     warnings = [warning for warning in recognized.warnings if warning != NO_EVAL] + ([] if has_eval else [NO_EVAL])
     return RoleAssignment(
         {metric: _role_to_json(role) for metric, role in sorted(with_role.items())},
-        {
-            "open": True,
-            "preset": recognized.preset,
-            "sources": {metric: "pattern" if metric in by_pattern else source for metric in sorted(with_role)},
-            "reasons": {metric: reasons[metric] for metric in first},
-            "warnings": warnings,
-        },
+        Recognition(
+            open=True,
+            preset=recognized.preset,
+            sources={metric: "pattern" if metric in by_pattern else source for metric in sorted(with_role)},
+            reasons={metric: reasons[metric] for metric in first},
+            warnings=warnings,
+        ),
     )
 
 
 def correct_roles(run: Run, metrics: Roles) -> RoleAssignment:
     """The roles as a person gives them."""
-    preset = run.recognition["preset"] if run.recognition else None
-    return RoleAssignment(metrics, _describe_fixed_roles(metrics, "person") | {"preset": preset})
+    preset = run.recognition.preset if run.recognition else None
+    return RoleAssignment(metrics, _describe_fixed_roles(metrics, "person", preset))
 
 
-def describe_roles(run: Run) -> dict[str, Any]:
+def describe_roles(run: Run) -> Recognition:
     """How the roles of the run were assigned."""
     if run.recognition is not None:
         return run.recognition
     return _describe_fixed_roles(run.metrics, "default" if run.metrics == DEFAULT_METRICS else "trainer")
 
 
-def _describe_fixed_roles(metrics: Roles, source: str) -> dict[str, Any]:
+def _describe_fixed_roles(metrics: Roles, source: str, preset: str | None = None) -> Recognition:
     has_eval = any(role["role"] == MetricRole.EVAL for role in metrics.values())
     warnings = [] if has_eval else [NO_EVAL]
-    sources = dict.fromkeys(metrics, source)
-    return {"open": False, "preset": None, "sources": sources, "reasons": {}, "warnings": warnings}
+    return Recognition(open=False, preset=preset, sources=dict.fromkeys(metrics, source), warnings=warnings)
 
 
 def _match_patterns(

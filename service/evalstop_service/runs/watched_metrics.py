@@ -22,11 +22,11 @@ DEFAULT_METRICS: dict[str, dict[str, str]] = {
 class WatchedMetrics:
     """The metrics of a run that the detectors of a policy are shown, with their roles and directions.
 
-    `gold`: the eval metric of the run, whether or not the policy watches it; `gold_sign` turns it so that higher is
-    better.
+    `eval_metric`: the eval metric of the run, whether or not the policy watches it; `eval_sign` turns it so that
+    higher is better.
     """
 
-    __slots__ = ("_roles", "_total_steps", "gold", "gold_sign")
+    __slots__ = ("_roles", "_total_steps", "eval_metric", "eval_sign")
 
     def __init__(self, run: Run, policy: Policy) -> None:
         self._roles = {
@@ -35,8 +35,8 @@ class WatchedMetrics:
             if role["role"] in policy.roles
         }
         self._total_steps = run.total_steps
-        self.gold = find_eval_metric(run)
-        self.gold_sign = metric_sign(run.metrics, self.gold) if self.gold is not None else 1.0
+        self.eval_metric = find_eval_metric(run)
+        self.eval_sign = metric_sign(run.metrics, self.eval_metric) if self.eval_metric is not None else 1.0
 
     @property
     def metrics(self) -> list[str]:

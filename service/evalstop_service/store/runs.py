@@ -13,6 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.role_recognition import Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, Call, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, contains_text, insert_if_new
@@ -49,7 +50,7 @@ class Run(msgspec.Struct, frozen=True):
     ended_at: datetime | None
     turn: ChangePoint | None = None
     rewritten_version: int = 0
-    recognition: dict[str, Any] | None = None
+    recognition: Recognition | None = None
     pruned_at: datetime | None = None
 
 

@@ -273,7 +273,7 @@ def test_a_stale_cache_costs_one_try(scene: Scene) -> None:
     run, other = scene.open(policy="paper"), replace(scene, cache=RunCache())
 
     def mistaken() -> float:
-        return scene.count("evalstop_live_runs_total", result="mistaken")
+        return scene.count("evalstop_loaded_runs_total", result="mistaken")
 
     scene.post(run, evals(0.1))
     other.post(run, evals(0.2, start=1))

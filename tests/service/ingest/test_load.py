@@ -25,9 +25,9 @@ WAYS = ("hit", "moved_on", "restored", "rebuilt")
 
 def how(scene: Scene, run: Run, points: list[PostedObservation]) -> str:
     """Post, and tell how the run was loaded for it, the last time if more than once."""
-    before = {way: scene.count("evalstop_live_runs_total", result=way) for way in WAYS}
+    before = {way: scene.count("evalstop_loaded_runs_total", result=way) for way in WAYS}
     scene.post(run, points)
-    return [way for way in WAYS if scene.count("evalstop_live_runs_total", result=way) > before[way]][-1]
+    return [way for way in WAYS if scene.count("evalstop_loaded_runs_total", result=way) > before[way]][-1]
 
 
 def test_remembers_a_run(scene: Scene) -> None:

@@ -78,7 +78,7 @@ def test_a_person_has_the_last_word(scene: Scene) -> None:
     receipt = scene.take(run, RolesCorrected({"odd": GOLD}, "dana"))
     assert receipt.run.verdict.verdict == "stop"
     assert receipt.run.recognition is not None
-    assert receipt.run.recognition["sources"] == {"odd": "person"}
+    assert receipt.run.recognition.sources == {"odd": "person"}
     with scene.database.reading() as tx:
         (entry,) = audit.list_entries(tx, scene.project_id, action="run.metrics_changed")
     assert (entry.actor, entry.details["after"]) == ("dana", {"odd": GOLD})

@@ -115,7 +115,7 @@ def test_every_part_can_have_one_of_its_own() -> None:
     ("name", "label", "values"),
     [
         ("evalstop_observations_total", "result", {"accepted", "duplicate", "conflict"}),
-        ("evalstop_live_runs_total", "result", {"hit", "mistaken", "moved_on", "restored", "rebuilt"}),
+        ("evalstop_loaded_runs_total", "result", {"hit", "mistaken", "moved_on", "restored", "rebuilt"}),
         ("evalstop_deliveries_total", "result", {"delivered", "retry", "dead", "cancelled"}),
     ],
 )

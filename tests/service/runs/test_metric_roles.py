@@ -19,9 +19,9 @@ def test_patterns_come_first() -> None:
     found = metric_roles.assign_roles({"eval_accuracy", "odd/mean@1", "reward", "kl"}, {}, PATTERNS)
     assert found.metrics["odd/mean@1"] == {"role": "eval", "direction": "maximize"}
     assert "eval_accuracy" not in found.metrics
-    assert found.recognition["sources"]["odd/mean@1"] == "pattern"
-    assert found.recognition["sources"]["reward"] != "pattern"
-    assert found.recognition["warnings"] == []
+    assert found.recognition.sources["odd/mean@1"] == "pattern"
+    assert found.recognition.sources["reward"] != "pattern"
+    assert found.recognition.warnings == []
 
 
 def test_first_pattern_that_fits() -> None:
@@ -36,8 +36,8 @@ def test_first_pattern_that_fits() -> None:
 
 def test_no_gold_is_told() -> None:
     """Where no metric is gold, that is a warning."""
-    assert NO_EVAL in metric_roles.assign_roles({"reward", "kl"}, {}, []).recognition["warnings"]
-    assert NO_EVAL in metric_roles.NOTHING_YET["warnings"]
+    assert NO_EVAL in metric_roles.assign_roles({"reward", "kl"}, {}, []).recognition.warnings
+    assert NO_EVAL in metric_roles.NOTHING_YET.warnings
 
 
 @given(names=NAMES, patterns=st.sampled_from([[], PATTERNS, PATTERNS[1:]]))
@@ -46,5 +46,5 @@ def test_law(names: list[str], patterns: list[dict[str, str]]) -> None:
     found = metric_roles.assign_roles(names, {}, patterns)
     roles = [role["role"] for role in found.metrics.values()]
     assert len(roles) == len(set(roles))
-    assert set(found.recognition["sources"]) == set(found.metrics)
+    assert set(found.recognition.sources) == set(found.metrics)
     assert found == metric_roles.assign_roles(names[::-1], {}, patterns)

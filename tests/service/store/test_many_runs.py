@@ -183,7 +183,7 @@ def test_after(scene: Scene) -> None:
     ],
 )
 def test_decodes_no_malformed_point(change: dict[str, object]) -> None:
-    """A point out of bounds is not decoded; what is left of the bounds is the thorough reader's to explain."""
+    """A point out of bounds is not decoded; what is left of the bounds is the route's to explain."""
     good: dict[str, object] = {
         "metric": "a\tΩ",
         "step": 2**53 - 1,

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.role_recognition import Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.tables.columns import EnumText, Real, StructJson, UtcTime, metadata, of_run, own_id
@@ -31,7 +32,7 @@ runs = sa.Table(
     sa.Column("best_checkpoint", StructJson(BestCheckpoint)),
     sa.Column("raw_maximum", StructJson(RawMaximum)),
     sa.Column("turn", StructJson(ChangePoint)),  # found once the run has ended
-    sa.Column("recognition", sa.JSON(none_as_null=True)),  # how its metrics got their roles; NULL: its trainer said so
+    sa.Column("recognition", StructJson(Recognition)),  # how its metrics got their roles; NULL: its trainer said so
     sa.Column("created_at", UtcTime, nullable=False),
     sa.Column("updated_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),

@@ -65,7 +65,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         changes=changes,
         metrics=metrics[:MOST_METRICS],
         recognition=metric_roles.describe_roles(run),
-        sources=lambda metric: formatting.role_source(metric_roles.describe_roles(run)["sources"].get(metric, "")),
+        sources=lambda metric: formatting.role_source(metric_roles.describe_roles(run).sources.get(metric, "")),
         choices=run_roles.metric_choices(run, [item.metric for item, _ in metrics]),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,

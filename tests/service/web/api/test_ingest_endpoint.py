@@ -52,7 +52,7 @@ good = st.builds(
 )
 
 
-def thorough(body: bytes) -> tuple[PostedObservation, ...] | None:
+def read_by_route(body: bytes) -> tuple[PostedObservation, ...] | None:
     """The points that the FastAPI route would store."""
     try:
         batch = BatchIn.model_validate(json_body.parse(body))
@@ -101,7 +101,7 @@ def test_takes_what_is_plain(points: list[dict[str, Any]]) -> None:
 def agree(body: bytes) -> None:
     taken = ingest_endpoint.read(body)
     if taken is not None:
-        expected = thorough(body)
+        expected = read_by_route(body)
         assert expected is not None
         assert taken == expected
         assert [math.copysign(1, point.value) for point in taken] == [math.copysign(1, p.value) for p in expected]

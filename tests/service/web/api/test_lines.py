@@ -66,7 +66,7 @@ hostile = [
 ]
 
 
-def thorough(line: bytes) -> RunObservations | None:
+def read_any(line: bytes) -> RunObservations | None:
     try:
         return json_lines.read_any_line(line)
     except BadLine:
@@ -84,20 +84,20 @@ def same(found: RunObservations, expected: RunObservations | None) -> None:
 
 
 def agree(block: bytes) -> None:
-    """The fast reader of blocks and that of lines read what the thorough reader reads, or nothing."""
+    """The fast reader of blocks and that of lines read what the reader of any line reads, or nothing."""
     found = flat(block)
     if found is not None:
         for point, line in zip(found, block.split(b"\n"), strict=True):
-            same(RunObservations(point.run_id, (point,)), thorough(line))
+            same(RunObservations(point.run_id, (point,)), read_any(line))
     for line in block.split(b"\n"):
         told = json_lines.read_plain_line(line)
         if told is not None:
-            same(told, thorough(line))
+            same(told, read_any(line))
 
 
 @given(st.lists(written() | whole, min_size=1, max_size=4))
 def test_takes_nothing_that_is_not_valid(block: list[bytes]) -> None:
-    """Whatever the fast readers read from lines, the thorough one reads the very same from each."""
+    """Whatever the fast readers read from lines, the reader of any line reads the very same from each."""
     agree(b"\n".join(block))
 
 

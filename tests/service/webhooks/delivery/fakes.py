@@ -20,6 +20,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_service.observability.metrics import ServiceMetrics
 from evalstop_service.rules.decision_lifecycle import DecisionState
+from evalstop_service.rules.run_results import Call, Verdict
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
@@ -35,6 +36,8 @@ from evalstop_service.store.tables import decisions, policies, projects, runs
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
+
+VERDICT = Verdict(Call.STOP, 1, None, "three declines")
 
 DEADLINE_SECONDS = 60.0
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -181,7 +184,7 @@ class Scene:
         """What a run of the project is made of."""
         key = key or new_id()
         named = {"id": key, "name": str(key), "project_id": self.project_id, "policy_id": self.policy_id}
-        told = {"status": "running", "attempt": 1, "metrics": {}, "labels": {}, "mode": "enforce", "verdict": {}}
+        told = {"status": "running", "attempt": 1, "metrics": {}, "labels": {}, "mode": "enforce", "verdict": VERDICT}
         return named | told | {"version": 0, "created_at": EPOCH, "updated_at": EPOCH}
 
     def decision(
@@ -195,7 +198,7 @@ class Scene:
             "attempt": random.getrandbits(30) if attempt is None else attempt,
             "state": DecisionState.PENDING,
             "step": 5,
-            "verdict": {"reason": "three declines"},
+            "verdict": VERDICT,
             "best_checkpoint": None,
             "policy_id": self.policy_id,
             "due_at": due_at,
