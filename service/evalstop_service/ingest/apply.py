@@ -139,11 +139,9 @@ def _apply_observations(
     run, state = before.run, before
     names = _names(state, content.points) if metric_roles.is_open(run) else None
     fresh, doubtful, last_steps = _sort_out(state, content.points)
-    needs = Needs(
-        identities=frozenset(point.identity for point in doubtful),
-        decision=state.has_decision and state.final_decision is None,
-        role_patterns=names is not None,
-    )
+    needs = _needs_of_decision(state)
+    if doubtful or names is not None:
+        needs |= Needs(identities=frozenset(point.identity for point in doubtful), role_patterns=names is not None)
     if not facts.meet(needs):
         return facts.needs | needs
     late, conflicts = _look_up(fresh, doubtful, facts.values)
@@ -156,7 +154,8 @@ def _apply_observations(
     replayed = recast or (bool(observations) and is_late(state.monitor, observations[0]))
     if replayed:
         state = _rewound(state, None if recast else observations[0])
-    evals = sorted((p for p in fresh if p.metric == state.watch.eval_metric), key=_STEP)
+    eval_metric = state.watch.eval_metric
+    evals = sorted([point for point in fresh if point.metric == eval_metric], key=_STEP)
     scores = None if recast else state.usable_scores
     late_eval = bool(evals) and scores is not None and evals[0].step <= scores.last_step
     if late_eval:
@@ -180,7 +179,7 @@ def _apply_observations(
         state, changes = _with_evals(state, scores, facts, evals, turned=ended)
     if fresh:
         state = replace(state, last_steps=last_steps)
-        last_step = max(point.step for point in fresh)
+        last_step = max(map(_STEP, fresh))
         if run.last_step is None or last_step > run.last_step:
             changes["last_step"] = last_step
     state = _settled(state, changes, version, now, rewritten=replayed or late_eval)
@@ -268,9 +267,12 @@ def _apply_correction(
 
 def _names(state: RunState, points: Sequence[PostedObservation]) -> set[str] | None:
     """All names of a run's metrics when these points bring new ones; None when they bring none."""
-    known = state.last_steps.keys() | state.run.metrics.keys()
-    new = {point.metric for point in points} - known
-    return known | new if new and len(known) < metric_roles.MOST_NAMES else None
+    seen, named = state.last_steps, state.run.metrics
+    new = {point.metric for point in points if point.metric not in seen and point.metric not in named}
+    if not new:
+        return None
+    known = seen.keys() | named.keys()
+    return known | new if len(known) < metric_roles.MOST_NAMES else None
 
 
 def _sort_out(
@@ -309,7 +311,7 @@ def _look_up(
 
 
 def _needs_of_decision(state: RunState) -> Needs:
-    return Needs(decision=state.has_decision and state.final_decision is None)
+    return _DECISION if state.has_decision and state.final_decision is None else NOTHING_NEEDED
 
 
 def _needs_of_past(state: RunState, *, replayed: bool = False, rescored: bool = False, turned: bool = False) -> Needs:
@@ -477,3 +479,4 @@ def with_decision(state: RunState, decision: Decision | None) -> RunState:
 
 
 _STEP = attrgetter("step")
+_DECISION = Needs(decision=True)

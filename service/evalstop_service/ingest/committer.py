@@ -25,7 +25,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from evalstop_detectors import Policy
-from opentelemetry.trace import get_current_span
+from opentelemetry.trace import INVALID_SPAN_CONTEXT, SpanContext, get_current_span
 
 from evalstop_service.clock import Clock
 from evalstop_service.errors import Closed, Overloaded
@@ -73,10 +73,10 @@ class Limits:
 class _Entry:
     """A message that waits for its answer."""
 
-    __slots__ = ("future", "is_answered", "message", "span_context")
+    __slots__ = ("future", "is_answered", "message", "size", "span_context")
 
-    def __init__(self, message: Message, future: asyncio.Future[Receipt]) -> None:
-        self.message, self.future, self.span_context = message, future, get_current_span().get_span_context()
+    def __init__(self, message: Message, future: asyncio.Future[Receipt], size: int, context: SpanContext) -> None:
+        self.message, self.future, self.size, self.span_context = message, future, size, context
         self.is_answered = False
 
     def answer(self, answer: Answer | Exception) -> None:
@@ -150,7 +150,8 @@ class Committer:
             future.set_exception(Closed() if self._is_closed else Overloaded())
             return future
         self._size += size
-        self._waiting.setdefault(message.run_id, []).append(_Entry(message, future))
+        context = get_current_span().get_span_context() if self._tracer.recording else INVALID_SPAN_CONTEXT
+        self._waiting.setdefault(message.run_id, []).append(_Entry(message, future, size, context))
         if not self._is_scheduled and self._may_start():
             self._is_scheduled = True  # what else arrives in this turn of the loop goes with it
             self._loop.call_soon(self._start_commits)
@@ -191,7 +192,7 @@ class Committer:
         for run_id in [run_id for run_id in self._waiting if run_id not in self._busy]:
             entries = self._waiting[run_id]
             for count, entry in enumerate(entries):
-                requests, observations = requests + 1, observations + entry.message.size
+                requests, observations = requests + 1, observations + entry.size
                 if group and (requests > self._limits.requests or observations > self._limits.observations):
                     if count:
                         self._waiting[run_id] = entries[count:]
@@ -211,7 +212,7 @@ class Committer:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._size -= sum(entry.message.size for entry in entries)
+            self._size -= sum(entry.size for entry in entries)
             self._busy -= group.keys()
 
     async def _commit_or_split(self, group: _Group) -> None:
@@ -268,16 +269,18 @@ class Committer:
                 applied, needs = await self._apply(left, states, facts, now)
             with self._tracer.span("write"):
                 saved = await self._save(applied, now)
-            moved = {result.state.run.id for result in applied} - {result.state.run.id for result in saved}
+            moved = set()
+            if len(saved) < len(applied):
+                moved = {result.state.run.id for result in applied} - {result.state.run.id for result in saved}
             for result in saved:
                 entries = left[result.state.run.id]
                 for entry, answer in zip(entries, result.answers, strict=False):
                     entry.answer(answer)
                 left[result.state.run.id] = entries[len(result.answers) :]
-            for run_id, entries in left.items():
+            for run_id in [run_id for run_id, entries in left.items() if entries]:
                 state = states.get(run_id)
                 if not isinstance(state, RunState):
-                    for entry in entries:
+                    for entry in left[run_id]:
                         entry.answer(state or not_found(entry.message))
                     left[run_id] = []
             self._measure(saved)
@@ -294,7 +297,7 @@ class Committer:
                 known[run_id] = state
                 # Another project's run is looked up, as one that does not exist is: the time tells nothing.
                 is_own = any(entry.message.project_id == state.run.project_id for entry in left[run_id])
-                if is_own and not state.shared and run_id not in moved:
+                if is_own and not state.shared and not (moved and run_id in moved):
                     loaded[run_id] = state
         counts = Counter(hit=len(loaded), mistaken=len(moved))
         wanted = {run_id: [entry.message for entry in left[run_id]] for run_id in left if run_id not in loaded}
@@ -316,12 +319,13 @@ class Committer:
         applied: list[Applied] = []
         needs: dict[UUID, tuple[Run, Needs]] = {}
         for run_id, entries in left.items():
-            state, known = states.get(run_id), facts.get(run_id, NO_FACTS)
+            state = states.get(run_id)
             if not isinstance(state, RunState):
                 continue
+            known = facts.get(run_id, NO_FACTS) if facts else NO_FACTS
             known = known if known.version == state.run.version else NO_FACTS
             messages = [entry.message for entry in entries]
-            if len(known.points) + sum(message.size for message in messages) > LARGE:
+            if len(known.points) + sum([entry.size for entry in entries]) > LARGE:
                 result = await asyncio.to_thread(apply, state, messages, known, now)
             else:
                 result = apply(state, messages, known, now)

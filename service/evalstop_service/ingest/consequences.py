@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -84,7 +83,7 @@ def carry_out(tx: Transaction, applied: Applied, now: datetime) -> Applied:
 
     answers = applied.answers
     if isinstance(answers[-1], Receipt):
-        answers = [*answers[:-1], dataclasses.replace(answers[-1], decision=decision, superseded=superseded)]
+        answers = [*answers[:-1], replace(answers[-1], decision=decision, superseded=superseded)]
     state = with_decision(replace(state, unrecorded=()), decision)
     return replace(applied, state=state, answers=answers, decision=decision)
 

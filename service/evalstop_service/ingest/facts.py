@@ -32,6 +32,8 @@ class Needs(msgspec.Struct, frozen=True):
     def __or__(self, other: Needs) -> Needs:
         if other is NOTHING_NEEDED:
             return self
+        if self is NOTHING_NEEDED:
+            return other
         first_steps = dict(self.series)
         for metric, step in other.series:
             first_steps[metric] = min(step, first_steps.get(metric, step))
@@ -69,7 +71,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     def meet(self, needs: Needs) -> bool:
         """Whether all that is needed was loaded."""
-        return needs == NOTHING_NEEDED or self.needs | needs == self.needs
+        return needs is NOTHING_NEEDED or self.needs | needs == self.needs
 
     @property
     def of_later_messages(self) -> Facts:

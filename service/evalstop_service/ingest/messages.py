@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from uuid import UUID
+
+import msgspec
 
 from evalstop_service.errors import ServiceError
 from evalstop_service.store.decisions import Decision
@@ -11,30 +12,26 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
 
-@dataclass(frozen=True, slots=True)
-class Observations:
+class Observations(msgspec.Struct, frozen=True):
     """A batch of observations, in any order, with or without repeats."""
 
     points: tuple[PostedObservation, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSaved:
+class CheckpointSaved(msgspec.Struct, frozen=True):
     """The trainer saved the model of this step."""
 
     step: int
     uri: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(msgspec.Struct, frozen=True):
     """The trainer goes on from the checkpoint of this step; what it observed past it no longer counts."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class RolesCorrected:
+class RolesCorrected(msgspec.Struct, frozen=True):
     """A person says which metrics play which role; `actor` is written into the audit log."""
 
     metrics: dict[str, dict[str, str]]
@@ -44,8 +41,7 @@ class RolesCorrected:
 Content = Observations | CheckpointSaved | Resumed | RolesCorrected
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """Something about one run, sent with a key to its project."""
 
     project_id: UUID
@@ -58,16 +54,14 @@ class Message:
         return max(1, len(self.content.points)) if isinstance(self.content, Observations) else 1
 
 
-@dataclass(frozen=True, slots=True)
-class ValueConflict:
+class ValueConflict(msgspec.Struct, frozen=True):
     """A point whose identity is on record with another value, which stands."""
 
     point: PostedObservation
     stored_value: float
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True):
     """What became of a message, and where the run stands after it."""
 
     run: Run

@@ -37,7 +37,7 @@ _MARKS = ("esk_", "whsec_", "token=", "session=", "bearer ", "://", "password=")
 
 _CONTROLS = {code: f"\\u{code:04x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)} | {9: "\t", 10: "\\n"}
 
-_about: ContextVar[dict[str, str] | None] = ContextVar("evalstop_about", default=None)
+_about: ContextVar[dict[str, Any] | None] = ContextVar("evalstop_about", default=None)
 
 
 def configure_logging(level: str, form: Format = "text", stream: TextIO | None = None) -> None:
@@ -60,7 +60,7 @@ def configure_logging(level: str, form: Format = "text", stream: TextIO | None =
 @contextmanager
 def log_context(**facts: object) -> Iterator[None]:
     """Within the block every line tells these facts: `with logs.log_context(run_id=..., delivery_id=...)`."""
-    token = _about.set({**(_about.get() or {}), **{name: str(value) for name, value in facts.items()}})
+    token = _about.set({**(_about.get() or {}), **facts})
     try:
         yield
     finally:
@@ -71,18 +71,17 @@ def add_log_context(**facts: object) -> None:
     """Add facts to the request or block that is under way; they are seen in the threads that work for it, too."""
     told = _about.get()
     if told is not None:
-        for name, value in facts.items():
-            told[name] = str(value)
+        told.update(facts)
 
 
-def begin_request(wanted_id: str | None) -> tuple[str, Token[dict[str, str] | None]]:
+def begin_request(wanted_id: str | None) -> tuple[str, Token[dict[str, Any] | None]]:
     """Begin a request under the id that the caller wants, if it is fit to be one, or a new one; gives the id, and what
     `end_request` wants back."""
     taken = wanted_id if wanted_id and REQUEST_ID.fullmatch(wanted_id) else f"{random.getrandbits(64):016x}"
     return taken, _about.set({"request_id": taken})
 
 
-def end_request(token: Token[dict[str, str] | None]) -> None:
+def end_request(token: Token[dict[str, Any] | None]) -> None:
     """End a request that was begun in this task."""
     _about.reset(token)
 

@@ -134,7 +134,19 @@ async def _discard(connection: _Connection) -> None:
 def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ...]:
     """The arguments of `SAVE`."""
     changes = sorted(changes, key=lambda change: change.run.id.int)
-    points = [(change.run.id, point) for change in changes for point in change.points]
+    rows = [
+        (
+            change.run.id,
+            point.metric,
+            point.step,
+            point.value if point.value == point.value else None,
+            point.stderr,
+            # As texts: asyncpg takes the first and the last moment that there is for the infinities.
+            point.time.isoformat() if point.time is not None else None,
+        )
+        for change in changes
+        for point in change.points
+    ]
     return (
         now,
         [change.run.id for change in changes],
@@ -143,13 +155,7 @@ def save_arguments(changes: Sequence[RunChange], now: datetime) -> tuple[Any, ..
         [changed_json(change.before.verdict, change.run.verdict) for change in changes],
         [changed_json(change.before.best_checkpoint, change.run.best_checkpoint) for change in changes],
         [changed_json(change.before.raw_maximum, change.run.raw_maximum) for change in changes],
-        [run_id for run_id, _ in points],
-        [point.metric for _, point in points],
-        [point.step for _, point in points],
-        [point.value if point.value == point.value else None for _, point in points],
-        [point.stderr for _, point in points],
-        # As texts: asyncpg takes the first and the last moment that there is for the infinities.
-        [point.time.isoformat() if point.time is not None else None for _, point in points],
+        *(zip(*rows, strict=True) if rows else [()] * 6),
     )
 
 

@@ -40,6 +40,8 @@ class _Batch(Struct, forbid_unknown_fields=True):
     observations: Annotated[list[PostedObservation], Meta(min_length=1, max_length=MAX_POINTS)]
 
 
+_parse_id = lru_cache(maxsize=10_000)(UUID)
+
 _decode = msgspec.json.Decoder(_Batch).decode
 
 
@@ -67,7 +69,7 @@ class IngestEndpoint:
             return
         scope["endpoint"], scope["path_params"] = self, {"run_id": path[1]}
         logs.add_log_context(run_id=path[1], project_id=key.project_id)
-        message = Message(key.project_id, UUID(path[1]), Observations(points))
+        message = Message(key.project_id, _parse_id(path[1]), Observations(points))
         try:
             receipt = await self._committer.submit(message)
         except Exception as error:
