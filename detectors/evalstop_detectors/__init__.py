@@ -15,6 +15,7 @@ from evalstop_detectors.policy.codec import (
 from evalstop_detectors.policy.monitor import MonitorState, advance, is_late, replay, start, step
 from evalstop_detectors.policy.policy import NOTHING_SEEN, Call, Finding, GuardKind, Member, Policy, Verdict
 from evalstop_detectors.policy.shipped import POLICIES
+from evalstop_detectors.roles.meanings import RoleOrigin
 from evalstop_detectors.roles.recognition import RecognizedRoles, Role, match_role, recognize_roles
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "RawMaximum",
     "RecognizedRoles",
     "Role",
+    "RoleOrigin",
     "Score",
     "SmoothedMaximum",
     "StaleState",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evalstop_detectors.detectors.detector import Detector, Evidence, Fold, Kind, Thresholds, fold_of
 from evalstop_detectors.observation import MetricRole, Observation
@@ -112,6 +113,8 @@ class Policy(Struct, frozen=True, dict=True):
     `eval_required`: members that never see the eval role may raise a suspicion, but not stop a run by themselves.
     `min_evals`: no stop before so many finite evals; `warmup_steps`: none before this step.
     `stops_despite`: reservations that do not hold its stops back; they change no verdict.
+    `guessed`: roles of which nobody has said or knows which metric plays them. A call that rests on one may raise a
+    suspicion, but not stop the run. It is no part of the policy on record: see `with_guessed`.
 
     A detector that never sees the eval score may raise a suspicion only:
 
@@ -134,6 +137,27 @@ class Policy(Struct, frozen=True, dict=True):
     suspect_at_least: float = 1.0
     gate: tuple[str, ...] = ()
     stops_despite: tuple[GuardKind, ...] = ()
+    guessed: frozenset[MetricRole] = frozenset()
+
+    def with_guessed(self, guessed: Iterable[MetricRole]) -> Policy:
+        """The policy for a run whose metrics of these roles are guesses; itself, if it is.
+
+        >>> from evalstop_detectors import POLICIES
+        >>> alarm = [Evidence(Kind.COUNT, 3.0, note="3 declines")]
+        >>> POLICIES["paper"].with_guessed([MetricRole.EVAL]).judge(alarm, step=10, evals=10).reason
+        'k_decline: 3 declines; no stop: the eval, or its direction, is guessed; confirm it to let it stop'
+        """
+        roles = frozenset(guessed)
+        if roles == self.guessed:
+            return self
+        if roles not in self._by_guess:
+            self._by_guess[roles] = replace(self, guessed=roles)
+        return self._by_guess[roles]
+
+    @cached_property
+    def _by_guess(self) -> dict[frozenset[MetricRole], Policy]:
+        """Shared by all runs with the same guesses, so that what is derived from the policy is too."""
+        return {}
 
     @cached_property
     def roles(self) -> frozenset[MetricRole]:
@@ -190,6 +214,8 @@ class Policy(Struct, frozen=True, dict=True):
                     alarmed.append((member, item))
         enough = bool(stopping) and _reaches(stopping, self.at_least)
         held_back = self._held_back(enough, stopping, evidence, step, evals) if stopping else None
+        if stopping and held_back is None and self.guessed:
+            held_back = self._doubt(stopping)
         if stopping and held_back is None:
             return Verdict(Call.STOP, step, _turn(stopping), _words(stopping), tuple(findings))
         if enough or (alarmed and _reaches(alarmed, self.suspect_at_least)):
@@ -217,6 +243,18 @@ class Policy(Struct, frozen=True, dict=True):
         if step < self.warmup_steps:
             return f"the run is in its first {self.warmup_steps} steps"
         return None
+
+    def _doubt(self, stopping: Called) -> str | None:
+        """Why the members that call for a stop may not have it: too few do so without a role that is guessed."""
+        firm = [(member, item) for member, item in stopping if not self.guessed.intersection(member.roles)]
+        enough = bool(firm) and _reaches(firm, self.at_least)
+        sees_eval = not self.eval_required or any(member.sees_eval for member, _ in firm)
+        gate = [member for name, member in zip(self.ids, self.members, strict=True) if name in self.gate]
+        if enough and sees_eval and not any(self.guessed.intersection(member.roles) for member in gate):
+            return None
+        called = {role for member, _ in stopping for role in member.roles} | {r for m in gate for r in m.roles}
+        names = " and the ".join(sorted(self.guessed & called))
+        return f"the {names}, or its direction, is guessed; confirm it to let it stop"
 
     def _closed(self, evidence: Sequence[Evidence | None]) -> str | None:
         """The first member of the gate that does not call for a stop."""

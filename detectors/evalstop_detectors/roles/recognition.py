@@ -1,19 +1,30 @@
 """Which of a run's metrics are the eval score, proxy, KL and loss, told from their names.
 
-Names are all that is looked at: what cannot be told from them is said as a warning, and a person can correct it.
+Names are all that is looked at. What stands in a known trainer's table is recognized; what only its words tell is
+guessed, and no run is stopped on a guess: a person confirms or corrects it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from types import MappingProxyType
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from evalstop_detectors.observation import MetricRole
-from evalstop_detectors.roles.trainers import ANYONE, TRAINERS, Meaning, Trainer
+from evalstop_detectors.roles.guesses import GUESSES, guess_held_out
+from evalstop_detectors.roles.known_names import KNOWN_HELD_OUT, KNOWN_NAMES
+from evalstop_detectors.roles.meanings import Meaning, RoleOrigin, Trainer
+from evalstop_detectors.roles.reinforcement import REINFORCEMENT
+from evalstop_detectors.roles.supervised import SUPERVISED
+
+TRAINERS = (*REINFORCEMENT, *SUPERVISED)
+"""Those whose marks are seen are asked in this order: what builds upon others stands after them."""
 
 PRESET_TAG = "evalstop.preset"
 """The tag by which a run names its trainer, where that is not to be told from its metrics."""
@@ -24,6 +35,8 @@ NO_EVAL = (
 )
 
 _HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_")
+
+_BEHIND_TRAINERS = sum(len(trainer.meanings) for trainer in TRAINERS)
 
 
 class Role(Struct, frozen=True):
@@ -37,17 +50,21 @@ class RecognizedRoles(Struct, frozen=True):
     """What a run's metrics look like.
 
     `preset` is the trainer whose names they are, None when no trainer's marks were seen. `roles` holds at most one
-    metric a role. `reasons` says of each metric with a role, and of each that was refused one, why; metrics that mean
-    nothing to anyone are not in it. `warnings` are for a person to read.
+    metric a role, `origins` says of each whether it was recognized or guessed. `reasons` says of each metric with a
+    role, and of each that was refused one, why; metrics that mean nothing to anyone are not in it. `warnings` are for
+    a person to read.
     """
 
     preset: str | None
     roles: dict[str, Role]
+    origins: dict[str, RoleOrigin]
     reasons: dict[str, str]
     warnings: list[str]
 
 
-class _Candidate(Struct, frozen=True):
+class Candidate(Struct, frozen=True):
+    """What a metric means. Among metrics of one role the least `order` is chosen."""
+
     metric: str
     meaning: Meaning
     place: int
@@ -58,21 +75,27 @@ class _Candidate(Struct, frozen=True):
 
 
 def recognize_roles(metrics: Iterable[str], tags: Mapping[str, str] = MappingProxyType({})) -> RecognizedRoles:
-    """Tell the roles of `metrics` from their names; the tag `evalstop.preset` names the trainer outright."""
+    """Tell the roles of `metrics` from their names; the tag `evalstop.preset` names the trainer outright.
+
+    >>> found = recognize_roles(["eval_gsm8k_loss", "reward"])
+    >>> found.roles["eval_gsm8k_loss"].direction, str(found.origins["eval_gsm8k_loss"]), str(found.origins["reward"])
+    ('minimize', 'guessed', 'recognized')
+    """
     names = sorted(set(metrics))
-    trainers, warnings = _trainers(names, tags)
+    trainers, warnings = select_trainers(names, tags)
     reasons: dict[str, str] = {}
-    candidates: dict[MetricRole, list[_Candidate]] = {}
-    for name in names:
-        candidate = _understood(name, trainers)
-        if candidate is not None and candidate.meaning.role is not None:
+    candidates: dict[MetricRole, list[Candidate]] = {}
+    for candidate in read_metrics(names, trainers):
+        if candidate.meaning.role is not None:
             candidates.setdefault(candidate.meaning.role, []).append(candidate)
-        elif candidate is not None:
-            reasons[name] = f"no role: {candidate.meaning.reason}"
+        else:
+            reasons[candidate.metric] = f"no role: {candidate.meaning.reason}"
     roles: dict[str, Role] = {}
+    origins: dict[str, RoleOrigin] = {}
     for role, rivals in candidates.items():
         best, *others = sorted(rivals, key=lambda candidate: candidate.order)
         roles[best.metric] = _role(role, best.meaning.minimize)
+        origins[best.metric] = best.meaning.origin
         reasons[best.metric] = f"{role}: {best.meaning.reason}"
         if best.meaning.caution:
             warnings.append(best.meaning.caution.format(metric=best.metric))
@@ -80,7 +103,7 @@ def recognize_roles(metrics: Iterable[str], tags: Mapping[str, str] = MappingPro
             reasons[other.metric] = f"no role: {best.metric} is the better {role} ({other.meaning.reason})"
     if MetricRole.EVAL not in candidates:
         warnings.append(NO_EVAL)
-    return RecognizedRoles(trainers[0].name if trainers else None, roles, reasons, warnings)
+    return RecognizedRoles(trainers[0].name if trainers else None, roles, origins, reasons, warnings)
 
 
 def match_role(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
@@ -99,13 +122,76 @@ def match_role(patterns: Sequence[Mapping[str, str]], name: str) -> Role | None:
     return None
 
 
+def read_metrics(names: Collection[str], trainers: Sequence[Trainer]) -> list[Candidate]:
+    """What each of a run's names means, among the others; names that mean nothing are left out."""
+    plain = {_plain(name) for name in names}
+    understood = [_understand(name, plain, trainers) for name in names]
+    candidates = [candidate for candidate in understood if candidate is not None]
+    if any(candidate.meaning.role is MetricRole.PROXY for candidate in candidates):
+        return [_doubt_loss(candidate) for candidate in candidates]
+    return candidates
+
+
+def _understand(name: str, names: Collection[str], trainers: Sequence[Trainer]) -> Candidate | None:
+    """What this name means, among the plain `names` of its run.
+
+    1. To the first of the trainers whose marks are seen, in the table of each.
+    2. To anyone, where it is a known name, whole.
+    3. By its words, which is a guess.
+    """
+    plain = _plain(name)
+    meanings = [meaning for trainer in trainers for meaning in trainer.meanings]
+    for place, meaning in enumerate(meanings):
+        if fnmatchcase(plain, meaning.pattern) and (meaning.beside is None or _is_beside(meaning, plain, names)):
+            return Candidate(name, meaning, place)
+    place = _BEHIND_TRAINERS
+    if plain in KNOWN_NAMES:
+        return Candidate(name, KNOWN_NAMES[plain], place)
+    for meaning in GUESSES:
+        if fnmatchcase(plain, meaning.pattern):
+            return Candidate(name, meaning, place + 1)
+    prefix = next((prefix for prefix in _HELD_OUT if plain.startswith(prefix)), None)
+    if prefix is None:
+        return None
+    quantity = plain.removeprefix(prefix)
+    if quantity in KNOWN_HELD_OUT:
+        return Candidate(name, KNOWN_HELD_OUT[quantity], place)
+    # Read as it was written: lower case has no camel case.
+    return Candidate(name, guess_held_out(_with_at(name)[-len(quantity) :] if quantity else ""), place + 1)
+
+
+def _doubt_loss(candidate: Candidate) -> Candidate:
+    """A loss that anyone may have named so is a guess beside a reward: there, `val_loss` may be that of an update."""
+    if candidate.meaning not in _ANYONES_LOSSES:
+        return candidate
+    return Candidate(candidate.metric, replace(candidate.meaning, origin=RoleOrigin.GUESSED), candidate.place)
+
+
+_ANYONES_LOSSES = [meaning for meaning in KNOWN_HELD_OUT.values() if "loss" in meaning.pattern]
+
+
+def _is_beside(meaning: Meaning, plain: str, names: Collection[str]) -> bool:
+    """Whether the metric is there that the trainer logs beside this one."""
+    match = _starred(meaning.pattern).fullmatch(plain)
+    return match is not None and meaning.beside is not None and meaning.beside.replace("*", match[1], 1) in names
+
+
+@cache
+def _starred(pattern: str) -> re.Pattern[str]:
+    """The regular expression of a pattern, its first `*` a group."""
+    before, _, after = pattern.partition("*")
+    return re.compile(f"{re.escape(before)}(.*){re.escape(after)}")
+
+
 def _role(role: MetricRole, minimize: bool | None) -> Role:
     if minimize is None:
         minimize = role in (MetricRole.KL, MetricRole.LOSS)
     return Role(role, "minimize" if minimize else "maximize")
 
 
-def _trainers(names: Sequence[str], tags: Mapping[str, str]) -> tuple[list[Trainer], list[str]]:
+def select_trainers(
+    names: Sequence[str], tags: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[Trainer], list[str]]:
     """The trainers whose marks are on these names, and what is wrong with the tag."""
     said = tags.get(PRESET_TAG)
     if said is None:
@@ -116,21 +202,7 @@ def _trainers(names: Sequence[str], tags: Mapping[str, str]) -> tuple[list[Train
         return named, []
     known = ", ".join(trainer.name for trainer in TRAINERS)
     warning = f"The tag {PRESET_TAG} names {said!r:.80}, which is none of {known}: it is told from the metrics instead."
-    return _trainers(names, {})[0], [warning]
-
-
-def _understood(name: str, trainers: Sequence[Trainer]) -> _Candidate | None:
-    """What the first of the trainers, or else anyone, means by this name."""
-    plain = _plain(name)
-    meanings = [meaning for trainer in trainers for meaning in trainer.meanings]
-    for place, meaning in enumerate(meanings):
-        if fnmatchcase(plain, meaning.pattern):
-            return _Candidate(name, meaning, place)
-    held_out = next((f"eval_{plain.removeprefix(prefix)}" for prefix in _HELD_OUT if plain.startswith(prefix)), plain)
-    for place, meaning in enumerate(ANYONE, len(meanings)):
-        if fnmatchcase(held_out, meaning.pattern):
-            return _Candidate(name, meaning, place)
-    return None
+    return select_trainers(names, {})[0], [warning]
 
 
 def _plain(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from evalstop_detectors import MetricRole
+from evalstop_detectors import MetricRole, RoleOrigin
 from evalstop_detectors.roles.recognition import NO_EVAL
 from rich.console import Console
 from rich.table import Table
@@ -80,7 +80,9 @@ def _explained(log: Log, metrics: set[str], count: int, asked: Asked) -> dict[st
         why = ASKED if role in asked.named else SAID if log.roles is not None else None
         why = why or (LITERAL if metric == role else recognised.reasons.get(metric, ""))
         direction = "minimize" if role is MetricRole.KL or metric in roles.minimized else "maximize"
-        taken[metric] = {"role": str(role), "direction": direction, "reason": why}
+        said = why in (ASKED, SAID, LITERAL)
+        origin = RoleOrigin.DECLARED if said else recognised.origins.get(metric, RoleOrigin.DECLARED)
+        taken[metric] = {"role": str(role), "direction": direction, "origin": str(origin), "reason": why}
     warnings = [words for words in recognised.warnings if words != NO_EVAL]
     if not any(item["role"] == MetricRole.EVAL for item in taken.values()):
         warnings.append(NO_EVAL)
@@ -103,13 +105,13 @@ def _print(item: dict[str, Any]) -> None:
     preset = f"the names are those of {item['preset']}" if item["preset"] else "no trainer's own names were seen"
     console.print(Text(f"{preset}; steps are counted by {item['step']}"))
     table = Table()
-    for heading in ("metric", "role", "better", "why"):
+    for heading in ("metric", "role", "better", "origin", "why"):
         table.add_column(heading, overflow="fold")
     for metric, role in item["roles"].items():
         better = "lower" if role["direction"] == "minimize" else "higher"
-        table.add_row(Text(metric), role["role"], better, Text(role["reason"]))
+        table.add_row(Text(metric), role["role"], better, role["origin"], Text(role["reason"]))
     for metric, reason in item["refused"].items():
-        table.add_row(Text(metric), "-", "", Text(reason))
+        table.add_row(Text(metric), "-", "", "", Text(reason))
     console.print(table)
     if item["ignored"]:
         names = ", ".join(item["ignored"][:20]) + (" ..." if len(item["ignored"]) > 20 else "")

@@ -24,7 +24,7 @@ from evalstop_service.clock import Clock
 from evalstop_service.errors import Conflict, Invalid
 from evalstop_service.rules.outcome import Turn, judge_decision
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome
-from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store import audit, backtests, observations, projects
 from evalstop_service.store.backtests import Backtest, BacktestFinding, PastRun
 from evalstop_service.store.database import Database, Transaction
@@ -177,6 +177,7 @@ def _replay_some(database: Database, backtest: Backtest, policy: Policy, clock: 
 def _replay_run(tx: Transaction, past: PastRun, policy: Policy) -> BacktestFinding:
     """What the policy would have done to a run, beside what was decided and its outcome."""
     run = past.run
+    policy = restrict_policy(policy, run)
     watched = WatchedMetrics(run, policy)
     finding = BacktestFinding(
         run_id=run.id,

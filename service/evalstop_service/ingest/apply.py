@@ -46,7 +46,7 @@ from evalstop_service.runs import metric_roles, watched_metrics
 from evalstop_service.runs.metric_roles import RoleAssignment
 from evalstop_service.runs.recorded_verdict import record_verdict
 from evalstop_service.runs.retention import refuse_pruned_run
-from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
@@ -327,10 +327,11 @@ def _needs_of_past(state: RunState, *, replayed: bool = False, rescored: bool = 
 
 
 def _with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -> RunState:
-    """The state with these roles; the detectors are to be shown other metrics if they are others than before."""
+    """The state with these roles; the run is judged anew if its detectors see others, or others are guessed."""
     run = replace(state.run, metrics=roles.metrics, recognition=roles.recognition)
-    if roles.metrics != state.run.metrics or anew:
-        return replace(state, run=run, watch=WatchedMetrics(run, state.policy))
+    policy = restrict_policy(state.policy, run)
+    if roles.metrics != state.run.metrics or policy is not state.policy or anew:
+        return replace(state, run=run, policy=policy, watch=WatchedMetrics(run, policy))
     return replace(state, run=run) if roles.recognition != state.run.recognition else state
 
 

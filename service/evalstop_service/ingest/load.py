@@ -16,7 +16,7 @@ from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores
 from evalstop_service.projects import policies
 from evalstop_service.rules.run_results import Call
 from evalstop_service.runs import watched_metrics
-from evalstop_service.runs.watched_metrics import WatchedMetrics
+from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_policy
 from evalstop_service.store import checkpoints, decisions, monitor_states, observations, runs
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.monitor_states import StoredMonitorState
@@ -123,6 +123,7 @@ def _restored(
         scores = known.usable_scores
         state = replace(known, run=run, recorded=None, unrecorded=(), shared=SHARED_FOR, scores=scores)
         return state, "moved_on"
+    policy = restrict_policy(policy, run)
     shared = SHARED_FOR if known is not None else 0
     monitor = None
     if run.last_step is not None and stored is not None and stored.version >= run.rewritten_version:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from evalstop_detectors import RoleOrigin
 from msgspec import Struct
 
 
@@ -9,12 +10,18 @@ class Recognition(Struct, frozen=True):
     """Where the roles of a run's metrics come from.
 
     `open`: new names may change the roles. `preset`: the trainer whose names they are, None when no trainer's marks
-    were seen. `sources` and `reasons`: by metric, where its role comes from, and why it has it or none. `warnings` are
-    for a person to read.
+    were seen. `sources`, `origins` and `reasons`: by metric, where its role comes from, how far that can be trusted (no
+    run is stopped on a guess), and why it has it or none. `warnings` are for a person to read.
     """
 
     open: bool
     preset: str | None = None
     sources: dict[str, str] = {}
+    origins: dict[str, RoleOrigin] = {}
     reasons: dict[str, str] = {}
     warnings: list[str] = []
+
+    @property
+    def guessed(self) -> list[str]:
+        """The metrics whose role or direction is a guess, by name."""
+        return sorted(metric for metric, origin in self.origins.items() if origin is RoleOrigin.GUESSED)

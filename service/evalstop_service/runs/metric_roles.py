@@ -3,7 +3,8 @@
     none yet ──> recognized ──> recognized again, whenever a metric is reported for the first time
          └───────────┴────────> corrected by a person, final
 
-Recognition depends on the names alone, not on their order. Its result is stored with the run.
+Recognition depends on the names alone, not on their order. Its result is stored with the run. On what is
+guessed (`origins`) no run is stopped, until somebody says the role: a correction that repeats it does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from evalstop_detectors import MetricRole, Role, match_role, recognize_roles
+from evalstop_detectors import MetricRole, Role, RoleOrigin, match_role, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
 
 from evalstop_service.rules.role_recognition import Recognition
@@ -61,6 +62,11 @@ def assign_roles(
     with_role = by_pattern | by_name
     first = sorted(reasons, key=lambda metric: (metric not in with_role, metric))[:MOST_REASONS]
     has_eval = any(role.role == MetricRole.EVAL for role in with_role.values())
+    origins = {
+        metric: RoleOrigin.DECLARED if metric in by_pattern else recognized.origins[metric]
+        for metric in sorted(with_role)
+    }
+    guessed = [(metric, with_role[metric]) for metric, origin in origins.items() if origin == RoleOrigin.GUESSED]
     warnings = [warning for warning in recognized.warnings if warning != NO_EVAL] + ([] if has_eval else [NO_EVAL])
     return RoleAssignment(
         {metric: _role_to_json(role) for metric, role in sorted(with_role.items())},
@@ -68,10 +74,17 @@ def assign_roles(
             open=True,
             preset=recognized.preset,
             sources={metric: "pattern" if metric in by_pattern else source for metric in sorted(with_role)},
+            origins=origins,
             reasons={metric: reasons[metric] for metric in first},
-            warnings=warnings,
+            warnings=[*map(_ask_for_confirmation, guessed), *warnings],
         ),
     )
+
+
+def _ask_for_confirmation(guess: tuple[str, Role]) -> str:
+    metric, role = guess
+    better = "lower" if role.direction == "minimize" else "higher"
+    return f"{metric}: role {role.role} and direction ({better} is better) guessed: confirm to let it stop the run."
 
 
 def correct_roles(run: Run, metrics: Roles) -> RoleAssignment:
@@ -90,7 +103,13 @@ def describe_roles(run: Run) -> Recognition:
 def _describe_fixed_roles(metrics: Roles, source: str, preset: str | None = None) -> Recognition:
     has_eval = any(role["role"] == MetricRole.EVAL for role in metrics.values())
     warnings = [] if has_eval else [NO_EVAL]
-    return Recognition(open=False, preset=preset, sources=dict.fromkeys(metrics, source), warnings=warnings)
+    return Recognition(
+        open=False,
+        preset=preset,
+        sources=dict.fromkeys(metrics, source),
+        origins=dict.fromkeys(metrics, RoleOrigin.DECLARED),
+        warnings=warnings,
+    )
 
 
 def _match_patterns(

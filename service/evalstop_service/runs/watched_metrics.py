@@ -64,6 +64,17 @@ class WatchedMetrics:
 _ORDER = attrgetter("order")
 
 
+def find_guessed_roles(run: Run) -> frozenset[MetricRole]:
+    """The roles that were given to metrics on a guess: on them no run is stopped."""
+    guessed = run.recognition.guessed if run.recognition is not None else []
+    return frozenset(MetricRole(run.metrics[metric]["role"]) for metric in guessed)
+
+
+def restrict_policy(policy: Policy, run: Run) -> Policy:
+    """The policy as it judges this run: it stops nothing on guesses. Every monitor of a run is stepped with this."""
+    return policy.with_guessed(find_guessed_roles(run))
+
+
 def find_eval_metric(run: Run) -> str | None:
     """The metric with the role `eval` of a run."""
     return next((metric for metric, role in run.metrics.items() if role["role"] == MetricRole.EVAL), None)

@@ -303,3 +303,36 @@ def test_what_is_shipped_was_calibrated() -> None:
         found = sorted((level.rate, level.threshold) for level in item.levels if level.threshold is not None)
         assert all(threshold > 0 for _, threshold in found)
         assert sum(other.detector == item.detector for other in SHIPPED) == 1
+
+
+@given(
+    st.lists(st.sampled_from(MetricRole), min_size=1, max_size=5),
+    st.data(),
+    st.frozensets(st.sampled_from(MetricRole)),
+    st.booleans(),
+)
+def test_no_policy_stops_on_a_guess(
+    roles: list[MetricRole], data: st.DataObject, guessed: frozenset[MetricRole], eval_required: bool
+) -> None:
+    """It stops as it would without the members that see a guessed role, and what that takes away is a suspicion."""
+    size = len(roles)
+    weights = data.draw(st.lists(st.sampled_from([0.5, 1.0]), min_size=size, max_size=size))
+    found: Found = data.draw(st.lists(evidences, min_size=size, max_size=size))
+    policy = policy_of(weights, roles, at_least=1.0, suspect_at_least=0.5, eval_required=eval_required)
+    plain, careful = policy.judge(found, 10, 10), policy.with_guessed(guessed).judge(found, 10, 10)
+    known: Found = [None if role in guessed else item for role, item in zip(roles, found, strict=True)]
+    stops = plain.stops and policy.judge(known, 10, 10).stops
+    assert careful.verdict == (Call.STOP if stops else min(plain.verdict, Call.SUSPECT, key=ORDER.index))
+    assert ("guessed" in careful.reason) == (plain.stops and not stops)
+    if not guessed:
+        assert policy.with_guessed(guessed) is policy
+
+
+def test_a_gate_that_sees_a_guess_stays_closed() -> None:
+    """Without whose call there is no stop, its call has to be known."""
+    policy = policy_of([1.0, 1.0], [MetricRole.EVAL, MetricRole.PROXY], gate=("fake-2",))
+    found: Found = [CALLING, CALLING]
+    assert policy.judge(found, 10, 10).stops
+    assert (
+        "the proxy, or its direction, is guessed" in policy.with_guessed([MetricRole.PROXY]).judge(found, 10, 10).reason
+    )

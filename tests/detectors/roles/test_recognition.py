@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from evalstop_detectors import MetricRole, Role, match_role, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
-from evalstop_detectors.roles.trainers import TRAINERS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -255,7 +254,7 @@ def test_what_nobody_knows_changes_nothing(names: list[str], unknown: list[str])
 
 
 @given(some_names)
-def test_a_signal_has_one_metric_at_most(names: list[str]) -> None:
+def test_a_role_has_one_metric_at_most(names: list[str]) -> None:
     """And every metric with a role, or refused one, was logged and has its reason."""
     found = recognize_roles(names)
     roles = [role.role for role in found.roles.values()]
@@ -277,8 +276,3 @@ def test_what_loggers_make_of_names_does_not_matter(log: str) -> None:
     written = {name: f"eval/{name[5:]}" if name.startswith("eval_") else name for name in log.split()}
     found = recognize_roles(written.values())
     assert {written[name]: role for name, role in plain.roles.items()} == found.roles
-
-
-def test_every_trainer_is_among_the_logs() -> None:
-    """A trainer that is added is tried on what it really writes."""
-    assert {trainer.name for trainer in TRAINERS} <= LOGS.keys()

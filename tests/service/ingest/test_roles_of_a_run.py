@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from evalstop_service.errors import Conflict
 from evalstop_service.ingest import CheckpointSaved, Observations, RolesCorrected, RunCache, open_run
+from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.run_results import RawMaximum
 from evalstop_service.store import audit, projects
 from evalstop_service.store.observations import PostedObservation
@@ -140,3 +141,61 @@ def test_names_without_end(scene: Scene) -> None:
     scene.post(run, [PostedObservation(f"m{number}", 0, 1.0) for number in range(1000)])
     receipt = scene.take(run, Observations((PostedObservation("eval_accuracy", 0, 1.0),)), NOW)
     assert (receipt.accepted, receipt.run.metrics) == (1, {})
+
+
+def test_a_guess_may_suspect_but_never_stops(scene: Scene) -> None:
+    """A metric whose role only its words tell raises a suspicion that says what to do, in shadow mode too."""
+    for mode in Mode:
+        run = scene.open(recognise=True, policy="paper", mode=mode)
+        receipt = scene.post(run, falling("eval_gsm8k"))
+        assert receipt.run.metrics == {"eval_gsm8k": GOLD}
+        assert receipt.run.verdict.verdict == "suspect"
+        assert "guessed; confirm it to let it stop" in receipt.run.verdict.reason
+        assert receipt.decision is None
+        assert receipt.run.recognition is not None
+        assert receipt.run.recognition.origins == {"eval_gsm8k": "guessed"}
+        assert any("eval_gsm8k" in warning for warning in receipt.run.recognition.warnings)
+
+
+def test_a_confirmed_guess_stops_at_once(scene: Scene) -> None:
+    """A person who repeats the guessed role declares it: the run is judged anew, and what was held back follows."""
+    run = scene.open(recognise=True, policy="paper")
+    guessed = scene.post(run, falling("eval_gsm8k")).run
+    receipt = scene.take(run, RolesCorrected(guessed.metrics, "dana"))
+    assert receipt.run.metrics == guessed.metrics
+    assert receipt.run.verdict.verdict == "stop"
+    assert receipt.decision is not None
+    assert receipt.run.recognition is not None
+    assert receipt.run.recognition.origins == {"eval_gsm8k": "declared"}
+
+
+def test_a_restored_run_keeps_what_is_guessed(scene: Scene) -> None:
+    """A process that reads the run from the database stops nothing on a guess either."""
+    run = scene.open(recognise=True, policy="paper")
+    scene.post(run, falling("eval_gsm8k"))
+    other = replace(scene, cache=RunCache())
+    receipt = other.post(run, [PostedObservation("eval_gsm8k", FALLING[-1].step + 1, 0.0)])
+    assert receipt.run.verdict.verdict == "suspect"
+    assert receipt.decision is None
+
+
+def test_a_falling_loss_of_one_of_several_eval_sets_is_a_good_sign(scene: Scene) -> None:
+    """The loss of an eval set that is named after a benchmark is minimized, and its runtime makes it recognized."""
+    run = scene.open(recognise=True, policy="paper")
+    for name in ("eval_gsm8k_runtime", "eval_gsm8k_samples_per_second", "train_runtime"):
+        scene.post(run, [PostedObservation(name, 0, 1.0)])
+    after = scene.post(run, falling("eval_gsm8k_loss")).run
+    assert after.metrics == {"eval_gsm8k_loss": {"role": "eval", "direction": "minimize"}}
+    assert after.recognition is not None
+    assert after.recognition.origins == {"eval_gsm8k_loss": "recognized"}
+    assert after.verdict.verdict == "continue"
+
+
+def test_a_guess_that_is_recognized_later_is_judged_anew(scene: Scene) -> None:
+    """When a further name tells the trainer, the same role and direction are no guess any more."""
+    run = scene.open(recognise=True, policy="paper")
+    rising = [PostedObservation("eval_gsm8k_loss", point.step, -point.value) for point in FALLING]
+    assert scene.post(run, rising).run.verdict.verdict == "suspect"
+    names = ("eval_gsm8k_runtime", "train_runtime")
+    after = scene.post(run, [PostedObservation(name, FALLING[-1].step, 1.0) for name in names]).run
+    assert after.verdict.verdict == "stop"

@@ -147,6 +147,7 @@ FIELDS: dict[str, Any] = {
     "ProjectOut.name": "alignment",
     "PullEndpointIn.name": "login-node",
     "RawMaximumOut.step": 120,
+    "RecognitionOut.origins": {"reward/eval": "declared", "reward/proxy": "declared", "kl": "declared"},
     "RecognitionOut.reasons": {},
     "RecognitionOut.sources": {"reward/eval": "trainer", "reward/proxy": "trainer", "kl": "trainer"},
     "RecognitionOut.warnings": [],

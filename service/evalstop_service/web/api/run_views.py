@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
+from evalstop_detectors import RoleOrigin
 from msgspec import structs
 from pydantic import Field
 
@@ -134,6 +135,10 @@ class RecognitionOut(Answer):
     preset: str | None = Field(description="the trainer whose metric names match")
     sources: dict[str, str] = Field(
         description="by metric: trainer, default, preset NAME, names (a common name), pattern (of the project), person"
+    )
+    origins: dict[str, RoleOrigin] = Field(
+        description="by metric: declared, recognized (a known trainer's name), guessed: a guess never stops the run;"
+        " confirm it by PATCH /runs/{run_id}/metrics"
     )
     reasons: dict[str, str] = Field(description="by metric: why it has this role, or none")
     warnings: list[str]

@@ -1,0 +1,109 @@
+"""What the words of a held-out metric's name say. A guess, however plain the word.
+
+A word is what stands between `_ / - . @ :` and the like, or between the humps of camel case, compared with and without
+the digits at its end: `val/MeanSquaredError`, `eval_mse`, `eval-rouge1`. A name that ends in `loss` is one. Else in
+this order, the first that fits counts:
+
+1. bookkeeping: runtimes, counts, lengths, step sizes, KL and other statistics are no quality of the model;
+2. losses and errors, whatever they are of: `eval_gsm8k_loss`, `eval_math_ppl`, `eval_toxicity_score`;
+3. scores and benchmarks: `eval_gsm8k`, `val_accuracy`.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from itertools import pairwise
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_EDGE = re.compile(r"[^A-Za-z0-9]+")
+
+_BOOKKEEPING_WORDS = (
+    "runtime epoch epochs kl lr mfu flops memory second seconds duration latency throughput fps time timing "
+    "samples sample instances count counts total num number tokens token length lengths len size batch step steps "
+    "iteration iterations entropy std stderr stdev variance var threshold thresh ratio clip clipped clipfrac "
+    "clipping truncated logits logit logps logp grad gradient norm norms scale coef coefficient advantages "
+    "advantage returns values value reward rewards margin margins chosen rejected temperature finish turns"
+)
+_ERROR_WORDS = (
+    "loss losses error errors err ppl perplexity nll nloglik nllh crossentropy xent ce bce logloss mlogloss "
+    "merror bpb bpc bits wer cer ter mer wil wip mse rmse msle rmsle mae mape smape wmape mase mad rse nrmse "
+    "deviance brier ece mce calibration hinge hamming huber logcosh poisson distance lpips fid kid fvd fad "
+    "toxicity toxic hallucination hallucinations hallucinated violation violations inaccuracy unsafe harmful "
+    "harmfulness harm bias biased stereotype invalid failure failures failed failing regret cost penalty miss "
+    "misses fallout fall difference divergence disparity distortion leakage jailbreak asr forgetting surprisal"
+)
+_SCORE_WORDS = (
+    "gold accuracy accuracies acc win winrate pass exact match em score scores f fscore fbeta mf precision recall "
+    "specificity sensitivity auc auroc roc aucpr auprc ap map mar ndcg dcg mrr mcc matthews kappa iou miou giou "
+    "dice jaccard bleu ibleu sacrebleu rouge chrf meteor bleurt bertscore comet sari mauve cider spice pearson "
+    "pearsonr spearman spearmanr correlation corrcoef concordance psnr ssim snr sdr stoi pesq top hit hits "
+    "success solved solve correct correctness faithfulness faithful groundedness relevance relevancy similarity "
+    "quality helpfulness helpful honesty rating elo logprob likelihood explained avg maj consistency coherence "
+    "gsm mmlu aime humaneval mbpp ifeval gpqa hellaswag truthfulqa mt arena alpaca livecodebench math arc bbh "
+    "winogrande piqa boolq drop triviaqa squad glue superglue swe mteb"
+)
+_BOOKKEEPING, _ERRORS, _SCORES = (
+    frozenset(words.split()) for words in (_BOOKKEEPING_WORDS, _ERROR_WORDS, _SCORE_WORDS)
+)
+_PAIRS = {
+    ("cross", "entropy"): True,
+    ("learning", "rate"): None,
+    ("per", "second"): None,
+    ("per", "sec"): None,
+    ("edit", "similarity"): False,
+    ("fall", "out"): True,
+    ("flesch", "kincaid"): True,
+    ("grade", "level"): True,
+    ("inception", "distance"): True,
+    ("perceptual", "image"): True,
+    ("true", "positives"): False,
+    ("true", "negatives"): False,
+    ("false", "positives"): True,
+    ("false", "negatives"): True,
+    ("log", "loss"): True,
+    ("noise", "sensitivity"): True,
+    ("corr", "coef"): False,
+    ("explained", "variance"): False,
+    ("absolute", "value"): True,
+}
+"""Two words that mean something else together: an error (True), a score (False), bookkeeping (None)."""
+
+
+class Reading(StrEnum):
+    """What a name is taken for: `score` is better when higher, `error` when lower; `other` is neither."""
+
+    SCORE = "score"
+    ERROR = "error"
+    OTHER = "other"
+
+
+def split_words(name: str) -> list[str]:
+    """The words of a name, in lower case.
+
+    >>> split_words("val/MeanSquaredError"), split_words("eval_math-500.accuracy@4")
+    (['val', 'mean', 'squared', 'error'], ['eval', 'math', '500', 'accuracy', '4'])
+    """
+    return [word.lower() for part in _EDGE.split(name) for word in _HUMP.split(part) if word]
+
+
+def read_words(name: str) -> Reading | None:
+    """What the words of a name say; None when none of them is known.
+
+    >>> [str(read_words(name)) for name in ("gsm8k_loss", "error_rate", "gsm8k", "gsm8k_runtime")]
+    ['error', 'error', 'score', 'other']
+    """
+    words = split_words(name)
+    known = {form for word in words for form in (word, word.rstrip("0123456789"))}
+    together = [_PAIRS[pair] for pair in pairwise(words) if pair in _PAIRS]
+    if "neg" in known:  # scikit-learn's: an error turned so that higher is better
+        return Reading.SCORE
+    if words[-1:] == ["loss"]:
+        return Reading.ERROR
+    for meaning, reading in ((None, Reading.OTHER), (True, Reading.ERROR), (False, Reading.SCORE)):
+        if meaning in together:
+            return reading
+    for vocabulary, reading in ((_BOOKKEEPING, Reading.OTHER), (_ERRORS, Reading.ERROR), (_SCORES, Reading.SCORE)):
+        if known & vocabulary:
+            return reading
+    return Reading.SCORE if any(re.match(r"gsm\d", word) for word in words) else None
