@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from evalstop_detectors import RoleOrigin
+from typing import Literal
+
 from msgspec import Struct
+
+RoleOrigin = Literal["declared", "recognized", "guessed"]
+"""The values of `evalstop_detectors.RoleOrigin`, which the store does not know."""
 
 
 class Recognition(Struct, frozen=True):
@@ -24,4 +28,4 @@ class Recognition(Struct, frozen=True):
     @property
     def guessed(self) -> list[str]:
         """The metrics whose role or direction is a guess, by name."""
-        return sorted(metric for metric, origin in self.origins.items() if origin is RoleOrigin.GUESSED)
+        return sorted(metric for metric, origin in self.origins.items() if origin == "guessed")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from evalstop_detectors import MetricRole, Role, RoleOrigin, match_role, recognize_roles
 from evalstop_detectors.roles.recognition import NO_EVAL
 
+from evalstop_service.rules import role_recognition
 from evalstop_service.rules.role_recognition import Recognition
 from evalstop_service.runs.watched_metrics import DEFAULT_METRICS
 from evalstop_service.store.runs import Run
@@ -62,11 +63,11 @@ def assign_roles(
     with_role = by_pattern | by_name
     first = sorted(reasons, key=lambda metric: (metric not in with_role, metric))[:MOST_REASONS]
     has_eval = any(role.role == MetricRole.EVAL for role in with_role.values())
-    origins = {
-        metric: RoleOrigin.DECLARED if metric in by_pattern else recognized.origins[metric]
+    origins: dict[str, role_recognition.RoleOrigin] = {
+        metric: (RoleOrigin.DECLARED if metric in by_pattern else recognized.origins[metric]).value
         for metric in sorted(with_role)
     }
-    guessed = [(metric, with_role[metric]) for metric, origin in origins.items() if origin == RoleOrigin.GUESSED]
+    guessed = [(metric, with_role[metric]) for metric, origin in origins.items() if origin == "guessed"]
     warnings = [warning for warning in recognized.warnings if warning != NO_EVAL] + ([] if has_eval else [NO_EVAL])
     return RoleAssignment(
         {metric: _role_to_json(role) for metric, role in sorted(with_role.items())},
@@ -107,7 +108,7 @@ def _describe_fixed_roles(metrics: Roles, source: str, preset: str | None = None
         open=False,
         preset=preset,
         sources=dict.fromkeys(metrics, source),
-        origins=dict.fromkeys(metrics, RoleOrigin.DECLARED),
+        origins=dict.fromkeys(metrics, RoleOrigin.DECLARED.value),
         warnings=warnings,
     )
 

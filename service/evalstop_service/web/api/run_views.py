@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from evalstop_detectors import RoleOrigin
 from msgspec import structs
 from pydantic import Field
 
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.role_recognition import RoleOrigin
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
