@@ -20,7 +20,6 @@ SUBCOMMANDS = {
     "example-runs": "evalstop_lab.worlds.example_runs",
     "replay": "evalstop_lab.replay.command",
     "roles": "evalstop_lab.replay.roles",
-    "survey": "evalstop_lab.rlhf.survey",
     "train": "evalstop_lab.rlhf.job",
 }
 """Their modules by name. Together they bring SciPy, pandas, Matplotlib and the service: the one that is named is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import joblib
@@ -27,14 +28,14 @@ def cores() -> int:
 
 
 def sweep(
-    work: Callable[[Sequence[Item]], list[Result]],
+    work: Callable[[Item], Result],
     items: Sequence[Item],
     title: str,
     jobs: int = 1,
     chunk: int = CHUNK,
     backend: str = LOCAL,
 ) -> list[Result]:
-    """What `work` makes of the items, in their order; it is handed a `chunk` at a time, in `jobs` processes.
+    """What `work` makes of each item, in their order; a process takes a `chunk` of them at a time, one of `jobs`.
 
     `backend` "dask" has the workers of a Dask cluster do it: the one that `DASK_SCHEDULER_ADDRESS` names, else one of
     `jobs` processes on this machine. "ray" does so on a Ray cluster: the one that `RAY_ADDRESS` names, else one of
@@ -45,10 +46,14 @@ def sweep(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=len(items))
-        for found in _ON[backend](work, chunks, jobs):
+        for found in _ON[backend](partial(_each, work), chunks, jobs):
             results.extend(found)
             progress.advance(task, len(found))
     return results
+
+
+def _each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    return [work(item) for item in items]
 
 
 def _in_order(

@@ -2,16 +2,26 @@
 
 Source      Centered means; their width by an unbiased estimate of risk (Mallows 1973, Stein 1981), mixed rather than
             picked (Leung & Barron 2006); the noise from second differences (Gasser et al. 1986).
-Departs     The weights of the mixture are flatter than the theory's (16 for 4), which matters little. Each mean is
-            taken twice, which turns the hard edges of the window into a triangle. Values far from their neighbors are
-            drawn in first, so that one outlier cannot win.
-Growing     What is fitted to a run (its unit, its noise, how far values are drawn in, the windows and their weights) is
-            fitted again when the run has grown by a sixteenth to an eighth, or its range to another power of two.
-            Until then a new score moves the means near the end alone. From 256 scores on the newest wait until there
-            are some, an eighth of sqrt(n) at most. `settled` and `fitted_on` say which scores count for what; they
-            know nothing but the scores in their order, so that a curve that has grown score by score is, to the last
-            bit, the one of all at once.
-Cost        O(n) for a run; for each score of one that grows it is flat on the average.
+Steps       1. Put the scores into a frame (`Frame`) where they fill about [-1, 1], because sums and squares of very
+               large or tiny scores would overflow or vanish.
+            2. Pull each value to within `reach` of the median of the five around it, because one outlier would win
+               the maximum of any mean.
+            3. Estimate the noise of one value from second differences, which a trend hardly enters; a standard error
+               that the trainer gave is a lower bound. Without noise the values stand as they are.
+            4. Take centered means of six widths, from none to sqrt(n), because the right width depends on how fast
+               the run rises and falls, which is not known. Each mean is taken twice: one pass has a hard edge, at
+               which the curve jumps when a large value leaves the window; two have the edge of a triangle.
+            5. Estimate the squared error of each width (`_risk`) and mix the curves by it (`_weights`): a curve that
+               is picked alone changes all at once when another one is estimated to be better by a hair.
+            6. Say of each mean by about how much it errs (`Fit.spread`): near the ends its windows are cut off.
+Departs     The weights of the mixture are flatter than the theory's (16 for 4), which matters little.
+Growing     What is fitted (frame, reach, noise, widths, weights) is fitted again when the run has grown by a sixteenth
+            to an eighth, or its range to another power of two; `Curve.grow` keeps it until then, and a new score moves
+            the means near the end alone. From 256 scores on the newest wait until there are some, an eighth of sqrt(n)
+            at most. `count_settled` and `count_fitted` say which scores count for what. They depend on nothing but the
+            scores in their order, so that a curve that has grown score by score is, to the last bit, the one of all at
+            once.
+Cost        O(n) for a run; for each score of one that grows it is constant on average.
 """
 
 from __future__ import annotations
@@ -93,9 +103,9 @@ class Frame(Struct, frozen=True):
 
     def noise(self, stderrs: Iterable[float]) -> float:
         """The root mean square of the standard errors that came with scores, at most the range; 0 when none did."""
-        told = [stderr for stderr in stderrs if 0 < stderr < math.inf]
+        given = [stderr for stderr in stderrs if 0 < stderr < math.inf]
         try:
-            inside = [min(math.ldexp(stderr, -self.outer - self.inner), 1.0) for stderr in told]
+            inside = [min(math.ldexp(stderr, -self.outer - self.inner), 1.0) for stderr in given]
         except OverflowError:
             return 1.0
         return math.sqrt(math.fsum(stderr * stderr for stderr in inside) / len(inside)) if inside else 0.0
@@ -125,11 +135,11 @@ class Fit(Struct, frozen=True):
 class Curve:
     """The smoothed scores of a run that grows, by a fit that stays. Mutable: `grow` goes on where the last call ended.
 
-    Of what the means are made of only what later values can still move is kept, from the index `_base` on.
+    From the index `_base` on it keeps the values and sums that later means still need.
     """
 
     def __init__(self, values: Sequence[float], stderrs: Iterable[float] = ()) -> None:
-        """Fit finite values, at least one; what is told of their standard errors is a lower bound of the noise."""
+        """Fit finite values, at least one; the standard errors given are a lower bound of the noise."""
         n, frame = len(values), Frame.around(values)
         inside = [frame.inward(value) for value in values]
         reach = _reach(inside)

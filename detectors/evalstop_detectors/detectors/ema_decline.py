@@ -4,8 +4,8 @@ Source      EvalStop's rule (arXiv 2606.04145) on a smoothed role; the bias corr
             2015), so that the first values do not pull the average to 0.
 Departs     `min_delta` and `warmup_evals` are ours; at 0 this is the published rule on the average.
             Non-finite values are passed over: they neither enter the average nor end a run of declines.
-State       The average before its correction (counted from the first value), how many finite values were seen, the last
-            corrected average and its step, the length of the present run of declines and the step before it. O(1).
+State       The average before its correction (counted from the first value), and k_decline's state over the corrected
+            averages. O(1).
 Evidence    A count: the length of the present run of declines of the average. The turn is placed before the first.
 Not done    No scale of noise: smoothing makes declines last longer, so that k has to grow with 1 / weight.
 """
@@ -17,23 +17,21 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from evalstop_detectors.checkpoint.noise import clipped
-from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.counting import CountingRule
+from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence
+from evalstop_detectors.detectors.k_decline import KDeclineState, count_decline
 from evalstop_detectors.observation import MetricRole, Observation
 
 
 class EmaDeclineState(Struct, frozen=True):
     """See the module's docstring."""
 
-    seen: int = 0
     origin: float = 0.0
     raw: float = 0.0
-    previous: float = 0.0
-    previous_step: int | None = None
-    declines: int = 0
-    turn_step: int | None = None
+    averages: KDeclineState = KDeclineState()
 
 
-class EmaDecline(Struct, frozen=True, forbid_unknown_fields=True):
+class EmaDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     """Counts consecutive declines of a moving average.
 
     `weight`: that of a new value, 1 is no smoothing at all. `min_delta`: a fall of the average counts if it is larger
@@ -60,41 +58,22 @@ class EmaDecline(Struct, frozen=True, forbid_unknown_fields=True):
     warmup_evals: CountOrZero = 0
     role: MetricRole = MetricRole.EVAL
 
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({self.role})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
-
     def start(self) -> EmaDeclineState:
         return EmaDeclineState()
 
     def step(self, state: EmaDeclineState, observation: Observation) -> tuple[EmaDeclineState, Evidence]:
         if observation.finite:
             state = self._advance(state, observation)
-        return state, Evidence(Kind.COUNT, float(state.declines), state.turn_step, self._note(state))
+        averages = state.averages
+        what = f"declines of the moving average of {self.role}"
+        return state, self.describe(averages.seen, averages.declines, averages.turn_step, what)
 
     def _advance(self, state: EmaDeclineState, observation: Observation) -> EmaDeclineState:
-        origin = state.origin if state.seen else clipped(observation.value)
+        seen = state.averages.seen
+        origin = state.origin if seen else clipped(observation.value)
         raw = state.raw + self.weight * (clipped(clipped(observation.value) - origin) - state.raw)
         # The weights of all values so far add up to this; 1 at the latest when the power is lost beside 1.
-        total = 1 - (1 - self.weight) ** (state.seen + 1)
+        total = 1 - (1 - self.weight) ** (seen + 1)
         average = raw / total if total > 0 else 0.0
-        warm = state.seen >= max(1, self.warmup_evals)
-        declined = warm and average < state.previous - self.min_delta
-        return EmaDeclineState(
-            seen=state.seen + 1,
-            origin=origin,
-            raw=raw,
-            previous=average,
-            previous_step=observation.step,
-            declines=state.declines + 1 if declined else 0,
-            turn_step=(state.turn_step if state.declines else state.previous_step) if declined else None,
-        )
-
-    def _note(self, state: EmaDeclineState) -> str:
-        if state.seen < self.warmup_evals:
-            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.role} seen"
-        return f"{state.declines} consecutive declines of the moving average of {self.role}, k = {self.k}"
+        averages = count_decline(state.averages, observation.step, average, self.min_delta, self.warmup_evals)
+        return EmaDeclineState(origin, raw, averages)

@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.counting import CountingRule
+from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence
 from evalstop_detectors.observation import MetricRole, Observation
 
 
@@ -30,7 +31,7 @@ class KBelowBestState(Struct, frozen=True):
     below: int = 0
 
 
-class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
+class KBelowBest(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     """Counts consecutive values below the best.
 
     `tolerance`: how far below the best a value must lie to count, in the unit of the role.
@@ -56,14 +57,6 @@ class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
     warmup_evals: CountOrZero = 0
     role: MetricRole = MetricRole.EVAL
 
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({self.role})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
-
     def start(self) -> KBelowBestState:
         return KBelowBestState()
 
@@ -71,15 +64,10 @@ class KBelowBest(Struct, frozen=True, forbid_unknown_fields=True):
         if observation.finite:
             state = self._advance(state, observation)
         turn_step = state.best_step if state.below else None
-        return state, Evidence(Kind.COUNT, float(state.below), turn_step, self._note(state))
+        return state, self.describe(state.seen, state.below, turn_step, f"values of {self.role} below its best")
 
     def _advance(self, state: KBelowBestState, observation: Observation) -> KBelowBestState:
         if state.best is None or observation.value > state.best:
             return KBelowBestState(state.seen + 1, observation.value, observation.step, 0)
         counts = observation.value < state.best - self.tolerance and state.seen >= self.warmup_evals
         return KBelowBestState(state.seen + 1, state.best, state.best_step, state.below + 1 if counts else 0)
-
-    def _note(self, state: KBelowBestState) -> str:
-        if state.seen < self.warmup_evals:
-            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.role} seen"
-        return f"{state.below} consecutive values of {self.role} below its best, k = {self.k}"

@@ -16,7 +16,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence, Kind, Thresholds
+from evalstop_detectors.detectors.counting import CountingRule
+from evalstop_detectors.detectors.detector import Amount, Count, CountOrZero, Evidence
 from evalstop_detectors.observation import MetricRole, Observation
 
 
@@ -30,7 +31,7 @@ class KDeclineState(Struct, frozen=True):
     turn_step: int | None = None
 
 
-class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
+class KDecline(CountingRule, Struct, frozen=True, forbid_unknown_fields=True):
     """Counts consecutive declines.
 
     `min_delta`: a fall counts if it is larger than this, in the unit of the role.
@@ -56,34 +57,23 @@ class KDecline(Struct, frozen=True, forbid_unknown_fields=True):
     warmup_evals: CountOrZero = 0
     role: MetricRole = MetricRole.EVAL
 
-    @property
-    def roles(self) -> frozenset[MetricRole]:
-        return frozenset({self.role})
-
-    @property
-    def thresholds(self) -> Thresholds:
-        return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
-
     def start(self) -> KDeclineState:
         return KDeclineState()
 
     def step(self, state: KDeclineState, observation: Observation) -> tuple[KDeclineState, Evidence]:
         if observation.finite:
-            state = self._advance(state, observation)
-        return state, Evidence(Kind.COUNT, float(state.declines), state.turn_step, self._note(state))
+            state = count_decline(state, observation.step, observation.value, self.min_delta, self.warmup_evals)
+        return state, self.describe(state.seen, state.declines, state.turn_step, f"declines of {self.role}")
 
-    def _advance(self, state: KDeclineState, observation: Observation) -> KDeclineState:
-        warm = state.previous is not None and state.seen >= self.warmup_evals
-        declined = warm and state.previous is not None and observation.value < state.previous - self.min_delta
-        return KDeclineState(
-            seen=state.seen + 1,
-            previous=observation.value,
-            previous_step=observation.step,
-            declines=state.declines + 1 if declined else 0,
-            turn_step=(state.turn_step if state.declines else state.previous_step) if declined else None,
-        )
 
-    def _note(self, state: KDeclineState) -> str:
-        if state.seen < self.warmup_evals:
-            return f"warming up: {state.seen} of {self.warmup_evals} values of {self.role} seen"
-        return f"{state.declines} consecutive declines of {self.role}, k = {self.k}"
+def count_decline(state: KDeclineState, step: int, value: float, min_delta: float, warmup_evals: int) -> KDeclineState:
+    """Compare a finite value with the one before it."""
+    warm = state.previous is not None and state.seen >= warmup_evals
+    declined = warm and state.previous is not None and value < state.previous - min_delta
+    return KDeclineState(
+        seen=state.seen + 1,
+        previous=value,
+        previous_step=step,
+        declines=state.declines + 1 if declined else 0,
+        turn_step=(state.turn_step if state.declines else state.previous_step) if declined else None,
+    )

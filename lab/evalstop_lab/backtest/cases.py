@@ -6,7 +6,7 @@ neighbors against the last. A stop can be told right or wrong only where enough 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +57,7 @@ class Case:
 
 def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None = None) -> list[Case]:
     """The cases of these settled runs under policies by their labels, with progress bars."""
-    truths = sweep(assess_runs, runs, "asking what turned out to be true")
+    truths = sweep(assess, runs, "asking what turned out to be true")
     judged = {label: judge_all(policy, runs, jobs) for label, policy in policies.items()}
     return [
         Case(run, found, {label: passed(run, found, judged[label][index]) for label in policies})
@@ -65,9 +65,9 @@ def cases(runs: Sequence[Run], policies: Mapping[str, Policy], jobs: int | None 
     ]
 
 
-def assess_runs(runs: Iterable[Run]) -> list[RunAssessment]:
-    """What the evals of each run say of it in the end."""
-    return [assess_run(run.scores()) for run in runs]
+def assess(run: Run) -> RunAssessment:
+    """What the evals of the run say of it in the end."""
+    return assess_run(run.scores())
 
 
 def passed(run: Run, found: RunAssessment, judged: Judged) -> Passed:

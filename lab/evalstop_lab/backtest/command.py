@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 from collections import Counter
@@ -26,6 +25,7 @@ from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import Run, Runs, Troubles, load_policy, read
 from evalstop_lab.replay.command import report_conflicts
 from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by
+from evalstop_lab.report import new_table, to_json_values
 from evalstop_lab.worlds.scoring import Share
 
 MOST_TROUBLES_SHOWN = 20
@@ -124,7 +124,7 @@ def report_of(
         "difference": asdict(difference(found, *labels)) if len(labels) == 2 else None,
         "troubles": [str(error) for error in troubles],
     }
-    whole: dict[str, Any] = _finite(report)
+    whole: dict[str, Any] = to_json_values(report)
     return whole | {"story": [_story(item, len(found)) for item in summaries]}
 
 
@@ -175,7 +175,7 @@ def _counted(runs: int) -> str:
 
 
 def _case(case: Case) -> dict[str, Any]:
-    told: dict[str, Any] = _finite(
+    told: dict[str, Any] = to_json_values(
         {
             "run": case.run.name,
             "truth": case.found.run_outcome,
@@ -203,17 +203,6 @@ def _passed(item: Passed) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
-    """The same with null for numbers that JSON does not have, and words for keys."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
 ROWS = (
     ("false_stops", "healthy runs stopped wrongly"),
     ("caught", "turned runs stopped rightly"),
@@ -229,12 +218,8 @@ def _table(report: Mapping[str, Any]) -> Table:
         f"{_counted(report['runs'])}: {truths['turned']:,} turned, {truths['healthy']:,} healthy,"
         f" {truths['undecided']:,} undecided"
     )
-    table = Table(title="backtest", caption=caption)
-    table.add_column("")
-    for item in report["policies"]:
-        table.add_column(item["policy"], justify="right")
-    if report["difference"]:
-        table.add_column("difference", justify="right")
+    columns = [item["policy"] for item in report["policies"]] + (["difference"] if report["difference"] else [])
+    table = new_table("backtest", "", *columns, caption=caption)
     for word in ("stopped", *DecisionOutcome):
         cells = (item["stopped"] if word == "stopped" else item["stops"][word] for item in report["policies"])
         label = "runs stopped" if word == "stopped" else f"  {word}"

@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks import planted_data
@@ -38,6 +37,7 @@ from evalstop_lab.benchmarks.processes import (
     run_service,
     start_worker,
 )
+from evalstop_lab.report import new_table
 
 PACKAGES = ("evalstop-service", "uvicorn", "uvloop", "sqlalchemy", "asyncpg")
 RUN_COUNTS = (1000, 10_000, 100_000)
@@ -285,9 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=140)
     console.print(format_machine(machine), highlight=False)
     for rows in tables.values():
-        table = Table()
-        for place, heading in enumerate(rows[0]):
-            table.add_column(heading, justify="right" if place else "left")
+        table = new_table("", *rows[0])
         for row in rows:
             table.add_row(*(value if isinstance(value, str) else f"{value:,.1f}" for value in row.values()))
         console.print(table)

@@ -23,7 +23,6 @@ from pathlib import Path
 import httpx
 import psycopg
 from rich.console import Console
-from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.databases import (
@@ -33,6 +32,7 @@ from evalstop_lab.benchmarks.databases import (
     temporary_database,
 )
 from evalstop_lab.benchmarks.processes import Server, prepare_service, run_service
+from evalstop_lab.report import new_table
 
 BARE = "/login"
 LIMIT_MS = 100.0
@@ -181,9 +181,14 @@ def _count(connection: psycopg.Connection, what: str) -> int:
 
 def _print_table(timed: Sequence[Timed], runs: int, decisions: int) -> None:
     bare = timed[0].median_ms
-    table = Table(title=f"pages with {runs:,} runs and {decisions:,} decisions, milliseconds")
-    for name in ("page", "median", "p90", f"times {BARE}", "KiB"):
-        table.add_column(name, justify="left" if name == "page" else "right")
+    table = new_table(
+        f"pages with {runs:,} runs and {decisions:,} decisions, milliseconds",
+        "page",
+        "median",
+        "p90",
+        f"times {BARE}",
+        "KiB",
+    )
     for page in timed:
         table.add_row(
             re.sub(r"[0-9a-f-]{36}", "{id}", page.path),

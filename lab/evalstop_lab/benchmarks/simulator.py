@@ -21,11 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
+from evalstop_lab.report import new_table
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER
-from evalstop_lab.simulator.stopping import RULES, WithStop, decide
+from evalstop_lab.simulator.stopping import RULES, decide, with_stop
 
 SEED = 40_000
 WANTED_EVENTS_A_SECOND = 200_000
@@ -55,7 +56,7 @@ def measure_schedulers(jobs: int, rounds: int) -> list[dict[str, Any]]:
     for name, scheduler in SCHEDULERS.items():
         ahead, ahead_seconds = _run_best([partial(simulate, workload, scheduler, cluster, ends, evals=False)] * rounds)
         online, online_seconds = _run_best(
-            [partial(simulate, workload, WithStop(scheduler, policy, workload), cluster)]
+            [partial(simulate, workload, with_stop(scheduler, policy, workload), cluster)]
         )
         rows.append(
             {
@@ -82,9 +83,8 @@ def _run_best(runs: Sequence[Callable[[], Schedule]]) -> tuple[Schedule, float]:
 
 
 def _build_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title=f"events a second on one core; wanted, ahead of time: {WANTED_EVENTS_A_SECOND:,}")
-    for heading in ("scheduler", "events", "ahead of time", "", "jobs/s", "online", "jobs/s", "same schedule"):
-        table.add_column(heading, justify="left" if heading in ("scheduler", "") else "right")
+    title = f"events a second on one core; wanted, ahead of time: {WANTED_EVENTS_A_SECOND:,}"
+    table = new_table(title, "scheduler", "events", "ahead of time", "", "jobs/s", "online", "jobs/s", "same schedule")
     for row in rows:
         table.add_row(
             row["scheduler"],

@@ -21,11 +21,11 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.databases import add_database_option, parse_with_database, temporary_database
 from evalstop_lab.errors import ServiceUnavailable
+from evalstop_lab.report import new_table
 from evalstop_lab.service_process import Service, end, running_service
 
 TARGET_MS = 250.0
@@ -66,9 +66,14 @@ def main() -> int:
         sys.stdout.write(json.dumps({"from_eval_to_sigterm": report, "python": platform.python_version()} | versions))
         sys.stdout.write("\n")
         return 0
-    table = Table(title="from an eval posted to SIGTERM at the trainer, milliseconds")
-    for heading in ("database", "median", "90th percentile", "wanted", ""):
-        table.add_column(heading, justify="left" if heading == "database" else "right")
+    table = new_table(
+        "from an eval posted to SIGTERM at the trainer, milliseconds",
+        "database",
+        "median",
+        "90th percentile",
+        "wanted",
+        "",
+    )
     for name, row in report.items():
         met = "met" if row["median_ms"] < TARGET_MS else "missed"
         table.add_row(name, f"{row['median_ms']:.0f}", f"{row['p90_ms']:.0f}", f"< {TARGET_MS:.0f}", met)

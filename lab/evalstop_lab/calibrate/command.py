@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from evalstop_detectors import DETECTORS, Detector, Kind, Observation
+from evalstop_detectors import DETECTORS, Detector, Kind
 from rich.console import Console
 from rich.table import Table
 
 from evalstop_lab.arguments import positive_number, rate, whole_number
 from evalstop_lab.calibrate import own_history
-from evalstop_lab.calibrate.evidence import Records, healthy_runs, records, to_alarm
+from evalstop_lab.calibrate.evidence import Records, healthy_runs, records, records_of_run, to_alarm
 from evalstop_lab.calibrate.thresholds import Threshold, threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by
+from evalstop_lab.report import new_table
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan
 
@@ -53,7 +54,7 @@ Runs of JSON lines with a "label" other than "healthy" are left out.
 
 def highest_evidence(detector: Detector[Any], recipes: Sequence[tuple[str, int]], jobs: int = 1) -> list[Records]:
     """The records of the detector over worlds of these families and seeds, in their order."""
-    return sweep(partial(_over_worlds, detector), recipes, f"calibrating {detector.name}", jobs)
+    return sweep(partial(_records_of_world, detector), recipes, f"calibrating {detector.name}", jobs)
 
 
 def thresholds(found: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, list[Threshold]]:
@@ -65,12 +66,8 @@ def thresholds(found: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, 
     return kind, [threshold(kind, highest, rate) for rate in rates]
 
 
-def _over_worlds(detector: Detector[Any], recipes: Sequence[tuple[str, int]]) -> list[Records]:
-    return [records(detector, make(family, seed).observations()) for family, seed in recipes]
-
-
-def _over_runs(detector: Detector[Any], runs: Sequence[list[Observation]]) -> list[Records]:
-    return [records(detector, run) for run in runs]
+def _records_of_world(detector: Detector[Any], recipe: tuple[str, int]) -> Records:
+    return records(detector, make(*recipe).observations())
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -123,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     detector = _detector(args.sources[0], args.params)
     if args.history is not None:
         runs = healthy_runs(args.history, asked_by(args))
-        found = sweep(partial(_over_runs, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
+        found = sweep(partial(records_of_run, detector), list(runs.values()), f"calibrating {detector.name}", args.jobs)
         groups = ["history"] * len(runs)
         data: dict[str, Any] = {"source": [str(path) for path in args.history], "runs": len(runs)}
     else:
@@ -207,9 +204,16 @@ def _by_family(
 
 def _table(document: dict[str, Any]) -> Table:
     caption = f"{document['data']['runs']} healthy runs; evidence: {document['kind']}"
-    table = Table(title=f"thresholds of {document['detector']}", caption=caption)
-    for heading in ("healthy runs stopped, at most", "threshold", "its interval", "stopped of these", "interval"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        f"thresholds of {document['detector']}",
+        "healthy runs stopped, at most",
+        "threshold",
+        "its interval",
+        "stopped of these",
+        "interval",
+        left=0,
+        caption=caption,
+    )
     for row in document["thresholds"]:
         stopped = row["stopped"]
         table.add_row(

@@ -16,21 +16,21 @@ from typing import Any
 
 from evalstop_detectors import Detector, Kind, Observation
 
-from evalstop_lab.replay import Asked, read
+from evalstop_lab.replay import Asked, Run, read
 from evalstop_lab.replay.lines import lines
 
 HEALTHY = "healthy"
 
 
-def healthy_runs(paths: Sequence[Path], asked: Asked | None = None) -> dict[str, list[Observation]]:
-    """The runs of these files by name, each in order; raises UnreadableInput naming file and line at fault.
+def healthy_runs(paths: Sequence[Path], asked: Asked | None = None) -> dict[str, Run]:
+    """The settled runs of these files by name; raises UnreadableInput naming file and line at fault.
 
     A run of JSON lines with a `label` other than "healthy" on any of its lines is left out.
     """
     runs = read(paths, asked)
     runs.settle()
     left_out = {run for path in paths if path.suffix == ".jsonl" for run in _otherwise_labeled(path)}
-    return {name: run.observations() for name, run in runs.by_name.items() if name not in left_out}
+    return {name: run for name, run in runs.by_name.items() if name not in left_out}
 
 
 def _otherwise_labeled(path: Path) -> Iterator[str]:
@@ -82,6 +82,11 @@ def records(detector: Detector[Any], observations: Iterable[Observation]) -> Rec
             steps.append(item.step)
             alarms.append(alarm)
     return Records(kind, tuple(steps), tuple(alarms))
+
+
+def records_of_run(detector: Detector[Any], run: Run) -> Records:
+    """Run the detector over a settled run."""
+    return records(detector, run.observations())
 
 
 def to_alarm(kind: Kind | None, value: float) -> float:

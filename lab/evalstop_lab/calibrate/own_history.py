@@ -23,9 +23,9 @@ from evalstop_service.rules.outcome import Turn, judge_decision, locate_turn
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 from rich.console import Console
 
-from evalstop_lab.backtest.cases import assess_runs
+from evalstop_lab.backtest.cases import assess
 from evalstop_lab.backtest.command import history
-from evalstop_lab.calibrate.evidence import Records, records, to_alarm
+from evalstop_lab.calibrate.evidence import Records, records_of_run, to_alarm
 from evalstop_lab.calibrate.thresholds import threshold
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay import Run
@@ -60,7 +60,7 @@ def calibrated(
 
     Raises UnusableArguments where there is nothing to hold a threshold against.
     """
-    truths = sweep(assess_runs, runs, "asking what turned out to be true")
+    truths = sweep(assess, runs, "asking what turned out to be true")
     healthy = [run for run, found in zip(runs, truths, strict=True) if found.run_outcome is RunOutcome.HEALTHY]
     turned = [
         (run, locate_turn(found))
@@ -79,7 +79,7 @@ def calibrated(
         run.name: found
         for some in (first, second, [run for run, _ in turned])
         for run, found in zip(
-            some, sweep(partial(_records, detector), some, f"calibrating {detector.name}", jobs), strict=True
+            some, sweep(partial(records_of_run, detector), some, f"calibrating {detector.name}", jobs), strict=True
         )
     }
     kind = next((found.kind for found in seen.values() if found.kind is not None), None)
@@ -135,10 +135,6 @@ def promise(rate: float, first: int, stopped: int, second: int) -> str:
     if share.high <= rate:
         return "shown"
     return "too_few" if second < runs_needed(rate) or first * rate < 1 else "open"
-
-
-def _records(detector: Detector[Any], runs: Sequence[Run]) -> list[Records]:
-    return [records(detector, run.observations()) for run in runs]
 
 
 def _rightly(found: Records, alarm: float, turn: Turn) -> bool:

@@ -73,11 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def judge_all(policy: Policy, runs: Sequence[Run], jobs: int | None = None) -> list[Judged]:
     """What the policy makes of these settled runs, with a progress bar."""
     jobs = jobs or (cores() if len(runs) > FEW_RUNS else 1)
-    return sweep(partial(_judge_some, policy), runs, f"replaying under {policy.name}", jobs)
-
-
-def _judge_some(policy: Policy, runs: Sequence[Run]) -> list[Judged]:
-    return [judge(policy, item) for item in runs]
+    return sweep(partial(judge, policy), runs, f"replaying under {policy.name}", jobs)
 
 
 def report_conflicts(conflicts: Sequence[Conflict]) -> None:

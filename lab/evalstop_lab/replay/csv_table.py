@@ -11,7 +11,7 @@ from pathlib import Path
 
 from evalstop_lab.errors import UnreadableInput
 from evalstop_lab.replay.cells import STEPS, add_row, number_in, run_of, step_of
-from evalstop_lab.replay.lines import lines
+from evalstop_lab.replay.lines import NumberedLines
 from evalstop_lab.replay.runs import Roles, Runs, Troubles
 
 BETWEEN = " - "
@@ -50,14 +50,14 @@ def read(path: Path, name: str, runs: Runs, roles: Roles, troubles: Troubles) ->
 
 def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, list[str]]]:
     """The header, checked, and what follows."""
-    where = [0]
-    rows = csv.reader(_noting(path, where, troubles), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    numbered = NumberedLines(path, troubles)
+    rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
     first = True
     while True:
         try:
             cells = next(rows, None)
         except csv.Error as error:
-            troubles.add(UnreadableInput(path, str(error), where[0]))
+            troubles.add(UnreadableInput(path, str(error), numbered.number))
             continue
         if cells is None:
             return
@@ -71,7 +71,7 @@ def _rows(path: Path, troubles: Troubles) -> Iterator[tuple[int, list[str]]]:
                 words = f"the header has no column `step`, but {', '.join(cells)[:200]}"
                 troubles.add(UnreadableInput(path, words, 1))
                 return
-        yield where[0], cells
+        yield numbered.number, cells
 
 
 def _chart(header: list[str]) -> dict[str, tuple[str, str]]:
@@ -80,9 +80,3 @@ def _chart(header: list[str]) -> dict[str, tuple[str, str]]:
         return {}
     parts = {column: column.rpartition(BETWEEN) for column in header[1:] if not column.endswith(_ENVELOPES)}
     return {column: (run, metric) for column, (run, _, metric) in parts.items()}
-
-
-def _noting(path: Path, where: list[int], troubles: Troubles) -> Iterator[str]:
-    for number, line in lines(path, troubles):
-        where[0] = number
-        yield line

@@ -44,6 +44,19 @@ def lines(path: Path, troubles: Troubles | None = None) -> Iterator[tuple[int, s
         troubles.add(UnreadableInput(path, f"{error.strerror}; give a file that can be read"))
 
 
+class NumberedLines:
+    """The lines of a file for a reader that counts rows; `number` is that of the line that was read last."""
+
+    def __init__(self, path: Path, troubles: Troubles | None = None) -> None:
+        self.number = 0
+        self._lines = lines(path, troubles)
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in self._lines:
+            self.number = number
+            yield line
+
+
 def _standard_input() -> BinaryIO:
     """Standard input from its beginning; what can be read only once is kept aside on disk first."""
     if not sys.stdin.seekable():

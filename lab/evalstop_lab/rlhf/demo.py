@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `demo` to the command line."""
     parser = subparsers.add_parser(
         "demo",
-        help="the main job, end to end: service, receiver and a training run that is stopped when its gold has turned",
+        help="the main job, end to end: service, receiver and a training run that is stopped when its eval has turned",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -116,7 +116,7 @@ def _subscribe(api: httpx.Client, folder: Path, job: subprocess.Popen[str]) -> N
 def _watch(api: httpx.Client, job: subprocess.Popen[str], console: Console) -> Iterator[Eval]:
     """The evals as the trainer prints them, each shown with the verdict that the service came to."""
     assert job.stdout is not None
-    console.print(f"\n[bold]{'step':>7}  {'proxy':>7}  {'gold':>15}  {'KL':>6}  verdict[/bold]")
+    console.print(f"\n[bold]{'step':>7}  {'proxy':>7}  {'eval':>15}  {'KL':>6}  verdict[/bold]")
     for line in job.stdout:
         event = json.loads(line)
         if event.pop("event") != "eval":
@@ -198,10 +198,10 @@ def _tell(console: Console, story: dict[str, Any]) -> None:
             log = f"{story['folder']}/service/service.log"
             at = f"at step {story['stop_step']}"
             console.print(f"[bold red]A stop {at} was asked for but not carried out[/]; see {log}", soft_wrap=True)
-    console.print(f"  kept     step {best['step']}, gold {best['score']:.2f}: {best['uri']}", soft_wrap=True)
+    console.print(f"  kept     step {best['step']}, eval {best['score']:.2f}: {best['uri']}", soft_wrap=True)
     if story["stopped"]:
         console.print(
-            f"  instead  gold {story['gold_had_it_run_on']:.2f} ± {story['gold_had_it_run_on_stderr']:.2f}"
+            f"  instead  eval {story['gold_had_it_run_on']:.2f} ± {story['gold_had_it_run_on_stderr']:.2f}"
             f" at step {story['total_steps']}, measured on the same seed left to run"
         )
         console.print(f"  saved    {story['share_of_steps_saved']:.0%} of the steps")

@@ -35,7 +35,7 @@ class Rows(Progress):
 
     def begin(self, run_name: str, config: Config, step: int) -> None:
         self._console.print(f"{run_name}: steps {step} to {config.steps}, an eval every {config.eval_every}")
-        self._console.print(Text(f"{'step':>7}  {'proxy':>7}  {'gold':>7} {'':8}  {'KL':>6}  {'entropy':>7}", "bold"))
+        self._console.print(Text(f"{'step':>7}  {'proxy':>7}  {'eval':>7} {'':8}  {'KL':>6}  {'entropy':>7}", "bold"))
 
     def show(self, logged: Eval, checkpoint: Path) -> None:
         best, self._best_gold = logged.gold > self._best_gold, max(logged.gold, self._best_gold)

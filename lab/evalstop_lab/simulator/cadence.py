@@ -15,27 +15,23 @@ from functools import partial
 import numpy as np
 from evalstop_detectors import Policy
 from rich.console import Console
-from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.report import new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
 from evalstop_lab.simulator.metrics import measure
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.schedulers import SRTF_EST
-from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import decide, nobody
-from evalstop_lab.simulator.study import REPORTING_SEED
-from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 4
 EVALS = (5, 10, 20, 30, 50, 100)
 COSTS = (0.0, 0.0005, 0.001, 0.002, 0.005)
-POLICIES = ("paper", "default", "early")
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `cadence` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("cadence", help="how often to evaluate, given what an eval costs")
     options.add(parser, seeds=SEEDS)
-    parser.add_argument("--world", choices=WORLDS, default="paper")
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    options.add_world(parser)
+    options.add_policies(parser)
     parser.add_argument("--evals", nargs="+", type=positive_number, default=list(EVALS), metavar="EVALS")
     parser.add_argument("--costs", nargs="+", type=float, default=list(COSTS), metavar="SHARE", help="of a job's hours")
     parser.set_defaults(run=run)
@@ -69,13 +65,9 @@ def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster cadence`; return its exit code."""
     if min(args.costs) < 0 or max(args.costs) >= 1:
         raise UnusableArguments("An eval costs a share of its job's hours: give --costs from 0 up to 1, such as 0.002.")
-    setting = WORLDS[args.world]
-    setting = replace(setting, jobs=args.cluster_jobs or setting.jobs)
-    seeds = options.seeds(args, REPORTING_SEED)
-    policies = [load_policy(name) for name in args.policies]
+    setting, seeds, policies = options.setting_of(args), options.seeds(args), options.policies_of(args)
     work = [(evals, seed) for evals in args.evals for seed in seeds]
-    title = "trying cadences"
-    found = sweep(partial(_over, setting, policies, args.costs), work, title, args.jobs, chunk=1, backend=args.backend)
+    found = options.sweep_each(args, partial(_simulate, setting, policies, args.costs), work, "trying cadences")
     nets = _nets(dict(zip(work, found, strict=True)), policies, args.costs, args.evals, seeds)
     report = {
         "nets": [asdict(net) for net in nets],
@@ -88,14 +80,12 @@ def run(args: argparse.Namespace) -> int:
 _Found = dict[tuple[str, float], tuple[float, float, int, int]]
 
 
-def _over(
-    setting: Setting, policies: Sequence[Policy], costs: Sequence[float], work: Sequence[tuple[int, int]]
-) -> list[_Found]:
-    return [_of_seed(replace(setting, evals=evals), seed, policies, costs) for evals, seed in work]
-
-
-def _of_seed(setting: Setting, seed: int, policies: Sequence[Policy], costs: Sequence[float]) -> _Found:
+def _simulate(
+    setting: Setting, policies: Sequence[Policy], costs: Sequence[float], evals_and_seed: tuple[int, int]
+) -> _Found:
     """By policy and cost: the share of GPU-hours saved, the change of the mean time, false stops and healthy jobs."""
+    evals, seed = evals_and_seed
+    setting = replace(setting, evals=evals)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
     workload, hidden = draw(setting, seed)
     stops = {policy.name: decide(policy, workload) for policy in policies}
@@ -136,10 +126,8 @@ def _nets(
 
 def _print(console: Console, nets: Sequence[Net], policies: Sequence[Policy], args: argparse.Namespace) -> None:
     for policy in policies:
-        table = Table(title=f"{policy.name}, world {args.world}: GPU-hours that come back, of all; * the best cadence")
-        table.add_column("an eval costs")
-        for evals in args.evals:
-            table.add_column(f"{evals} evals", justify="right")
+        title = f"{policy.name}, world {args.world}: GPU-hours that come back, of all; * the best cadence"
+        table = new_table(title, "an eval costs", *(f"{evals} evals" for evals in args.evals))
         for cost in args.costs:
             row = [net for net in nets if (net.policy, net.eval_share) == (policy.name, cost)]
             best = max(row, key=lambda net: net.saved.value)

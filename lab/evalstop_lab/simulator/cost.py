@@ -15,7 +15,7 @@ from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.report import format_change, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, Schedule, simulate
@@ -25,10 +25,8 @@ from evalstop_lab.simulator.jobs import Floats, Workload
 from evalstop_lab.simulator.metrics import Figures, measure
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
-from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import Stops, decide, nobody
-from evalstop_lab.simulator.study import REPORTING_SEED
-from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import Figure
 
 HOURS_A_MONTH = 730.0
@@ -72,7 +70,6 @@ def dollars_a_month(prices: Prices, returned_gpu_hours: float, given_up_gpus: in
 
 
 SEEDS = 6
-POLICIES = ("paper", "default", "early")
 LONGEST_GROWTH = 10
 
 
@@ -99,8 +96,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("cost", help="what comes back a month, in GPU-hours, GPUs and dollars")
     options.add(parser, seeds=SEEDS)
     prices = Prices()
-    parser.add_argument("--world", choices=WORLDS, default="paper")
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    options.add_world(parser)
+    options.add_policies(parser)
     parser.add_argument("--scheduler", choices=SCHEDULERS, default="SRTF-Est", help="default: %(default)s")
     for name in ("on_demand", "spot", "reserved"):
         default = getattr(prices, name)
@@ -129,16 +126,11 @@ def run(args: argparse.Namespace) -> int:
         raise UnusableArguments("A price is a number of dollars per GPU-hour, of at least 0.")
     if not 0 <= args.length_growth <= LONGEST_GROWTH:
         raise UnusableArguments(f"--length-growth is a share from 0 to {LONGEST_GROWTH}: .5 is half as long again.")
-    setting = WORLDS[args.world]
-    setting = replace(setting, jobs=args.cluster_jobs or setting.jobs, length_growth=args.length_growth)
-    policies = [load_policy(name) for name in args.policies]
-    seeds = options.seeds(args, REPORTING_SEED)
-    work = partial(_over, setting, policies, args.scheduler, prices)
-    found = [
-        item
-        for of_seed in sweep(work, seeds, "counting what comes back", args.jobs, chunk=1, backend=args.backend)
-        for item in of_seed
-    ]
+    setting = replace(options.setting_of(args), length_growth=args.length_growth)
+    seeds, policies = options.seeds(args), options.policies_of(args)
+    work = partial(_simulate, setting, policies, args.scheduler, prices)
+    by_seed = options.sweep_each(args, work, seeds, "counting what comes back")
+    found = [item for of_seed in by_seed for item in of_seed]
     offered = setting.load * setting.gpus * HOURS_A_MONTH
     report = {
         "policies": {
@@ -156,15 +148,10 @@ def run(args: argparse.Namespace) -> int:
     return options.give(args, report, lambda console: _print(console, report), plots.cost)
 
 
-def _over(
-    setting: Setting, policies: Sequence[Policy], scheduler: str, prices: Prices, seeds: Sequence[int]
-) -> list[list[Returned]]:
-    return [_of_seed(setting, seed, policies, SCHEDULERS[scheduler], prices) for seed in seeds]
-
-
-def _of_seed(
-    setting: Setting, seed: int, policies: Sequence[Policy], scheduler: Scheduler, prices: Prices
+def _simulate(
+    setting: Setting, policies: Sequence[Policy], scheduler_name: str, prices: Prices, seed: int
 ) -> list[Returned]:
+    scheduler = SCHEDULERS[scheduler_name]
     jobs = draw(setting, seed)
     before, billed = _lived(setting, jobs, nobody(jobs[0]), scheduler, setting.gpus, prices)
     found = []
@@ -239,27 +226,33 @@ def _print(console: Console, report: dict[str, Any]) -> None:
 
 
 def _work_table(report: dict[str, Any]) -> Table:
-    table = Table(title=f"what comes back, {report['scheduler']}")
-    headings = ("policy", "GPU-hours, of all", "a month", "mean time", "more jobs at equal load", "their mean time")
-    for heading in (*headings, "GPUs to give up"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    table = new_table(
+        f"what comes back, {report['scheduler']}",
+        "policy",
+        "GPU-hours, of all",
+        "a month",
+        "mean time",
+        "more jobs at equal load",
+        "their mean time",
+        "GPUs to give up",
+    )
     for name, found in report["policies"].items():
         gone = found["given_up"]
         table.add_row(
             name,
-            _percent(found["gpu_hours"]),
+            format_change(found["gpu_hours"]),
             f"{found['gpu_hours_a_month']:,.0f}",
-            _percent(found["time"]),
+            format_change(found["time"]),
             f"{found['more_jobs_at_equal_load']:+.1%}",
-            _percent(found["time_at_equal_load"]),
+            format_change(found["time_at_equal_load"]),
             f"{gone['value']:.1f} [{gone['low']:.1f}, {gone['high']:.1f}]",
         )
     return table
 
 
 def _dollar_table(report: dict[str, Any]) -> Table:
-    table = Table(title="dollars a month; on owned GPUs none, there only the waiting gets shorter")
-    for heading in (
+    table = new_table(
+        "dollars a month; on owned GPUs none, there only the waiting gets shorter",
         "policy",
         "model",
         "execution",
@@ -269,15 +262,11 @@ def _dollar_table(report: dict[str, Any]) -> Table:
         "spot",
         "reserved",
         "owned",
-    ):
-        table.add_column(heading, justify="left" if heading in ("policy", "model", "execution") else "right")
+        left=3,
+    )
     for name, found in report["policies"].items():
         for kind, factors in report["executions"].items():
             for execution, factor in factors.items():
                 dollars = [f"{amount * factor['gpu_time']:,.0f}" for amount in found["dollars_a_month"].values()]
                 table.add_row(name, kind, execution, f"{factor['time']:.2f}", f"{factor['gpu_time']:.2f}", *dollars)
     return table
-
-
-def _percent(share: dict[str, float]) -> str:
-    return f"{share['value']:+.1%} [{share['low']:+.1%}, {share['high']:+.1%}]"

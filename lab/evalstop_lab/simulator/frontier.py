@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from evalstop_detectors import DETECTORS, POLICIES, Detector, Member, Policy, Thresholds
 from rich.console import Console
-from rich.table import Table
 
 from evalstop_lab.calibrate.command import thresholds
 from evalstop_lab.calibrate.evidence import Records, records
+from evalstop_lab.report import new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.metrics import Figures
@@ -27,8 +27,7 @@ from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
 from evalstop_lab.simulator.stopping import logs
-from evalstop_lab.simulator.study import CALIBRATION_SEED, NONE, ORACLE, REPORTING_SEED, Cell, Rows
-from evalstop_lab.sweep import sweep
+from evalstop_lab.simulator.study import CALIBRATION_SEED, NONE, ORACLE, Rows, cells
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 6
@@ -75,15 +74,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster frontier`; return its exit code."""
     worlds = {name: replace(WORLDS[name], jobs=args.cluster_jobs or JOBS) for name in args.worlds}
-    seeds = options.seeds(args, REPORTING_SEED)
+    seeds = options.seeds(args)
     tuned = {name: tune(setting, args) for name, setting in worlds.items()}
     shipped = tuple(POLICIES[name] for name in SHIPPED)
-    cells = [
-        Cell(name, setting, seed, (*shipped, *tuned[name]), tuple(SCHEDULERS))
+    work = [
+        cell
         for name, setting in worlds.items()
-        for seed in seeds
+        for cell in cells({name: setting}, seeds, (*shipped, *tuned[name]), tuple(SCHEDULERS))
     ]
-    rows = Rows(options.sweep_cells(args, cells, "the frontier"))
+    rows = Rows(options.sweep_cells(args, work, "the frontier"))
     points = [measure_operating_point(rows, name, policy) for name in worlds for policy in (*shipped, *tuned[name])]
     report = {
         "points": [asdict(item) for item in points],
@@ -97,7 +96,7 @@ def tune(setting: Setting, args: argparse.Namespace) -> list[Policy]:
     """A policy of each detector, with the threshold that kept to `RATE` on calibration seeds."""
     found: dict[str, list[Records]] = {name: [] for name in TUNED}
     seeds = range(CALIBRATION_SEED, CALIBRATION_SEED + CALIBRATION_SEEDS)
-    for of_seed in sweep(partial(_healthy, setting), seeds, "calibrating", args.jobs, chunk=1, backend=args.backend):
+    for of_seed in options.sweep_each(args, partial(_calibrate, setting), seeds, "calibrating"):
         for name, some in of_seed.items():
             found[name] += some
     policies = []
@@ -130,11 +129,7 @@ def _share(rows: Rows, world: str, rule: str, scheduler: str, figure: Callable[[
     return interval((none - ours) / (none - best))
 
 
-def _healthy(setting: Setting, seeds: Sequence[int]) -> list[dict[str, list[Records]]]:
-    return [_of_seed(setting, seed) for seed in seeds]
-
-
-def _of_seed(setting: Setting, seed: int) -> dict[str, list[Records]]:
+def _calibrate(setting: Setting, seed: int) -> dict[str, list[Records]]:
     """What each detector makes of the healthy jobs of this seed."""
     workload, hidden = draw(setting, seed)
     detectors = {name: _detector(name) for name in TUNED}
@@ -154,8 +149,8 @@ def _detector(name: str) -> Detector[Any]:
 
 
 def _print(console: Console, points: Sequence[OperatingPoint]) -> None:
-    table = Table(title=f"share of the oracle's saving in GPU-hours, false stops taken off ({BASELINE})")
-    for heading in (
+    table = new_table(
+        f"share of the oracle's saving in GPU-hours, false stops taken off ({BASELINE})",
         "world",
         "rule",
         "saved",
@@ -165,8 +160,8 @@ def _print(console: Console, points: Sequence[OperatingPoint]) -> None:
         "recall",
         "too early",
         "mean time, of the oracle's",
-    ):
-        table.add_column(heading, justify="left" if heading in ("world", "rule") else "right")
+        left=2,
+    )
     for item in points:
         times = [share.value for share in item.time.values()]
         table.add_row(

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from evalstop_detectors import Policy
 from rich.console import Console
 
 from evalstop_lab.arguments import positive_number, whole_number
-from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.study import Cell, Row, run_cells
+from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.report import to_json_values
+from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.study import REPORTING_SEED, Cell, Row, run_cell
 from evalstop_lab.sweep import BACKENDS, LOCAL, cores, sweep
 from evalstop_lab.worlds.scoring import Figure, wilson
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+POLICIES = ("paper", "default", "early")
 
 
 def add(parser: argparse.ArgumentParser, seeds: int) -> None:
@@ -31,16 +38,43 @@ def add(parser: argparse.ArgumentParser, seeds: int) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object rather than tables")
 
 
-def seeds(args: argparse.Namespace, first: int) -> list[int]:
-    """The seeds that were asked for; `first` is where they begin if nothing else was said."""
-    start = first if args.first_seed is None else args.first_seed
+def add_world(parser: argparse.ArgumentParser) -> None:
+    """Add `--world`, of which jobs are drawn."""
+    parser.add_argument("--world", choices=WORLDS, default="paper", help="where jobs are drawn from (default: paper)")
+
+
+def add_policies(parser: argparse.ArgumentParser) -> None:
+    """Add `--policies`."""
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    """The world that was asked for, with as many jobs as were."""
+    setting = WORLDS[args.world]
+    return replace(setting, jobs=args.cluster_jobs or setting.jobs)
+
+
+def policies_of(args: argparse.Namespace) -> tuple[Policy, ...]:
+    """The policies that were asked for."""
+    return tuple(load_policy(name) for name in args.policies)
+
+
+def seeds(args: argparse.Namespace) -> list[int]:
+    """The seeds that were asked for, else those that nothing was fitted on."""
+    start = REPORTING_SEED if args.first_seed is None else args.first_seed
     return list(range(start, start + args.seeds))
+
+
+def sweep_each(
+    args: argparse.Namespace, work: Callable[[Item], Result], items: Sequence[Item], title: str
+) -> list[Result]:
+    """What `work` makes of each item, with a progress bar, by the processes or the cluster that were asked for."""
+    return sweep(work, items, title, args.jobs, chunk=1, backend=args.backend)
 
 
 def sweep_cells(args: argparse.Namespace, cells: Sequence[Cell], title: str) -> list[Row]:
     """Run the cells with a progress bar."""
-    found = sweep(run_cells, cells, title, args.jobs, chunk=1, backend=args.backend)
-    return [row for rows in found for row in rows]
+    return [row for rows in sweep_each(args, run_cell, cells, title) for row in rows]
 
 
 def give(
@@ -54,7 +88,7 @@ def give(
         args.plots.mkdir(parents=True, exist_ok=True)
         draw(args.plots, report)
     if args.json:
-        sys.stdout.write(json.dumps(_finite(report)) + "\n")
+        sys.stdout.write(json.dumps(to_json_values(report)) + "\n")
     else:
         show(Console() if sys.stdout.isatty() else Console(width=180))
     return 0
@@ -71,12 +105,3 @@ def setting_document(setting: Setting, seeds: Sequence[int]) -> dict[str, Any]:
     offered = {kind.value: asdict(item) for kind, item in setting.offered.items()}
     numbers = {name: getattr(setting, name) for name in setting.__dataclass_fields__ if name != "offered"}
     return numbers | {"offered": offered, "seeds": [seeds[0], seeds[-1]]}
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,10 +9,9 @@ import numpy as np
 from scipy import stats
 
 from evalstop_lab.simulator.jobs import Floats
-from evalstop_lab.worlds.scoring import Figure
+from evalstop_lab.worlds.scoring import Figure, mean
 
 RESAMPLES = 2000
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,7 @@ def relative_change(before: Sequence[float], after: Sequence[float], chance_seed
 
 def interval(numbers: Sequence[float] | Floats, chance_seed: int = 0) -> Figure:
     """The mean of one number a seed, with a percentile interval of the bootstrap over seeds."""
-    values = np.asarray(numbers, dtype=float)
-    rng = np.random.default_rng(chance_seed)
-    means = rng.choice(values, (RESAMPLES, len(values))).mean(axis=1)
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Figure(float(values.mean()), float(low), float(high), len(values))
+    return mean(numbers, chance_seed, resamples=RESAMPLES)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

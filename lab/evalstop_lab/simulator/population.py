@@ -18,21 +18,17 @@ from functools import partial
 import numpy as np
 from evalstop_detectors import Policy
 from rich.console import Console
-from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.report import new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.jobs import Floats, Integers, Job, Kind, Workload
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.stopping import decide
-from evalstop_lab.simulator.study import REPORTING_SEED
-from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 40
-POLICIES = ("paper", "default", "early")
 FIFTH = 5
 PERTURBED = (0.8, 1.2)
 
@@ -77,7 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("population", help="a sweep left alone, stopped, or trained as a population")
     options.add(parser, seeds=SEEDS)
     parser.add_argument("--members", type=positive_number, default=Sweep.members, help="default: %(default)s")
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    options.add_policies(parser)
     parser.add_argument(
         "--curvature", type=float, default=0.0, help="how much speed changes the height of the frontier (default: 0)"
     )
@@ -91,9 +87,8 @@ def run(args: argparse.Namespace) -> int:
     if args.members < FIFTH:
         raise UnusableArguments(f"A population has a best and a worst fifth; give at least {FIFTH} --members.")
     setting = Sweep(members=args.members, curvature=args.curvature)
-    policies = [load_policy(name) for name in args.policies]
-    seeds = options.seeds(args, REPORTING_SEED)
-    found = sweep(partial(_over, setting, policies), seeds, "sweeping", args.jobs, backend=args.backend)
+    work = partial(_simulate, setting, options.policies_of(args))
+    found = options.sweep_each(args, work, options.seeds(args), "sweeping")
     outcomes = [
         Outcome(way, *(interval(column) for column in np.array([of_seed[way] for of_seed in found]).T))
         for way in found[0]
@@ -130,11 +125,7 @@ def _height(setting: Sweep, speeds: Floats) -> Floats:
     return np.asarray(np.maximum(1 - setting.curvature * np.log(speeds) ** 2, 0.0))
 
 
-def _over(setting: Sweep, policies: Sequence[Policy], seeds: Sequence[int]) -> list[dict[str, tuple[float, ...]]]:
-    return [_of_seed(setting, policies, seed) for seed in seeds]
-
-
-def _of_seed(setting: Sweep, policies: Sequence[Policy], seed: int) -> dict[str, tuple[float, ...]]:
+def _simulate(setting: Sweep, policies: Sequence[Policy], seed: int) -> dict[str, tuple[float, ...]]:
     """By way: GPU-hours, the eval score kept, the eval score at the end."""
     alone, together = (live(setting, seed, population) for population in (False, True))
     whole = np.full(setting.members, setting.evals)
@@ -167,9 +158,13 @@ def _workload(setting: Sweep, lived: Lived) -> Workload:
 
 
 def _print(console: Console, outcomes: Sequence[Outcome], setting: Sweep) -> None:
-    table = Table(title=f"a sweep of {setting.members} members, curvature {setting.curvature:g}")
-    for heading in ("", "GPU-hours", "eval score of the kept checkpoint", "mean eval score at the members' ends"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    table = new_table(
+        f"a sweep of {setting.members} members, curvature {setting.curvature:g}",
+        "",
+        "GPU-hours",
+        "eval score of the kept checkpoint",
+        "mean eval score at the members' ends",
+    )
     for outcome in outcomes:
         figures = (outcome.gpu_hours, outcome.kept, outcome.at_the_end)
         table.add_row(outcome.way, *(f"{item.value:.1%} [{item.low:.1%}, {item.high:.1%}]" for item in figures))

@@ -12,13 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from evalstop_lab.report import format_change, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.metrics import Figures
 from evalstop_lab.simulator.paired import Change, holm, relative_change
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import PAPER, Setting
 from evalstop_lab.simulator.stopping import RULES
-from evalstop_lab.simulator.study import NONE, ORACLE, REPORTING_SEED, Rows, cells
+from evalstop_lab.simulator.study import NONE, ORACLE, Rows, cells
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 12
@@ -78,7 +79,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster reproduce`; return its exit code."""
     setting = replace(PAPER, jobs=args.cluster_jobs or JOBS)
-    seeds = options.seeds(args, REPORTING_SEED)
+    seeds = options.seeds(args)
     rows = Rows(options.sweep_cells(args, _cells(setting, seeds), "reproducing"))
     lines, changes = table(rows), by_scheduler(rows)
     report = {
@@ -187,9 +188,7 @@ def _print(
 
 
 def _paper_table(lines: Sequence[Line]) -> Table:
-    table = Table(title="the paper's table (late flags counted)")
-    for heading in ("", "paper", "ours", "95 %", "within 2 points"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    table = new_table("the paper's table (late flags counted)", "", "paper", "ours", "95 %", "within 2 points")
     for line in lines:
         paper = f"{'' if line.bound == '=' else line.bound + ' '}{line.paper:.1%}"
         interval = f"{line.ours.low:.1%} to {line.ours.high:.1%}"
@@ -198,16 +197,15 @@ def _paper_table(lines: Sequence[Line]) -> Table:
 
 
 def _rules_table(rows: Rows) -> Table:
-    table = Table(title="flags, with those at the last eval and without: these save nothing")
-    for heading in (
+    table = new_table(
+        "flags, with those at the last eval and without: these save nothing",
         "rule",
         "precision",
         "recall",
         "false stops",
         "before the peak",
         "the eval score lost at the kept checkpoint",
-    ):
-        table.add_column(heading, justify="left" if heading == "rule" else "right")
+    )
     for rule in STOPPING:
         counts = rows.counts("paper", rule)
         both = [
@@ -221,27 +219,17 @@ def _rules_table(rows: Rows) -> Table:
 
 
 def _waste_table(rows: Rows) -> Table:
-    table = Table(title=f"shares of all GPU-hours without stops, {BASELINE}")
-    headings = (
-        "rule",
-        "held",
-        "after the peak",
-        "false stops",
-        "hacking jobs",
-        "pauses",
-        "waste",
-        "waste (all hacking)",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "rule" else "right")
+    shares = ("held", "after the peak", "false stops", "hacking jobs", "pauses")
+    wastes = ("waste", "waste (all hacking)")
+    table = new_table(f"shares of all GPU-hours without stops, {BASELINE}", "rule", *shares, *wastes)
     before = _gpu_hours(rows, NONE)
     for rule in (NONE, *STOPPING):
         found = _gpu_hours(rows, rule)
         wasted = (found["post_peak"] + found["false_stop"]) / before["post_peak"] - 1
-        shares = [found[name] for name in ("gpu_hours", "post_peak", "false_stop", "hacking", "pauses")]
+        of_all = [found[name] for name in ("gpu_hours", "post_peak", "false_stop", "hacking", "pauses")]
         table.add_row(
             rule,
-            *(f"{share:.1%}" for share in shares),
+            *(f"{share:.1%}" for share in of_all),
             f"{wasted:+.1%}",
             f"{(found['hacking'] + found['false_stop']) / before['hacking'] - 1:+.1%}",
         )
@@ -249,13 +237,13 @@ def _waste_table(rows: Rows) -> Table:
 
 
 def _changes_table(changes: Mapping[str, Mapping[str, Change]]) -> Table:
-    table = Table(title="paper beside no stops, by scheduler (Wilcoxon, Holm over schedulers)")
-    for heading in ("scheduler", *list(CHANGES)[:5], "p, mean time"):
-        table.add_column(heading, justify="left" if heading == "scheduler" else "right")
+    table = new_table(
+        "paper beside no stops, by scheduler (Wilcoxon, Holm over schedulers)",
+        "scheduler",
+        *list(CHANGES)[:5],
+        "p, mean time",
+    )
     for name, found in changes.items():
-        cells = [
-            f"{change.change.value:+.1%} [{change.change.low:+.1%}, {change.change.high:+.1%}]"
-            for change in list(found.values())[:5]
-        ]
+        cells = [format_change(change.change) for change in list(found.values())[:5]]
         table.add_row(name, *cells, f"{found['mean time'].p_value:.1g}")
     return table

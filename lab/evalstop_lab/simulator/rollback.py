@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
 from evalstop_detectors import Policy
 from rich.console import Console
-from rich.table import Table
 
-from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.report import format_change, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import draw
 from evalstop_lab.simulator.engine import Cluster, simulate
@@ -28,14 +27,11 @@ from evalstop_lab.simulator.jobs import Floats, Workload
 from evalstop_lab.simulator.metrics import measure
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.schedulers import SRTF_EST
-from evalstop_lab.simulator.setting import WORLDS, Setting
+from evalstop_lab.simulator.setting import Setting
 from evalstop_lab.simulator.stopping import Stops, decide, nobody
-from evalstop_lab.simulator.study import REPORTING_SEED
-from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 6
-POLICIES = ("paper", "default", "early")
 ACTIONS = ("stop", "roll back")
 
 
@@ -56,8 +52,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `rollback` to `evalstop-lab cluster`."""
     parser = subparsers.add_parser("rollback", help="rather than stop, go back to the best checkpoint and go on")
     options.add(parser, seeds=SEEDS)
-    parser.add_argument("--world", choices=WORLDS, default="paper")
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    options.add_world(parser)
+    options.add_policies(parser)
     parser.add_argument(
         "--frontier-gain",
         type=float,
@@ -70,12 +66,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run `evalstop-lab cluster rollback`; return its exit code."""
-    setting = WORLDS[args.world]
-    setting = replace(setting, jobs=args.cluster_jobs or setting.jobs)
-    policies = [load_policy(name) for name in args.policies]
-    seeds = options.seeds(args, REPORTING_SEED)
-    work = partial(_over, setting, policies, args.frontier_gain)
-    found = sweep(work, seeds, "rolling back", args.jobs, chunk=1, backend=args.backend)
+    setting, seeds, policies = options.setting_of(args), options.seeds(args), options.policies_of(args)
+    found = options.sweep_each(args, partial(_simulate, setting, policies, args.frontier_gain), seeds, "rolling back")
     outcomes = [
         Outcome(policy.name, action, *(interval(column) for column in np.array(of_seeds).T))
         for policy in policies
@@ -102,11 +94,7 @@ def rolled_back(workload: Workload, stops: Stops, cluster: Cluster) -> Floats:
 _Found = dict[tuple[str, str], tuple[float, float, float]]
 
 
-def _over(setting: Setting, policies: Sequence[Policy], frontier_gain: float, seeds: Sequence[int]) -> list[_Found]:
-    return [_of_seed(setting, policies, frontier_gain, seed) for seed in seeds]
-
-
-def _of_seed(setting: Setting, policies: Sequence[Policy], frontier_gain: float, seed: int) -> _Found:
+def _simulate(setting: Setting, policies: Sequence[Policy], frontier_gain: float, seed: int) -> _Found:
     """By policy and action: the changes of GPU-hours and mean time, and the eval score."""
     workload, hidden = draw(setting, seed)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
@@ -136,12 +124,16 @@ def _taken_back(stops: Stops, hidden: Hidden) -> float:
 
 
 def _print(console: Console, outcomes: Sequence[Outcome], frontier_gain: float) -> None:
-    table = Table(title=f"beside no stops, SRTF-Est; going on adds {frontier_gain:.0%} to the eval score")
-    for heading in ("policy", "action", "GPU-hours", "mean time", "the eval score kept by hacking jobs"):
-        table.add_column(heading, justify="left" if heading in ("policy", "action") else "right")
+    table = new_table(
+        f"beside no stops, SRTF-Est; going on adds {frontier_gain:.0%} to the eval score",
+        "policy",
+        "action",
+        "GPU-hours",
+        "mean time",
+        "the eval score kept by hacking jobs",
+        left=2,
+    )
     for outcome in outcomes:
-        changes = (
-            f"{item.value:+.1%} [{item.low:+.1%}, {item.high:+.1%}]" for item in (outcome.gpu_hours, outcome.time)
-        )
+        changes = (format_change(item) for item in (outcome.gpu_hours, outcome.time))
         table.add_row(outcome.policy, outcome.action, *changes, f"{outcome.eval_kept.value:.1%}")
     console.print(table)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 from evalstop_lab.simulator.jobs import Job
 
@@ -24,63 +23,33 @@ GPU_HOURS_OF_SHORT_JOBS = 8.0
 QUANTUM_HOURS = 0.5
 
 
-class Scheduler(Protocol):
-    """How jobs are ordered; see the module's docstring.
+def _crosses_nothing(job: Job, ran: float) -> float | None:
+    return None
 
-    Of `preemptive` schedulers the order is taken anew, with those that run, when a job comes, ends, or crosses a
-    threshold, and every `quantum_hours` while somebody waits (None: not by the clock).
-    """
 
-    @property
-    def name(self) -> str:
-        """What tables call it."""
-
-    @property
-    def preemptive(self) -> bool:
-        """Whether running jobs may be paused."""
-
-    @property
-    def strict(self) -> bool:
-        """Whether nobody overtakes a job that does not fit."""
-
-    @property
-    def quantum_hours(self) -> float | None:
-        """How often the order is looked at again."""
-
-    def rank(self, job: Job, ran: float) -> float:
-        """The place of a job that has run for so many hours: lower goes first, of equals the one submitted first."""
-
-    def crossing(self, job: Job, ran: float) -> float | None:
-        """The hours of running at which the rank of this job next jumps; None when it never does."""
-
-    def stops(self, job: Job, evals: int) -> bool:
-        """Whether the job is stopped now that so many of its evals are known."""
+def _stops_nobody(job: Job, evals: int) -> bool:
+    return False
 
 
 @dataclass(frozen=True)
-class Ordered:
-    """A scheduler that goes by an order and stops nobody."""
+class Scheduler:
+    """How jobs are ordered; see the module's docstring.
+
+    `rank`: the place of a job that has run for so many hours; lower goes first, of equals the one submitted first.
+    `preemptive`: running jobs may be paused; the order is taken anew, with those that run, when a job comes, ends, or
+    crosses a threshold, and every `quantum_hours` while somebody waits (None: not by the clock). `strict`: nobody
+    overtakes a job that does not fit. `crossing`: the hours of running at which the rank of a job that has run for so
+    many hours next jumps; None when it never does. `stops`: whether the job is stopped now that so many of its evals
+    are known.
+    """
 
     name: str
     rank: Callable[[Job, float], float]
     preemptive: bool = False
     strict: bool = False
     quantum_hours: float | None = None
-
-    def crossing(self, job: Job, ran: float) -> float | None:
-        return None
-
-    def stops(self, job: Job, evals: int) -> bool:
-        return False
-
-
-@dataclass(frozen=True)
-class TwoQueues(Ordered):
-    """Tiresias: who has had less than a threshold of GPU-hours goes before all others; in a queue, first come."""
-
-    def crossing(self, job: Job, ran: float) -> float | None:
-        at = GPU_HOURS_OF_SHORT_JOBS / job.gpus
-        return at if at > ran else None
+    crossing: Callable[[Job, float], float | None] = _crosses_nothing
+    stops: Callable[[Job, int], bool] = _stops_nobody
 
 
 def _by_submission(job: Job, ran: float) -> float:
@@ -108,6 +77,11 @@ def _by_queue(job: Job, ran: float) -> float:
     return float(ran * job.gpus >= GPU_HOURS_OF_SHORT_JOBS * (1 - 1e-9))  # times carry rounding
 
 
+def _leaves_queue(job: Job, ran: float) -> float | None:
+    at = GPU_HOURS_OF_SHORT_JOBS / job.gpus
+    return at if at > ran else None
+
+
 def _by_loss_reduction(job: Job, ran: float) -> float:
     return _loss_reduction(job, job.evals_after(ran))
 
@@ -122,14 +96,14 @@ def _loss_reduction(job: Job, known: int) -> float:
     return -max(before - last, 0.0) / whole / (job.hours / job.evals * job.gpus)
 
 
-FIFO = Ordered("FIFO", _by_submission, strict=True)
-FIFO_SKIPPING = Ordered("FIFO-Skip", _by_submission)
-SJF = Ordered("SJF", _by_estimate)
-SRTF = Ordered("SRTF", _by_remaining, preemptive=True)
-SRTF_EST = Ordered("SRTF-Est", _by_estimated_remaining, preemptive=True)
-LAS = Ordered("LAS", _by_attained, preemptive=True, quantum_hours=QUANTUM_HOURS)
-TIRESIAS = TwoQueues("2D-LAS", _by_queue, preemptive=True)
-SLAQ = Ordered("SLAQ", _by_loss_reduction, preemptive=True, quantum_hours=QUANTUM_HOURS)
+FIFO = Scheduler("FIFO", _by_submission, strict=True)
+FIFO_SKIPPING = Scheduler("FIFO-Skip", _by_submission)
+SJF = Scheduler("SJF", _by_estimate)
+SRTF = Scheduler("SRTF", _by_remaining, preemptive=True)
+SRTF_EST = Scheduler("SRTF-Est", _by_estimated_remaining, preemptive=True)
+LAS = Scheduler("LAS", _by_attained, preemptive=True, quantum_hours=QUANTUM_HOURS)
+TIRESIAS = Scheduler("2D-LAS", _by_queue, preemptive=True, crossing=_leaves_queue)
+SLAQ = Scheduler("SLAQ", _by_loss_reduction, preemptive=True, quantum_hours=QUANTUM_HOURS)
 
 SCHEDULERS: dict[str, Scheduler] = {
     item.name: item for item in (FIFO, FIFO_SKIPPING, SJF, SRTF, SRTF_EST, LAS, TIRESIAS, SLAQ)

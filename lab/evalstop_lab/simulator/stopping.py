@@ -1,6 +1,6 @@
 """Who is stopped: a policy over any scheduler, asked at each eval or ahead of time.
 
-`WithStop` is what the paper adds to a cluster: it leaves everything to the scheduler beneath and ends jobs whose evals
+`with_stop` is what the paper adds to a cluster: it leaves everything to the scheduler beneath and ends jobs whose evals
 say so. A stop depends on the job's own evals, so that `decide` may ask the policy about all jobs before anything runs:
 the same policy, through the same `monitor.step`.
 """
@@ -8,7 +8,7 @@ the same policy, through the same `monitor.step`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from evalstop_detectors import (
@@ -96,48 +96,23 @@ def logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
     return runs
 
 
-class WithStop:
-    """The scheduler beneath, and a policy that is asked at each eval of a job."""
+def with_stop(beneath: Scheduler, policy: Policy, workload: Workload) -> Scheduler:
+    """The scheduler beneath, and the policy asked at each eval of a job: shown what the job posted with this eval."""
+    posted = logs(workload, policy.roles)
+    states: dict[int, MonitorState] = {}
+    unseen: dict[int, Sequence[Observation]] = {}
 
-    def __init__(self, beneath: Scheduler, policy: Policy, workload: Workload) -> None:
-        self._beneath, self._policy = beneath, policy
-        self._logs = logs(workload, policy.roles)
-        self._states: dict[int, MonitorState] = {}
-        self._unseen: dict[int, Sequence[Observation]] = {}
-
-    @property
-    def name(self) -> str:
-        return f"{self._beneath.name} + {self._policy.name}"
-
-    @property
-    def preemptive(self) -> bool:
-        return self._beneath.preemptive
-
-    @property
-    def strict(self) -> bool:
-        return self._beneath.strict
-
-    @property
-    def quantum_hours(self) -> float | None:
-        return self._beneath.quantum_hours
-
-    def rank(self, job: Job, ran: float) -> float:
-        return self._beneath.rank(job, ran)
-
-    def crossing(self, job: Job, ran: float) -> float | None:
-        return self._beneath.crossing(job, ran)
-
-    def stops(self, job: Job, evals: int) -> bool:
-        """Show the policy what the job posted with this eval."""
-        if self._beneath.stops(job, evals):
+    def stops(job: Job, evals: int) -> bool:
+        if beneath.stops(job, evals):
             return True
-        unseen = self._unseen.setdefault(job.number, self._logs[job.number].observations())
-        state = self._states.get(job.number) or start(self._policy)
-        here = [item for item in unseen if item.step == evals * STEPS_AN_EVAL]
-        for item in here:
-            state, _ = step(self._policy, state, item)
-        self._states[job.number] = state
+        state = states.get(job.number) or start(policy)
+        for item in unseen.setdefault(job.number, posted[job.number].observations()):
+            if item.step == evals * STEPS_AN_EVAL:
+                state, _ = step(policy, state, item)
+        states[job.number] = state
         return state.verdict.stops
+
+    return replace(beneath, name=f"{beneath.name} + {policy.name}", stops=stops)
 
 
 def _evals(steps: Sequence[int | None]) -> Integers:

@@ -50,12 +50,8 @@ class Row:
     counts: Counts
 
 
-def run_cells(cells: Sequence[Cell]) -> list[list[Row]]:
-    """All rows of each of these cells."""
-    return [_run(cell) for cell in cells]
-
-
-def _run(cell: Cell) -> list[Row]:
+def run_cell(cell: Cell) -> list[Row]:
+    """All rows of this cell."""
     jobs = draw(cell.setting, cell.seed)
     return live(cell.world, cell.setting, cell.seed, jobs, cell.policies, cell.schedulers)
 

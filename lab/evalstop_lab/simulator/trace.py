@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -16,23 +15,20 @@ from typing import Any
 
 from evalstop_detectors import Policy
 from rich.console import Console
-from rich.table import Table
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
-from evalstop_lab.replay.policy_file import load_policy
+from evalstop_lab.report import format_change, new_table
 from evalstop_lab.simulator import options, plots
 from evalstop_lab.simulator.drawing import Asked, dress, estimates, kinds
 from evalstop_lab.simulator.paired import interval, relative_change
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.study import NONE, ORACLE, REPORTING_SEED, Row, Rows, live
+from evalstop_lab.simulator.study import NONE, ORACLE, Row, Rows, live
 from evalstop_lab.simulator.trace_file import Trace, read
-from evalstop_lab.sweep import sweep
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 4
-POLICIES = ("paper", "default", "early")
 NODE = 8
 FULLEST = 0.85
 
@@ -49,8 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--gpus", type=positive_number, help=f"of the cluster (default: enough for a load of {FULLEST:g})"
     )
-    parser.add_argument("--world", choices=WORLDS, default="paper", help="where evals and truth are drawn from")
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), metavar="NAME|FILE")
+    options.add_world(parser)
+    options.add_policies(parser)
     parser.add_argument("--schedulers", nargs="+", choices=SCHEDULERS, default=["FIFO", "SRTF-Est", "2D-LAS"])
     parser.set_defaults(run=run)
 
@@ -64,10 +60,9 @@ def run(args: argparse.Namespace) -> int:
     if gpus < trace.gpus.max():
         raise UnusableArguments(f"A job of the trace wants {trace.gpus.max()} GPUs; give --gpus at least as many.")
     setting = replace(WORLDS[args.world], gpus=gpus, jobs=len(trace.gpus), measured=(0.0, 1.0))
-    policies = tuple(load_policy(name) for name in args.policies)
-    seeds = options.seeds(args, REPORTING_SEED)
-    work = partial(_over, trace, setting, policies, tuple(args.schedulers))
-    found = sweep(work, seeds, f"living through {args.file.name}", args.jobs, chunk=1, backend=args.backend)
+    seeds, policies = options.seeds(args), options.policies_of(args)
+    work = partial(_simulate, trace, setting, policies, tuple(args.schedulers))
+    found = options.sweep_each(args, work, seeds, f"simulating {args.file.name}")
     rows = Rows([row for some in found for row in some])
     rules = [*(policy.name for policy in policies), ORACLE]
     report = {
@@ -95,13 +90,7 @@ def load(trace: Trace, gpus: int) -> float:
     return float((trace.hours * trace.gpus).sum()) / (span * gpus)
 
 
-def _over(
-    trace: Trace, setting: Setting, policies: tuple[Policy, ...], schedulers: tuple[str, ...], seeds: Sequence[int]
-) -> list[list[Row]]:
-    return [_of_seed(trace, setting, policies, schedulers, seed) for seed in seeds]
-
-
-def _of_seed(
+def _simulate(
     trace: Trace, setting: Setting, policies: tuple[Policy, ...], schedulers: tuple[str, ...], seed: int
 ) -> list[Row]:
     said = estimates(setting, seed, trace.hours)
@@ -126,25 +115,15 @@ def _result(rows: Rows, rule: str, scheduler: str) -> dict[str, Any]:
 
 
 def _print(console: Console, report: dict[str, Any]) -> None:
-    table = Table(
-        title=f"{report['jobs']:,} jobs on {report['gpus']:,} GPUs, load {report['load']:.2f};"
+    title = (
+        f"{report['jobs']:,} jobs on {report['gpus']:,} GPUs, load {report['load']:.2f};"
         f" {report['skipped']:,} rows were no jobs on GPUs"
     )
-    for heading in (
-        "scheduler",
-        "rule",
-        "mean hours without stops",
-        "mean time",
-        "GPU-hours that come back",
-        "false stops",
-    ):
-        table.add_column(heading, justify="left" if heading in ("scheduler", "rule") else "right")
+    figures = ("mean hours without stops", "mean time", "GPU-hours that come back", "false stops")
+    table = new_table(title, "scheduler", "rule", *figures, left=2)
     for scheduler, rules in report["results"].items():
         for rule, found in rules.items():
-            cells = [
-                f"{found[name]['value']:+.1%} [{found[name]['low']:+.1%}, {found[name]['high']:+.1%}]"
-                for name in ("time", "gpu_hours_saved")
-            ]
+            cells = [format_change(found[name]) for name in ("time", "gpu_hours_saved")]
             before, wrong = f"{found['mean_hours_before']:.2f}", f"{found['false_stops']['value']:.1%}"
             table.add_row(scheduler, rule, before, *cells, wrong)
     console.print(table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from evalstop_lab.errors import UnreadableInput
-from evalstop_lab.replay.lines import lines
+from evalstop_lab.replay.lines import NumberedLines
 from evalstop_lab.simulator.jobs import Floats, Integers
 
 SUBMITTED = ("submit_time", "submitted_time", "submitted", "submission_time")
@@ -43,8 +43,8 @@ class Trace:
 
 def read(path: Path) -> Trace:
     """Read the log; raises UnreadableInput naming file, line and what was expected."""
-    where = [0]
-    rows = csv.reader(_noting(path, where), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    numbered = NumberedLines(path)
+    rows = csv.reader(numbered, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
     header: dict[str, int] | None = None
     found: list[tuple[float, float, int, str]] = []
     skipped = 0
@@ -59,7 +59,7 @@ def read(path: Path) -> Trace:
             else:
                 found.append(job)
     except (ValueError, csv.Error) as error:
-        raise UnreadableInput(path, str(error), where[0]) from error
+        raise UnreadableInput(path, str(error), numbered.number) from error
     if not found:
         raise UnreadableInput(path, "it holds no job that ran on GPUs; give a CSV with a row a job")
     found.sort(key=lambda job: job[0])
@@ -72,12 +72,6 @@ def read(path: Path) -> Trace:
         np.array([tenants[job[3]] for job in found], dtype=np.int64),
         skipped,
     )
-
-
-def _noting(path: Path, where: list[int]) -> Iterator[str]:
-    for number, line in lines(path):
-        where[0] = number
-        yield line
 
 
 def _header(cells: list[str]) -> dict[str, int]:

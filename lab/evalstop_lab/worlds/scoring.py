@@ -16,7 +16,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import stats
 
-from evalstop_lab.worlds.truth import Label, Truth
+from evalstop_lab.worlds.truth import Floats, Label, Truth
 
 CONFIDENCE = 0.95
 RESAMPLES = 400
@@ -207,13 +207,15 @@ def quantile_ranks(n: int, q: float, confidence: float = CONFIDENCE) -> tuple[in
     return min(max(low, 0), n - 1), min(max(high, 0), n - 1)
 
 
-def mean(numbers: Sequence[float], seed: int, confidence: float = CONFIDENCE) -> Figure:
+def mean(
+    numbers: Sequence[float] | Floats, seed: int, confidence: float = CONFIDENCE, resamples: int = RESAMPLES
+) -> Figure:
     """The mean with a percentile interval of the bootstrap."""
     values = np.asarray(numbers, dtype=float)
     if len(values) == 0:
         return Figure(math.nan, math.nan, math.nan, 0)
     rng = np.random.default_rng(seed)
-    means = rng.choice(values, (RESAMPLES, len(values))).mean(axis=1)
+    means = rng.choice(values, (resamples, len(values))).mean(axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Figure(float(values.mean()), float(low), float(high), len(values))
 

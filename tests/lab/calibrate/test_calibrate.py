@@ -10,7 +10,7 @@ import pytest
 from evalstop_detectors import Kind, MetricRole, Observation, policy_from_document, replay
 from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_lab.calibrate.command import HEALTHY, highest_evidence, thresholds
-from evalstop_lab.calibrate.evidence import Records, healthy_runs, records, to_alarm
+from evalstop_lab.calibrate.evidence import Records, healthy_runs, records, records_of_run, to_alarm
 from evalstop_lab.calibrate.thresholds import threshold
 from evalstop_lab.cli import main
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
@@ -128,7 +128,7 @@ def test_ones_own_history_calibrates_too(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["calibrate", "k_decline", "--history", str(file), "--rates", "0.1", "--jobs", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["data"] == {"source": [str(file)], "runs": 20}
-    highest = [records(KDecline(), run).highest for run in healthy_runs([file]).values()]
+    highest = [records_of_run(KDecline(), run).highest for run in healthy_runs([file]).values()]
     stop_at = document["thresholds"][0]["threshold"]
     assert sum(value >= stop_at for value in highest) == document["thresholds"][0]["stopped"]["hits"] <= 2
 

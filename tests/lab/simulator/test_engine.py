@@ -19,7 +19,6 @@ from evalstop_lab.simulator.schedulers import (
     SCHEDULERS,
     SJF,
     SRTF,
-    Ordered,
     Scheduler,
 )
 from hypothesis import given
@@ -217,6 +216,6 @@ def test_the_quantum_shares() -> None:
     """Under LAS two long jobs on one GPU take turns by the quantum."""
     workload = plain(np.array([0.0, 0.0]), np.array([1, 1]), np.array([2.0, 2.0]))
     schedule: Schedule = simulate(
-        workload, Ordered("turns", lambda job, ran: ran, True, quantum_hours=0.5), Cluster(1, 0.0)
+        workload, Scheduler("turns", lambda job, ran: ran, True, quantum_hours=0.5), Cluster(1, 0.0)
     )
     assert abs(schedule.ended[0] - schedule.ended[1]) <= 0.5

@@ -13,7 +13,7 @@ from evalstop_lab.simulator.jobs import Kind
 from evalstop_lab.simulator.metrics import Counts, count, measure
 from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.stopping import RULES, Stops, WithStop, decide, nobody
+from evalstop_lab.simulator.stopping import RULES, Stops, decide, nobody, with_stop
 
 from tests.lab.simulator.conftest import SMALL
 
@@ -25,7 +25,7 @@ def test_stops_ahead_of_time_are_stops_online(scheduler: Scheduler, rule: str) -
     workload, _ = draw(replace(SMALL, jobs=30, evals=30, noise_sd=0.05), 3)
     cluster, policy = Cluster(stop_hours=0.2 if scheduler.preemptive else 0.0), RULES[rule]
     ahead = simulate(workload, scheduler, cluster, decide(policy, workload).ends(workload, cluster), evals=False)
-    online = simulate(workload, WithStop(scheduler, policy, workload), cluster)
+    online = simulate(workload, with_stop(scheduler, policy, workload), cluster)
     for name in ("started", "ended", "ran", "held", "pauses"):
         assert np.array_equal(getattr(ahead, name), getattr(online, name)), name
     assert (ahead.ran < workload.hours).any() or rule == "loss-plateau"

@@ -15,7 +15,7 @@ from evalstop_lab.simulator.metrics import count, measure
 from evalstop_lab.simulator.paired import holm, interval, relative_change
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.stopping import RULES, decide
-from evalstop_lab.simulator.study import Cell, Row, cells, run_cells
+from evalstop_lab.simulator.study import Cell, Row, cells, run_cell
 from evalstop_lab.sweep import DASK, RAY, sweep
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ POLICIES = tuple(RULES.values())
 
 
 def rows_of(cell: Cell) -> dict[tuple[str, str], Row]:
-    return {(row.rule, row.scheduler): row for row in run_cells([cell])[0]}
+    return {(row.rule, row.scheduler): row for row in run_cell(cell)}
 
 
 def test_one_more_rule_changes_no_other_rules_numbers() -> None:
@@ -61,9 +61,9 @@ def test_labels_are_for_metrics_alone(seed: int, rule: str) -> None:
 def test_a_cluster_of_computers_computes_the_same(backend: str) -> None:
     """Two workers of a real local Dask or Ray cluster, and two processes, come to the rows of one."""
     work = cells({"small": SMALL}, range(3), (RULES["paper"],), ("FIFO", "LAS"))
-    alone = sweep(run_cells, work, "alone", chunk=1)
-    assert sweep(run_cells, work, "processes", jobs=2, chunk=1) == alone
-    assert sweep(run_cells, work, backend, jobs=2, chunk=1, backend=backend) == alone
+    alone = sweep(run_cell, work, "alone", chunk=1)
+    assert sweep(run_cell, work, "processes", jobs=2, chunk=1) == alone
+    assert sweep(run_cell, work, backend, jobs=2, chunk=1, backend=backend) == alone
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from evalstop_lab.benchmarks.detection.scoring import (
 )
 from evalstop_lab.calibrate.command import HEALTHY, versions
 from evalstop_lab.calibrate.evidence import Records
+from evalstop_lab.report import to_json_values
 from evalstop_lab.sweep import cores, sweep
 from evalstop_lab.worlds import HELD_OUT, LEVELS, REPORTING, REPORTING_SEED, Group, load, make, of_group, plan
 
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.family_runs = 2
     report, curves = measure_contenders(options)
     options.folder.mkdir(parents=True, exist_ok=True)
-    document = json.dumps(_replace_infinite(report))
+    document = json.dumps(to_json_values(report))
     (options.folder / "report.json").write_text(document + "\n", encoding="utf-8")
     draw_roc(options.folder / "roc.png", curves)
     draw_delays(options.folder / "sooner.png", report["delay_curves"])
@@ -153,7 +154,7 @@ def _build_rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
 def _judge_worlds(
     entered: Sequence[Contender], recipes: Sequence[tuple[str, int]], title: str, jobs: int
 ) -> dict[str, list[JudgedWorld]]:
-    found = sweep(partial(_judge_chunk, list(entered)), recipes, title, jobs)
+    found = sweep(partial(_judge_world, list(entered)), recipes, title, jobs)
     worlds = [make(family, seed) for family, seed in recipes]
     return {
         item.name: [JudgedWorld(world, row[index]) for world, row in zip(worlds, found, strict=True)]
@@ -161,9 +162,9 @@ def _judge_worlds(
     }
 
 
-def _judge_chunk(entered: Sequence[Contender], recipes: Sequence[tuple[str, int]]) -> list[list[Records]]:
-    worlds = [make(family, seed) for family, seed in recipes]
-    return [[item.run(world) for item in entered] for world in worlds]
+def _judge_world(entered: Sequence[Contender], recipe: tuple[str, int]) -> list[Records]:
+    world = make(*recipe)
+    return [item.run(world) for item in entered]
 
 
 def _time_eval(item: Contender) -> float:
@@ -175,15 +176,6 @@ def _time_eval(item: Contender) -> float:
         item.run(world)
         best = min(best, time.perf_counter() - started)
     return best / len(world.steps) * 1e6
-
-
-def _replace_infinite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: never and unknown become null."""
-    if isinstance(value, dict):
-        return {key: _replace_infinite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_replace_infinite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

@@ -12,11 +12,8 @@ import matplotlib
 from rich.console import Console
 from rich.table import Table
 
+from evalstop_lab.figure import saved_figure
 from evalstop_lab.worlds import HELD_OUT, LEVELS
-
-matplotlib.use("Agg")  # a file, never a window
-
-from matplotlib import pyplot as plt
 
 Curves = dict[str, dict[str, list[tuple[float, float]]]]
 Row = dict[str, Any]
@@ -121,21 +118,19 @@ def _format(value: float, digits: int) -> str:
 
 def draw_roc(path: Path, curves: Curves) -> None:
     """Recall against false stops, one panel a level of noise."""
-    figure, axes = plt.subplots(2, 3, figsize=(14, 8.5), dpi=130, layout="constrained", sharex=True, sharey=True)
-    for axis, level in zip(axes.flat, LEVELS, strict=True):
-        for (name, by_noise), color in zip(curves.items(), itertools.cycle(_COLORS)):
-            x, y = zip(*by_noise[f"{level:g}"], strict=True)
-            line = "-" if len(x) > _OWN_POINTS else "o"
-            axis.plot([max(item, LEAST_DRAWN) for item in x], y, line, color=color, label=name, markersize=6)
-        axis.set(xscale="log", title=f"noise {level:g} of the gain")
-        axis.axvline(0.01, color="#999999", linewidth=0.8)
-    for axis in axes[-1]:
-        axis.set_xlabel(f"false stops per healthy run (none: at {LEAST_DRAWN})")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("recall")
-    figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(path)
-    plt.close(figure)
+    with saved_figure(path, (14, 8.5), 2, 3, sharex=True, sharey=True) as axes:
+        for axis, level in zip(axes.flat, LEVELS, strict=True):
+            for (name, by_noise), color in zip(curves.items(), itertools.cycle(_COLORS)):
+                x, y = zip(*by_noise[f"{level:g}"], strict=True)
+                line = "-" if len(x) > _OWN_POINTS else "o"
+                axis.plot([max(item, LEAST_DRAWN) for item in x], y, line, color=color, label=name, markersize=6)
+            axis.set(xscale="log", title=f"noise {level:g} of the gain")
+            axis.axvline(0.01, color="#999999", linewidth=0.8)
+        for axis in axes[-1]:
+            axis.set_xlabel(f"false stops per healthy run (none: at {LEAST_DRAWN})")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("recall")
+        axes[0, 0].figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
 
 
 def draw_delays(path: Path, curves: dict[str, list[tuple[float, float, float]]]) -> None:
@@ -143,21 +138,20 @@ def draw_delays(path: Path, curves: dict[str, list[tuple[float, float, float]]])
 
     Where fewer than half of the turns are found the line is dotted, because those found are the easy ones.
     """
-    figure, axis = plt.subplots(figsize=(10, 7), dpi=130, layout="constrained")
-    for (name, curve), color in zip(curves.items(), itertools.cycle(_COLORS)):
-        label: str | None = name
-        for finds_half, line in ((True, "-"), (False, ":")):
-            points = [
-                (max(false, LEAST_DRAWN), ratio) for false, ratio, recall in curve if (recall >= 0.5) is finds_half
-            ]
-            if points:
-                axis.plot(*zip(*points, strict=True), line, marker=".", color=color, label=label)
-                label = None
-    axis.axhline(1.5, color="#999999", linewidth=0.8)
-    axis.set(xscale="log", yscale="log", xlabel="false stops per healthy run without dips")
-    axis.set_ylabel("median of delay to its lower bound, right stops")
-    axis.set_yticks([1.5, 2, 3, 4, 6], ["1.5", "2", "3", "4", "6"])
-    axis.minorticks_off()
-    figure.legend(loc="outside right upper", fontsize=8)
-    figure.savefig(path)
-    plt.close(figure)
+    with saved_figure(path, (10, 7)) as axes:
+        axis = axes[0, 0]
+        for (name, curve), color in zip(curves.items(), itertools.cycle(_COLORS)):
+            label: str | None = name
+            for finds_half, line in ((True, "-"), (False, ":")):
+                points = [
+                    (max(false, LEAST_DRAWN), ratio) for false, ratio, recall in curve if (recall >= 0.5) is finds_half
+                ]
+                if points:
+                    axis.plot(*zip(*points, strict=True), line, marker=".", color=color, label=label)
+                    label = None
+        axis.axhline(1.5, color="#999999", linewidth=0.8)
+        axis.set(xscale="log", yscale="log", xlabel="false stops per healthy run without dips")
+        axis.set_ylabel("median of delay to its lower bound, right stops")
+        axis.set_yticks([1.5, 2, 3, 4, 6], ["1.5", "2", "3", "4", "6"])
+        axis.minorticks_off()
+        axes[0, 0].figure.legend(loc="outside right upper", fontsize=8)

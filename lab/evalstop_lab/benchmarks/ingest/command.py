@@ -44,6 +44,7 @@ from evalstop_lab.benchmarks.ingest.results import (
 )
 from evalstop_lab.benchmarks.machine import describe_machine, format_machine
 from evalstop_lab.benchmarks.processes import JobFailed
+from evalstop_lab.report import new_table
 
 QUICK_SHAPES = (Shape(1, 64), Shape(100, 8))
 WARM_UP_SECONDS = 0.5
@@ -193,11 +194,20 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def _build_cells_table(cells: Sequence[Cell]) -> Table:
-    table = Table(title="observations a second, and microseconds of processor time a request")
-    for heading in ("load", "contender", "a second", "lowest - highest", "of the bound", "p50 ms", "p99 ms"):
-        table.add_column(heading, justify="left" if heading in ("load", "contender") else "right")
-    for heading in ("server us", "database us", "client's core"):
-        table.add_column(heading, justify="right")
+    table = new_table(
+        "observations a second, and microseconds of processor time a request",
+        "load",
+        "contender",
+        "a second",
+        "lowest - highest",
+        "of the bound",
+        "p50 ms",
+        "p99 ms",
+        "server us",
+        "database us",
+        "client's core",
+        left=2,
+    )
     by_key = {(cell.contender, cell.shape): cell for cell in cells}
     for shape in sorted({cell.shape for cell in cells}):
         for cell in (cell for cell in cells if cell.shape == shape):
@@ -223,9 +233,7 @@ def _build_cells_table(cells: Sequence[Cell]) -> Table:
 
 
 def _build_targets_table(targets: Sequence[Target]) -> Table:
-    table = Table(title="targets: ratios within each round")
-    for heading in ("", "median", "lowest - highest", "wanted", ""):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = new_table("targets: ratios within each round", "", "median", "lowest - highest", "wanted", "")
     for item in targets:
         wanted = f">= {item.least:g}" if item.least is not None else f"<= {item.most:g}"
         extremes = f"{item.ratio.lowest:.2f} - {item.ratio.highest:.2f}"

@@ -1,0 +1,32 @@
+"""What the rules share that count in a row: one role, a warm-up, and a stop at k."""
+
+from __future__ import annotations
+
+from evalstop_detectors.detectors.detector import Evidence, Kind, Thresholds
+from evalstop_detectors.observation import MetricRole
+
+
+class CountingRule:
+    """A rule on `role` that stops at a count of `k` and suspects one before it; the first `warmup_evals` do not
+    count."""
+
+    __slots__ = ()
+
+    k: int
+    warmup_evals: int
+    role: MetricRole
+
+    @property
+    def roles(self) -> frozenset[MetricRole]:
+        return frozenset({self.role})
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(suspect_at=float(self.k - 1) if self.k > 1 else None, stop_at=float(self.k))
+
+    def describe(self, seen: int, count: int, turn_step: int | None, what: str) -> Evidence:
+        """The evidence of so many `what` in a row, after `seen` finite values."""
+        note = f"{count} consecutive {what}, k = {self.k}"
+        if seen < self.warmup_evals:
+            note = f"warming up: {seen} of {self.warmup_evals} values of {self.role} seen"
+        return Evidence(Kind.COUNT, float(count), turn_step, note)
