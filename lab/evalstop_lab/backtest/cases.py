@@ -1,7 +1,7 @@
 """What a policy would have done to each past run, and whether the run's own later evals say that it was right.
 
-The truth of a run is told as `evalstop_service.rules.outcome` tells it: by all of its evals, the best mean of
-neighbors against the last. A stop can be told right or wrong only where enough evals came after it.
+The outcome of a run is found as the service finds it (`evalstop_service.rules.outcome`): by all of its evals, the best
+mean of neighbors against the last. A stop is judged only where enough evals came after it.
 """
 
 from __future__ import annotations

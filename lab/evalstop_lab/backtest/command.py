@@ -175,7 +175,7 @@ def _counted(runs: int) -> str:
 
 
 def _case(case: Case) -> dict[str, Any]:
-    told: dict[str, Any] = to_json_values(
+    document: dict[str, Any] = to_json_values(
         {
             "run": case.run.name,
             "truth": case.found.run_outcome,
@@ -186,7 +186,7 @@ def _case(case: Case) -> dict[str, Any]:
             "policies": {label: _passed(item) for label, item in case.passed.items()},
         }
     )
-    return told
+    return document
 
 
 def _passed(item: Passed) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def explained(sources: Sequence[str], asked: Asked, troubles: Troubles) -> list[dict[str, Any]]:
-    """What the metrics of these sources are taken for; logs with the same metrics are told of once."""
+    """What the metrics of these sources are taken for; logs with the same metrics are explained once."""
     kinds: dict[tuple[frozenset[str], tuple[str, ...]], tuple[Log, int]] = {}
     with ExitStack() as stack:
         for log in (log for source in sources for log in logs_of(source, stack)):

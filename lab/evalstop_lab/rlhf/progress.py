@@ -14,7 +14,7 @@ from evalstop_lab.rlhf.trainer import Config, Eval
 
 
 class Progress(Protocol):
-    """Is told of a run's evals as they come, and of its end."""
+    """Receives the evals of a run as they come, and its end."""
 
     def begin(self, run_name: str, config: Config, step: int) -> None:
         """Tell that the run starts, or goes on, at this step."""

@@ -26,7 +26,7 @@ from evalstop_lab.simulator.metrics import measure
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.schedulers import SRTF_EST
 from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.stopping import decide, nobody
+from evalstop_lab.simulator.stopping import decide, no_stops
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 4
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         "world": args.world,
         "setting": options.setting_document(setting, seeds),
     }
-    return options.give(args, report, lambda console: _print(console, nets, policies, args), plots.cadence)
+    return options.print_report(args, report, lambda console: _print(console, nets, policies, args), plots.cadence)
 
 
 _Found = dict[tuple[str, float], tuple[float, float, int, int]]
@@ -90,7 +90,7 @@ def _simulate(
     workload, hidden = draw(setting, seed)
     stops = {policy.name: decide(policy, workload) for policy in policies}
     before = measure(
-        workload, hidden, nobody(workload), simulate(workload, SRTF_EST, cluster, evals=False), setting.measured
+        workload, hidden, no_stops(workload), simulate(workload, SRTF_EST, cluster, evals=False), setting.measured
     )
     found: _Found = {}
     for cost in costs:

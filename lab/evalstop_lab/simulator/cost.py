@@ -26,7 +26,7 @@ from evalstop_lab.simulator.metrics import Figures, measure
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
 from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.stopping import Stops, decide, nobody
+from evalstop_lab.simulator.stopping import Stops, decide, no_stops
 from evalstop_lab.worlds.scoring import Figure
 
 HOURS_A_MONTH = 730.0
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
         "scheduler": args.scheduler,
         "setting": options.setting_document(setting, seeds),
     }
-    return options.give(args, report, lambda console: _print(console, report), plots.cost)
+    return options.print_report(args, report, lambda console: _print(console, report), plots.cost)
 
 
 def _simulate(
@@ -153,14 +153,14 @@ def _simulate(
 ) -> list[Returned]:
     scheduler = SCHEDULERS[scheduler_name]
     jobs = draw(setting, seed)
-    before, billed = _lived(setting, jobs, nobody(jobs[0]), scheduler, setting.gpus, prices)
+    before, billed = _measure(setting, jobs, no_stops(jobs[0]), scheduler, setting.gpus, prices)
     found = []
     for policy in policies:
         stops = decide(policy, jobs[0])
-        after, billed_after = _lived(setting, jobs, stops, scheduler, setting.gpus, prices)
+        after, billed_after = _measure(setting, jobs, stops, scheduler, setting.gpus, prices)
         held = (after.gpu_hours + after.again) / before.gpu_hours
         fuller = draw(replace(setting, load=setting.load / held), seed)
-        at_load, _ = _lived(setting, fuller, stops, scheduler, setting.gpus, prices)
+        at_load, _ = _measure(setting, fuller, stops, scheduler, setting.gpus, prices)
         found.append(
             Returned(
                 policy.name,
@@ -174,7 +174,7 @@ def _simulate(
     return found
 
 
-def _lived(
+def _measure(
     setting: Setting, jobs: tuple[Workload, Hidden], stops: Stops, scheduler: Scheduler, gpus: int, prices: Prices
 ) -> tuple[Figures, float]:
     """The figures, and the GPU-hours of the nodes that were up."""
@@ -198,7 +198,7 @@ def _given_up(
     least, most = int(jobs[0].gpus.max()), setting.gpus
     while least < most:
         middle = (least + most) // 2
-        figures, _ = _lived(setting, jobs, stops, scheduler, middle, prices)
+        figures, _ = _measure(setting, jobs, stops, scheduler, middle, prices)
         least, most = (least, middle) if figures.jct <= jct else (middle + 1, most)
     return setting.gpus - most
 

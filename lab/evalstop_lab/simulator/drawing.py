@@ -47,10 +47,10 @@ class Asked:
 
 def draw(setting: Setting, seed: int) -> tuple[Workload, Hidden]:
     """The jobs of this seed and the truth about them."""
-    return dress(setting, seed, _asked(setting, seed))
+    return add_evals(setting, seed, _asked(setting, seed))
 
 
-def dress(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidden]:
+def add_evals(setting: Setting, seed: int, asked: Asked) -> tuple[Workload, Hidden]:
     """Give these jobs the evals of this seed, and the truth about them."""
     n = len(asked.submitted)
     hidden = _truth(setting, seed, np.array([kind is Kind.RLHF for kind in asked.kinds], dtype=bool))

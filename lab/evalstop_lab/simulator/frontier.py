@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         "rate": RATE,
         "worlds": {name: options.setting_document(setting, seeds) for name, setting in worlds.items()},
     }
-    return options.give(args, report, lambda console: _print(console, points), plots.frontier)
+    return options.print_report(args, report, lambda console: _print(console, points), plots.frontier)
 
 
 def tune(setting: Setting, args: argparse.Namespace) -> list[Policy]:

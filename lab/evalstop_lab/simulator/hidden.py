@@ -24,11 +24,11 @@ def at_the_peak(workload: Workload, hidden: Hidden) -> tuple[Stops, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class Hidden:
-    """By job: whether it is hacking, at which share of its steps the eval score is highest, and noiseless the eval
+    """By job: whether it is hacking, at which share of its steps the eval score is highest, and the noiseless eval
     score at each eval.
 
     `peak_hours` is the share of its hours at which that is: less than of its steps where responses grow longer after
-    the peak. `best` is the highest noiseless the eval score at any time. Of healthy jobs the peak is the end.
+    the peak. `best` is the highest noiseless eval score at any time. Of healthy jobs the peak is the end.
     """
 
     hacking: NDArray[np.bool_]

@@ -1,6 +1,6 @@
 """The jobs of a cluster as schedulers and stopping rules may see them. All times are in hours.
 
-What is true of a job (whether it is hacking, where its the eval score peaks) is not here but in `hidden`, which neither
+What is true of a job (whether it is hacking, where its eval score peaks) is not here but in `hidden`, which neither
 the engine nor a scheduler may import.
 """
 

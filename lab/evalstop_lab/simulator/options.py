@@ -77,7 +77,7 @@ def sweep_cells(args: argparse.Namespace, cells: Sequence[Cell], title: str) -> 
     return [row for rows in sweep_each(args, run_cell, cells, title) for row in rows]
 
 
-def give(
+def print_report(
     args: argparse.Namespace,
     report: dict[str, Any],
     show: Callable[[Console], None],

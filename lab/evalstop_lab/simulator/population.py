@@ -50,8 +50,8 @@ class Sweep:
 
 
 @dataclass(frozen=True, eq=False)
-class Lived:
-    """By member and eval: true the eval score and what was measured of it."""
+class Trained:
+    """By member and eval: the true eval score and what was measured of it."""
 
     eval_scores: Floats
     seen: Floats
@@ -59,8 +59,8 @@ class Lived:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one way to run a sweep: its GPU-hours, all plans being 1; true the eval score of the checkpoint that was
-    measured best, and the mean true the eval score of the members at their ends, 1 being the top of the frontier."""
+    """Of one way to run a sweep: its GPU-hours, all plans being 1; the true eval score of the checkpoint that was
+    measured best, and the mean true eval score of the members at their ends, 1 being the top of the frontier."""
 
     way: str
     gpu_hours: Figure
@@ -94,10 +94,10 @@ def run(args: argparse.Namespace) -> int:
         for way in found[0]
     ]
     report = {"outcomes": [asdict(outcome) for outcome in outcomes], "sweep": asdict(setting), "seeds": args.seeds}
-    return options.give(args, report, lambda console: _print(console, outcomes, setting), plots.population)
+    return options.print_report(args, report, lambda console: _print(console, outcomes, setting), plots.population)
 
 
-def live(setting: Sweep, seed: int, population: bool) -> Lived:
+def train(setting: Sweep, seed: int, population: bool) -> Trained:
     """Train all members in step; the same seed starts the same members with the same noise either way."""
     start, noise, chance = (np.random.default_rng([seed, stream]) for stream in range(3))
     speeds = np.exp(setting.speed_sd * start.standard_normal(setting.members))
@@ -109,7 +109,7 @@ def live(setting: Sweep, seed: int, population: bool) -> Lived:
         eval_scores[index] = _height(setting, speeds) * places * (1 - np.log(places))
         if population:
             select(eval_scores[index] + errors[index], places, speeds, chance)
-    return Lived(eval_scores.T, (eval_scores + errors).T)
+    return Trained(eval_scores.T, (eval_scores + errors).T)
 
 
 def select(seen: Floats, places: Floats, speeds: Floats, chance: np.random.Generator) -> None:
@@ -127,7 +127,7 @@ def _height(setting: Sweep, speeds: Floats) -> Floats:
 
 def _simulate(setting: Sweep, policies: Sequence[Policy], seed: int) -> dict[str, tuple[float, ...]]:
     """By way: GPU-hours, the eval score kept, the eval score at the end."""
-    alone, together = (live(setting, seed, population) for population in (False, True))
+    alone, together = (train(setting, seed, population) for population in (False, True))
     whole = np.full(setting.members, setting.evals)
     found: dict[str, tuple[float, ...]] = {
         "left alone": _outcome(alone, whole),
@@ -140,21 +140,21 @@ def _simulate(setting: Sweep, policies: Sequence[Policy], seed: int) -> dict[str
     return found
 
 
-def _outcome(lived: Lived, ends: Integers) -> tuple[float, float, float]:
-    members, evals = lived.seen.shape
+def _outcome(trained: Trained, ends: Integers) -> tuple[float, float, float]:
+    members, evals = trained.seen.shape
     run = np.arange(evals) < ends[:, None]
-    best = np.unravel_index(np.where(run, lived.seen, -np.inf).argmax(), lived.seen.shape)
-    at_the_end = lived.eval_scores[np.arange(members), ends - 1].mean()
-    return float(ends.mean() / evals), float(lived.eval_scores[best]), float(at_the_end)
+    best = np.unravel_index(np.where(run, trained.seen, -np.inf).argmax(), trained.seen.shape)
+    at_the_end = trained.eval_scores[np.arange(members), ends - 1].mean()
+    return float(ends.mean() / evals), float(trained.eval_scores[best]), float(at_the_end)
 
 
-def _workload(setting: Sweep, lived: Lived) -> Workload:
+def _workload(setting: Sweep, trained: Trained) -> Workload:
     jobs = tuple(
         Job(number, 0, Kind.RLHF, 0.0, 1, 1.0, 1.0, setting.evals, (0.0,) * setting.evals)
         for number in range(setting.members)
     )
-    proxy = np.broadcast_to(np.arange(1.0, setting.evals + 1), lived.seen.shape)
-    return Workload(jobs, lived.seen, proxy, np.zeros(setting.members))
+    proxy = np.broadcast_to(np.arange(1.0, setting.evals + 1), trained.seen.shape)
+    return Workload(jobs, trained.seen, proxy, np.zeros(setting.members))
 
 
 def _print(console: Console, outcomes: Sequence[Outcome], setting: Sweep) -> None:

@@ -46,7 +46,7 @@ CHANGES: Mapping[str, Callable[[Figures], float]] = {
 FITTED = """Stated by the paper: 64 GPUs, 80 % RLHF jobs, k = 3. Chosen so that its table comes out: peaks at .5 to .7
 of the plan, 10 evals a job, noise .03 on a score that gains .6, half of the RLHF jobs hacking, durations lognormal with
 sd .8 and medians of 6, 3 and 1.5 h (RLHF, DPO, LoRA), estimates with sd .4, gang sizes. Of these fitted here, on seeds
-0 to 9: how fast healthy the eval score saturates (false stops), how far the eval score falls (recall, waste), load
+0 to 9: how fast a healthy eval score saturates (false stops), how far the eval score falls (recall, waste), load
 (times), noise of the loss (loss plateau)."""
 
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         "setting": options.setting_document(setting, seeds),
         "fitted": " ".join(FITTED.split()),
     }
-    return options.give(args, report, lambda console: _print(console, rows, lines, changes), plots.reproduce)
+    return options.print_report(args, report, lambda console: _print(console, rows, lines, changes), plots.reproduce)
 
 
 def table(rows: Rows) -> list[Line]:

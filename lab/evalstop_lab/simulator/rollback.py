@@ -28,7 +28,7 @@ from evalstop_lab.simulator.metrics import measure
 from evalstop_lab.simulator.paired import interval
 from evalstop_lab.simulator.schedulers import SRTF_EST
 from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.stopping import Stops, decide, nobody
+from evalstop_lab.simulator.stopping import Stops, decide, no_stops
 from evalstop_lab.worlds.scoring import Figure
 
 SEEDS = 6
@@ -79,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
         "frontier_gain": args.frontier_gain,
         "setting": options.setting_document(setting, seeds),
     }
-    return options.give(args, report, lambda console: _print(console, outcomes, args.frontier_gain), plots.rollback)
+    return options.print_report(
+        args, report, lambda console: _print(console, outcomes, args.frontier_gain), plots.rollback
+    )
 
 
 def rolled_back(workload: Workload, stops: Stops, cluster: Cluster) -> Floats:
@@ -99,19 +101,19 @@ def _simulate(setting: Setting, policies: Sequence[Policy], frontier_gain: float
     workload, hidden = draw(setting, seed)
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
 
-    def live(stops: Stops, ends: Floats) -> tuple[float, float, float]:
+    def run_with(stops: Stops, ends: Floats) -> tuple[float, float, float]:
         schedule = simulate(workload, SRTF_EST, cluster, ends, evals=False)
         figures = measure(workload, hidden, stops, schedule, setting.measured)
         return figures.gpu_hours + figures.again, figures.jct, 1 - figures.eval_lost
 
-    hours, time, _ = live(nobody(workload), workload.hours)
+    hours, time, _ = run_with(no_stops(workload), workload.hours)
     found: _Found = {}
     for policy in policies:
         stops = decide(policy, workload)
         for action, ends in zip(
             ACTIONS, (stops.ends(workload, cluster), rolled_back(workload, stops, cluster)), strict=True
         ):
-            held, jct, eval_scores = live(stops, ends)
+            held, jct, eval_scores = run_with(stops, ends)
             added = frontier_gain * _taken_back(stops, hidden) if action == "roll back" else 0.0
             found[policy.name, action] = held / hours - 1, jct / time - 1, eval_scores + added
     return found

@@ -1,4 +1,4 @@
-"""Who runs next: the schedulers that were there before anybody thought of stopping.
+"""Who runs next: schedulers that stop no job.
 
 A scheduler is an order of jobs and two habits: whether it may pause what runs, and whether a job that does not fit
 keeps those behind it waiting. The engine does the rest.

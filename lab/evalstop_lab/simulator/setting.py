@@ -36,7 +36,7 @@ class Setting:
     `load`: GPU-hours asked for, evals apart, to GPU-hours there are. `duration_sd`, `estimate_sd`: of the logarithm.
     `hacking_share`: of the RLHF jobs. `peaks`: between which shares of its plan a hacking job turns. `curve`: a name in
     `curves.HACKING`. `drop`: what the eval score loses from its peak to the end of the plan, as a share of its gain,
-    where the curve does not say. `healthy_rate`: how fast healthy the eval score saturates, per plan.
+    where the curve does not say. `healthy_rate`: how fast a healthy eval score saturates, per plan.
     `healthy_dip_prob`: the share of healthy jobs with a dip that recovers. `noise_sd`: of one eval, on the scale of the
     eval score, which goes from `start` up by `gain`. `eval_share`: what one eval costs, as a share of the job's hours.
     `length_growth`: by how much the responses of a hacking job, and with them its iterations, have grown from its peak

@@ -1,6 +1,6 @@
 """Who is stopped: a policy over any scheduler, asked at each eval or ahead of time.
 
-`with_stop` is what the paper adds to a cluster: it leaves everything to the scheduler beneath and ends jobs whose evals
+`with_stop` is what the paper adds to a cluster: it leaves everything to the scheduler and ends jobs whose evals
 say so. A stop depends on the job's own evals, so that `decide` may ask the policy about all jobs before anything runs:
 the same policy, through the same `monitor.step`.
 """
@@ -70,7 +70,7 @@ class Stops:
         )
 
 
-def nobody(workload: Workload) -> Stops:
+def no_stops(workload: Workload) -> Stops:
     """No stops."""
     nothing = np.zeros(len(workload.jobs), dtype=np.int64)
     return Stops(nothing, nothing)
@@ -96,14 +96,14 @@ def logs(workload: Workload, roles: frozenset[MetricRole]) -> list[Run]:
     return runs
 
 
-def with_stop(beneath: Scheduler, policy: Policy, workload: Workload) -> Scheduler:
-    """The scheduler beneath, and the policy asked at each eval of a job: shown what the job posted with this eval."""
+def with_stop(base: Scheduler, policy: Policy, workload: Workload) -> Scheduler:
+    """This scheduler, which also stops jobs: at each eval of a job the policy is shown what the job posted with it."""
     posted = logs(workload, policy.roles)
     states: dict[int, MonitorState] = {}
     unseen: dict[int, Sequence[Observation]] = {}
 
     def stops(job: Job, evals: int) -> bool:
-        if beneath.stops(job, evals):
+        if base.stops(job, evals):
             return True
         state = states.get(job.number) or start(policy)
         for item in unseen.setdefault(job.number, posted[job.number].observations()):
@@ -112,7 +112,7 @@ def with_stop(beneath: Scheduler, policy: Policy, workload: Workload) -> Schedul
         states[job.number] = state
         return state.verdict.stops
 
-    return replace(beneath, name=f"{beneath.name} + {policy.name}", stops=stops)
+    return replace(base, name=f"{base.name} + {policy.name}", stops=stops)
 
 
 def _evals(steps: Sequence[int | None]) -> Integers:

@@ -1,4 +1,4 @@
-"""Many clusters, each drawn once and lived through under every rule and scheduler, on all cores or on a Dask cluster.
+"""Many clusters, each drawn once and simulated under every rule and scheduler, on all cores or on a Dask cluster.
 
 The unit of work is one seed of one world: its jobs are drawn once, each rule decides once, and every scheduler runs
 under each rule. So the number of workers changes nothing, and one more rule changes no number of another.
@@ -18,7 +18,7 @@ from evalstop_lab.simulator.jobs import Workload
 from evalstop_lab.simulator.metrics import Counts, Figures, count, measure
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import Setting
-from evalstop_lab.simulator.stopping import decide, nobody
+from evalstop_lab.simulator.stopping import decide, no_stops
 
 NONE, ORACLE = "none", "oracle"
 
@@ -53,10 +53,10 @@ class Row:
 def run_cell(cell: Cell) -> list[Row]:
     """All rows of this cell."""
     jobs = draw(cell.setting, cell.seed)
-    return live(cell.world, cell.setting, cell.seed, jobs, cell.policies, cell.schedulers)
+    return simulate_rules(cell.world, cell.setting, cell.seed, jobs, cell.policies, cell.schedulers)
 
 
-def live(
+def simulate_rules(
     world: str,
     setting: Setting,
     seed: int,
@@ -64,10 +64,10 @@ def live(
     policies: Sequence[Policy],
     schedulers: Sequence[str],
 ) -> list[Row]:
-    """Live through these jobs under no stops, the oracle and each policy, by each scheduler."""
+    """Simulate these jobs under no stops, the oracle and each policy, by each scheduler."""
     workload, hidden = jobs
     cluster = Cluster(setting.gpus, setting.restore_hours, setting.stop_hours)
-    unstopped = nobody(workload)
+    unstopped = no_stops(workload)
     decided = {NONE: (unstopped, unstopped.ends(workload, cluster)), ORACLE: at_the_peak(workload, hidden)}
     for policy in policies:
         stops = decide(policy, workload)

@@ -20,11 +20,11 @@ from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.report import format_change, new_table
 from evalstop_lab.simulator import options, plots
-from evalstop_lab.simulator.drawing import Asked, dress, estimates, kinds
+from evalstop_lab.simulator.drawing import Asked, add_evals, estimates, kinds
 from evalstop_lab.simulator.paired import interval, relative_change
 from evalstop_lab.simulator.schedulers import SCHEDULERS
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.study import NONE, ORACLE, Row, Rows, live
+from evalstop_lab.simulator.study import NONE, ORACLE, Row, Rows, simulate_rules
 from evalstop_lab.simulator.trace_file import Trace, read
 from evalstop_lab.worlds.scoring import Figure
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         "results": {name: {rule: _result(rows, rule, name) for rule in rules} for name in args.schedulers},
         "setting": options.setting_document(setting, seeds),
     }
-    return options.give(args, report, lambda console: _print(console, report), plots.trace)
+    return options.print_report(args, report, lambda console: _print(console, report), plots.trace)
 
 
 def enough(trace: Trace) -> int:
@@ -96,7 +96,7 @@ def _simulate(
     said = estimates(setting, seed, trace.hours)
     of_kind = kinds(setting, seed, len(trace.gpus))
     asked = Asked(trace.submitted, trace.gpus, trace.hours, said, of_kind, trace.tenants)
-    return live("trace", setting, seed, dress(setting, seed, asked), policies, schedulers)
+    return simulate_rules("trace", setting, seed, add_evals(setting, seed, asked), policies, schedulers)
 
 
 def _result(rows: Rows, rule: str, scheduler: str) -> dict[str, Any]:

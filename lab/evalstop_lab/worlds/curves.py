@@ -17,7 +17,7 @@ Growth = Callable[[Floats], Floats]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Noiseless the eval score, proxy and KL to the initial policy at each eval."""
+    """The noiseless eval score, proxy and KL to the initial policy at each eval."""
 
     eval_scores: Floats
     proxy: Floats

@@ -118,7 +118,7 @@ def wasted_share(outcome: Outcome, truth: Truth) -> float | None:
 
 
 def eval_lost(outcome: Outcome, truth: Truth) -> float | None:
-    """Noiseless the eval score at the best eval of the whole run less that at the kept one, as a share of the run's
+    """The noiseless eval score at the best eval of the whole run less that at the kept one, as a share of the run's
     unit.
 
     None when no checkpoint was kept, or when the kept step is no eval of the run.

@@ -1,4 +1,4 @@
-"""What is true of a run, read off its noiseless the eval score curve alone: whether it turned, where, and by how
+"""What is true of a run, read off its noiseless curve of the eval score alone: whether it turned, where, and by how
 much."""
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class World:
     """One run.
 
     `eval_scores`, `proxy` and `kl` are what was measured at each of `steps`, NaN where an eval is missing;
-    `gold_stderr` is the standard error of each eval score, None when the run comes without. `truth` holds the noiseless
-    the eval score.
+    `eval_stderr` is the standard error of each eval score, None when the run comes without. `truth` holds the noiseless
+    eval score.
     """
 
     name: str

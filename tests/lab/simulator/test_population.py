@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from evalstop_lab.cli import main
-from evalstop_lab.simulator.population import Sweep, live, select
+from evalstop_lab.simulator.population import Sweep, select, train
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,12 +20,12 @@ from tests.lab.simulator.conftest import patiently
 @given(seed=st.integers(0, 10_000), population=st.booleans(), curvature=st.sampled_from([0.0, 0.5, 2.0]))
 def test_nobody_is_above_the_frontier(seed: int, population: bool, curvature: float) -> None:
     """True the eval score never exceeds the top of the frontier, however members are cloned."""
-    assert live(Sweep(curvature=curvature), seed, population).eval_scores.max() <= 1 + 1e-9
+    assert train(Sweep(curvature=curvature), seed, population).eval_scores.max() <= 1 + 1e-9
 
 
 def test_both_begin_alike() -> None:
     """Up to the first selection, members and noise of a seed are the same with and without cloning."""
-    alone, together = (live(Sweep(), 3, population) for population in (False, True))
+    alone, together = (train(Sweep(), 3, population) for population in (False, True))
     assert np.array_equal(alone.eval_scores[:, 0], together.eval_scores[:, 0])
     assert np.array_equal(alone.seen[:, 0], together.seen[:, 0])
 

@@ -13,7 +13,7 @@ from evalstop_lab.simulator.jobs import Kind
 from evalstop_lab.simulator.metrics import Counts, count, measure
 from evalstop_lab.simulator.schedulers import SCHEDULERS, Scheduler
 from evalstop_lab.simulator.setting import WORLDS, Setting
-from evalstop_lab.simulator.stopping import RULES, Stops, decide, nobody, with_stop
+from evalstop_lab.simulator.stopping import RULES, Stops, decide, no_stops, with_stop
 
 from tests.lab.simulator.conftest import SMALL
 
@@ -66,7 +66,7 @@ def test_gpu_hours_add_up() -> None:
     """What was held is progress and restores; of hacking jobs it is what they held before their peak and after."""
     workload, hidden = draw(replace(SMALL, eval_share=0.01), 4)
     schedule = simulate(workload, SCHEDULERS["SRTF-Est"], Cluster())
-    figures = measure(workload, hidden, nobody(workload), schedule)
+    figures = measure(workload, hidden, no_stops(workload), schedule)
     assert figures.gpu_hours == pytest.approx(float((workload.hours * workload.gpus).sum()) + figures.pauses)
     assert figures.false_stop == 0.0
     assert figures.evals == pytest.approx(float((workload.eval_hours * workload.gpus).sum()) * SMALL.evals)
