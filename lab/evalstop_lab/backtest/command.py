@@ -24,7 +24,7 @@ from evalstop_lab.backtest.figures import Summary, difference, summary
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import Run, Runs, Troubles, load_policy, read
 from evalstop_lab.replay.command import report_conflicts
-from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by
+from evalstop_lab.replay.sources import add_policy_options, add_source_parser, asked_by
 from evalstop_lab.report import new_table, to_json_values
 from evalstop_lab.worlds.scoring import Share
 
@@ -40,21 +40,11 @@ EXAMPLES = """examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `backtest` to the command line."""
-    parser = subparsers.add_parser(
-        "backtest",
-        help="hold policies against past runs: what each would have stopped, saved, and stopped wrongly",
-        epilog=EXAMPLES + SOURCES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or servers, see below")
-    parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="default: default")
+    summary = "hold policies against past runs: what each would have stopped, saved, and stopped wrongly"
+    parser = add_source_parser(subparsers, "backtest", summary, EXAMPLES)
+    add_policy_options(parser)
     parser.add_argument("--against", metavar="NAME|FILE", help="another policy, compared on the same runs")
-    add_role_options(parser)
     parser.add_argument("--gpus", type=positive_number, help="of runs that do not say theirs")
-    parser.add_argument(
-        "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not say"
-    )
-    parser.add_argument("--jobs", type=positive_number, help="processes (default: one a core for many runs)")
     parser.add_argument(
         "--html", type=Path, default=Path("backtest.html"), metavar="FILE", help="default: backtest.html"
     )

@@ -6,10 +6,8 @@ Service, worker and `evalstop-receiver process` are real processes; the trainer 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,6 +22,7 @@ from rich.progress import Progress
 
 from evalstop_lab.arguments import positive_number
 from evalstop_lab.benchmarks.databases import add_database_option, parse_with_database, temporary_database
+from evalstop_lab.benchmarks.machine import describe_machine, format_machine
 from evalstop_lab.errors import ServiceUnavailable
 from evalstop_lab.report import new_table
 from evalstop_lab.service_process import Service, end, running_service
@@ -61,10 +60,9 @@ def main() -> int:
         name: {"median_ms": statistics.median(times), "p90_ms": sorted(times)[int(0.9 * len(times))]}
         for name, times in times_ms.items()
     }
+    machine = describe_machine(*VERSIONS)
     if options.json:
-        versions = {name: importlib.metadata.version(name) for name in VERSIONS}
-        sys.stdout.write(json.dumps({"from_eval_to_sigterm": report, "python": platform.python_version()} | versions))
-        sys.stdout.write("\n")
+        sys.stdout.write(json.dumps({"from_eval_to_sigterm": report, "machine": machine}) + "\n")
         return 0
     table = new_table(
         "from an eval posted to SIGTERM at the trainer, milliseconds",
@@ -78,7 +76,7 @@ def main() -> int:
         met = "met" if row["median_ms"] < TARGET_MS else "missed"
         table.add_row(name, f"{row['median_ms']:.0f}", f"{row['p90_ms']:.0f}", f"< {TARGET_MS:.0f}", met)
     console.print(table)
-    console.print(", ".join(f"{name} {importlib.metadata.version(name)}" for name in VERSIONS))
+    console.print(format_machine(machine), highlight=False)
     return 0
 
 

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from evalstop_lab.arguments import positive_number
 from evalstop_lab.replay.judged import Judged, judge
 from evalstop_lab.replay.policy_file import load_policy
 from evalstop_lab.replay.runs import Conflict, Run
-from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by, read
+from evalstop_lab.replay.sources import add_policy_options, add_source_parser, asked_by, read
 from evalstop_lab.sweep import cores, sweep
 
 FEW_RUNS = 500
@@ -36,19 +35,9 @@ EXAMPLES = """examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `replay` to the command line."""
-    parser = subparsers.add_parser(
-        "replay",
-        help="run logged runs through a policy: where it would have stopped each, and why",
-        epilog=EXAMPLES + SOURCES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or servers, see below")
-    parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="default: default")
-    add_role_options(parser)
-    parser.add_argument(
-        "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not say"
-    )
-    parser.add_argument("--jobs", type=positive_number, help="processes (default: one a core for many runs)")
+    summary = "run logged runs through a policy: where it would have stopped each, and why"
+    parser = add_source_parser(subparsers, "replay", summary, EXAMPLES)
+    add_policy_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object a run rather than a table")
     parser.set_defaults(run=run)
 

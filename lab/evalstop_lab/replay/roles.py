@@ -17,7 +17,7 @@ from rich.text import Text
 
 from evalstop_lab.replay import Asked, Troubles
 from evalstop_lab.replay.cells import NO_METRICS
-from evalstop_lab.replay.sources import SOURCES, Log, add_role_options, asked_by, choose, logs_of
+from evalstop_lab.replay.sources import Log, add_source_parser, asked_by, choose, logs_of
 
 EXAMPLES = """examples:
   evalstop-lab roles out/trainer_state.json
@@ -31,14 +31,8 @@ ASKED, LITERAL, SAID = "an option says so", "it is called so", "its run says so"
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `roles` to the command line."""
-    parser = subparsers.add_parser(
-        "roles",
-        help="explain a log: which metrics are the eval score, proxy, KL and loss, and why",
-        epilog=EXAMPLES + SOURCES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or servers, see below")
-    add_role_options(parser)
+    summary = "explain a log: which metrics are the eval score, proxy, KL and loss, and why"
+    parser = add_source_parser(subparsers, "roles", summary, EXAMPLES)
     parser.add_argument("--json", action="store_true", help="print one JSON object a kind of log rather than tables")
     parser.set_defaults(run=run)
 

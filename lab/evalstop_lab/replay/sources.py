@@ -16,6 +16,7 @@ from evalstop_detectors.roles.recognition import RecognizedRoles, recognize_role
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from evalstop_lab.arguments import positive_number
 from evalstop_lab.errors import UnreadableInput, UnusableArguments
 from evalstop_lab.replay import (
     console_log,
@@ -43,6 +44,27 @@ def add_role_options(parser: argparse.ArgumentParser) -> None:
         "--minimize", action="append", default=[], metavar="COLUMN", help="a column that is better when lower"
     )
     parser.add_argument("--step", metavar="COLUMN", help="the column that counts steps (default: step)")
+
+
+def add_source_parser(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, examples: str
+) -> argparse.ArgumentParser:
+    """Add a command on past runs: its sources, which its help lists, and the options of roles."""
+    parser = subparsers.add_parser(
+        name, help=summary, epilog=examples + SOURCES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="files, folders or servers, see below")
+    add_role_options(parser)
+    return parser
+
+
+def add_policy_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--policy`, `--total-steps` and `--jobs`."""
+    parser.add_argument("--policy", default="default", metavar="NAME|FILE", help="default: default")
+    parser.add_argument(
+        "--total-steps", type=positive_number, metavar="STEPS", help="the planned end of runs that do not say"
+    )
+    parser.add_argument("--jobs", type=positive_number, help="processes (default: one a core for many runs)")
 
 
 def asked_by(args: argparse.Namespace) -> Asked:
