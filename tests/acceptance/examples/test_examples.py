@@ -16,10 +16,10 @@ from evalstop_lab.service_process import Service
 
 from tests.acceptance.examples.conftest import environment_of
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-PATIENCE_SECONDS = 280.0  # a framework alone takes half a minute to import on a busy machine
+PATIENCE_SECONDS = 560.0  # a framework alone takes half a minute to import on a busy machine
 CALLBACKS = ("transformers_trainer", "lightning_trainer", "keras_fit")
 ENDED = re.compile(r"ended at step (\d+) of (\d+)")
 
@@ -104,11 +104,12 @@ callback.on_train_end(arguments, state, control)
 
 @pytest.fixture(scope="module")
 def printed(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each example of a callback prints: they run one after another in one process, which imports torch once."""
+    """What each example with a framework prints: one after another in one process, which imports torch once."""
     folder = tmp_path_factory.mktemp("callbacks")
     resumed = folder / "resumed.py"
     resumed.write_text(RESUMING)
-    files = [*(EXAMPLES / f"{name}.py" for name in CALLBACKS), resumed]
+    examples = [EXAMPLES / f"{name}.py" for name in (*CALLBACKS, "trl_grpo", "mlflow_client")]
+    files = [*examples, resumed, Path(__file__).parent / "kubeflow_reporter.py"]
     command = [sys.executable, "-c", ONE_BY_ONE, *map(str, files)]
     parts = play(command, environment_of(service, folder), folder).split("example: ")[1:]
     return {name: said for name, _, said in (part.partition("\n") for part in parts)}
@@ -129,12 +130,9 @@ def test_a_training_that_goes_on_says_so(service: Service, printed: dict[str, st
     assert (run["attempt"], run["last_step"], run["status"], run["total_steps"]) == (2, 60, "completed", 100)
 
 
-def test_a_policy_that_cheats_its_reward_is_stopped(
-    service: Service, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_policy_that_cheats_its_reward_is_stopped(service: Service, printed: dict[str, str]) -> None:
     """TRL's GRPO: nobody says which metric is what, and the reward is never taken for gold."""
-    said = play([sys.executable, str(EXAMPLES / "trl_grpo.py")], environment, tmp_path)
-    run = stopped(service, "trl-grpo", said)
+    run = stopped(service, "trl-grpo", printed["trl_grpo"])
     roles = {role["role"]: metric for metric, role in run["metrics"].items()}
     assert (roles["eval"], roles["proxy"], roles["kl"]) == ("eval_score", "reward", "kl")
     assert run["recognition"]["preset"] == "trl-grpo"
@@ -148,9 +146,9 @@ def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[st
     assert int(falling[0]) < int(falling[1])
 
 
-def test_a_client_of_mlflow_is_watched(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_client_of_mlflow_is_watched(service: Service, printed: dict[str, str]) -> None:
     """It knows nothing of it: its run has roles and a decision, in the shadow as every project begins."""
-    play([sys.executable, str(EXAMPLES / "mlflow_client.py")], environment, tmp_path)
+    assert "mlflow_client" in printed
     run = run_of(service, "mlflow-client")
     assert {role["role"]: metric for metric, role in run["metrics"].items()} == {
         "eval": "eval_accuracy",
@@ -158,6 +156,17 @@ def test_a_client_of_mlflow_is_watched(service: Service, environment: dict[str, 
         "kl": "kl",
     }
     assert (run["status"], run["last_step"], run["labels"]["gpus"]) == ("completed", 290, "1")
+
+
+def test_the_kubeflow_callback_of_transformers_ends_here(service: Service, printed: dict[str, str]) -> None:
+    """Unmodified, with nothing but an address and a file that holds a key."""
+    assert "kubeflow_reporter" in printed
+    run = run_of(service, "from-a-pod")
+    assert run["total_steps"] == 10
+    headers = {"Authorization": f"Bearer {service.key}"}
+    with httpx.Client(base_url=f"{service.url}/api/v1", headers=headers, trust_env=False) as api:
+        page = api.get(f"/runs/{run['id']}/observations", params={"metric": "eval_accuracy"}).raise_for_status().json()
+    assert [(item["step"], item["value"]) for item in page["items"]] == [(5, 0.25)]
 
 
 def test_three_requests_by_curl_are_a_trainer(service: Service, environment: dict[str, str], tmp_path: Path) -> None:

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.service.web.api.conftest import Service
 from tests.service.web.api.speaking import problem, said
-
-REPORTER = Path(__file__).parent / "reporter.py"
 
 
 def report(**metrics: float | str) -> dict[str, Any]:
@@ -46,24 +38,3 @@ def test_a_report_that_comes_late(admin: httpx.Client) -> None:
     said(admin.post("/kubeflow/tiny", json=report(current_step=2, loss=0.4)), 200)
     assert said(admin.get(f"/runs/{run_id}"), 200)["status"] == "completed"
     problem(admin.post("/kubeflow/tiny", json={"status": {}}), 422)
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("service", ["sqlite"], indirect=True)  # what it sends is the same
-def test_the_callback_itself(service: Service, tmp_path: Path) -> None:
-    """transformers' callback, unmodified, ends here with nothing but an address and a file that holds a key."""
-    key = service.key(service.project())
-    (tmp_path / "key").write_text(key)
-    environment = os.environ | {
-        "KUBEFLOW_TRAINER_SERVER_URL": f"{service.url}/api/v1/kubeflow/from-a-pod",
-        "KUBEFLOW_TRAINER_SERVER_TOKEN": str(tmp_path / "key"),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(REPORTER)], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    admin = service.client(key)
-    (run,) = said(admin.get("/runs"), 200)["items"]
-    assert (run["name"], run["total_steps"]) == ("from-a-pod", 10)
-    assert values(admin, run["id"], "eval_accuracy") == [(5, 0.25)]

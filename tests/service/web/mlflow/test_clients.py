@@ -5,28 +5,36 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.service.web.api.conftest import Service
+from tests.service.web.api.conftest import ON_ONE_DATABASE, Service
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600), *ON_ONE_DATABASE]  # what clients send is the same
 
 TRAINERS = Path(__file__).parent / "trainers"
-SECONDS = 240
+SECONDS = 560
 
-Train = Callable[[str], list[dict[str, Any]]]
+ONE_BY_ONE = """
+import runpy, sys
+from pathlib import Path
+
+for trainer in map(Path, sys.argv[1:]):
+    print(f"trainer: {trainer.stem}")
+    runpy.run_path(str(trainer), run_name="__main__")
+"""
+IN_ORDER = ("transformers_trainer", "lightning_module", "optuna_study", "fluent")
+"""The last one chooses an experiment for whatever comes after it in its process."""
+
+Runs = dict[str, list[dict[str, Any]]]
 
 
-@pytest.fixture
-def train(service: Service, tmp_path: Path) -> Train:
-    """Runs a trainer to its end; the runs that it printed, as the service's own API answers them."""
-    if service.database.embedded is False:
-        pytest.skip("one database will do for clients: what they send is the same")
+@pytest.fixture(scope="module")
+def runs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The runs that each trainer printed, as the service's own API answers them: one process imports what all need."""
     key = service.key(service.project())
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "PYTEST"))}
     environment |= {
@@ -37,19 +45,20 @@ def train(service: Service, tmp_path: Path) -> Train:
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-
-    def run(name: str) -> list[dict[str, Any]]:
-        command = [sys.executable, str(TRAINERS / name), str(tmp_path)]
-        done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-        ids = [line for line in done.stdout.splitlines() if len(line) == 32 and line.isalnum()]
-        assert ids, done.stdout
-        client = service.client(key)
-        return [watched(client, run_id) for run_id in ids]
-
-    return run
+    command = [sys.executable, "-c", ONE_BY_ONE, *(str(TRAINERS / f"{name}.py") for name in IN_ORDER)]
+    folder = tmp_path_factory.mktemp("trainers")
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    client = service.client(key)
+    told = {}
+    for part in done.stdout.split("trainer: ")[1:]:
+        name, *lines = part.splitlines()
+        ids = [line for line in lines if len(line) == 32 and line.isalnum()]
+        assert ids, part
+        told[name] = [watched(client, run_id) for run_id in ids]
+    return told
 
 
 def watched(client: httpx.Client, run_id: str) -> dict[str, Any]:
@@ -61,9 +70,9 @@ def watched(client: httpx.Client, run_id: str) -> dict[str, Any]:
     return document | {"series": series}
 
 
-def test_fluent(train: Train) -> None:
+def test_fluent(runs: Runs) -> None:
     """MLflow's fluent API, its asynchronous logging included: roles by name, the first value, a stop."""
-    (run,) = train("fluent.py")
+    (run,) = runs["fluent"]
     assert run["name"] == "alignment/ppo"
     assert {role["role"]: metric for metric, role in run["metrics"].items()} == {
         "eval": "eval_accuracy",
@@ -76,9 +85,9 @@ def test_fluent(train: Train) -> None:
     assert (run["status"], run["verdict"]["verdict"], run["labels"]["gpus"]) == ("completed", "stop", "8")
 
 
-def test_transformers(train: Train) -> None:
+def test_transformers(runs: Runs) -> None:
     """transformers' Trainer: every eval at its step, its arguments as labels, and its end."""
-    (run,) = train("transformers_trainer.py")
+    (run,) = runs["transformers_trainer"]
     gold = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")
     assert gold == "eval_accuracy"
     assert [step for step, _ in run["series"][gold]] == [2, 4, 6]
@@ -86,9 +95,9 @@ def test_transformers(train: Train) -> None:
     assert run["status"] == "completed"
 
 
-def test_lightning(train: Train) -> None:
+def test_lightning(runs: Runs) -> None:
     """Lightning's MLFlowLogger: the validation score is gold, at the steps that it was logged at."""
-    (run,) = train("lightning_module.py")
+    (run,) = runs["lightning_module"]
     assert run["name"] == "lines/tiny"
     assert run["recognition"]["sources"].keys() == run["metrics"].keys()
     gold = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")
@@ -97,9 +106,9 @@ def test_lightning(train: Train) -> None:
     assert run["status"] == "completed"
 
 
-def test_optuna(train: Train) -> None:
+def test_optuna(runs: Runs) -> None:
     """Optuna's callback: each trial is a run of the study's experiment, with its parameters."""
-    runs = train("optuna_study.py")
-    assert len(runs) == 3
-    assert {run["labels"]["mlflow.experiment"] for run in runs} == {"widths"}
-    assert all("params.x" in run["labels"] for run in runs)
+    trials = runs["optuna_study"]
+    assert len(trials) == 3
+    assert {run["labels"]["mlflow.experiment"] for run in trials} == {"widths"}
+    assert all("params.x" in run["labels"] for run in trials)

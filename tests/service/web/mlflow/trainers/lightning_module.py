@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import lightning
 import torch
@@ -42,6 +41,6 @@ lightning.Trainer(
     enable_checkpointing=False,
     enable_progress_bar=False,
     enable_model_summary=False,
-    default_root_dir=sys.argv[1],
+    default_root_dir="output",
 ).fit(Tiny(), loader, loader)
 print(logger.run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import mlflow
@@ -34,7 +33,7 @@ model = LlamaForCausalLM(
 )
 data = [{"input_ids": torch.randint(0, 16, (6,)), "labels": torch.randint(0, 16, (6,))} for _ in range(8)]
 arguments = TrainingArguments(
-    output_dir=sys.argv[1],
+    output_dir="output",
     run_name="tiny",
     report_to="mlflow",
     max_steps=6,

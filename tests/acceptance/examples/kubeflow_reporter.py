@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import KubeflowCallback
+
+token = Path("token")
+token.write_text(os.environ["EVALSTOP_KEY"])
+os.environ["KUBEFLOW_TRAINER_SERVER_URL"] = f"{os.environ['EVALSTOP_URL']}/api/v1/kubeflow/from-a-pod"
+os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"] = str(token)
 
 Callback: Any = KubeflowCallback  # it has no types
 callback, control = Callback(), TrainerControl()
