@@ -8,6 +8,7 @@ SHELL := /bin/bash
 PRESET ?= overoptimizes
 PYTEST ?= -q
 WORKERS ?= 3
+MLFLOW_RELEASE ?= 3.11.1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -66,6 +67,19 @@ test-slurm: $(READY) system-packages  ## Run the tests on a real Slurm alone; th
 test-kubernetes: $(READY)  ## Build a real Kubernetes API from Debian's source, once (6 minutes), and run the tests on it
 	tests/clients/receivers/kubernetes/real/build.sh "$${XDG_CACHE_HOME:-$$HOME/.cache}/evalstop/kubernetes-1.20"
 	TEST_KUBERNETES=real $(BIN)/pytest $(PYTEST) tests/clients/receivers/kubernetes
+
+.PHONY: test-mlflow
+test-mlflow: $(READY)  ## Run MLflow's own tests against the service; MLFLOW_TESTS=path is a copy of its repository
+	@if [ ! -d "$(MLFLOW_TESTS)/tests/tracking" ]; then
+	  echo "MLFLOW_TESTS=path: name a copy of MLflow's repository, as of release $(MLFLOW_RELEASE)" >&2
+	  exit 1
+	fi
+	if [ ! -x $(VENV)/mlflow/bin/pytest ]; then
+	  $(BIN)/python -m venv $(VENV)/mlflow
+	  $(VENV)/mlflow/bin/python -m pip install -qq mlflow==$(MLFLOW_RELEASE) pytest pytest-asyncio pytest-repeat \
+	    pytest-timeout polars psutil
+	fi
+	MLFLOW_PYTHON=$(abspath $(VENV))/mlflow/bin/python $(BIN)/python -m tests.mlflow_upstream "$(MLFLOW_TESTS)"
 
 .PHONY: lint
 lint: $(READY)  ## Check style and formatting

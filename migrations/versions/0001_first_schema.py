@@ -23,6 +23,8 @@ TABLES = (
     "decisions",
     "checkpoints",
     "attempts",
+    "mlflow_runs",
+    "logged_models",
     "runs",
     "rollout_stages",
     "policies",
@@ -242,12 +244,31 @@ def _create_runs() -> None:
         "experiments",
         sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("project_id", sa.Uuid(), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("artifact_location", sa.Text(), nullable=False),
+        sa.Column("tags", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("deleted", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_experiments_project_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_experiments")),
         sa.UniqueConstraint("project_id", "name", name=op.f("uq_experiments_project_id")),
+        sa.UniqueConstraint("project_id", "number", name="uq_experiments_number"),
     )
+    op.create_table(
+        "logged_models",
+        sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("project_id", sa.Uuid(), nullable=False),
+        sa.Column("experiment_id", sa.Uuid(), nullable=True),
+        sa.Column("document", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name=op.f("fk_logged_models_experiment_id")),
+        sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_logged_models_project_id")),
+        sa.PrimaryKeyConstraint("run_id", "id", name=op.f("pk_logged_models")),
+    )
+    op.create_index("ix_logged_models_id", "logged_models", ["id"], unique=False)
+    op.create_index("ix_logged_models_experiment_id", "logged_models", ["experiment_id"], unique=False)
     op.create_table(
         "runs",
         sa.Column("id", sa.Uuid(), nullable=False),
@@ -287,6 +308,21 @@ def _create_runs() -> None:
     )
     op.create_index("ix_runs_project_id_id", "runs", ["project_id", "id"], unique=False)
     op.create_index("ix_runs_project_id_status_id", "runs", ["project_id", "status", "id"], unique=False)
+    op.create_table(
+        "mlflow_runs",
+        sa.Column("run_id", sa.Uuid(), nullable=False),
+        sa.Column("experiment_id", sa.Uuid(), nullable=True),
+        sa.Column("start_time", sa.BigInteger(), nullable=True),
+        sa.Column("end_time", sa.BigInteger(), nullable=True),
+        sa.Column("deleted", sa.Boolean(), nullable=False),
+        sa.Column("params", sa.JSON(), nullable=False),
+        sa.Column("inputs", sa.JSON(), nullable=False),
+        sa.Column("outputs", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["experiment_id"], ["experiments.id"], name=op.f("fk_mlflow_runs_experiment_id")),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_mlflow_runs_run_id")),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_mlflow_runs")),
+    )
+    op.create_index("ix_mlflow_runs_experiment_id", "mlflow_runs", ["experiment_id"], unique=False)
     op.create_table(
         "attempts",
         sa.Column("run_id", sa.Uuid(), nullable=False),

@@ -69,7 +69,7 @@ from evalstop_service.web.context import Context
 from evalstop_service.web.middleware.body_limit import BodyLimit
 from evalstop_service.web.middleware.head_requests import HeadRequests
 from evalstop_service.web.middleware.request_log import RequestLog
-from evalstop_service.web.mlflow import Forwarder
+from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -88,6 +88,9 @@ STREAMED = frozenset([f"/api/v1{stream.PATH}"])
 """Paths whose routes take a body in while it arrives."""
 
 MLFLOW = "/mlflow"
+
+UPLOADS = tuple(f"{MLFLOW}{path}" for path in mlflow.UPLOADS)
+"""Below these paths, too."""
 
 
 def create_database(settings: Settings) -> Database:
@@ -170,7 +173,9 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = context
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED, refusal=_refusal)
+    app.add_middleware(
+        BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED, streamed_below=UPLOADS, refusal=_refusal
+    )
     problems.install(app)
     swagger_ui.install(app)
     api = APIRouter(prefix="/api/v1")
@@ -181,7 +186,7 @@ def create_app(
     app.include_router(health.router)
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
     dashboard.install(app, context, session_secret, _openid(settings, clock))
-    app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder))
+    app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, _create_artifact_folder(settings)))
     ingest_endpoint = IngestEndpoint(
         ProxyHeadersMiddleware(HeadRequests(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
         committer,
@@ -219,6 +224,10 @@ def _create_forwarder(
     return Forwarder(
         settings.mlflow_forward_url, _secret(settings.mlflow_forward_token), database, clock, service_metrics
     )
+
+
+def _create_artifact_folder(settings: Settings) -> ArtifactFolder:
+    return ArtifactFolder(settings.artifact_folder, settings.mlflow_artifact_root, settings.mlflow_artifact_bytes)
 
 
 def create_service_metrics(database: Database, clock: Clock = utc_now) -> ServiceMetrics:

@@ -41,6 +41,12 @@ def _check_server_url(url: str) -> str:
     return url
 
 
+def _check_artifact_root(uri: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9+.\-]*:/[^\s?#]*", uri):
+        raise ValueError("write a root as a URI, such as mlflow-artifacts:/ or s3://BUCKET/PATH")
+    return uri
+
+
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -114,6 +120,20 @@ class IngestionSettings(_Group):
 
     max_stream_bytes: Annotated[int, Field(ge=1024)] = 256 * 2**20
     """Largest stream of JSON lines, compressed and uncompressed; a larger one is answered 413."""
+
+
+class MlflowSettings(_Group):
+    """MLflow"""
+
+    mlflow_artifact_root: Annotated[str, AfterValidator(_check_artifact_root)] = "mlflow-artifacts:/"
+    """URI below which experiments without a place of their own have their artifacts. The default keeps them in this
+    service; clients write to others, such as `s3://bucket/path` or `file:///shared/path`, by themselves."""
+
+    mlflow_artifact_folder: Path | None = None
+    """Folder of the artifacts that this service keeps. None is `artifacts` in the data folder."""
+
+    mlflow_artifact_bytes: Count = 4 * 2**30
+    """Largest artifact; a larger one is left out, and logged as a warning."""
 
     mlflow_forward_url: Annotated[str, AfterValidator(_check_server_url)] | None = None
     """An MLflow server that receives a copy of everything logged by MLflow's API. None forwards nothing."""
@@ -230,7 +250,7 @@ class ObservabilitySettings(_Group):
 
 
 GROUPS = (
-    *(DatabaseSettings, HttpSettings, IngestionSettings, ProjectSettings),
+    *(DatabaseSettings, HttpSettings, IngestionSettings, MlflowSettings, ProjectSettings),
     *(SignInSettings, WebhookSettings, ObservabilitySettings),
 )
 
@@ -239,6 +259,7 @@ class Settings(
     DatabaseSettings,
     HttpSettings,
     IngestionSettings,
+    MlflowSettings,
     ProjectSettings,
     SignInSettings,
     WebhookSettings,
@@ -248,6 +269,11 @@ class Settings(
     """All settings of the service."""
 
     model_config = SettingsConfigDict(env_prefix="EVALSTOP_", env_file=None, extra="ignore")
+
+    @property
+    def artifact_folder(self) -> Path:
+        """The folder of the artifacts that this service keeps."""
+        return self.mlflow_artifact_folder or self.data_folder / "artifacts"
 
     @property
     def url(self) -> str:

@@ -28,6 +28,9 @@ from evalstop_service.store.runs import Run
 
 LONGEST_NAME = 256
 
+_NAME_TRIES = 20
+"""Names that are tried when others open runs of the same name at the same time."""
+
 
 @dataclass(frozen=True)
 class OpenRequest:
@@ -61,19 +64,16 @@ def open_run(database: Database, project_id: UUID, request: OpenRequest, now: da
         return _reopen_by_name(tx, project, request, now), False
 
 
-def create_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> Run:
-    """A new run with this name or, where that is taken, with the end of the run's id appended."""
-    with database.transaction() as tx:
-        project = projects.get_project(tx, project_id)
-        run = _build_run(tx, project, request, now)
-        tail = f"-{run.id.hex[-12:]}"
-        run = replace(run, name=request.name[:LONGEST_NAME])
-        if not runs.add_run(tx, run):
-            run = replace(run, name=request.name[: LONGEST_NAME - len(tail)] + tail)
-            if not runs.add_run(tx, run):
-                raise Conflict(f"a run called {run.name!r} exists already; send the same again")
-        _start_checks(tx, project, run, now)
-        return run
+def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: datetime) -> Run:
+    """A new run with this name or, where that is taken, with a number appended: `name-2`."""
+    project = projects.get_project(tx, project_id)
+    run = _build_run(tx, project, request, now)
+    for _ in range(_NAME_TRIES):
+        run = replace(run, name=_find_free_name(tx, project_id, request.name))
+        if runs.add_run(tx, run):
+            _start_checks(tx, project, run, now)
+            return run
+    raise Conflict(f"a run called {run.name!r} was just opened by another; send the same again")
 
 
 def relabel_run(
@@ -155,6 +155,26 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
         ended_at=None,
         recognition=metric_roles.NOTHING_YET if recognized else None,
     )
+
+
+def _find_free_name(tx: Transaction, project_id: UUID, name: str) -> str:
+    """The name, or the name with a number that no run of the project has."""
+
+    def number(count: int) -> str:
+        tail = f"-{count}" if count > 1 else ""
+        return name[: LONGEST_NAME - len(tail)] + tail
+
+    def is_taken(count: int) -> bool:
+        return runs.find_run_by_name(tx, project_id, number(count)) is not None
+
+    # Runs of a sweep share a name by the thousand: double the number until it is free, then halve the gap.
+    low, high = 0, 1
+    while is_taken(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_taken(middle) else (low, middle)
+    return number(high)
 
 
 def _reopen_by_name(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:

@@ -37,8 +37,8 @@ class ServiceMetrics:
     rebuilt), and how often memory was mistaken, so that a batch was worked in twice.
     `detector_seconds`: of each group. `deliveries`: attempts by result (delivered, retry, dead, cancelled).
     `delivery_seconds`: of an attempt. `delivery_lag_seconds`: from being due to being sent. `request_seconds`: HTTP
-    answers by method, route template and class of status. `mlflow_left_out`: metrics, labels and
-    checkpoints of MLflow's clients that were passed over. `mlflow_forwarded`: what was forwarded to an MLflow
+    answers by method, route template and class of status. `mlflow_left_out`: metrics, labels, params, checkpoints and
+    artifacts of MLflow clients that were passed over. `mlflow_forwarded`: what was forwarded to an MLflow
     server, or could not be. `pruned_runs`, `pruned_rows`: what retention removed.
     """
 
@@ -92,7 +92,7 @@ class ServiceMetrics:
         self.mlflow_left_out = self._counter(
             "evalstop_mlflow_left_out_items",
             "What clients of MLflow logged and has no place here, by what it was.",
-            ("what", "step", "label", "checkpoint"),
+            ("what", "step", "label", "param", "checkpoint", "artifact"),
         )
         self.mlflow_forwarded = self._counter(
             "evalstop_mlflow_forwarded_requests",

@@ -2,36 +2,82 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction, insert_if_new
-from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables import experiments
 
+DEFAULT_NUMBER, DEFAULT_NAME = 0, "Default"
+"""The experiment of runs without one, including those that do not use MLflow."""
 
-@dataclass(frozen=True)
-class Experiment:
-    """A folder by its name, which never changes."""
+
+class Experiment(msgspec.Struct, frozen=True):
+    """A row of experiments.
+
+    `number`: its id for clients, in its project; 0 is the default experiment, which is stored once it is changed.
+    `artifact_location`: the folder that has a folder of artifacts for each run.
+    """
 
     id: UUID
     project_id: UUID
+    number: int
     name: str
+    artifact_location: str
+    tags: dict[str, str]
     created_at: datetime
+    updated_at: datetime
+    deleted: bool = False
+
+    @property
+    def reference(self) -> UUID | None:
+        """What rows refer to it by: None for the default experiment, which need not be stored."""
+        return None if self.number == DEFAULT_NUMBER else self.id
 
 
-def add_experiment(tx: Transaction, project_id: UUID, name: str, now: datetime) -> Experiment | None:
-    """Store a new experiment; None if the project has one of that name."""
-    experiment = Experiment(new_id(), project_id, name, now)
-    return experiment if insert_if_new(tx, experiments, vars(experiment), ["project_id", "name"]) else None
+def add_experiment(tx: Transaction, experiment: Experiment) -> bool:
+    """Store a new experiment; False if the project, which is locked in this transaction, has one of that name."""
+    return insert_if_new(tx, experiments, msgspec.structs.asdict(experiment), ["project_id", "name"])
 
 
-def find_experiment(tx: Transaction, project_id: UUID, experiment_id: UUID) -> Experiment | None:
-    """The project's experiment with this id."""
-    return _one(tx, project_id, experiments.c.id == experiment_id)
+def save_experiment(tx: Transaction, experiment: Experiment) -> bool:
+    """Store what changed of an experiment; False if another one of the project has its name."""
+    taken = sa.select(experiments.c.id).where(
+        experiments.c.project_id == experiment.project_id,
+        experiments.c.name == experiment.name,
+        experiments.c.id != experiment.id,
+    )
+    if tx.execute(taken).first() is not None:
+        return False
+    values = msgspec.structs.asdict(experiment)
+    tx.execute(experiments.update().where(experiments.c.id == experiment.id).values(values))
+    return True
+
+
+def count_experiments(tx: Transaction, project_id: UUID) -> int:
+    """The highest number of an experiment of a project so far."""
+    query = sa.select(sa.func.max(experiments.c.number)).where(experiments.c.project_id == project_id)
+    return tx.execute(query).scalar_one() or 0
+
+
+def find_experiment(tx: Transaction, project_id: UUID, number: int) -> Experiment | None:
+    """The project's experiment with this number."""
+    return _one(tx, project_id, experiments.c.number == number)
+
+
+def load_experiments(tx: Transaction, ids: Collection[UUID]) -> dict[UUID, Experiment]:
+    """Those of these experiments that exist."""
+    query = sa.select(experiments).where(experiments.c.id.in_(ids))
+    return {row["id"]: Experiment(**row) for row in tx.execute(query).mappings()}
+
+
+def lock_experiment(tx: Transaction, project_id: UUID, number: int) -> Experiment | None:
+    """The project's experiment with this number, locked until the transaction ends."""
+    return _one(tx, project_id, experiments.c.number == number, lock=True)
 
 
 def find_experiment_by_name(tx: Transaction, project_id: UUID, name: str) -> Experiment | None:
@@ -39,17 +85,15 @@ def find_experiment_by_name(tx: Transaction, project_id: UUID, name: str) -> Exp
     return _one(tx, project_id, experiments.c.name == name)
 
 
-def list_experiments(
-    tx: Transaction, project_id: UUID, before: UUID | None = None, limit: int = 1000
-) -> list[Experiment]:
-    """A project's experiments, newest first: those made before the experiment `before`."""
-    query = sa.select(experiments).where(experiments.c.project_id == project_id)
-    if before is not None:
-        query = query.where(experiments.c.id < before)
-    return [Experiment(**row) for row in tx.execute(query.order_by(experiments.c.id.desc()).limit(limit)).mappings()]
+def list_experiments(tx: Transaction, project_id: UUID, limit: int) -> list[Experiment]:
+    """The newest experiments of a project."""
+    query = sa.select(experiments).where(experiments.c.project_id == project_id).order_by(experiments.c.number.desc())
+    return [Experiment(**row) for row in tx.execute(query.limit(limit)).mappings()]
 
 
-def _one(tx: Transaction, project_id: UUID, condition: sa.ColumnElement[bool]) -> Experiment | None:
+def _one(
+    tx: Transaction, project_id: UUID, condition: sa.ColumnElement[bool], *, lock: bool = False
+) -> Experiment | None:
     query = sa.select(experiments).where(experiments.c.project_id == project_id, condition)
-    row = tx.execute(query).mappings().one_or_none()
+    row = tx.execute(query.with_for_update() if lock else query).mappings().one_or_none()
     return Experiment(**row) if row else None

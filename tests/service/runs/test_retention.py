@@ -38,6 +38,8 @@ from tests.service.aged import (
 KEPT = (
     tables.runs,
     tables.attempts,
+    tables.mlflow_runs,
+    tables.logged_models,
     tables.decisions,
     tables.decision_changes,
     tables.outcomes,

@@ -151,13 +151,44 @@ run_deletions = sa.Table(
     sa.Column("started_at", UtcTime, nullable=False),
 )
 
-# What clients of MLflow call their runs' folders; of a run its label `mlflow.experiment` tells the name.
+# What clients of MLflow call their runs' folders.
 experiments = sa.Table(
     "experiments",
     metadata,
     own_id(primary_key=True),
     sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("number", sa.Integer, nullable=False),  # its id for clients; 0 is the default experiment
     sa.Column("name", sa.Text, nullable=False),
+    sa.Column("artifact_location", sa.Text, nullable=False),
+    sa.Column("tags", sa.JSON, nullable=False),
     sa.Column("created_at", UtcTime, nullable=False),
+    sa.Column("updated_at", UtcTime, nullable=False),
+    sa.Column("deleted", sa.Boolean, nullable=False),
     sa.UniqueConstraint("project_id", "name"),
+    sa.UniqueConstraint("project_id", "number", name="uq_experiments_number"),
+)
+
+# What clients of MLflow say of a run beyond its labels. Times are milliseconds since 1970, as they send them.
+mlflow_runs = sa.Table(
+    "mlflow_runs",
+    metadata,
+    of_run(),
+    sa.Column("experiment_id", sa.Uuid, sa.ForeignKey("experiments.id"), index=True),  # NULL: the default one
+    sa.Column("start_time", sa.BigInteger),
+    sa.Column("end_time", sa.BigInteger),
+    sa.Column("deleted", sa.Boolean, nullable=False),
+    sa.Column("params", sa.JSON, nullable=False),
+    sa.Column("inputs", sa.JSON, nullable=False),
+    sa.Column("outputs", sa.JSON, nullable=False),
+)
+
+# Models that clients of MLflow log. `run_id`: of the run that trained it; a model without one has its own id there.
+logged_models = sa.Table(
+    "logged_models",
+    metadata,
+    sa.Column("run_id", sa.Uuid, primary_key=True),
+    own_id(primary_key=True, index=True),
+    sa.Column("project_id", sa.Uuid, sa.ForeignKey("projects.id"), nullable=False),
+    sa.Column("experiment_id", sa.Uuid, sa.ForeignKey("experiments.id"), index=True),
+    sa.Column("document", sa.JSON, nullable=False),
 )

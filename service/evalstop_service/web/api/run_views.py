@@ -16,7 +16,7 @@ from evalstop_service.rules.role_recognition import RoleOrigin
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.runs import health
 from evalstop_service.runs import metric_roles as recognition
-from evalstop_service.store import cases, decisions, outcomes, projects, run_health
+from evalstop_service.store import cases, decisions, mlflow_runs, outcomes, projects, run_health
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.runs import Run
@@ -158,6 +158,7 @@ class RunOut(Answer):
     metrics: dict[str, dict[str, str]]
     recognition: RecognitionOut
     labels: dict[str, str]
+    params: dict[str, str] = Field({}, description="what an MLflow client logged as params; empty in lists")
     policy: PolicyName
     mode: Mode
     total_steps: int | None
@@ -194,7 +195,8 @@ def view_outcomes(tx: Transaction, run_id: UUID, attempt: int) -> OutcomesOut:
 
 def view_run(tx: Transaction, run: Run, now: datetime) -> RunOut:
     """A run with the decision on its current attempt."""
-    return view_runs(tx, [run], now)[0]
+    params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
+    return view_runs(tx, [run], now)[0].model_copy(update={"params": params})
 
 
 def view_runs(tx: Transaction, listed: Sequence[Run], now: datetime) -> list[RunOut]:

@@ -14,7 +14,7 @@ from evalstop_service.rules.decision_lifecycle import NEXT_STATES, DecisionState
 from evalstop_service.rules.run_results import BestCheckpoint, RawMaximum
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, metric_roles
-from evalstop_service.store import decisions, observations, outcomes, run_health, runs, series, verdicts
+from evalstop_service.store import decisions, mlflow_runs, observations, outcomes, run_health, runs, series, verdicts
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP, LatestObservation, PostedObservation
 from evalstop_service.store.runs import Run
@@ -46,6 +46,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         metrics = _order_by_role(run, observations.list_latest(tx, run.id))
         resumed_from = runs.get_resumed_step(tx, run)
         stored = run_health.load_health(tx, [run.id]).get(run.id)
+        params = mlflow_runs.load_mlflow_runs(tx, [run.id])[run.id].params
     current = _current_decision(run, on_record)
     return render_page(
         "run.html",
@@ -69,6 +70,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         choices=run_roles.metric_choices(run, [item.metric for item, _ in metrics]),
         metrics_left_out=max(0, len(metrics) - MOST_METRICS),
         resumed_from=resumed_from,
+        params=params,
         turn_step=_turn_step(run, current),
         roles={role["role"]: metric for metric, role in run.metrics.items()},
         summary=formatting.run_summary(run, current, site.clock()),

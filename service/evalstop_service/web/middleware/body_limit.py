@@ -26,8 +26,8 @@ class BodyLimit:
     """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones.
 
     A body is handed on when it has come whole.
-    `streamed`: paths whose routes hold little of a body at a time, and see to its limits by themselves. `refusal`: a
-    problem as the answer to a request for a path.
+    `streamed`, and all `streamed_below`: paths whose routes hold little of a body at a time, and see to its limits by
+    themselves. `refusal`: a problem as the answer to a request for a path.
     """
 
     def __init__(
@@ -35,16 +35,18 @@ class BodyLimit:
         app: ASGIApp,
         max_bytes: int,
         streamed: Collection[str] = (),
+        streamed_below: tuple[str, ...] = (),
         refusal: Callable[[Problem, str], ASGIApp] = answer,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._streamed = frozenset(streamed)
+        self._streamed_below = streamed_below
         self._refusal = refusal
         self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._streamed:
+        if scope["type"] != "http" or scope["path"] in self._streamed or scope["path"].startswith(self._streamed_below):
             await self._app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}

@@ -6,6 +6,7 @@ So temporary problems are 503, and a problem that a retry cannot solve has anoth
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from evalstop_service.web import problems
 from evalstop_service.web.problems import Problem
 
 MAX_DETAILS = 3
+LONGEST_SHOWN = 300
 
 _CODES = {
     400: "INVALID_PARAMETER_VALUE",
@@ -77,9 +79,22 @@ def problem_response(problem: Problem) -> JSONResponse:
 def _handle_error(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, MlflowError):
         return _error_response(error)
+    if isinstance(error, RequestValidationError):
+        return _error_response(_convert_validation_error(error))
     if isinstance(error, HTTPException):
         return _error_response(MlflowError(error.status_code, "BAD_REQUEST", str(error.detail)))
     return problem_response(problems.problem_of(error))
+
+
+def _convert_validation_error(error: RequestValidationError) -> MlflowError:
+    """The first error as MLflow's server words it, which its clients and their users look for."""
+    first = error.errors()[0]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]).lstrip(".")
+    if first["type"] == "missing" or first.get("input") is None:
+        return invalid_parameter(f"Missing value for required parameter '{name}'.")
+    value = json.dumps(first["input"], default=str)
+    shown = value if len(value) <= LONGEST_SHOWN else f"{value[:LONGEST_SHOWN]}..."
+    return invalid_parameter(f"Invalid value {shown} for parameter '{name}' supplied: {first['msg']}")
 
 
 def convert_problem(problem: Problem) -> MlflowError:

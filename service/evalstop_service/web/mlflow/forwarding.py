@@ -199,7 +199,7 @@ class Forwarder:
 
     def _create_copy(self, run: Run) -> str:
         """A new copy of a run, or the one that another process recorded meanwhile."""
-        tags = [item._asdict() for item in labels.read_tags(run.labels)]
+        tags = [{"key": key, "value": value} for key, value in run.labels.items()]
         created = self._call(
             "POST",
             "runs/create",

@@ -1,8 +1,8 @@
-"""Params and tags as labels of a run, and back. Pure.
+"""Tags as labels of a run, and params. Pure.
 
 A tag is stored as the label of its name, so that `gpus`, `slurm_job_id` or `evalstop.preset` can be set as tags; a
-param as the label `params.NAME`. Tags that start with `evalstop.` (except `evalstop.preset`), tags that look like a
-param, and tags that the service itself sets are ignored.
+param is kept apart, so that hundreds of them leave room for labels. Tags that start with `evalstop.` (except
+`evalstop.preset`) and tags that the service itself sets are ignored.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import NamedTuple
 EXPERIMENT = "mlflow.experiment"
 RUN_NAME = "mlflow.runName"
 USER = "mlflow.user"
-LIFECYCLE = "mlflow.lifecycleStage"
 FORWARDED_RUN = "mlflow.tee_run_id"
 """The id of the run's copy on the MLflow server that requests are forwarded to."""
 PRESET = "evalstop.preset"
 OWN = "evalstop."
-PARAM = "params."
 
 MOST_LABELS = 500
+MOST_PARAMS = 2000
 LONGEST_NAME, LONGEST_VALUE = 256, 2000
 
 
@@ -33,22 +32,29 @@ class Item(NamedTuple):
 
 
 class MergedLabels(NamedTuple):
-    """The labels, and how many items did not fit."""
+    """The labels or params, and how many items did not fit."""
 
     labels: dict[str, str]
     dropped: int
 
 
-def merge_labels(labels: Mapping[str, str], params: Iterable[Item] = (), tags: Iterable[Item] = ()) -> MergedLabels:
-    """The labels with these params and tags added. A param keeps its first value, a tag takes its last."""
-    new = {name: clean_text(value)[:LONGEST_VALUE] for key, value in tags if is_client_tag(name := clean_text(key))}
-    for key, value in params:
-        name = PARAM + clean_text(key)
-        new[name] = labels.get(name, new.get(name, clean_text(value)[:LONGEST_VALUE]))
-    merged, dropped = dict(labels), 0
-    for name, value in new.items():
-        if len(name) <= LONGEST_NAME and (name in merged or len(merged) < MOST_LABELS):
-            merged[name] = value
+def merge_tags(labels: Mapping[str, str], tags: Iterable[Item]) -> MergedLabels:
+    """The labels of a run with these tags added. A tag takes its last value."""
+    return merge_items(labels, (item for item in tags if is_client_tag(clean_text(item.key))))
+
+
+def merge_params(params: Mapping[str, str], new: Iterable[Item]) -> MergedLabels:
+    """The params of a run with these added. A param keeps its first value."""
+    return merge_items(params, (item for item in new if clean_text(item.key) not in params), MOST_PARAMS)
+
+
+def merge_items(known: Mapping[str, str], new: Iterable[Item], most: int = MOST_LABELS) -> MergedLabels:
+    """These items with others added, up to a number of items and the length of each."""
+    merged, dropped = dict(known), 0
+    for key, value in new:
+        name = clean_text(key)
+        if name and len(name) <= LONGEST_NAME and (name in merged or len(merged) < most):
+            merged[name] = clean_text(value)[:LONGEST_VALUE]
         else:
             dropped += 1
     return MergedLabels(merged, dropped)
@@ -56,19 +62,7 @@ def merge_labels(labels: Mapping[str, str], params: Iterable[Item] = (), tags: I
 
 def is_client_tag(name: str) -> bool:
     """Whether clients may set and delete the tag of this name."""
-    if name in ("", EXPERIMENT, LIFECYCLE, FORWARDED_RUN) or name.startswith(PARAM):
-        return False
-    return name == PRESET or not name.startswith(OWN)
-
-
-def read_params(labels: Mapping[str, str]) -> list[Item]:
-    """The params among a run's labels."""
-    return [Item(name.removeprefix(PARAM), value) for name, value in labels.items() if name.startswith(PARAM)]
-
-
-def read_tags(labels: Mapping[str, str]) -> list[Item]:
-    """The tags among a run's labels."""
-    return [Item(name, value) for name, value in labels.items() if not name.startswith(PARAM)]
+    return name == PRESET or not (name in ("", EXPERIMENT, FORWARDED_RUN) or name.startswith(OWN))
 
 
 def clean_text(text: str) -> str:

@@ -12,6 +12,8 @@ from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.schemas import MAX_STEP, encode_number
 from evalstop_service.web.mlflow.labels import Item
 
+LONGEST_URI = 2000
+MAX_INPUTS = 1000
 MAX_METRICS, MAX_PARAMS, MAX_TAGS, MAX_BATCH_ITEMS = 1000, 100, 100, 1000
 """MLflow's own limits for a batch."""
 
@@ -54,7 +56,7 @@ Filter = Annotated[str, Field(max_length=10_000)]
 class MlflowBody(BaseModel):
     """A request, or a part of one. Unknown fields are ignored, as in MLflow."""
 
-    model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="ignore")
 
 
 class MetricIn(MlflowBody):
@@ -62,7 +64,7 @@ class MetricIn(MlflowBody):
 
     key: Annotated[Key, AfterValidator(_check_name)]
     value: Annotated[float, BeforeValidator(_parse_number), PlainSerializer(encode_number)]
-    timestamp: Whole | None = None
+    timestamp: Whole
     step: Whole | None = None
 
     def to_observation(self) -> PostedObservation | None:
@@ -70,7 +72,7 @@ class MetricIn(MlflowBody):
         step = self.step or 0
         if not 0 <= step <= MAX_STEP:
             return None
-        milliseconds = self.timestamp or 0
+        milliseconds = self.timestamp
         has_time = 0 < milliseconds <= _LAST_MILLISECOND
         return PostedObservation(
             self.key, step, self.value, None, parse_milliseconds(milliseconds) if has_time else None
@@ -135,31 +137,112 @@ class UpdateRun(RunBody):
     run_name: Text | None = None
 
 
-class SearchRuns(MlflowBody):
+class LogInputs(RunBody):
+    """runs/log-inputs; the inputs are kept as they are."""
+
+    datasets: Annotated[list[Document], Field(max_length=MAX_INPUTS)] = []
+    models: Annotated[list[Document], Field(max_length=MAX_INPUTS)] = []
+
+
+class LogOutputs(RunBody):
+    """runs/outputs; the outputs are kept as they are."""
+
+    models: Annotated[list[Document], Field(max_length=MAX_INPUTS)] = []
+
+
+class Page(MlflowBody):
+    """What searches have in common."""
+
+    max_results: Annotated[Whole, Field(ge=1, le=50_000)] = 1000
+    order_by: Annotated[list[Filter], Field(max_length=100)] = []
+    page_token: Annotated[str | None, Field(pattern=r"^[0-9]{1,9}$")] = None
+
+    @property
+    def offset(self) -> int:
+        """How many items the pages before this one had."""
+        return int(self.page_token or 0)
+
+
+class SearchRuns(Page):
     """runs/search."""
 
     experiment_ids: Annotated[list[str], Field(max_length=1000)] = []
     filter: Filter = ""
     run_view_type: str = "ACTIVE_ONLY"
-    max_results: Annotated[Whole, Field(ge=1, le=50_000)] = 1000
-    order_by: list[str] = []
-    page_token: str | None = None
 
 
 class CreateExperiment(MlflowBody):
     """experiments/create."""
 
     name: Annotated[str, Field(min_length=1, max_length=500)]
+    artifact_location: Annotated[str, Field(max_length=LONGEST_URI)] = ""
+    tags: Annotated[list[ItemIn], Field(max_length=MAX_TAGS)] = []
 
 
-class SearchExperiments(MlflowBody):
+class ExperimentBody(MlflowBody):
+    """experiments/delete and experiments/restore."""
+
+    experiment_id: str
+
+
+class RenameExperiment(ExperimentBody):
+    """experiments/update."""
+
+    new_name: Annotated[str, Field(min_length=1, max_length=500)]
+
+
+class ExperimentTag(ExperimentBody, ItemIn):
+    """experiments/set-experiment-tag."""
+
+
+class DeleteExperimentTag(ExperimentBody):
+    """experiments/delete-experiment-tag."""
+
+    key: Key
+
+
+class SearchExperiments(Page):
     """experiments/search."""
 
     filter: Filter = ""
-    max_results: Annotated[Whole, Field(ge=1, le=50_000)] = 1000
-    order_by: list[str] = []
-    page_token: str | None = None
     view_type: str = "ACTIVE_ONLY"
+
+
+class ModelTags(MlflowBody):
+    """Tags of a logged model."""
+
+    tags: Annotated[list[ItemIn], Field(max_length=MAX_TAGS)] = []
+
+
+class ModelParams(MlflowBody):
+    """Params of a logged model."""
+
+    params: Annotated[list[ItemIn], Field(max_length=MAX_BATCH_ITEMS)] = []
+
+
+class CreateModel(ModelTags, ModelParams):
+    """Creation of a logged model."""
+
+    experiment_id: str = "0"
+    name: Annotated[str, Field(max_length=500)] = ""
+    model_type: Annotated[str, Field(max_length=500)] = ""
+    source_run_id: Annotated[str, Field(max_length=100)] = ""
+
+
+class FinalizeModel(MlflowBody):
+    """Whether a logged model was saved whole."""
+
+    status: Annotated[str, Field(max_length=100)] = ""
+
+
+class SearchModels(MlflowBody):
+    """logged-models/search."""
+
+    experiment_ids: Annotated[list[str], Field(max_length=1000)] = []
+    filter: Filter = ""
+    order_by: Annotated[list[Document], Field(max_length=100)] = []
+    max_results: Annotated[Whole, Field(ge=1, le=1000)] = 100
+    page_token: Annotated[str | None, Field(pattern=r"^[0-9]{1,9}$")] = None
 
 
 def parse_milliseconds(milliseconds: int) -> datetime:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import UUID, uuid5
 
 from evalstop_service.rules.statuses import RunStatus
-from evalstop_service.store import decisions, experiments, observations
+from evalstop_service.store import decisions, experiments, mlflow_runs, observations
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.experiments import Experiment
+from evalstop_service.store.experiments import DEFAULT_NAME, DEFAULT_NUMBER, Experiment
+from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.observations import StoredObservation
 from evalstop_service.store.runs import Run
 from evalstop_service.web.api.schemas import encode_number
 from evalstop_service.web.mlflow import labels
-from evalstop_service.web.mlflow.labels import Item
+from evalstop_service.web.mlflow.artifact_folder import ArtifactFolder
 from evalstop_service.web.mlflow.requests import Document, to_milliseconds
 
-DEFAULT_ID, DEFAULT_NAME = "0", "Default"
-"""The experiment of runs without one, including those that do not use MLflow."""
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 _STATUS = {
     RunStatus.RUNNING: "RUNNING",
@@ -28,28 +30,72 @@ _STATUS = {
 }
 
 
-def experiment_document(experiment: Experiment | None) -> Document:
-    """An experiment; None is the default one."""
-    own_id = DEFAULT_ID if experiment is None else experiment.id.hex
-    document: Document = {
-        "experiment_id": own_id,
-        "name": DEFAULT_NAME if experiment is None else experiment.name,
-        "artifact_location": f"mlflow-artifacts:/{own_id}",
-        "lifecycle_stage": "active",
-        "tags": [],
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run, what clients of MLflow said of it, and its experiment."""
+
+    run: Run
+    mlflow_run: MlflowRun
+    experiment: Experiment
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the run or its experiment is marked as deleted."""
+        return self.mlflow_run.deleted or self.experiment.deleted
+
+
+def is_visible(deleted: bool, view: str) -> bool:
+    """Whether a search shows what is marked as deleted, or is not."""
+    return view == "ALL" or deleted == (view == "DELETED_ONLY")
+
+
+def default_experiment(project_id: UUID, artifacts: ArtifactFolder) -> Experiment:
+    """The default experiment of a project in which nobody has changed it."""
+    return Experiment(
+        id=uuid5(project_id, DEFAULT_NAME),
+        project_id=project_id,
+        number=DEFAULT_NUMBER,
+        name=DEFAULT_NAME,
+        artifact_location=artifacts.locate(str(DEFAULT_NUMBER)),
+        tags={},
+        created_at=_LONG_AGO,
+        updated_at=_LONG_AGO,
+    )
+
+
+def experiment_document(experiment: Experiment) -> Document:
+    """An experiment."""
+    return {
+        "experiment_id": str(experiment.number),
+        "name": experiment.name,
+        "artifact_location": experiment.artifact_location,
+        "lifecycle_stage": "deleted" if experiment.deleted else "active",
+        "tags": _pair_documents(experiment.tags),
+        "creation_time": to_milliseconds(experiment.created_at),
+        "last_update_time": to_milliseconds(experiment.updated_at),
     }
-    if experiment is not None:
-        document |= dict.fromkeys(("creation_time", "last_update_time"), to_milliseconds(experiment.created_at))
-    return document
 
 
-def run_documents(tx: Transaction, page: Sequence[Run], now: datetime) -> Iterator[Document]:
-    """Runs with the newest value of each metric; verdict and best checkpoint are tags."""
-    on_record = decisions.load_decisions(tx, [run.id for run in page])
+def load_recorded(tx: Transaction, page: Sequence[Run], artifacts: ArtifactFolder) -> list[RecordedRun]:
+    """Runs of one project with what clients of MLflow said of them."""
+    known = mlflow_runs.load_mlflow_runs(tx, [run.id for run in page])
+    ids = {item.experiment_id for item in known.values() if item.experiment_id is not None}
+    stored = experiments.load_experiments(tx, ids)
+    recorded = []
     for run in page:
+        own_id = known[run.id].experiment_id
+        experiment = default_experiment(run.project_id, artifacts) if own_id is None else stored[own_id]
+        recorded.append(RecordedRun(run, known[run.id], experiment))
+    return recorded
+
+
+def run_documents(tx: Transaction, page: Sequence[RecordedRun], now: datetime) -> Iterator[Document]:
+    """Runs with the newest value of each metric; verdict and best checkpoint are tags."""
+    on_record = decisions.load_decisions(tx, [recorded.run.id for recorded in page])
+    for recorded in page:
+        run = recorded.run
         decision = on_record.get(run.id)
         should_stop = decision is not None and decision.attempt == run.attempt and decision.stops(now)
-        tags = [*labels.read_tags(run.labels), *_verdict_tags(run, should_stop)]
         updated = to_milliseconds(run.updated_at)
         metrics = [
             {"key": item.metric, "value": encode_number(item.value), "step": item.step, "timestamp": updated}
@@ -57,34 +103,35 @@ def run_documents(tx: Transaction, page: Sequence[Run], now: datetime) -> Iterat
         ]
         data = {
             "metrics": metrics,
-            "params": _item_documents(labels.read_params(run.labels)),
-            "tags": _item_documents(tags),
+            "params": _pair_documents(recorded.mlflow_run.params),
+            "tags": _pair_documents(run.labels | _verdict_tags(run, should_stop)),
         }
-        yield {"info": run_info(tx, run), "data": data, "inputs": {}, "outputs": {}}
+        yield {
+            "info": run_info(recorded),
+            "data": data,
+            "inputs": recorded.mlflow_run.inputs,
+            "outputs": recorded.mlflow_run.outputs,
+        }
 
 
-def run_info(tx: Transaction, run: Run) -> Document:
+def run_info(recorded: RecordedRun) -> Document:
     """The identity and status of a run."""
-    experiment = find_experiment_id(tx, run)
+    run, mlflow_run = recorded.run, recorded.mlflow_run
+    start_time = mlflow_run.start_time
     info = {
         "run_id": run.id.hex,
         "run_uuid": run.id.hex,
         "run_name": run.labels.get(labels.RUN_NAME, run.name),
-        "experiment_id": experiment,
-        "user_id": run.labels.get(labels.USER, ""),
+        "experiment_id": str(recorded.experiment.number),
+        "user_id": run.labels.get(labels.USER, "unknown"),
         "status": _STATUS[run.status],
-        "start_time": to_milliseconds(run.created_at),
-        "artifact_uri": f"mlflow-artifacts:/{experiment}/{run.id.hex}/artifacts",
-        "lifecycle_stage": run.labels.get(labels.LIFECYCLE, "active"),
+        "start_time": to_milliseconds(run.created_at) if start_time is None else start_time,
+        "artifact_uri": f"{recorded.experiment.artifact_location.rstrip('/')}/{run.id.hex}/artifacts",
+        "lifecycle_stage": "deleted" if recorded.deleted else "active",
     }
-    return info if run.ended_at is None else info | {"end_time": to_milliseconds(run.ended_at)}
-
-
-def find_experiment_id(tx: Transaction, run: Run) -> str:
-    """The id of a run's experiment."""
-    name = run.labels.get(labels.EXPERIMENT)
-    experiment = None if name is None else experiments.find_experiment_by_name(tx, run.project_id, name)
-    return DEFAULT_ID if experiment is None else experiment.id.hex
+    if run.ended_at is None:
+        return info
+    return info | {"end_time": to_milliseconds(run.ended_at) if mlflow_run.end_time is None else mlflow_run.end_time}
 
 
 def history_document(points: Iterable[StoredObservation], metric: str) -> list[Document]:
@@ -101,7 +148,7 @@ def history_document(points: Iterable[StoredObservation], metric: str) -> list[D
     ]
 
 
-def _verdict_tags(run: Run, should_stop: bool) -> list[Item]:
+def _verdict_tags(run: Run, should_stop: bool) -> dict[str, str]:
     tags = {
         "evalstop.should_stop": "true" if should_stop else "false",
         "evalstop.verdict": run.verdict.verdict,
@@ -109,8 +156,8 @@ def _verdict_tags(run: Run, should_stop: bool) -> list[Item]:
     }
     if run.best_checkpoint is not None:
         tags["evalstop.best_checkpoint"] = run.best_checkpoint.uri
-    return [Item(*pair) for pair in tags.items()]
+    return tags
 
 
-def _item_documents(items: Iterable[Item]) -> list[dict[str, str]]:
-    return [item._asdict() for item in items]
+def _pair_documents(pairs: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in pairs.items()]

@@ -1,37 +1,121 @@
-"""MLflow's filter expressions. Pure.
+"""MLflow's filter expressions and orders, over runs, experiments and models. Pure.
 
-Supported: `=` and `!=` between a string and a tag, a param, or the attribute `run_name`, `run_id` or `status`, joined
-by `and`. Anything else is an error, because ignoring it would select too many runs.
+    metrics.accuracy > 0.8 AND params.optimizer LIKE 'ada%' AND status IN ('RUNNING', 'FINISHED')
+
+Comparisons joined by AND. What is not understood is an error, because ignoring it would select too much.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import math
+import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from evalstop_service.web.mlflow.errors import invalid_parameter
 
+Fields = Mapping[str, Mapping[str, Any]]
+"""What can be compared of an item, by kind (attributes, tags, params, metrics) and name."""
+
+T = TypeVar("T")
+
 _CLAUSE = re.compile(
-    r"\s*(?P<kind>tags?|params?|parameters?|attributes?|attr|run)\s*\."
-    r"\s*(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+)\s*(?P<sign>=|!=)\s*(?P<value>'[^']*'|\"[^\"]*\")\s*",
+    r"\s*(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+?)\s*"
+    r"(?:(?P<sign><=|>=|!=|=|<|>)\s*|\s(?P<word>(?:not\s+)?(?:i?like|in))\s*)"
+    r"(?P<value>'[^']*'|\"[^\"]*\"|-?[0-9][0-9.eE+\-]*|\([^()]*\))\s*"
+    r"|\s*(?:(?P<null_kind>[a-z_]+)\s*\.\s*)?(?P<null_key>`[^`]+`|\"[^\"]+\"|[\w.\-/]+?)\s+is\s+(?P<null>(?:not\s+)?null)\s*",
     re.IGNORECASE,
 )
 _AND = re.compile(r"and\b", re.IGNORECASE)
-_ATTRIBUTES = {"run_name": "run_name", "run_id": "run_id", "status": "status"}
-_NEWEST_FIRST = re.compile(r"\s*(?:(?:attributes?|run)\.)?(?:start_time|created)\s+desc\s*", re.IGNORECASE)
+_LISTED = re.compile(r"\s*('[^']*'|\"[^\"]*\"|-?[0-9][0-9.]*)\s*(?:,|$)")
+_ORDER = re.compile(
+    r"\s*(?:(?P<kind>[a-z_]+)\s*\.\s*)?(?P<key>`[^`]+`|\"[^\"]+\"|[\w.\-/ ]+?)(?:\s+(?P<direction>asc|desc))?\s*",
+    re.IGNORECASE,
+)
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "like": lambda value, pattern: pattern.fullmatch(value) is not None,
+    "ilike": lambda value, pattern: pattern.fullmatch(value) is not None,
+    "not like": lambda value, pattern: pattern.fullmatch(value) is None,
+    "not ilike": lambda value, pattern: pattern.fullmatch(value) is None,
+    "in": lambda value, values: value in values,
+    "not in": lambda value, values: value not in values,
+}
+
+
+@dataclass(frozen=True)
+class Language:
+    """What a filter may name. `attributes`: each spelling, and what it stands for; `numbers`: which are numbers."""
+
+    attributes: Mapping[str, str]
+    numbers: frozenset[str]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+
+_KINDS = {
+    **dict.fromkeys(("attribute", "attributes", "attr"), "attributes"),
+    **dict.fromkeys(("tag", "tags"), "tags"),
+}
+
+RUNS = Language(
+    attributes={
+        **{name: name for name in ("run_id", "run_name", "status", "start_time", "end_time", "user_id")},
+        **{name: name for name in ("artifact_uri", "experiment_id", "lifecycle_stage")},
+        **dict.fromkeys(("run name", "Run name", "Run Name", "name"), "run_name"),
+        **dict.fromkeys(("created", "Created"), "start_time"),
+    },
+    numbers=frozenset({"start_time", "end_time"}),
+    kinds={
+        **_KINDS,
+        "run": "attributes",
+        **dict.fromkeys(("param", "params", "parameter", "parameters"), "params"),
+        **dict.fromkeys(("metric", "metrics"), "metrics"),
+    },
+)
+
+EXPERIMENTS = Language(
+    attributes={name: name for name in ("name", "experiment_id", "creation_time", "last_update_time")},
+    numbers=frozenset({"creation_time", "last_update_time"}),
+    kinds=_KINDS,
+)
+
+MODELS = Language(
+    attributes={
+        **{name: name for name in ("name", "model_id", "model_type", "status", "source_run_id")},
+        **{name: name for name in ("creation_timestamp", "last_updated_timestamp", "artifact_location")},
+        **dict.fromkeys(("creation_time",), "creation_timestamp"),
+    },
+    numbers=frozenset({"creation_timestamp", "last_updated_timestamp"}),
+    kinds={**_KINDS, **dict.fromkeys(("param", "params"), "params"), **dict.fromkeys(("metric", "metrics"), "metrics")},
+)
 
 
 class Clause(NamedTuple):
-    """`key` of the `kind` (tags, params, info) is `value` or, where not `equal`, another."""
+    """`key` of the `kind` compares by `sign` to `value`."""
 
     kind: str
     key: str
-    equal: bool
-    value: str
+    sign: str
+    value: Any
 
 
-def parse_filter(text: str) -> list[Clause]:
+class Order(NamedTuple):
+    """Sort by `key` of the `kind`."""
+
+    kind: str
+    key: str
+    descending: bool
+
+
+def parse_filter(text: str, language: Language) -> list[Clause]:
     """The clauses of a filter; raises MlflowError."""
     clauses: list[Clause] = []
     text, at = text.strip(), 0
@@ -39,44 +123,119 @@ def parse_filter(text: str) -> list[Clause]:
         if clauses:
             joined = _AND.match(text, at)
             if joined is None:
-                raise _unsupported_filter(text)
+                raise _refuse_filter(text)
             at = joined.end()
         match = _CLAUSE.match(text, at)
         if match is None:
-            raise _unsupported_filter(text)
-        kind, key = match["kind"].lower(), match["key"].strip('`"')
-        kind = "tags" if kind.startswith("tag") else "params" if kind.startswith("param") else "info"
-        if kind == "info" and key not in _ATTRIBUTES:
-            raise _unsupported_filter(text)
-        clauses.append(Clause(kind, key, match["sign"] == "=", match["value"][1:-1]))
+            raise _refuse_filter(text)
+        kind, key = _parse_key(match["kind"] or match["null_kind"], match["key"] or match["null_key"], language)
+        if match["null"]:
+            clauses.append(Clause(kind, key, " ".join(match["null"].lower().split()), None))
+        else:
+            sign = " ".join((match["sign"] or match["word"]).lower().split())
+            clauses.append(Clause(kind, key, sign, _parse_value(text, kind, key, sign, match["value"], language)))
         at = match.end()
     return clauses
 
 
-def check_order(order_by: Sequence[str]) -> None:
-    """Raise MlflowError unless runs are requested newest first."""
-    for order in order_by:
-        if not _NEWEST_FIRST.fullmatch(order):
-            raise invalid_parameter(f"order_by {order!r} is not supported, only `attributes.start_time DESC`")
+def parse_orders(texts: Iterable[str], language: Language) -> list[Order]:
+    """What to sort by, the most important first; raises MlflowError."""
+    orders = []
+    for text in texts:
+        match = _ORDER.fullmatch(text)
+        if match is None:
+            raise invalid_parameter(f"Invalid order_by clause {text!r:.100}: write for example `metrics.loss ASC`")
+        kind, key = _parse_key(match["kind"], match["key"], language)
+        orders.append(Order(kind, key, (match["direction"] or "asc").lower() == "desc"))
+    return orders
 
 
-def build_predicate(clauses: Sequence[Clause]) -> Callable[[Mapping[str, Any]], bool]:
-    """A predicate on run documents that holds when all clauses do."""
+def matches(clauses: Sequence[Clause], fields: Fields) -> bool:
+    """Whether all clauses hold. As in MLflow, what lacks a key matches no comparison with it."""
+    return all(_holds(clause, fields.get(clause.kind, {}).get(clause.key)) for clause in clauses)
 
-    def matches(document: Mapping[str, Any]) -> bool:
-        values = {kind: {item["key"]: item["value"] for item in document["data"][kind]} for kind in ("tags", "params")}
-        values["info"] = document["info"]
-        # As in MLflow, a run without the key matches neither `=` nor `!=`.
-        return all(
-            clause.key in values[clause.kind] and (values[clause.kind][clause.key] == clause.value) is clause.equal
-            for clause in clauses
+
+def sort(items: list[T], orders: Sequence[Order], fields_of: Callable[[T], Fields]) -> list[T]:
+    """The items in this order; those without a value come last, after NaN."""
+    for kind, key, descending in reversed(orders):
+        known: list[tuple[Any, T]] = [(fields_of(item).get(kind, {}).get(key), item) for item in items]
+        present = [(value, item) for value, item in known if not _is_missing(value)]
+        present.sort(key=lambda pair: pair[0], reverse=descending)
+        nans = [item for value, item in known if isinstance(value, float) and math.isnan(value)]
+        items = [item for _, item in present] + nans + [item for value, item in known if value is None]
+    return items
+
+
+def names_metrics(clauses: Sequence[Clause], orders: Sequence[Order]) -> bool:
+    """Whether metrics have to be loaded."""
+    return any(kind == "metrics" for kind, *_ in (*clauses, *orders))
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _holds(clause: Clause, value: Any) -> bool:
+    if clause.sign == "null":
+        return value is None
+    if clause.sign == "not null":
+        return value is not None
+    return value is not None and _COMPARISONS[clause.sign](value, clause.value)
+
+
+def _parse_key(kind: str | None, key: str, language: Language) -> tuple[str, str]:
+    key = key.strip().strip('`"')
+    known = "attributes" if kind is None else language.kinds.get(kind.lower())
+    if known is None:
+        raise invalid_parameter(f"Invalid entity type {kind!r:.50}: one of {', '.join(sorted(language.kinds))}")
+    if known != "attributes":
+        return known, key
+    if key not in language.attributes:
+        raise invalid_parameter(f"Invalid attribute key {key!r:.50}: one of {', '.join(sorted(language.attributes))}")
+    return known, language.attributes[key]
+
+
+def _parse_value(text: str, kind: str, key: str, sign: str, value: str, language: Language) -> Any:
+    """The value of a comparison in the type of its key: a number, a text, a pattern or a list of texts."""
+    number = kind == "metrics" or (kind == "attributes" and key in language.numbers)
+    quoted = value[0] in "'\""
+    if number:
+        if quoted or value[0] == "(" or sign not in ("=", "!=", "<", "<=", ">", ">="):
+            raise invalid_parameter(
+                f"{kind}.{key} is a number: compare it by = != < <= > >= to a number, in {text!r:.300}"
+            )
+        return _parse_float(value, text)
+    if sign in ("in", "not in"):
+        if value[0] != "(":
+            raise _refuse_filter(text)
+        parts = _LISTED.findall(value[1:-1])
+        if not parts or not all(part[0] in "'\"" for part in parts):
+            raise _refuse_filter(text)
+        return frozenset(part[1:-1] for part in parts)
+    if not quoted or sign in ("<", "<=", ">", ">="):
+        raise invalid_parameter(
+            f"{kind}.{key} is a text: compare it by = != LIKE ILIKE IN to a quoted text, in {text!r:.300}"
         )
+    return _parse_pattern(value[1:-1], sign) if "like" in sign else value[1:-1]
 
-    return matches
+
+def _parse_float(value: str, text: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise _refuse_filter(text) from None
 
 
-def _unsupported_filter(text: str) -> Exception:
+def _parse_pattern(value: str, sign: str) -> re.Pattern[str]:
+    """A pattern of LIKE: `%` stands for any text, `_` for any character."""
+    wildcards = {"%": "*", "_": "?", "*": "[*]", "?": "[?]", "[": "[[]"}
+    # fnmatch's expressions match in linear time, whatever pattern a client sends.
+    expression = fnmatch.translate("".join(wildcards.get(character, character) for character in value))
+    return re.compile(expression, re.IGNORECASE if "ilike" in sign else re.NOFLAG)
+
+
+def _refuse_filter(text: str) -> Exception:
     return invalid_parameter(
-        f"filter {text!r:.300} is not supported: join comparisons such as tags.key = 'value', params.key != 'value' "
-        "or attributes.run_name = 'value' (run_id, status) by `and`; metrics cannot be compared"
+        f"Invalid filter string {text!r:.300}: join comparisons such as tags.key = 'value', params.key LIKE 'a%', "
+        "metrics.key > 0.5 or attributes.status IN ('RUNNING', 'FINISHED') by AND"
     )

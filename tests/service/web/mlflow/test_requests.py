@@ -1,4 +1,4 @@
-"""What MLflow's clients send, read: numbers as protobuf writes them, params and tags as labels."""
+"""What MLflow's clients send, read: numbers as protobuf writes them, tags as labels, filters and orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evalstop_service.rules.fields import check_text
 from evalstop_service.web.api.schemas import MAX_STEP, encode_number
 from evalstop_service.web.mlflow import labels, search
 from evalstop_service.web.mlflow.errors import MlflowError
-from evalstop_service.web.mlflow.labels import Item, merge_labels
+from evalstop_service.web.mlflow.labels import Item, merge_params, merge_tags
 from evalstop_service.web.mlflow.requests import LogBatch, MetricIn
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,19 +49,19 @@ def test_a_metric_comes_through(key: str, value: float, step: int, milliseconds:
 def test_no_number(value: object) -> None:
     """What is no number is refused."""
     with pytest.raises(ValidationError):
-        MetricIn.model_validate({"key": "m", "value": value})
+        MetricIn.model_validate({"key": "m", "value": value, "timestamp": 1})
 
 
 @pytest.mark.parametrize("key", ["", "a(b)", "../x", "/x", "a//b", "x" * 251, "a\x00", "."])
 def test_bad_names(key: str) -> None:
     """A name that MLflow refuses is refused."""
     with pytest.raises(ValidationError):
-        MetricIn.model_validate({"key": key, "value": 1.0})
+        MetricIn.model_validate({"key": key, "value": 1.0, "timestamp": 1})
 
 
 def test_missing_step_and_time() -> None:
-    """A metric without a step is at step 0, one without a time, or with an impossible one, has none."""
-    for said in ({}, {"timestamp": 0}, {"timestamp": -5}, {"timestamp": 10**18}, {"step": None, "timestamp": None}):
+    """A metric without a step is at step 0, one with an impossible time has none."""
+    for said in ({"timestamp": 0}, {"timestamp": -5}, {"timestamp": 10**18}, {"step": None, "timestamp": 0}):
         point = MetricIn.model_validate({"key": "m", "value": 1.0} | said).to_observation()
         assert point is not None
         assert (point.step, point.time) == (0, None)
@@ -70,61 +70,106 @@ def test_missing_step_and_time() -> None:
 def test_steps_without_a_place() -> None:
     """A step that is negative, or larger than JSON keeps exact, is no point."""
     for step in (-1, MAX_STEP + 1, "-9223372036854775808"):
-        assert MetricIn.model_validate({"key": "m", "value": 1.0, "step": step}).to_observation() is None
+        assert (
+            MetricIn.model_validate({"key": "m", "value": 1.0, "timestamp": 1, "step": step}).to_observation() is None
+        )
 
 
 def test_unknown_fields_are_passed_over() -> None:
     """What a newer client sends along does not matter."""
-    batch = LogBatch.model_validate({"run_id": "r", "metrics": [{"key": "m", "value": 1, "model_id": "x"}], "new": 1})
+    metric = {"key": "m", "value": 1, "timestamp": 1, "model_id": "x"}
+    batch = LogBatch.model_validate({"run_id": "r", "metrics": [metric], "new": 1})
     assert len(batch.metrics) == 1
 
 
 @given(params=ITEMS, tags=ITEMS)
-def test_labels_can_be_stored(params: list[Item], tags: list[Item]) -> None:
-    """Labels keep to their limits whatever comes; the same items, sent again, change nothing."""
-    found, dropped = merge_labels({}, params, tags)
-    assert dropped == 0
-    assert all(check_text(name) == name and check_text(value) == value for name, value in found.items())
-    assert all(len(value) <= labels.LONGEST_VALUE for value in found.values())
-    assert merge_labels(found, params, tags).labels == found
+def test_items_can_be_stored(params: list[Item], tags: list[Item]) -> None:
+    """Labels and params keep to their limits whatever comes; the same items, sent again, change nothing."""
+    for merge, items in ((merge_params, params), (merge_tags, tags)):
+        found = merge({}, items).labels
+        assert all(check_text(name) == name and check_text(value) == value for name, value in found.items())
+        assert all(len(value) <= labels.LONGEST_VALUE for value in found.values())
+        assert merge(found, items).labels == found
 
 
 def test_first_param_last_tag() -> None:
-    """A param keeps its first value, a tag takes its last; both come back under their own names."""
-    found, _ = merge_labels({}, [Item("lr", "1"), Item("lr", "2")], [Item("t", "1"), Item("t", "2")])
-    found, _ = merge_labels(found, [Item("lr", "3")], [Item("t", "3")])
-    assert labels.read_params(found) == [Item("lr", "1")]
-    assert labels.read_tags(found) == [Item("t", "3")]
+    """A param keeps the value that is on record, a tag takes its last."""
+    assert merge_params({"lr": "1"}, [Item("lr", "2"), Item("seed", "0")]).labels == {"lr": "1", "seed": "0"}
+    assert merge_tags({"t": "1"}, [Item("t", "2"), Item("t", "3")]).labels == {"t": "3"}
 
 
-def test_labels_are_bounded() -> None:
+def test_items_are_bounded() -> None:
     """What is past the limits is left out and counted; what is there can still be changed. The service's own stay."""
     many = [Item(f"p{number}", "v") for number in range(labels.MOST_LABELS + 10)]
-    found, dropped = merge_labels({}, many)
+    found, dropped = merge_tags({}, many)
     assert (len(found), dropped) == (labels.MOST_LABELS, 10)
-    long = [Item("x" * 250, "v"), Item("evalstop.should_stop", "true"), Item("evalstop.preset", "verl")]
-    assert merge_labels({}, long[:1]).dropped == 1
-    assert merge_labels({}, tags=long[1:]).labels == {"evalstop.preset": "verl"}
+    assert merge_params({}, many).dropped == 0
+    assert merge_tags(found, [Item("p0", "w")]).labels["p0"] == "w"
+    assert merge_tags({}, [Item("x" * 257, "v")]).dropped == 1
+    own = [Item("evalstop.should_stop", "true"), Item("evalstop.preset", "verl")]
+    assert merge_tags({}, own).labels == {"evalstop.preset": "verl"}
+
+
+RUN: search.Fields = {
+    "attributes": {"run_name": "ppo 7b", "status": "RUNNING", "start_time": 5},
+    "tags": {"mlflow.user": "Dana", "a b": "c"},
+    "params": {"optimizer": "adamw", "lr": "1e-6"},
+    "metrics": {"eval/score": 0.75, "loss": math.nan},
+}
 
 
 @pytest.mark.parametrize(
-    ("text", "count"),
+    ("text", "matches"),
     [
-        ("", 0),
-        ("  ", 0),
-        ("tags.a = 'b'", 1),
-        ("params.`a b` != 'c' and attributes.run_name = \"x and y\" AND tags.\"mlflow.user\"='z'", 3),
+        ("", True),
+        ("run_name = 'ppo 7b'", True),
+        ("attributes.run_name != 'x' and tags.`a b` = \"c\" AND tag.\"mlflow.user\"='Dana'", True),
+        ("metrics.`eval/score` > 0.7 and metrics.eval/score <= 0.75", True),
+        ("metrics.eval/score < -1e3", False),
+        ("metrics.loss > 0", False),
+        ("params.optimizer LIKE 'adam%'", True),
+        ("params.optimizer like 'ada_'", False),
+        ("params.optimizer NOT LIKE 'sgd%' and tags.mlflow.user ILIKE 'dan_'", True),
+        ("status IN ('RUNNING', 'FAILED')", True),
+        ("run.status NOT IN ('RUNNING')", False),
+        ("start_time >= 5", True),
+        ("tags.missing != 'x'", False),
+        ("tags.missing IS NULL and params.lr is not null", True),
+        ("params.optimizer LIKE '%[a]*?'", False),
     ],
 )
-def test_filters(text: str, count: int) -> None:
-    """Comparisons of texts joined by `and` are understood."""
-    assert len(search.parse_filter(text)) == count
+def test_filters(text: str, matches: bool) -> None:
+    """Comparisons of texts, patterns, lists and numbers, joined by AND, are understood as MLflow does."""
+    assert search.matches(search.parse_filter(text, search.RUNS), RUN) is matches
 
 
 @pytest.mark.parametrize(
-    "text", ["metrics.a > 1", "tags.a", "tags.a = b", "tags.a = 'b' or tags.c = 'd'", "tags.a LIKE 'b%'", "x" * 9000]
+    "text",
+    [
+        *("metrics.a = 'b'", "metrics.a > x", "tags.a", "tags.a = b", "tags.a = 'b' or tags.c = 'd'", "x" * 9000),
+        *(
+            "tags.a > 'b'",
+            "params.a = 1",
+            "status IN 'RUNNING'",
+            "status IN (RUNNING)",
+            "params.a IN ()",
+            "color = 'red'",
+        ),
+        *("shapes.a = 'b'", "metrics.a = 1e1e1"),
+    ],
 )
 def test_filters_that_are_not_understood(text: str) -> None:
     """Anything else is refused, and the error says what would be understood."""
-    with pytest.raises(MlflowError, match="join comparisons"):
-        search.parse_filter(text)
+    with pytest.raises(MlflowError, match=r"join comparisons|compare it by|one of"):
+        search.parse_filter(text, search.RUNS)
+
+
+def test_orders() -> None:
+    """Items are sorted by several keys; NaN comes after numbers, and what has no value comes last."""
+    items = [("a", 1.0), ("b", None), ("c", math.nan), ("d", 3.0), ("e", 3.0)]
+    orders = search.parse_orders(["metrics.m DESC", "attributes.run_name"], search.RUNS)
+
+    def fields(item: tuple[str, float | None]) -> search.Fields:
+        return {"attributes": {"run_name": item[0]}, "metrics": {} if item[1] is None else {"m": item[1]}}
+
+    assert [name for name, _ in search.sort(items[::-1], orders, fields)] == ["d", "e", "a", "c", "b"]

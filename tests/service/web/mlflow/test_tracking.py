@@ -105,7 +105,7 @@ def test_a_run_is_watched(client: Client) -> None:
     record = client.record(run_id)
     assert record["name"] == "alignment/ppo"
     assert record["labels"]["gpus"] == "8"
-    assert record["labels"]["params.lr"] == "1"
+    assert record["params"] == {"lr": "1"}
     assert record["metrics"] == {"eval_accuracy": {"role": "eval", "direction": "maximize"}}
     assert record["should_stop"] is True
     run = client.get("runs/get", run_id=run_id)["run"]
@@ -166,10 +166,13 @@ def test_steps_without_a_place_do_no_harm(client: Client) -> None:
 
 
 FOREIGN: list[tuple[str, dict[str, Any]]] = [
-    ("runs/log-metric", {"key": "m", "value": 1, "step": 1}),
-    ("runs/log-metric", {"key": "m", "value": 1, "step": -1}),
+    ("runs/log-metric", {"key": "m", "value": 1, "timestamp": 1, "step": 1}),
+    ("runs/log-metric", {"key": "m", "value": 1, "timestamp": 1, "step": -1}),
     ("runs/log-batch", {}),
-    ("runs/log-batch", {"metrics": [{"key": "m", "value": 1, "step": -1}]}),
+    ("runs/log-batch", {"metrics": [{"key": "m", "value": 1, "timestamp": 1, "step": -1}]}),
+    ("runs/log-inputs", {"datasets": [{}]}),
+    ("runs/outputs", {"models": [{}]}),
+    ("runs/log-model", {}),
     ("runs/log-batch", {"params": [{"key": "p", "value": "v"}]}),
     ("runs/log-parameter", {"key": "p", "value": "v"}),
     ("runs/set-tag", {"key": "evalstop.checkpoint.1", "value": "s3://b/1"}),
@@ -200,17 +203,22 @@ def test_foreign_runs(service: Service, client: Client) -> None:
         for verb, body in (
             ("runs/create", {"experiment_id": experiment_id}),
             ("runs/search", {"experiment_ids": [experiment_id]}),
+            *((f"experiments/{verb}", {"experiment_id": experiment_id}) for verb in ("delete", "restore")),
+            ("experiments/update", {"experiment_id": experiment_id, "new_name": "b"}),
+            ("experiments/set-experiment-tag", {"experiment_id": experiment_id, "key": "k", "value": "v"}),
+            ("logged-models", {"experiment_id": experiment_id}),
+            ("logged-models/search", {"experiment_ids": [experiment_id]}),
         ):
             refused(other.post(verb, json=body), 404, "RESOURCE_DOES_NOT_EXIST")
-        assert taken(other.post("runs/search", json={"page_token": "f" * 32}))["runs"] == []
-        found = taken(other.post("experiments/search", json={"page_token": "f" * 32}))["experiments"]
+        assert taken(other.post("runs/search", json={"experiment_ids": ["0"]}))["runs"] == []
+        found = taken(other.post("experiments/search", json={}))["experiments"]
         assert [item["name"] for item in found] == ["Default"]
     assert client.get("runs/get", run_id=run_id) == before
 
 
 def test_a_refusal_is_no_fault(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     """What is refused is not logged as a fault of the service, and the connection stays for the next request."""
-    body = {"run_id": "0" * 32, "key": "m", "value": 1}
+    body = {"run_id": "0" * 32, "key": "m", "value": 1, "timestamp": 1}
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             refused(client.http.post("runs/log-metric", json=body), 404, "RESOURCE_DOES_NOT_EXIST")
@@ -220,12 +228,12 @@ def test_a_refusal_is_no_fault(client: Client, caplog: pytest.LogCaptureFixture)
 
 
 def test_what_is_kept_of_a_run(client: Client) -> None:
-    """A tag takes the place of nothing that the service keeps or says of a run, or that a param holds."""
+    """A tag takes the place of nothing that the service keeps or says of a run."""
     run_id = client.run(tags=[{"key": "mlflow.experiment", "value": "b"}])
     client.post("runs/log-parameter", {"run_id": run_id, "key": "lr", "value": "1"})
     before = client.record(run_id)["labels"]
     for key in (
-        *("", "\x00", "mlflow.experiment", "mlflow.lifecycleStage", "mlflow.tee_run_id", "params.lr"),
+        *("", "\x00", "mlflow.experiment", "mlflow.tee_run_id"),
         *("evalstop.best_checkpoint", "\x00evalstop.best_checkpoint", "mlflow.\x00tee_run_id"),
     ):
         if key:
@@ -251,7 +259,8 @@ def test_names_that_are_taken(client: Client) -> None:
     first, second = client.run(run_name="ppo"), client.run(run_name="ppo")
     assert first != second
     assert client.record(first)["name"] == "ppo"
-    assert client.record(second)["name"].startswith("ppo-")
+    assert client.record(second)["name"] == "ppo-2"
+    assert [client.record(client.run(run_name="ppo"))["name"] for _ in range(4)] == [f"ppo-{n}" for n in (3, 4, 5, 6)]
     assert client.get("runs/get", run_id=second)["run"]["info"]["run_name"] == "ppo"
     nameless = client.run(run_name="\x00", tags=[{"key": "k", "value": "a\x00b"}])
     assert client.tags(nameless)["k"] == "ab"
@@ -280,7 +289,7 @@ def test_tags_and_params(client: Client) -> None:
 def test_searching(client: Client) -> None:
     """Runs are found newest first by experiment, tag and name, page by page."""
     own_id = client.post("experiments/create", {"name": "a"})["experiment_id"]
-    made = [client.run(run_name=f"r{number}", experiment_id=own_id) for number in range(5)]
+    made = [client.run(run_name=f"r{number}", experiment_id=own_id, start_time=number) for number in range(5)]
     client.run(run_name="elsewhere")
     client.post("runs/set-tag", {"run_id": made[1], "key": "t", "value": "x"})
     found: list[str] = []
@@ -296,7 +305,13 @@ def test_searching(client: Client) -> None:
         wanted = {"experiment_ids": [own_id], "filter": "tags.t = 'x'", "max_results": most}
         tagged = client.post("runs/search", wanted)["runs"]
         assert [run["info"]["run_id"] for run in tagged] == [made[1]]
-    for body in ({"filter": "metrics.m > 1"}, {"order_by": ["metrics.m DESC"]}, {"page_token": "x"}):
+    client.post("runs/log-metric", {"run_id": made[3], "key": "m", "value": 2, "timestamp": 1})
+    client.post("runs/log-metric", {"run_id": made[4], "key": "m", "value": 1, "timestamp": 1})
+    best = client.post(
+        "runs/search", {"experiment_ids": [own_id], "filter": "metrics.m > 0", "order_by": ["metrics.m"]}
+    )
+    assert [run["info"]["run_id"] for run in best["runs"]] == [made[4], made[3]]
+    for body in ({"filter": "metrics.m > 'x'"}, {"order_by": ["shapes.m DESC"]}, {"page_token": "x"}):
         assert client.http.post("runs/search", json=body).status_code in (400, 404)
 
 
@@ -305,8 +320,11 @@ BAD: list[tuple[str, Any]] = [
     ("runs/log-metric", {"key": "m", "value": 1.0}),
     ("runs/log-metric", {"run_id": "%s", "key": "m", "value": "many"}),
     ("runs/log-metric", {"run_id": "%s", "key": "a(b)", "value": 1}),
-    ("runs/log-metric", {"run_id": "0" * 32, "key": "m", "value": 1}),
+    ("runs/log-metric", {"run_id": "0" * 32, "key": "m", "value": 1, "timestamp": 1}),
+    ("runs/log-metric", {"run_id": "%s", "key": "m", "value": 1}),
     ("runs/log-batch", {"run_id": "0" * 32}),
+    ("experiments/delete", {"experiment_id": "0"}),
+    ("experiments/update", {"experiment_id": "1", "new_name": "b"}),
     ("runs/log-batch", {"run_id": "%s", "metrics": "m"}),
     ("runs/log-batch", {"run_id": "%s", "tags": [{"value": "v"}]}),
     ("runs/log-batch", []),
@@ -352,15 +370,64 @@ def test_no_body_for_any_route(client: Client) -> None:
     assert "Content-Encoding" in said
 
 
-def test_what_is_not_kept(client: Client) -> None:
-    """Artifacts, models and traces are refused by name, at once."""
+def test_what_is_not_there(client: Client) -> None:
+    """Registered models and traces are refused by name, at once."""
+    message = refused(client.http.post("registered-models/create", json={"name": "m"}), 404, "ENDPOINT_NOT_FOUND")
+    assert "registered-models/create" in message
+
+
+def test_experiments_change(client: Client) -> None:
+    """An experiment is renamed, tagged, hidden with its runs and shown again; its name and place stay its own."""
+    body = {"name": "a", "artifact_location": "s3://bucket/a", "tags": [{"key": "k", "value": "v"}]}
+    own_id = client.post("experiments/create", body)["experiment_id"]
+    client.post("experiments/create", {"name": "b"})
+    rename = {"experiment_id": own_id, "new_name": "b"}
+    refused(client.http.post("experiments/update", json=rename), 400, "RESOURCE_ALREADY_EXISTS")
+    client.post("experiments/update", rename | {"new_name": "c"})
+    client.post("experiments/set-experiment-tag", {"experiment_id": own_id, "key": "t", "value": "x"})
+    client.post("experiments/delete-experiment-tag", {"experiment_id": own_id, "key": "k"})
+    experiment = client.get("experiments/get", experiment_id=own_id)["experiment"]
+    assert (experiment["name"], experiment["tags"]) == ("c", [{"key": "t", "value": "x"}])
+    assert experiment["artifact_location"] == "s3://bucket/a"
+    run_id = client.run(experiment_id=own_id)
+    info = client.get("runs/get", run_id=run_id)["run"]["info"]
+    assert info["artifact_uri"] == f"s3://bucket/a/{run_id}/artifacts"
+    wanted = {"experiment_ids": [own_id]}
+    for verb, count in (("delete", 0), ("restore", 1)):
+        client.post(f"experiments/{verb}", {"experiment_id": own_id})
+        assert len(client.post("runs/search", wanted)["runs"]) == count
+        listed = client.post("experiments/search", {"filter": "name LIKE 'c%'"})["experiments"]
+        assert len(listed) == count
+
+
+def test_params_leave_room_for_tags(client: Client) -> None:
+    """A run with more params than labels have room keeps them all, and the tags by which a receiver finds its job."""
     run_id = client.run()
-    root = str(client.http.base_url).removesuffix("/api/2.0/mlflow/")
-    put = client.http.put(f"{root}/api/2.0/mlflow-artifacts/artifacts/0/{run_id}/artifacts/a.txt", content=b"x")
-    assert "evalstop.checkpoint.STEP" in refused(put, 501, "NOT_IMPLEMENTED")
-    message = refused(client.http.post("runs/log-inputs", json={"run_id": run_id}), 404, "ENDPOINT_NOT_FOUND")
-    assert "runs/log-inputs" in message
-    assert "files" not in client.get("artifacts/list", run_id=run_id)
+    for start in range(0, 600, 100):
+        params = [{"key": f"p{number}", "value": "v"} for number in range(start, start + 100)]
+        client.post("runs/log-batch", {"run_id": run_id, "params": params})
+    client.post("runs/set-tag", {"run_id": run_id, "key": "slurm_job_id", "value": "4711"})
+    record = client.record(run_id)
+    assert (len(record["params"]), record["labels"]["slurm_job_id"]) == (600, "4711")
+
+
+def test_inputs_and_models(client: Client) -> None:
+    """Datasets and models come back as they were sent, and one that is sent again is there once."""
+    run_id = client.run()
+    inputs = {"run_id": run_id, "datasets": [{"dataset": {"name": "d", "digest": "1"}, "tags": []}]}
+    client.post("runs/log-inputs", inputs)
+    client.post("runs/log-inputs", inputs)
+    model = client.post("logged-models", {"experiment_id": "0", "name": "m", "source_run_id": run_id})["model"]["info"]
+    client.post("runs/outputs", {"run_id": run_id, "models": [{"model_id": model["model_id"], "step": 1}]})
+    run = client.get("runs/get", run_id=run_id)["run"]
+    assert run["inputs"]["dataset_inputs"] == inputs["datasets"]
+    assert run["outputs"]["model_outputs"] == [{"model_id": model["model_id"], "step": 1}]
+    path = f"logged-models/{model['model_id']}"
+    taken(client.http.patch(path, json={"status": "LOGGED_MODEL_READY"}))
+    found = client.post("logged-models/search", {"experiment_ids": ["0"], "filter": "name = 'm'"})["models"]
+    assert [item["info"]["status"] for item in found] == ["LOGGED_MODEL_READY"]
+    taken(client.http.delete(path))
+    refused(client.http.get(path), 404, "RESOURCE_DOES_NOT_EXIST")
 
 
 def test_keys(service: Service, client: Client) -> None:
@@ -378,7 +445,7 @@ def test_keys(service: Service, client: Client) -> None:
         {"Authorization": "Basic YTo="},
     ):
         refused(httpx.get(url, headers=header, trust_env=False), 401, "UNAUTHENTICATED")
-    body = {"run_id": run_id, "key": "m", "value": 1}
+    body = {"run_id": run_id, "key": "m", "value": 1, "timestamp": 1}
     for key, status, code in ((read, 403, "PERMISSION_DENIED"), (ingest, 404, "RESOURCE_DOES_NOT_EXIST")):
         headers = {"Authorization": f"Bearer {key}"}
         response = httpx.post(f"{client.http.base_url}runs/log-metric", json=body, headers=headers, trust_env=False)

@@ -1,0 +1,126 @@
+"""The folder with the artifacts of MLflow's clients: a folder for each project, below it the paths that clients name.
+
+A file that cannot be kept is left out, and the log says why: to refuse it would end the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+from uuid import UUID
+
+from evalstop_service.store.ids import new_id
+from evalstop_service.web.mlflow.errors import invalid_parameter
+
+_log = logging.getLogger(__name__)
+
+SCHEME = "mlflow-artifacts:"
+"""URIs with this scheme are served by the tracking server itself."""
+
+MIN_FREE_BYTES = 1 << 30
+"""What stays free on the disk of the folder, where the embedded database may be as well."""
+
+
+class Artifact(NamedTuple):
+    """A file or folder by its name; folders have no size."""
+
+    name: str
+    is_folder: bool
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
+class ArtifactFolder:
+    """Where artifacts are: `root` is the URI below which experiments get theirs, `max_bytes` the size of a file."""
+
+    folder: Path
+    root: str
+    max_bytes: int
+
+    def locate(self, path: str) -> str:
+        """The URI of a path below the root."""
+        return f"{self.root.rstrip('/')}/{path}"
+
+    def list_artifacts(self, project_id: UUID, path: str) -> list[Artifact]:
+        """What is in a folder, by name; empty when there is no such folder. Raises MlflowError."""
+        place = self._resolve(project_id, path)
+        if not place.is_dir():
+            return []
+        return sorted(
+            Artifact(entry.name, entry.is_dir(), None if entry.is_dir() else entry.stat().st_size)
+            for entry in place.iterdir()
+        )
+
+    def find_file(self, project_id: UUID, path: str) -> Path | None:
+        """A file; None when there is none. Raises MlflowError."""
+        place = self._resolve(project_id, path)
+        return place if place.is_file() else None
+
+    def start_upload(self, project_id: UUID, path: str) -> Upload:
+        """Start to write a file, or to write it anew. Raises MlflowError."""
+        return Upload(self._resolve(project_id, path), self.folder / "uploads" / new_id().hex, self.max_bytes)
+
+    def _resolve(self, project_id: UUID, path: str) -> Path:
+        """The place of a path, which can be below the project's folder alone."""
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if any(part == ".." or "\\" in part or not part.isprintable() for part in parts):
+            raise invalid_parameter("Invalid path")
+        return Path(self.folder, project_id.hex, *parts)
+
+
+class Upload:
+    """A file that is arriving. It is written beside its place and moved there when it is whole."""
+
+    def __init__(self, target: Path, temporary: Path, max_bytes: int) -> None:
+        self._target, self._temporary, self._max_bytes = target, temporary, max_bytes
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self.failure: str | None = None
+
+    def write(self, chunk: bytes) -> None:
+        """Add to the file, unless it failed before."""
+        if self.failure is not None:
+            return
+        self._size += len(chunk)
+        try:
+            if self._file is None:
+                self._temporary.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._temporary.open("wb")
+            if self._size > self._max_bytes:
+                self._fail(f"it is larger than {self._max_bytes} bytes (EVALSTOP_MLFLOW_ARTIFACT_BYTES)")
+            elif shutil.disk_usage(self._temporary.parent).free - len(chunk) < MIN_FREE_BYTES:
+                self._fail(f"less than {MIN_FREE_BYTES} bytes would stay free on the disk")
+            else:
+                self._file.write(chunk)
+        except OSError as error:
+            self._fail(str(error))
+
+    def finish(self) -> bool:
+        """Put the file into its place; whether it could be kept."""
+        self.write(b"")  # an empty file is a file, too
+        if self.failure is None:
+            try:
+                self._close()
+                self._target.parent.mkdir(parents=True, exist_ok=True)
+                self._temporary.replace(self._target)
+            except OSError as error:
+                self._fail(str(error))
+        if self.failure is not None:
+            _log.warning("the artifact %s is left out: %s", self._target, self.failure)
+        return self.failure is None
+
+    def abandon(self) -> None:
+        """Forget what arrived, when the client has gone."""
+        self._close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _fail(self, failure: str) -> None:
+        self.failure = failure
+        self.abandon()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,130 @@
+"""Stores what a client logs of a run: metrics as observations, tags as labels, params and inputs apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from fastapi import Depends, Request
+from msgspec.structs import replace
+
+from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.ingest import CheckpointSaved, Message, Observations, open_run
+from evalstop_service.observability.metrics import ServiceMetrics
+from evalstop_service.runs.retention import refuse_pruned_run
+from evalstop_service.store import mlflow_runs, runs
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.mlflow_runs import MlflowRun
+from evalstop_service.store.runs import Run
+from evalstop_service.web.context import Commit, Db, Now
+from evalstop_service.web.mlflow import labels
+from evalstop_service.web.mlflow.authentication import Ingest
+from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
+from evalstop_service.web.mlflow.forwarding import ForwardedRequest, Forwarder
+from evalstop_service.web.mlflow.labels import Item
+from evalstop_service.web.mlflow.requests import Document, MetricIn, is_uuid
+
+CHECKPOINT = "evalstop.checkpoint."
+"""A tag `evalstop.checkpoint.STEP` has the URI of the checkpoint of that step."""
+
+
+class RunLogger:
+    """Stores what a client logs, counts what cannot be stored, and forwards the request."""
+
+    def __init__(self, request: Request, caller: Ingest, committer: Commit, database: Db, now: Now) -> None:
+        self.project_id, self.database, self.now = caller.project_id, database, now
+        self._committer = committer
+        self._service_metrics: ServiceMetrics = request.app.state.service_metrics
+        self._forwarder: Forwarder | None = request.app.state.forwarder
+
+    def store_tags(self, run_id: UUID, tags: list[Item]) -> None:
+        """Store tags as labels, up to the limits; tags with checkpoints register those."""
+        dropped = 0
+
+        def merge(known: dict[str, str]) -> dict[str, str]:
+            nonlocal dropped
+            merged, dropped = labels.merge_tags(known, tags)
+            return merged
+
+        open_run.relabel_run(self.database, self.project_id, run_id, merge, self.now)
+        self._count_dropped("label", dropped)
+        self.register_checkpoints(run_id, tags)
+
+    def store_params(self, run_id: UUID, params: list[Item]) -> None:
+        """Store params, up to the limits."""
+        dropped = 0
+
+        def merge(known: MlflowRun) -> MlflowRun:
+            nonlocal dropped
+            merged, dropped = labels.merge_params(known.params, params)
+            return replace(known, params=merged)
+
+        self.change_mlflow_run(run_id, merge)
+        self._count_dropped("param", dropped)
+
+    def change_mlflow_run(self, run_id: UUID, change: Callable[[MlflowRun], MlflowRun]) -> None:
+        """Change what is on record of a run beyond its labels. Raises MlflowError, and Conflict if it was pruned."""
+        with self.database.transaction() as tx:
+            run = runs.lock_run(tx, self.project_id, run_id)
+            if run is None:
+                raise NotFound(f"there is no run {run_id} in this project")
+            refuse_pruned_run(run)
+            mlflow_runs.change_mlflow_run(tx, run_id, change)
+
+    def register_checkpoints(self, run_id: UUID, tags: list[Item]) -> None:
+        """Register the checkpoints that tags name."""
+        for key, value in tags:
+            step, uri = key.removeprefix(CHECKPOINT), labels.clean_text(value)
+            if step == key or not step.isdecimal() or len(step) > 15 or not uri:
+                continue
+            if len(uri) > labels.LONGEST_VALUE:  # cut off, it would be another URI
+                self._count_dropped("checkpoint")
+            else:
+                self._register_checkpoint(run_id, int(step), uri)
+
+    def store_metrics(self, run_id: UUID, metrics: list[MetricIn]) -> None:
+        """Store values of metrics. A stored value is never overwritten."""
+        points = [point for metric in metrics if (point := metric.to_observation()) is not None]
+        self._count_dropped("step", len(metrics) - len(points))
+        if points:
+            self._committer.submit_and_wait(Message(self.project_id, run_id, Observations(tuple(points))))
+        else:
+            with self.database.reading() as tx:
+                load_run(tx, self.project_id, run_id)
+
+    def forward(self, run_id: UUID, path: str | None, body: Document) -> None:
+        """Forward the request to the other MLflow server, if one is configured."""
+        if self._forwarder is not None:
+            self._forwarder.enqueue(ForwardedRequest(self.project_id, run_id, path, msgspec.json.encode(body)))
+
+    def _register_checkpoint(self, run_id: UUID, step: int, uri: str) -> None:
+        try:
+            self._committer.submit_and_wait(Message(self.project_id, run_id, CheckpointSaved(step, uri)))
+        except Conflict:  # the first URI of a step is kept, as with all that is logged
+            self._count_dropped("checkpoint")
+
+    def _count_dropped(self, what: str, count: int = 1) -> None:
+        if count:
+            self._service_metrics.mlflow_left_out.labels(what).inc(count)
+
+
+Logger = Annotated[RunLogger, Depends(RunLogger)]
+
+
+def load_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run:
+    """The project's run. Raises MlflowError."""
+    run = runs.find_run(tx, project_id, run_id)
+    if run is None:
+        raise not_found(f"Run with id={run_id.hex} not found")
+    return run
+
+
+def parse_run_id(text: str | None) -> UUID:
+    """The id of a run as clients send it. Raises MlflowError."""
+    if not text:
+        raise invalid_parameter("Missing value for required parameter 'run_id'.")
+    if not is_uuid(text):
+        raise not_found(f"Run with id={text:.100} not found")
+    return UUID(text)
