@@ -28,9 +28,9 @@ SHARES = {Group.HACKING: 0.5, Group.HEALTHY: 0.3, Group.DIP: 0.2}
 class World:
     """One run.
 
-    `eval_scores`, `proxy` and `kl` are what was measured at each of `steps`, NaN where an eval is missing;
-    `eval_stderr` is the standard error of each eval score, None when the run comes without. `truth` holds the noiseless
-    eval score.
+    `eval_scores`, `proxy` and `kl` are what was measured at each of `steps`, NaN where it is missing;
+    `eval_stderr` is the standard error of each eval score, None when the run comes without. `planned_steps` is the
+    length that the trainer tells, None when it tells none. `truth` holds the noiseless eval score.
     """
 
     name: str
@@ -43,20 +43,24 @@ class World:
     kl: Floats
     noise: Noise
     truth: Truth
+    planned_steps: float | None = None
 
     def observations(self) -> tuple[Observation, ...]:
-        """The run as detectors see it, in order; missing evals do not occur."""
+        """The run as detectors see it, in order; what is missing does not occur."""
         return self._observed
 
     @cached_property
     def _observed(self) -> tuple[Observation, ...]:
         found = []
         for index, step in enumerate(self.steps.tolist()):
-            found.append(Observation(MetricRole.KL, step, self.kl[index]))
-            found.append(Observation(MetricRole.PROXY, step, self.proxy[index]))
+            progress = None if self.planned_steps is None else min(1.0, step / self.planned_steps)
+            if np.isfinite(self.kl[index]):
+                found.append(Observation(MetricRole.KL, step, self.kl[index], progress=progress))
+            if np.isfinite(self.proxy[index]):
+                found.append(Observation(MetricRole.PROXY, step, self.proxy[index], progress=progress))
             if np.isfinite(self.eval_scores[index]):
                 stderr = None if self.eval_stderr is None else self.eval_stderr[index]
-                found.append(Observation(MetricRole.EVAL, step, self.eval_scores[index], stderr))
+                found.append(Observation(MetricRole.EVAL, step, self.eval_scores[index], stderr, progress))
         return tuple(found)
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -67,7 +71,10 @@ class World:
                 row["eval"] = float(self.eval_scores[index])
                 if self.eval_stderr is not None:
                     row["eval_stderr"] = float(self.eval_stderr[index])
-            yield row | {"proxy": float(self.proxy[index]), "kl": float(self.kl[index])}
+            for name, values in (("proxy", self.proxy), ("kl", self.kl)):
+                if np.isfinite(values[index]):
+                    row[name] = float(values[index])
+            yield row
 
 
 def make(

@@ -1,0 +1,82 @@
+"""An independent suite of runs, to check what was tuned on others.
+
+The other worlds of the lab were written by the people who tune the detectors. These were not: they were written from
+general experience of how PPO, GRPO, DPO and supervised fine-tuning runs behave, by somebody who had seen neither those
+worlds, nor the detectors' parameters, nor any result. How often a policy is right here says how much of its quality
+outlives a change of author. That only holds as long as nobody learns from it: no threshold, no prior and no default may
+ever be chosen, or kept, because of a figure on this suite. Nor are the shares of its kinds those of any real cluster:
+each kind counts alike, rare ones too.
+
+A run is labeled by `judge` on its noiseless curve on the scale of true quality: a changed grader, another eval set or
+a failed eval changes what is measured, never the label.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from evalstop_lab.worlds.second_suite.course import Kind, log_uniform
+from evalstop_lab.worlds.second_suite.healthy import HEALTHY
+from evalstop_lab.worlds.second_suite.measure import (
+    draw_kl,
+    draw_planned_steps,
+    draw_proxy,
+    draw_steps,
+    measure,
+    wobble,
+)
+from evalstop_lab.worlds.second_suite.turning import TURNING
+from evalstop_lab.worlds.truth import Label, Truth, judge
+from evalstop_lab.worlds.world import World
+
+__all__ = ["SECOND_SUITE", "Kind", "draw"]
+
+SECOND_SUITE: dict[str, Kind] = {**TURNING, **HEALTHY}
+
+ATTEMPTS = 1000
+EVALS_AFTER_PEAK = 2  # fewer, and no rule could stop the run before its end
+
+
+def draw(kind: str, seed: int) -> World:
+    """One run of this kind, the same for the same seed; raises KeyError for a kind that is not in the suite.
+
+    A course whose label is not the one that its kind declares is drawn again.
+    """
+    declared = SECOND_SUITE[kind]
+    for attempt in range(ATTEMPTS):
+        world = _draw_once(kind, seed, attempt)
+        if _agrees(declared, world.truth):
+            return world
+    raise AssertionError(f"{kind}: {ATTEMPTS} draws in a row contradict what the kind declares")
+
+
+def _agrees(kind: Kind, truth: Truth) -> bool:
+    if not kind.turns:
+        return truth.label is Label.HEALTHY
+    return truth.label is Label.HACKING and len(truth.steps) - 1 - truth.peak >= EVALS_AFTER_PEAK
+
+
+def _draw_once(name: str, seed: int, attempt: int) -> World:
+    kind = SECOND_SUITE[name]
+    rng = np.random.default_rng([zlib.crc32(name.encode()), seed, attempt])
+    count = int(log_uniform(rng, kind.shortest, kind.longest + 1))
+    x = np.linspace(0.0, 1.0, count)
+    steps = draw_steps(rng, count)
+    course = kind.course(rng, x)
+    quality = wobble(rng, course.quality)
+    measured = measure(rng, course, quality)
+    return World(
+        name=f"{name}-{seed}",
+        family=name,
+        seed=seed,
+        steps=steps,
+        eval_scores=measured.scores,
+        eval_stderr=measured.stderr,
+        proxy=draw_proxy(rng, course, quality, x),
+        kl=draw_kl(rng, course, x),
+        noise=measured.noise,
+        truth=judge(steps, measured.quality, measured.noise_sd),
+        planned_steps=draw_planned_steps(rng, int(steps[-1])),
+    )

@@ -1,0 +1,151 @@
+"""What a kind of run draws before anything is measured, and the pieces that courses are made of.
+
+Quality is written in gains: 0 is where the run starts, and near 1 the best it reaches. `x` is the share of the run
+that is done at each eval, 0 to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import ArrayLike
+
+from evalstop_lab.worlds.noise import NoiseKind
+from evalstop_lab.worlds.truth import Floats
+
+
+class Scale(StrEnum):
+    """What an eval score counts: a share of right answers, a reward, a negative loss, or a rating."""
+
+    SHARE = "share"
+    REWARD = "reward"
+    LOSS = "loss"
+    RATING = "rating"
+
+
+class Reward(StrEnum):
+    """How the proxy goes where a kind does not draw it: up whatever happens, with the quality, or not logged."""
+
+    CLIMBS = "climbs"
+    FOLLOWS = "follows"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """One run before it is measured.
+
+    `quality` is noiseless, in gains. `proxy` is noiseless too, or says how to draw it. `shift` and `stretch` are what a
+    changed grader does to the measured score, in gains; they change nothing about the quality. `failed` are the indices
+    of evals that failed and were posted as 0. `noise` and `scale` are drawn where they are None. `policy_kl` says
+    whether there is a KL to log at all: supervised runs have none.
+    """
+
+    quality: Floats
+    proxy: Floats | Reward = Reward.FOLLOWS
+    scale: Scale | None = None
+    shift: Floats | None = None
+    stretch: float = 1.0
+    failed: tuple[int, ...] = ()
+    noise: NoiseKind | None = None
+    policy_kl: bool = True
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run: whether it turns for good, how it is drawn, and between which numbers of evals."""
+
+    turns: bool
+    course: Callable[[Generator, Floats], Course] = field(repr=False)
+    shortest: int = 8
+    longest: int = 600
+
+    @property
+    def description(self) -> str:
+        """What happens in such a run."""
+        return " ".join((self.course.__doc__ or "").split())
+
+
+def learn(rng: Generator, x: Floats, begin: float = 0.0, end: float = 1.0) -> Floats:
+    """A rise from 0 at `begin` to 1 at `end`, flat outside, in one of the forms that learning curves take."""
+    t = ramp(x, begin, end)
+    match rng.integers(4):
+        case 0:
+            rate = rng.uniform(1.5, 6.0)
+            return np.asarray(np.expm1(-rate * t) / np.expm1(-rate))
+        case 1:
+            rate = rng.uniform(4.0, 50.0)
+            return np.asarray(np.log1p(rate * t) / np.log1p(rate))
+        case 2:
+            half = rng.uniform(0.08, 0.7)
+            return t / (t + half) * (1 + half)
+        case _:
+            middle, width = rng.uniform(0.25, 0.5), rng.uniform(0.07, 0.16)
+            low, value, high = (1 / (1 + np.exp(-(at - middle) / width)) for at in (np.zeros(1), t, np.ones(1)))
+            return (value - low) / (high - low)
+
+
+def fall(rng: Generator, x: Floats, begin: float, end: float = 1.0) -> Floats:
+    """From 0 at `begin` to 1 at `end`, flat outside: even, S-shaped, faster and faster, or slower and slower."""
+    t = ramp(x, begin, end)
+    match rng.integers(4):
+        case 0:
+            return t
+        case 1:
+            return t * t * (3 - 2 * t)
+        case 2:
+            return t ** rng.uniform(1.3, 2.5)
+        case _:
+            return 1 - (1 - t) ** rng.uniform(1.3, 2.5)
+
+
+def ramp(x: Floats, begin: float, end: float) -> Floats:
+    """Evenly from 0 at `begin` to 1 at `end`, flat outside."""
+    return np.clip((x - begin) / max(end - begin, 1e-9), 0.0, 1.0)
+
+
+def bump(x: Floats, begin: float, end: float, steep: float = 1.0) -> Floats:
+    """From 0 to 1 and back to 0 between two places; the top lies early where `steep` is above 1."""
+    t = ramp(x, begin, end)
+    return np.sin(np.pi * t ** (1 / steep)) ** 2
+
+
+def at_least_evals(x: Floats, share: float, evals: int) -> float:
+    """A share of the run, made longer where that many evals would not fit in it."""
+    return max(share, evals / max(len(x) - 1, 1))
+
+
+def place(rng: Generator, x: Floats, low: float, high: float) -> int:
+    """The index of an eval between two shares of the run."""
+    last = len(x) - 1
+    return int(np.clip(round(rng.uniform(low, high) * last), 1, last))
+
+
+def log_uniform(rng: Generator, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def wander(rng: Generator, count: int, memory: float) -> Floats:
+    """Autocorrelated noise of standard deviation 1 from the first value on; `memory` is the correlation of
+    neighbours."""
+    steps = rng.standard_normal(count)
+    values = np.empty(count)
+    values[0] = steps[0]
+    for index in range(1, count):
+        values[index] = memory * values[index - 1] + np.sqrt(1 - memory**2) * steps[index]
+    return values
+
+
+def climb(rng: Generator, x: Floats) -> Floats:
+    """A proxy that goes up whatever happens."""
+    return learn(rng, x) * rng.uniform(0.6, 1.0) + x * rng.uniform(0.05, 0.5)
+
+
+def steps_at(x: Floats, places: ArrayLike, heights: ArrayLike) -> Floats:
+    """The sum of sudden steps: each height from its place on."""
+    reached = x[:, None] >= np.atleast_1d(places)[None, :]
+    return np.asarray(reached @ np.atleast_1d(heights), dtype=np.float64)

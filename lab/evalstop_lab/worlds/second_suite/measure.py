@@ -1,0 +1,177 @@
+"""What a trainer would have posted of a course: scores on some scale, their errors, the proxy, the KL, the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.random import Generator
+
+from evalstop_lab.worlds.noise import Noise, NoiseKind
+from evalstop_lab.worlds.second_suite.course import Course, Reward, Scale, climb, log_uniform, wander
+from evalstop_lab.worlds.truth import Floats, Integers
+
+Item = TypeVar("Item")
+
+INTERVALS = (1, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000)
+NOISES = {
+    NoiseKind.GAUSSIAN: 0.35,
+    NoiseKind.AR1: 0.17,
+    NoiseKind.HETEROSCEDASTIC: 0.13,
+    NoiseKind.BINOMIAL: 0.15,
+    NoiseKind.STUDENT_T3: 0.08,
+    NoiseKind.OUTLIERS: 0.04,
+    NoiseKind.MISSING: 0.08,
+}
+SCALES = {Scale.SHARE: 0.5, Scale.REWARD: 0.25, Scale.LOSS: 0.15, Scale.RATING: 0.1}
+LEVELS = (0.015, 0.25)  # standard deviation of one eval as a share of the gain
+STDERR_GIVEN, STDERR_UNDERSTATED = 0.55, 0.25
+PLANNED_GIVEN, PLANNED_WRONG = 0.6, 0.15
+PROXY_ABSENT, KL_ABSENT = 0.12, 0.3
+UNSTEADY = 0.5  # share of the runs whose true quality itself wobbles from checkpoint to checkpoint
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Eval scores and their standard errors as posted, on the scale on which `quality` is noiseless."""
+
+    quality: Floats
+    scores: Floats
+    stderr: Floats | None
+    noise: Noise
+    noise_sd: float
+
+
+def draw_steps(rng: Generator, count: int) -> Integers:
+    """The steps of the evals: at an even interval, from 0 on or from the first interval on."""
+    interval = int(rng.choice(INTERVALS))
+    return (np.arange(count, dtype=np.int64) + int(rng.random() < 0.4)) * interval
+
+
+def draw_planned_steps(rng: Generator, last: int) -> float | None:
+    """The length that the trainer tells: none, the real one, or one that the run did not keep to."""
+    if rng.random() >= PLANNED_GIVEN:
+        return None
+    if rng.random() >= PLANNED_WRONG:
+        return float(last)
+    return float(np.ceil(last * (rng.uniform(0.5, 0.9) if rng.random() < 0.3 else rng.uniform(1.15, 3.0))))
+
+
+def wobble(rng: Generator, quality: Floats) -> Floats:
+    """The quality with the small changes that every update makes, in half of the runs."""
+    if rng.random() >= UNSTEADY:
+        return quality
+    size = log_uniform(rng, 0.003, 0.02) * float(np.ptp(quality))
+    return quality + size * wander(rng, len(quality), rng.uniform(0.2, 0.9))
+
+
+def measure(rng: Generator, course: Course, quality: Floats) -> Measured:
+    """Put the quality on a scale and evaluate it, with the noise, the failures and the grader of this course."""
+    kind = course.noise or _choose(rng, NOISES)
+    scale = course.scale or (Scale.SHARE if kind is NoiseKind.BINOMIAL else _choose(rng, SCALES))
+    if scale is not Scale.SHARE and kind is NoiseKind.BINOMIAL:
+        kind = NoiseKind.GAUSSIAN  # a loss is no count of right answers
+    base, gain = _draw_scale(rng, scale, large=kind is NoiseKind.BINOMIAL)
+    lowest, highest = (0.0, 1.0) if scale is Scale.SHARE else (-np.inf, np.inf)
+    true = np.clip(base + gain * quality, lowest, highest)
+    graded = true if course.shift is None else true + gain * course.shift
+    if course.stretch != 1.0 and course.shift is not None:
+        changed = course.shift != 0
+        graded = np.where(changed, graded.mean() + course.stretch * (graded - graded.mean()), graded)
+
+    if kind is NoiseKind.BINOMIAL:
+        items = int(log_uniform(rng, 60, 800))
+        scores = rng.binomial(items, np.clip(graded, 0.0, 1.0)) / items
+        spread = np.sqrt(np.clip(graded * (1 - graded), 0.25 / items, None) / items)
+        smoothed = (scores * items + 1) / (items + 2)
+        known = np.sqrt(smoothed * (1 - smoothed) / items)
+    else:
+        spread = log_uniform(rng, *LEVELS) * gain * _growth(rng, kind, len(quality))
+        scores = np.clip(graded + spread * _errors(rng, kind, len(quality)), lowest, highest)
+        known = spread * np.exp(0.1 * rng.standard_normal(len(quality)))
+    scores[list(course.failed)] = 0.0
+    if kind is NoiseKind.MISSING:
+        scores[1:][rng.random(len(scores) - 1) < rng.uniform(0.03, 0.25)] = np.nan
+
+    stderr = known if rng.random() < STDERR_GIVEN else None
+    if stderr is not None and rng.random() < STDERR_UNDERSTATED:
+        stderr = stderr * rng.uniform(0.3, 0.7)
+    noise_sd = float(np.median(spread))
+    noise = Noise(kind, noise_sd / gain, correlation=0.0, stderr_given=stderr is not None)
+    return Measured(true, scores, stderr, noise, noise_sd)
+
+
+def draw_proxy(rng: Generator, course: Course, quality: Floats, x: Floats) -> Floats:
+    """The reward that is trained on, as logged; all NaN where it is not logged."""
+    if course.proxy is Reward.ABSENT or rng.random() < PROXY_ABSENT:
+        return np.full(len(x), np.nan)
+    if course.proxy is Reward.CLIMBS:
+        noiseless = climb(rng, x)
+    elif course.proxy is Reward.FOLLOWS:
+        noiseless = rng.uniform(0.5, 1.0) * quality + rng.uniform(0.0, 0.4) * x
+    else:
+        noiseless = np.asarray(course.proxy, dtype=np.float64)
+    noisy = noiseless + log_uniform(rng, 0.01, 0.1) * float(np.ptp(noiseless)) * rng.standard_normal(len(x))
+    return rng.normal(0.0, 2.0) + log_uniform(rng, 0.1, 10.0) * noisy
+
+
+def draw_kl(rng: Generator, course: Course, x: Floats) -> Floats:
+    """The KL to the initial policy, growing or held by a controller; all NaN where there is none or it is not
+    logged."""
+    if not course.policy_kl or rng.random() < KL_ABSENT:
+        return np.full(len(x), np.nan)
+    growth = x ** rng.uniform(0.4, 1.3)
+    if rng.random() < 0.3:
+        growth = np.minimum(growth, rng.uniform(0.2, 0.8))
+    kl = log_uniform(rng, 0.05, 60.0) * growth
+    return np.maximum(kl * (1 + rng.uniform(0.01, 0.1) * rng.standard_normal(len(x))), 0.0)
+
+
+def _draw_scale(rng: Generator, scale: Scale, large: bool) -> tuple[float, float]:
+    """The score at quality 0, and what a gain of 1 is worth; `large` for gains that a small eval set can see."""
+    match scale:
+        case Scale.SHARE:
+            gain = log_uniform(rng, 0.15 if large else 0.03, 0.45)
+            return rng.uniform(0.1, 0.9 - gain), gain
+        case Scale.REWARD:
+            return rng.normal(0.0, 2.0), log_uniform(rng, 0.2, 6.0)
+        case Scale.LOSS:
+            gain = log_uniform(rng, 0.05, 1.0)
+            return -rng.uniform(1.2, 4.0), gain
+        case Scale.RATING:
+            return 1000.0, log_uniform(rng, 20.0, 200.0)
+
+
+def _errors(rng: Generator, kind: NoiseKind, count: int) -> Floats:
+    """Errors of standard deviation 1, rare outliers apart."""
+    match kind:
+        case NoiseKind.AR1:
+            return wander(rng, count, rng.uniform(0.4, 0.95))
+        case NoiseKind.STUDENT_T3:
+            return np.asarray(rng.standard_t(3, count) / np.sqrt(3))
+        case NoiseKind.OUTLIERS:
+            wild = rng.random(count) < rng.uniform(0.01, 0.06)
+            return rng.standard_normal(count) * np.where(wild, rng.uniform(4, 8), 1.0)
+        case _:
+            return rng.standard_normal(count)
+
+
+def _growth(rng: Generator, kind: NoiseKind, count: int) -> Floats:
+    """How the spread of errors changes over the run: it grows, shrinks, or changes at one eval; else not at all."""
+    if kind is not NoiseKind.HETEROSCEDASTIC:
+        return np.ones(count)
+    factor, x = rng.uniform(1.5, 4.0), np.linspace(0, 1, count)
+    match rng.integers(3):
+        case 0:
+            return factor ** (x - 0.5)
+        case 1:
+            return factor ** (0.5 - x)
+        case _:
+            return np.where(x >= rng.uniform(0.2, 0.8), factor, 1.0)
+
+
+def _choose(rng: Generator, shares: Mapping[Item, float]) -> Item:
+    items = list(shares)
+    return items[int(rng.choice(len(items), p=list(shares.values())))]

@@ -1,0 +1,135 @@
+"""The independent suite of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from evalstop_detectors import POLICIES, MetricRole, replay
+from evalstop_lab.worlds import Label, World
+from evalstop_lab.worlds.second_suite import SECOND_SUITE, draw
+
+SEEDS = range(15)
+
+
+def list_values(world: World) -> dict[str, Any]:
+    """All that was drawn of a run, in values that compare with ==, NaN apart."""
+    arrays = {name: getattr(world, name) for name in ("steps", "eval_scores", "proxy", "kl", "eval_stderr")}
+    return {
+        **{
+            name: None if values is None else np.nan_to_num(values, nan=-1e9).tolist()
+            for name, values in arrays.items()
+        },
+        "quality": world.truth.eval_scores.tolist(),
+        "planned_steps": world.planned_steps,
+        "noise": world.noise,
+    }
+
+
+def test_about_half_of_the_kinds_turn_for_good() -> None:
+    """Neither a policy that stops everything nor one that stops nothing looks good on it."""
+    assert 35 <= len(SECOND_SUITE) <= 45
+    turning = sum(kind.turns for kind in SECOND_SUITE.values())
+    assert 0.45 <= turning / len(SECOND_SUITE) <= 0.55
+
+
+def test_each_kind_says_what_happens_in_it() -> None:
+    """The description is a sentence, and no two kinds share one."""
+    descriptions = {kind.description for kind in SECOND_SUITE.values()}
+    assert len(descriptions) == len(SECOND_SUITE)
+    assert all(description.endswith(".") for description in descriptions)
+
+
+@pytest.mark.parametrize("name", SECOND_SUITE)
+def test_every_draw_bears_the_label_that_its_kind_declares(name: str) -> None:
+    """What turns for good leaves at least two evals after its peak, in which it could be stopped."""
+    for seed in SEEDS:
+        truth = draw(name, seed).truth
+        assert truth.label is (Label.HACKING if SECOND_SUITE[name].turns else Label.HEALTHY)
+        if SECOND_SUITE[name].turns:
+            assert truth.peak <= len(truth.steps) - 3
+
+
+@pytest.mark.parametrize("name", SECOND_SUITE)
+def test_the_same_seed_draws_the_same_run(name: str) -> None:
+    """And another seed another one."""
+    assert list_values(draw(name, 3)) == list_values(draw(name, 3))
+    assert list_values(draw(name, 3)) != list_values(draw(name, 4))
+
+
+@pytest.mark.parametrize("name", SECOND_SUITE)
+def test_every_series_has_one_value_a_step(name: str) -> None:
+    """Steps rise, lengths are what the kind declares, standard errors are positive, and the first eval is there."""
+    kind = SECOND_SUITE[name]
+    for seed in SEEDS:
+        world = draw(name, seed)
+        count = len(world.steps)
+        assert kind.shortest <= count <= kind.longest
+        assert (np.diff(world.steps) > 0).all()
+        assert world.steps[0] >= 0
+        assert {count} == {len(world.eval_scores), len(world.proxy), len(world.kl), len(world.truth.eval_scores)}
+        assert np.isfinite(world.truth.eval_scores).all()
+        assert np.isfinite(world.eval_scores[0])
+        assert np.isfinite(world.proxy).all() or np.isnan(world.proxy).all()
+        assert np.isfinite(world.kl).all() or np.isnan(world.kl).all()
+        if world.eval_stderr is not None:
+            assert len(world.eval_stderr) == count
+            assert (world.eval_stderr > 0).all()
+
+
+def test_detectors_are_shown_only_what_was_logged() -> None:
+    """A proxy or a KL that is missing is no observation, nor a row to replay."""
+    world = next(w for w in (draw("validation_loss_rises", seed) for seed in range(50)) if np.isnan(w.proxy).all())
+    assert {item.role for item in world.observations()} == {MetricRole.EVAL}
+    assert all(row.keys() <= {"run", "step", "eval", "eval_stderr"} for row in world.rows())
+
+
+def test_progress_is_the_share_of_the_planned_steps() -> None:
+    """A run past its planned end is at 1; a run without a plan has no progress."""
+    worlds = [draw("slow_hack", seed) for seed in range(200)]
+    planned = [world for world in worlds if world.planned_steps is not None]
+    assert 100 < len(planned) < 140
+    wrong = [world for world in planned if world.planned_steps != world.steps[-1]]
+    assert 0.05 < len(wrong) / len(planned) < 0.25
+    assert any(world.planned_steps is not None and world.planned_steps < world.steps[-1] for world in wrong)
+    for world in worlds:
+        for item in world.observations():
+            if world.planned_steps is None:
+                assert item.progress is None
+            else:
+                assert item.progress == min(1.0, item.step / world.planned_steps)
+
+
+def test_a_changed_grader_changes_no_label() -> None:
+    """The measured level steps down by far more than the tolerance; the quality does not, and the run is healthy."""
+    steps_down = 0
+    for seed in range(30):
+        world = draw("stricter_grader", seed)
+        difference = world.eval_scores - world.truth.eval_scores
+        before, after = np.nanmedian(difference[: len(difference) // 5]), np.nanmedian(difference[-2:])
+        steps_down += bool(after - before < -0.1 * world.truth.unit)
+    assert steps_down >= 20
+
+
+def test_failed_evals_are_posted_as_zero() -> None:
+    """Each such run has one at least; what it should have been is far from it."""
+    for seed in range(30):
+        world = draw("failed_evals", seed)
+        failed = world.eval_scores == 0.0
+        assert failed.any()
+        assert (world.truth.eval_scores[failed] > 0.05).all()
+
+
+@pytest.mark.parametrize("name", SECOND_SUITE)
+def test_a_shipped_policy_can_be_run_on_every_kind(name: str) -> None:
+    """Whatever is missing, the policy reaches a verdict on the last step or stops before."""
+    world = draw(name, 0)
+    verdict = replay(POLICIES["paper"], world.observations()).verdict
+    assert verdict.stops or verdict.step is None or verdict.step <= world.steps[-1]
+
+
+def test_a_kind_that_is_not_there_is_refused() -> None:
+    """A misspelt name draws nothing."""
+    with pytest.raises(KeyError):
+        draw("slow_hacks", 0)
