@@ -35,12 +35,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class LatestAnswer:
-    """A run as the service sees it; before the first answer `should_stop` is False."""
+    """A run as the service sees it; before the first answer `should_stop` is False.
+
+    `guessed`: the metrics whose role or direction the service guessed from their names, so that they stop nothing.
+    """
 
     run_id: str | None = None
     should_stop: bool = False
     verdict: Verdict | None = None
     best_checkpoint: Mapping[str, Any] | None = None
+    guessed: tuple[str, ...] = ()
 
     def after(self, answer: Mapping[str, Any]) -> LatestAnswer:
         """This with the fields of `answer`; what the answer leaves out stays as it was."""
@@ -53,4 +57,6 @@ class LatestAnswer:
             changes["verdict"] = Verdict.from_json(answer["verdict"])
         if "best_checkpoint" in answer:
             changes["best_checkpoint"] = answer["best_checkpoint"]
+        if isinstance(answer.get("guessed"), list):
+            changes["guessed"] = tuple(map(str, answer["guessed"]))
         return replace(self, **changes)

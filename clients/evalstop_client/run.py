@@ -106,6 +106,11 @@ class Run:
         return self._latest_answer.best_checkpoint
 
     @property
+    def guessed(self) -> tuple[str, ...]:
+        """Metrics whose role or direction the service guessed: they never stop the run until somebody confirms them."""
+        return self._latest_answer.guessed
+
+    @property
     def dropped(self) -> int:
         """How many observations and calls were given up: bad arguments, or more than memory and disk could hold."""
         return self._warnings.dropped

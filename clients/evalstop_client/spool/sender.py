@@ -172,6 +172,13 @@ class Sender:
 
     def _update_latest_answer(self, body: Json) -> None:
         self.latest_answer = self.latest_answer.after(body)
+        if guessed := self.latest_answer.guessed:
+            names = ", ".join(guessed)
+            self._warnings.warn_once(
+                f"guessed {names}",
+                "role and direction of %s guessed: confirm on the run's page, or by Run(metrics=...), to let it stop",
+                names,
+            )
         conflicts = body.get("conflicts")
         if isinstance(conflicts, list) and conflicts:
             self._warnings.warn_once(

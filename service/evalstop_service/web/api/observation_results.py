@@ -34,6 +34,7 @@ def receipt_document(receipt: Receipt, now: datetime) -> dict[str, Any]:
         "verdict": receipt.run.verdict,
         "should_stop": receipt.decision is not None and receipt.decision.stops(now),
         "best_checkpoint": receipt.run.best_checkpoint,
+        "guessed": receipt.run.recognition.guessed if receipt.run.recognition is not None else [],
     }
 
 

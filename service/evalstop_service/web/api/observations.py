@@ -49,6 +49,10 @@ class ReceiptOut(Answer):
     verdict: VerdictOut
     should_stop: bool = Field(description="true once a stop was requested: save a checkpoint and end")
     best_checkpoint: BestCheckpointOut | None
+    guessed: list[str] = Field(
+        description="metrics whose role or direction was guessed from their names: they never stop the run until"
+        " somebody confirms them"
+    )
 
 
 class ObservationOut(Answer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 import httpx
@@ -86,3 +87,23 @@ def test_bad_choices(visitor: httpx.Client, database: Database, tenant: Tenant) 
     assert found is not None
     assert "reward" in found.metrics
     assert found.metrics["reward"]["role"] == "proxy"
+
+
+def test_a_guess_is_confirmed_by_a_button(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
+    """The page says that a guessed metric stops nothing, and the button declares what the page shows."""
+    run, _ = open_run.open_run(database, tenant.project.id, open_run.OpenRequest("guess", recognise=True), utc_now())
+    points = [PostedObservation("eval_gsm8k_loss", step, 1 - step / 10) for step in range(5)]
+    take(database, tenant.project.id, run.id, Observations(tuple(points)), utc_now())
+    before = visitor.get(f"/runs/{run.id}").text
+    assert "Direction guessed: confirm to let it stop" in before
+    hidden = re.findall(r'<input type="hidden" name="((?:eval|proxy|kl|loss)(?:_lower)?)" value="([^"]*)">', before)
+    assert dict(hidden) == {"eval": "eval_gsm8k_loss", "eval_lower": "true"}
+    visitor.post(f"/runs/{run.id}/metrics", data=dict(hidden) | {"csrf": token_of(visitor)})
+    after = visitor.get(f"/runs/{run.id}").text
+    assert "Direction guessed" not in after
+    with database.reading() as tx:
+        found = runs.find_run(tx, tenant.project.id, run.id)
+    assert found is not None
+    assert found.recognition is not None
+    assert found.metrics == {"eval_gsm8k_loss": {"role": "eval", "direction": "minimize"}}
+    assert found.recognition.origins == {"eval_gsm8k_loss": "declared"}
