@@ -43,6 +43,7 @@ from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.rules.decision_lifecycle import SERVICE, DecisionState, Mode, Reported, Vetoed
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store import audit, decisions, projects, runs
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
@@ -242,15 +243,11 @@ class Script:
         elif number < 0.95:  # of the others no receiver ever hears
             found_at = decision.due_at + timedelta(seconds=self.chance.uniform(2, 30))
             gone_at = found_at + timedelta(seconds=self.chance.uniform(20, 600))
-            failed = number > 0.92
-            self.schedule(
-                found_at, partial(self._report, decision, DecisionState.ACKNOWLEDGED, "the job is being ended")
-            )
-            end = (
-                (DecisionState.FAILED, "scancel was refused")
-                if failed
-                else (DecisionState.CONFIRMED, "the job is gone")
-            )
+            found = (DecisionState.ACKNOWLEDGED, "the job is being ended")
+            self.schedule(found_at, partial(self._report, decision, *found))
+            end = (DecisionState.CONFIRMED, "the job is gone")
+            if number > 0.92:
+                end = (DecisionState.FAILED, "scancel was refused")
             self.schedule(gone_at, partial(self._gone, story, decision, end))
 
     def _veto(self, decision: Decision, why: str, at: datetime) -> None:
@@ -292,11 +289,7 @@ class Script:
             word = ("right", None, "it went on getting better") if decision is None else ("wrong", None, "it was a dip")
         elif turned is True and peak is not None and self.chance.random() < 0.95:
             right = decision is not None and decision.step >= peak
-            word = (
-                "right" if right else "wrong",
-                peak,
-                "the answers got worse" if right else "look at gold",
-            )
+            word = ("right", peak, "the answers got worse") if right else ("wrong", peak, "look at gold")
         outcome, turn_step, note = word
         label = commands.Label(DecisionOutcome(outcome), turn_step, note, self.chance.choice(PEOPLE), at)
         commands.label_run(self.database, self.project.id, story.run.id, label)
@@ -326,7 +319,7 @@ def fill(
             raise Conflict(f"the project {name!r} has runs of its own; give the name of another, or of a new one")
     if project is None:
         project = project_settings.create_project(database, NewProject(name=name), SERVICE, begins_at)
-    project = project_settings.change_project_settings(database, project.id, SERVICE, SETTINGS, begins_at)
+    project = project_settings.change_project_settings(database, Author(project.id, SERVICE, begins_at), SETTINGS)
     script = Script(database, project, now, chance)
     for days, k in ((0, 5), (30, 7)):
         script.schedule(begins_at + timedelta(days=days), partial(_add_patient, database, project.id, k))
@@ -344,7 +337,7 @@ def fill(
 
 
 def _add_patient(database: Database, project_id: UUID, k: int, at: datetime) -> None:
-    policies.add_policy(database, project_id, PEOPLE[0], _patient(k), at)
+    policies.add_policy(database, Author(project_id, PEOPLE[0], at), _patient(k))
 
 
 def _patient(k: int) -> Policy:

@@ -11,6 +11,7 @@ from evalstop_service.errors import Invalid, NotFound
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.projects.project_settings import NewProject, find_project, insert_project
 from evalstop_service.store import audit, keys, projects
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import SCOPES, Key
 
@@ -57,15 +58,13 @@ def find_reading_key(database: Database) -> Key | None:
     return next(readers, None)
 
 
-def revoke_key(
-    database: Database, key_cache: KeyCache, project_id: UUID, actor: str, key_id: UUID, now: datetime
-) -> None:
+def revoke_key(database: Database, key_cache: KeyCache, author: Author, key_id: UUID) -> None:
     """Revoke a key for good; raises NotFound. Other processes accept it until their caches expire."""
     with database.transaction() as tx:
-        key = keys.revoke_key(tx, project_id, key_id, now)
+        key = keys.revoke_key(tx, author.project_id, key_id, author.at)
         if key is None:
             raise NotFound(f"there is no key {key_id} in use in this project")
-        audit.record_action(tx, project_id, actor, "key.revoked", f"key {key.name}", {"id": str(key_id)}, now)
+        author.record(tx, "key.revoked", f"key {key.name}", {"id": str(key_id)})
     key_cache.clear()
 
 

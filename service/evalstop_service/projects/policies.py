@@ -11,7 +11,8 @@ from uuid import UUID
 from evalstop_detectors import POLICIES, InvalidPolicy, Policy, policy_from_document, policy_to_document
 
 from evalstop_service.errors import Invalid
-from evalstop_service.store import audit, policies, projects
+from evalstop_service.store import policies, projects
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.policies import StoredPolicy
 from evalstop_service.store.projects import Project
@@ -80,15 +81,14 @@ def add_version(tx: Transaction, project: Project, policy: Policy, now: datetime
     return policies.add_policy(tx, project, policy.name, policy_to_document(policy), now)
 
 
-def add_policy(database: Database, project_id: UUID, actor: str, policy: Policy, now: datetime) -> StoredPolicy:
+def add_policy(database: Database, author: Author, policy: Policy) -> StoredPolicy:
     """Store a policy as the next version of its name, in the audit log; gives the latest if it is equal."""
     with database.transaction() as tx:
-        project = projects.get_project(tx, project_id)
+        project = projects.get_project(tx, author.project_id)
         before = find_version(tx, project.id, policy.name)
-        stored = add_version(tx, project, policy, now)
+        stored = add_version(tx, project, policy, author.at)
         if before is None or stored.version != before.version:
-            details = {"id": str(stored.id)}
-            audit.record_action(tx, project_id, actor, "policy.added", f"policy {stored.reference}", details, now)
+            author.record(tx, "policy.added", f"policy {stored.reference}", {"id": str(stored.id)})
         return stored
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
-from uuid import UUID
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -20,6 +19,7 @@ from evalstop_service.rules import decision_lifecycle
 from evalstop_service.rules.fields import Body, Line, Mode, Name, Role, Whole
 from evalstop_service.rules.random_assignment import HELD_OUT_SHARE
 from evalstop_service.store import audit, projects
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
@@ -137,31 +137,26 @@ def find_project(database: Database, name: str) -> Project:
     return project
 
 
-def change_project_settings(
-    database: Database, project_id: UUID, actor: str, change: ProjectChange, now: datetime
-) -> Project:
+def change_project_settings(database: Database, author: Author, change: ProjectChange) -> Project:
     """Change settings of a project; raises Invalid if its default policy does not exist."""
     values = change.model_dump(exclude_none=True)
     values |= {name: getattr(change, name) for name in NULLABLE if name in change.model_fields_set}
     with database.transaction() as tx:
-        before = projects.lock_project(tx, project_id)
+        before = projects.lock_project(tx, author.project_id)
         project = replace(before, **values)
-        policies.store_referred_policy(tx, project, project.default_policy, now)
+        policies.store_referred_policy(tx, project, project.default_policy, author.at)
         changed = {name: value for name, value in values.items() if getattr(before, name) != value}
         if changed:
             projects.update_project(tx, project)
-            audit.record_action(tx, project.id, actor, "project.changed", f"project {project.name}", changed, now)
+            author.record(tx, "project.changed", f"project {project.name}", changed)
     return project
 
 
-def change_role_patterns(
-    database: Database, project_id: UUID, actor: str, change: RolePatterns, now: datetime
-) -> Project:
+def change_role_patterns(database: Database, author: Author, change: RolePatterns) -> Project:
     """Replace the role patterns of a project. Open runs apply them when a metric is reported for the first time."""
     patterns = [pattern.model_dump(exclude_none=True) for pattern in change.role_patterns]
     with database.transaction() as tx:
-        project = replace(projects.lock_project(tx, project_id), role_patterns=patterns)
+        project = replace(projects.lock_project(tx, author.project_id), role_patterns=patterns)
         projects.update_project(tx, project)
-        details = {"role_patterns": patterns}
-        audit.record_action(tx, project.id, actor, "project.changed", f"project {project.name}", details, now)
+        author.record(tx, "project.changed", f"project {project.name}", {"role_patterns": patterns})
     return project

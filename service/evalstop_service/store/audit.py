@@ -26,6 +26,19 @@ class AuditEntry:
     at: datetime
 
 
+@dataclass(frozen=True)
+class Author:
+    """Who changes something in a project, as they have proved to be, and when."""
+
+    project_id: UUID
+    actor: str
+    at: datetime
+
+    def record(self, tx: Transaction, action: str, subject: str, details: dict[str, Any] | None = None) -> None:
+        """Write down that they did this."""
+        record_action(tx, self.project_id, self.actor, action, subject, details, self.at)
+
+
 def record_action(
     tx: Transaction,
     project_id: UUID,

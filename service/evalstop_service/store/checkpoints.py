@@ -30,12 +30,6 @@ def add_checkpoint(tx: Transaction, run_id: UUID, checkpoint: Checkpoint) -> Non
     tx.execute(checkpoints.insert().values(run_id=run_id, superseded_by=LIVE, **vars(checkpoint)))
 
 
-def find_checkpoint(tx: Transaction, run_id: UUID, step: int) -> Checkpoint | None:
-    """The live checkpoint of a step."""
-    row = tx.execute(_LIVE.where(checkpoints.c.run_id == run_id, checkpoints.c.step == step)).one_or_none()
-    return Checkpoint(*row) if row else None
-
-
 def list_checkpoints(tx: Transaction, run_id: UUID) -> list[Checkpoint]:
     """A run's live checkpoints by ascending step."""
     query = _LIVE.where(checkpoints.c.run_id == run_id).order_by(checkpoints.c.step)

@@ -120,17 +120,10 @@ def update_endpoint(
 
     With a new URL, or enabled, it is taken for one that works.
     """
-    values: dict[str, Any] = {}
+    given = {"url": url, "event_types": event_types and list(event_types), "format": format, "enabled": enabled}
+    values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if url is not None or enabled:  # whatever it was that failed may be mended
         values |= {"failures": 0, "open_until": None}
-    if url is not None:
-        values["url"] = url
-    if event_types is not None:
-        values["event_types"] = list(event_types)
-    if format is not None:
-        values["format"] = format
-    if enabled is not None:
-        values["enabled"] = enabled
     if values:
         tx.execute(sa.update(endpoints).where(_is(project_id, endpoint_id)).values(values))
     if enabled:
@@ -214,17 +207,5 @@ def _of(project_id: UUID) -> sa.Select[Any]:
 
 
 def _endpoint(row: Any) -> Endpoint:
-    return Endpoint(
-        id=row["id"],
-        project_id=row["project_id"],
-        url=row["url"],
-        event_types=tuple(row["event_types"]),
-        secret=row["secret"],
-        previous_secret=row["previous_secret"],
-        previous_secret_until=row["previous_secret_until"],
-        enabled=row["enabled"],
-        created_at=row["created_at"],
-        format=row["format"],
-        failures=row["failures"],
-        open_until=row["open_until"],
-    )
+    fields = {name: row[name] for name in Endpoint.__dataclass_fields__}
+    return Endpoint(**fields | {"event_types": tuple(row["event_types"])})

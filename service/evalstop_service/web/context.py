@@ -19,6 +19,7 @@ from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.security.address_policy import AddressPolicy
 from evalstop_service.security.encryption import Encryption
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.keys import Key
 from evalstop_service.web.problems import Problem
@@ -60,6 +61,10 @@ class Caller:
     def actor(self) -> str:
         """As what the key does is written down."""
         return f"key {self.key.name}"
+
+    def author(self, now: datetime) -> Author:
+        """Who changes something now."""
+        return Author(self.project_id, self.actor, now)
 
 
 def _context(request: Request) -> Context:

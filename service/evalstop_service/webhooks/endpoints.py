@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -15,7 +14,8 @@ from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.rules.event_types import SUBSCRIBABLE
 from evalstop_service.security.address_policy import AddressPolicy, AddressRefused
 from evalstop_service.security.encryption import Encryption
-from evalstop_service.store import audit, endpoints
+from evalstop_service.store import endpoints
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import pull
@@ -56,84 +56,70 @@ def check_event_type(name: str) -> str:
 
 def create_endpoint(
     database: Database,
-    project_id: UUID,
-    actor: str,
+    author: Author,
     *,
     url: str,
     event_types: Iterable[str],
     format: str,  # noqa: A002 - its name on the wire
     address_policy: AddressPolicy,
     encryption: Encryption,
-    now: datetime,
 ) -> Endpoint:
     """Add an endpoint; raises AddressRefused when its URL is not allowed."""
     _require_allowed(url, address_policy)
     with database.transaction() as tx:
         endpoint = endpoints.add_endpoint(
-            tx, project_id, url=url, event_types=event_types, format=format, now=now, encryption=encryption
+            *(tx, author.project_id),
+            url=url,
+            event_types=event_types,
+            format=format,
+            now=author.at,
+            encryption=encryption,
         )
-        record_endpoint_change(tx, actor, "endpoint.made", endpoint, now)
+        record_endpoint_change(tx, author, "endpoint.made", endpoint)
         return endpoint
 
 
 def create_pull_endpoint(
-    database: Database,
-    project_id: UUID,
-    actor: str,
-    *,
-    name: str,
-    event_types: Iterable[str],
-    encryption: Encryption,
-    now: datetime,
+    database: Database, author: Author, *, name: str, event_types: Iterable[str], encryption: Encryption
 ) -> Endpoint:
     """Add an endpoint whose receiver fetches its events."""
     with database.transaction() as tx:
         endpoint = pull.add_pull_endpoint(
-            tx, project_id, name=name, event_types=event_types, now=now, encryption=encryption
+            tx, author.project_id, name=name, event_types=event_types, now=author.at, encryption=encryption
         )
-        record_endpoint_change(tx, actor, "endpoint.made", endpoint, now)
+        record_endpoint_change(tx, author, "endpoint.made", endpoint)
         return endpoint
 
 
 def change_endpoint(
-    database: Database,
-    project_id: UUID,
-    actor: str,
-    endpoint_id: UUID,
-    changes: EndpointChanges,
-    *,
-    address_policy: AddressPolicy,
-    now: datetime,
+    database: Database, author: Author, endpoint_id: UUID, changes: EndpointChanges, address_policy: AddressPolicy
 ) -> Endpoint:
     """Change an endpoint; raises NotFound, and AddressRefused when its new URL is not allowed."""
     if changes.url is not None:
         _require_allowed(changes.url, address_policy)
     with database.transaction() as tx:
-        endpoint = _require_present(
-            endpoints.update_endpoint(tx, project_id, endpoint_id, **vars(changes)), endpoint_id
-        )
-        record_endpoint_change(tx, actor, "endpoint.changed", endpoint, now)
+        changed = endpoints.update_endpoint(tx, author.project_id, endpoint_id, **vars(changes))
+        endpoint = _require_present(changed, endpoint_id)
+        record_endpoint_change(tx, author, "endpoint.changed", endpoint)
         return endpoint
 
 
-def rotate_endpoint_secret(
-    database: Database, project_id: UUID, actor: str, endpoint_id: UUID, *, encryption: Encryption, now: datetime
-) -> Endpoint:
+def rotate_endpoint_secret(database: Database, author: Author, endpoint_id: UUID, encryption: Encryption) -> Endpoint:
     """Give an endpoint a new secret; the previous one signs as well for a day. Raises NotFound."""
     with database.transaction() as tx:
-        rotated = endpoints.rotate_secret(tx, project_id, endpoint_id, now=now, encryption=encryption)
+        rotated = endpoints.rotate_secret(tx, author.project_id, endpoint_id, now=author.at, encryption=encryption)
         endpoint = _require_present(rotated, endpoint_id)
-        record_endpoint_change(tx, actor, "endpoint.secret_rotated", endpoint, now)
+        record_endpoint_change(tx, author, "endpoint.secret_rotated", endpoint)
         return endpoint
 
 
-def delete_endpoint(database: Database, project_id: UUID, actor: str, endpoint_id: UUID, now: datetime) -> None:
+def delete_endpoint(database: Database, author: Author, endpoint_id: UUID) -> None:
     """Delete an endpoint and cancel its waiting deliveries; raises NotFound."""
     with database.transaction() as tx:
-        endpoint = _require_present(endpoints.find_endpoint(tx, project_id, endpoint_id), endpoint_id)
-        if not endpoints.delete_endpoint(tx, project_id, endpoint_id, now=now):
+        endpoint = _require_present(endpoints.find_endpoint(tx, author.project_id, endpoint_id), endpoint_id)
+        if not endpoints.delete_endpoint(tx, author.project_id, endpoint_id, now=author.at):
             _require_present(None, endpoint_id)
-        record_endpoint_change(tx, actor, "endpoint.deleted", endpoint, now)
+        record_endpoint_change(tx, author, "endpoint.deleted", endpoint)
 
 
 def require_enabled(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> Endpoint:
@@ -145,19 +131,12 @@ def require_enabled(tx: Transaction, project_id: UUID, endpoint_id: UUID) -> End
 
 
 def record_endpoint_change(
-    tx: Transaction,
-    actor: str,
-    action: str,
-    endpoint: Endpoint,
-    now: datetime,
-    details: Mapping[str, str | int] | None = None,
+    tx: Transaction, author: Author, action: str, endpoint: Endpoint, details: Mapping[str, str | int] | None = None
 ) -> None:
     """Write to the audit log what was done to an endpoint."""
     host = endpoint.url if endpoint.url.startswith(pull.PREFIX) else urlsplit(endpoint.url).hostname
     recorded = {"host": host, "event_types": list(endpoint.event_types), "enabled": endpoint.enabled}
-    audit.record_action(
-        tx, endpoint.project_id, actor, action, f"endpoint {endpoint.id}", recorded | dict(details or {}), now
-    )
+    author.record(tx, action, f"endpoint {endpoint.id}", recorded | dict(details or {}))
 
 
 def _require_present(endpoint: Endpoint | None, endpoint_id: UUID) -> Endpoint:

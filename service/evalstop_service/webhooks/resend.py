@@ -8,7 +8,7 @@ from uuid import UUID
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Conflict, NotFound
-from evalstop_service.store import audit
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.queue import deliveries, replays
 from evalstop_service.store.queue.deliveries import Delivery
@@ -18,66 +18,64 @@ from evalstop_service.webhooks.endpoints import record_endpoint_change, require_
 MAX_REPLAYED_EVENTS = 1000
 
 
-def retry_delivery(database: Database, project_id: UUID, actor: str, delivery_id: UUID, now: datetime) -> Delivery:
+def retry_delivery(database: Database, author: Author, delivery_id: UUID) -> Delivery:
     """Make a dead delivery due now; raises NotFound, and Conflict when it is not dead or its event no longer holds."""
     with database.transaction() as tx:
-        dead = _find_delivery(tx, project_id, delivery_id)
-        if not replays.may_replay(tx, project_id, dead.event_id):
+        dead = _find_delivery(tx, author.project_id, delivery_id)
+        if not replays.may_replay(tx, author.project_id, dead.event_id):
             raise _outdated(dead)
-        revived = deliveries.retry_delivery(tx, project_id, delivery_id, now)
-        delivery = _find_delivery(tx, project_id, delivery_id)
+        revived = deliveries.retry_delivery(tx, author.project_id, delivery_id, author.at)
+        delivery = _find_delivery(tx, author.project_id, delivery_id)
         if not revived:
             raise Conflict(
                 f"the delivery is {delivery.state}; only a dead delivery to an endpoint that exists can be retried"
             )
-        _record_delivery(tx, actor, "delivery.retried", project_id, delivery, now)
+        _record_delivery(tx, author, "delivery.retried", delivery)
         return delivery
 
 
-def replay_delivery(database: Database, project_id: UUID, actor: str, delivery_id: UUID, now: datetime) -> Delivery:
+def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> Delivery:
     """Send the event of a delivery to its endpoint again, as a new delivery; raises NotFound and Conflict."""
     with database.transaction() as tx:
-        earlier = _find_delivery(tx, project_id, delivery_id)
-        require_enabled(tx, project_id, earlier.endpoint_id)
-        new_delivery_id = replays.replay_event(tx, project_id, earlier.endpoint_id, earlier.event_id, now)
+        earlier = _find_delivery(tx, author.project_id, delivery_id)
+        require_enabled(tx, author.project_id, earlier.endpoint_id)
+        new_delivery_id = replays.replay_event(tx, author.project_id, earlier.endpoint_id, earlier.event_id, author.at)
         if new_delivery_id is None:
             raise _outdated(earlier)
-        _record_delivery(tx, actor, "delivery.replayed", project_id, earlier, now)
-        return _find_delivery(tx, project_id, new_delivery_id)
+        _record_delivery(tx, author, "delivery.replayed", earlier)
+        return _find_delivery(tx, author.project_id, new_delivery_id)
 
 
 def replay_events(
     database: Database,
-    project_id: UUID,
-    actor: str,
+    author: Author,
     endpoint_id: UUID,
     *,
     since: datetime,
     until: datetime,
     types: Sequence[str] | None,
     after: UUID | None,
-    now: datetime,
 ) -> Replay:
     """Send the events of a period again, at most `MAX_REPLAYED_EVENTS`; raises NotFound, and Conflict when disabled."""
     with database.transaction() as tx:
-        endpoint = require_enabled(tx, project_id, endpoint_id)
+        endpoint = require_enabled(tx, author.project_id, endpoint_id)
         replayed = replays.replay_range(
             tx,
-            project_id,
+            author.project_id,
             endpoint_id,
             since=since,
             until=until,
             types=None if types is None or "*" in types else types,
             after=after,
             limit=MAX_REPLAYED_EVENTS,
-            now=now,
+            now=author.at,
         )
         period: dict[str, str | int] = {
             "since": rfc3339(since),
             "until": rfc3339(until),
             "deliveries": len(replayed.deliveries),
         }
-        record_endpoint_change(tx, actor, "endpoint.replayed", endpoint, now, period)
+        record_endpoint_change(tx, author, "endpoint.replayed", endpoint, period)
         return replayed
 
 
@@ -92,8 +90,6 @@ def _outdated(delivery: Delivery) -> Conflict:
     return Conflict(f"the {delivery.event_type} no longer holds: its decision or its run has changed since")
 
 
-def _record_delivery(
-    tx: Transaction, actor: str, action: str, project_id: UUID, delivery: Delivery, now: datetime
-) -> None:
+def _record_delivery(tx: Transaction, author: Author, action: str, delivery: Delivery) -> None:
     details = {"event_type": delivery.event_type, "endpoint_id": str(delivery.endpoint_id)}
-    audit.record_action(tx, project_id, actor, action, f"delivery {delivery.id}", details, now)
+    author.record(tx, action, f"delivery {delivery.id}", details)

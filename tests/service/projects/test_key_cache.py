@@ -5,6 +5,7 @@ from __future__ import annotations
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.store import keys
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 
 from tests.service.scenes import NOW, Scene
@@ -17,7 +18,7 @@ def test_a_key_is_cached_until_it_is_revoked_here(database: Database, scene: Sce
     assert cache.get(secret) is None
     assert cache.authenticate(secret) == cache.get(secret) == key
     assert cache.authenticate("esk_wrong") is None
-    api_keys.revoke_key(database, cache, scene.project_id, "test", key.id, NOW)
+    api_keys.revoke_key(database, cache, Author(scene.project_id, "test", NOW), key.id)
     assert cache.get(secret) is None
     assert cache.authenticate(secret) is None
 

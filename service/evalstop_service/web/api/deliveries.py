@@ -120,7 +120,7 @@ def get_delivery(delivery_id: UUID, caller: Read, database: Db) -> DeliveryDetai
 @router.post("/{delivery_id}/retry")
 def retry_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
     """Retry a dead delivery now."""
-    delivery = resend.retry_delivery(database, caller.project_id, caller.actor, delivery_id, now)
+    delivery = resend.retry_delivery(database, caller.author(now), delivery_id)
     with database.reading() as tx:
         return view_delivery(tx, delivery)
 

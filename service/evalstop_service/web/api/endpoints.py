@@ -89,13 +89,7 @@ def create_endpoint(
 ) -> EndpointWithSecret:
     """Create an endpoint for a URL."""
     endpoint = webhooks.create_endpoint(
-        database,
-        caller.project_id,
-        caller.actor,
-        **body.model_dump(),
-        address_policy=address_policy,
-        encryption=encryption,
-        now=now,
+        database, caller.author(now), **body.model_dump(), address_policy=address_policy, encryption=encryption
     )
     return view_with_secret(endpoint, encryption)
 
@@ -106,26 +100,21 @@ def change_endpoint(
 ) -> EndpointOut:
     """Change an endpoint; waiting deliveries go to the new URL."""
     changes = EndpointChanges(**body.model_dump())
-    return EndpointOut.model_validate(
-        webhooks.change_endpoint(
-            database, caller.project_id, caller.actor, endpoint_id, changes, address_policy=address_policy, now=now
-        )
-    )
+    endpoint = webhooks.change_endpoint(database, caller.author(now), endpoint_id, changes, address_policy)
+    return EndpointOut.model_validate(endpoint)
 
 
 @router.post("/{endpoint_id}/rotate-secret")
 def rotate_secret(endpoint_id: UUID, caller: Admin, database: Db, now: Now, encryption: Secrets) -> EndpointWithSecret:
     """Rotate the signing secret; the previous one stays valid for a day."""
-    endpoint = webhooks.rotate_endpoint_secret(
-        database, caller.project_id, caller.actor, endpoint_id, encryption=encryption, now=now
-    )
+    endpoint = webhooks.rotate_endpoint_secret(database, caller.author(now), endpoint_id, encryption)
     return view_with_secret(endpoint, encryption)
 
 
 @router.delete("/{endpoint_id}", status_code=204)
 def delete_endpoint(endpoint_id: UUID, caller: Admin, database: Db, now: Now) -> None:
     """Delete the endpoint and cancel its waiting deliveries."""
-    webhooks.delete_endpoint(database, caller.project_id, caller.actor, endpoint_id, now)
+    webhooks.delete_endpoint(database, caller.author(now), endpoint_id)
 
 
 def view_with_secret(endpoint: Endpoint, encryption: Encryption) -> EndpointWithSecret:

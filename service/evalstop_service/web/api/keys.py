@@ -63,4 +63,4 @@ def create_key(body: KeyIn, caller: Admin, database: Db, now: Now) -> NewKeyOut:
 @router.delete("/{key_id}", status_code=204)
 def revoke_key(key_id: UUID, caller: Admin, database: Db, key_cache: Keys, now: Now) -> None:
     """Revoke a key."""
-    api_keys.revoke_key(database, key_cache, caller.project_id, caller.actor, key_id, now)
+    api_keys.revoke_key(database, key_cache, caller.author(now), key_id)

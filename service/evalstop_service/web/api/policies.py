@@ -60,5 +60,5 @@ def create_policy(
 ) -> PolicyOut:
     """Store a policy as the next version of its name. Runs keep their version."""
     policy = policy_from_document(document)
-    stored = policies.add_policy(database, caller.project_id, caller.actor, policy, now)
+    stored = policies.add_policy(database, caller.author(now), policy)
     return PolicyOut.model_validate(stored)

@@ -58,7 +58,7 @@ def get_project(caller: Read, database: Db) -> ProjectOut:
 @router.patch("/project")
 def change_project(body: ProjectChange, caller: Admin, database: Db, now: Now) -> ProjectOut:
     """Change settings of the key's project. Open runs keep policy and mode; other settings apply to them at once."""
-    project = project_settings.change_project_settings(database, caller.project_id, caller.actor, body, now)
+    project = project_settings.change_project_settings(database, caller.author(now), body)
     return ProjectOut.model_validate(project)
 
 

@@ -88,9 +88,7 @@ def add_pull_endpoint(
     body: PullEndpointIn, caller: Admin, database: Db, now: Now, encryption: Secrets
 ) -> EndpointWithSecret:
     """Subscribe a receiver that fetches its events; it is changed, rotated and deleted as any other endpoint."""
-    endpoint = endpoints.create_pull_endpoint(
-        database, caller.project_id, caller.actor, **body.model_dump(), encryption=encryption, now=now
-    )
+    endpoint = endpoints.create_pull_endpoint(database, caller.author(now), **body.model_dump(), encryption=encryption)
     return view_with_secret(endpoint, encryption)
 
 

@@ -55,14 +55,12 @@ def replay_events(endpoint_id: UUID, body: ReplayIn, caller: Operate, database: 
     """Send events again, under their ids, whatever became of them; at most 1,000, oldest first."""
     replayed = resend.replay_events(
         database,
-        caller.project_id,
-        caller.actor,
+        caller.author(now),
         endpoint_id,
         since=body.since,
         until=body.until or now,
         types=body.types,
         after=body.after,
-        now=now,
     )
     return ReplayOut(replayed=len(replayed.deliveries), passed_over=replayed.passed_over, next_after=replayed.last)
 
@@ -70,7 +68,7 @@ def replay_events(endpoint_id: UUID, body: ReplayIn, caller: Operate, database: 
 @router.post("/deliveries/{delivery_id}/replay", status_code=201)
 def replay_delivery(delivery_id: UUID, caller: Operate, database: Db, now: Now) -> DeliveryOut:
     """Send the event of a delivery to its endpoint again, as a new delivery."""
-    delivery = resend.replay_delivery(database, caller.project_id, caller.actor, delivery_id, now)
+    delivery = resend.replay_delivery(database, caller.author(now), delivery_id)
     with database.reading() as tx:
         return view_delivery(tx, delivery)
 

@@ -47,5 +47,5 @@ def set_role_patterns(body: RolePatterns, caller: Admin, database: Db, now: Now)
 
     Open runs apply them when they report a new metric.
     """
-    project = project_settings.change_role_patterns(database, caller.project_id, caller.actor, body, now)
+    project = project_settings.change_role_patterns(database, caller.author(now), body)
     return ProjectOut.model_validate(project)

@@ -11,7 +11,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.projects import policies
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store import audit, rollout_stages
+from evalstop_service.store import rollout_stages
 from evalstop_service.store.database import Transaction
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Time
@@ -62,9 +62,7 @@ def set_rollout_stage(name: PolicyName, body: RolloutStageIn, caller: Admin, dat
         held = rollout_stage.set_rollout_stage(
             tx, caller.project_id, name, version, body.required_precision, body.canary_share, now
         )
-        audit.record_action(
-            tx, caller.project_id, caller.actor, "rollout_stage.set", f"policy {name}", body.model_dump(), now
-        )
+        caller.author(now).record(tx, "rollout_stage.set", f"policy {name}", body.model_dump())
     return RolloutStageOut.model_validate(held)
 
 
@@ -74,7 +72,7 @@ def remove_rollout_stage(name: PolicyName, caller: Admin, database: Db, now: Now
     with database.transaction() as tx:
         _version(tx, caller, name)
         if rollout_stages.delete_stage(tx, caller.project_id, name):
-            audit.record_action(tx, caller.project_id, caller.actor, "rollout_stage.removed", f"policy {name}", {}, now)
+            caller.author(now).record(tx, "rollout_stage.removed", f"policy {name}", {})
     return Response(status_code=204)
 
 

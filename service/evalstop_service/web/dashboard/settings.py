@@ -120,7 +120,7 @@ def _save_settings(site: Site, visitor: Visitor, written: dict[str, str]) -> Res
             changes[setting.name] = None if not text and setting.empty is not None else text
     try:
         change = parse_form(ProjectChange, changes)
-        change_project_settings(site.database, visitor.project.id, visitor.actor, change, site.clock())
+        change_project_settings(site.database, visitor.author(site.clock()), change)
     except Invalid as error:
         return _render_settings(site, visitor, problem=str(error), written=written, status=422)
     return RedirectResponse(_PATH, 303)
@@ -132,7 +132,7 @@ def change_role_patterns(site: SiteOf, visitor: Admin, patterns: Annotated[str, 
     try:
         lines = [_parse_pattern(line) for line in patterns.splitlines() if line.strip()]
         change = parse_form(RolePatterns, {"role_patterns": lines})
-        project_settings.change_role_patterns(site.database, visitor.project.id, visitor.actor, change, site.clock())
+        project_settings.change_role_patterns(site.database, visitor.author(site.clock()), change)
     except Invalid as error:
         return _render_settings(site, visitor, problem=str(error), written={"patterns": patterns}, status=422)
     return RedirectResponse(f"{_PATH}#roles", 303)
@@ -172,7 +172,7 @@ def create_key(
 @router.post("/keys/{key_id}/revoke")
 def revoke_key(key_id: UUID, site: SiteOf, visitor: Admin) -> Response:
     """Revoke a key."""
-    api_keys.revoke_key(site.database, site.context.key_cache, visitor.project.id, visitor.actor, key_id, site.clock())
+    api_keys.revoke_key(site.database, site.context.key_cache, visitor.author(site.clock()), key_id)
     return RedirectResponse(f"{_PATH}#keys", 303)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from evalstop_service.errors import NotFound
 from evalstop_service.security.openid import OpenIdProvider
 from evalstop_service.security.scopes import EVERY, Grants, VisitorRole, find_role, role_of_scopes
 from evalstop_service.store import keys, projects, runs, sessions
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.keys import Key
 from evalstop_service.store.projects import Project
@@ -79,6 +81,10 @@ class Visitor:
         if run is None:
             raise NotFound
         return run
+
+    def author(self, now: datetime) -> Author:
+        """Who changes something now."""
+        return Author(self.project.id, self.actor, now)
 
     def may(self, role: str) -> bool:
         """Whether their role covers this one; templates hide what would be refused."""

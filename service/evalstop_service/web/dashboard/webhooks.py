@@ -80,12 +80,10 @@ def add_endpoint(
     try:
         endpoint = webhooks.create_endpoint(
             site.database,
-            visitor.project.id,
-            visitor.actor,
+            visitor.author(site.clock()),
             **_check_form(url, event_types or [], form),
             address_policy=site.context.address_policy,
             encryption=site.context.encryption,
-            now=site.clock(),
         )
     except (AddressRefused, Invalid) as error:
         return _render_webhooks(site, visitor, problem=str(error), written=url, status=422)
@@ -96,36 +94,23 @@ def add_endpoint(
 def enable_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Admin, enabled: Annotated[bool, Form()]) -> Response:
     """Enable or disable an endpoint."""
     changes = EndpointChanges(enabled=enabled)
-    webhooks.change_endpoint(
-        site.database,
-        visitor.project.id,
-        visitor.actor,
-        endpoint_id,
-        changes,
-        address_policy=site.context.address_policy,
-        now=site.clock(),
-    )
+    address_policy = site.context.address_policy
+    webhooks.change_endpoint(site.database, visitor.author(site.clock()), endpoint_id, changes, address_policy)
     return RedirectResponse(_PATH, 303)
 
 
 @router.post("/endpoints/{endpoint_id}/delete")
 def delete_endpoint(endpoint_id: UUID, site: SiteOf, visitor: Admin) -> Response:
     """Delete an endpoint and cancel its waiting deliveries."""
-    webhooks.delete_endpoint(site.database, visitor.project.id, visitor.actor, endpoint_id, site.clock())
+    webhooks.delete_endpoint(site.database, visitor.author(site.clock()), endpoint_id)
     return RedirectResponse(_PATH, 303)
 
 
 @router.post("/endpoints/{endpoint_id}/rotate-secret")
 def rotate_secret(endpoint_id: UUID, site: SiteOf, visitor: Admin) -> Response:
     """Rotate the secret of an endpoint and show the new one once."""
-    endpoint = webhooks.rotate_endpoint_secret(
-        site.database,
-        visitor.project.id,
-        visitor.actor,
-        endpoint_id,
-        encryption=site.context.encryption,
-        now=site.clock(),
-    )
+    encryption = site.context.encryption
+    endpoint = webhooks.rotate_endpoint_secret(site.database, visitor.author(site.clock()), endpoint_id, encryption)
     return _render_webhooks(site, visitor, secret=_reveal_secret(site, endpoint))
 
 
@@ -158,15 +143,7 @@ def replay_events(
     now = site.clock()
     begin, end = _parse_time(since, "from"), _parse_time(until, "to") if until else now
     batch = resend.replay_events(
-        site.database,
-        visitor.project.id,
-        visitor.actor,
-        endpoint_id,
-        since=begin,
-        until=end,
-        types=None,
-        after=after or None,
-        now=now,
+        site.database, visitor.author(now), endpoint_id, since=begin, until=end, types=None, after=after or None
     )
     reached = datetime.fromtimestamp((batch.last.int >> 80) / 1000, UTC) if batch.last else end
     progress = (reached - begin) / (end - begin) if end > begin else 1.0
@@ -187,14 +164,14 @@ def replay_events(
 @router.post("/deliveries/{delivery_id}/retry")
 def retry_delivery(delivery_id: UUID, site: SiteOf, visitor: Operator) -> Response:
     """Retry a dead delivery."""
-    resend.retry_delivery(site.database, visitor.project.id, visitor.actor, delivery_id, site.clock())
+    resend.retry_delivery(site.database, visitor.author(site.clock()), delivery_id)
     return RedirectResponse(f"/webhooks/deliveries/{delivery_id}", 303)
 
 
 @router.post("/deliveries/{delivery_id}/replay")
 def replay_delivery(delivery_id: UUID, site: SiteOf, visitor: Operator) -> Response:
     """Send the event of a delivery again, as a new delivery."""
-    delivery = resend.replay_delivery(site.database, visitor.project.id, visitor.actor, delivery_id, site.clock())
+    delivery = resend.replay_delivery(site.database, visitor.author(site.clock()), delivery_id)
     return RedirectResponse(f"/webhooks/deliveries/{delivery.id}", 303)
 
 

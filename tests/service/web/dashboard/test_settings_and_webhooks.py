@@ -18,6 +18,7 @@ from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.settings import Settings
 from evalstop_service.store import audit, endpoints, keys, projects
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.observations import PostedObservation
@@ -75,14 +76,12 @@ def desk(embedded_database: Database, now: datetime) -> Iterator[Desk]:
 def endpoint_of(desk: Desk, url: str, now: datetime) -> str:
     made = webhooks.create_endpoint(
         desk.database,
-        desk.tenant.project.id,
-        "key test",
+        Author(desk.tenant.project.id, "key test", now),
         url=url,
         event_types=["*"],
         format="standard",
         address_policy=parse_address_policy("any"),
         encryption=Encryption(),
-        now=now,
     )
     return str(made.id)
 

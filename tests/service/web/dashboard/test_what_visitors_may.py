@@ -18,6 +18,7 @@ from evalstop_service.projects import api_keys, policies
 from evalstop_service.security.address_policy import parse_address_policy
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import decisions, keys
+from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.queue import deliveries
@@ -124,7 +125,7 @@ class House:
         self.tokens = {role: token_of(visitor, "/runs") for role, visitor in self.visitors.items()}
 
     def _ids(self, tenant: Tenant, now: datetime) -> dict[str, str]:
-        by = (self.database, tenant.project.id, "key test")
+        by = (self.database, Author(tenant.project.id, "key test", now))
         endpoint = endpoints.create_endpoint(
             *by,
             url="http://127.0.0.1:9/",
@@ -132,9 +133,8 @@ class House:
             format="standard",
             address_policy=parse_address_policy("any"),
             encryption=Encryption(),
-            now=now,
         )
-        key, _ = api_keys.create_key(*by, "key of somebody", ["read"], now)
+        key, _ = api_keys.create_key(self.database, tenant.project.id, "key test", "key of somebody", ["read"], now)
         run = open_run(self.database, tenant, now, "a run of somebody", mode="enforce")
         for step, value in enumerate((0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)):
             take(
@@ -144,7 +144,7 @@ class House:
                 Observations((PostedObservation("reward/gold", step, value),)),
                 now,
             )
-        policy = policies.add_policy(*by, policy_from_document(LEVEL | {"name": "of-somebody"}), now)
+        policy = policies.add_policy(*by, policy_from_document(LEVEL | {"name": "of-somebody"}))
         backtest = backtests.request_backtest(self.database, tenant.project.id, policy.document, 1, "key test", now)
         with self.database.reading() as tx:
             delivery = deliveries.list_deliveries(tx, tenant.project.id)[0]
