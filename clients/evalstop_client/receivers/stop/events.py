@@ -8,103 +8,85 @@ from evalstop_client.receivers.stop.job_control import Gone, Job, Present
 
 
 @dataclass(frozen=True)
-class Started:
+class Happened:
+    """What all events have."""
+
+    at: float
+
+
+class Started(Happened):
     """The stop starts, or the receiver restarted in the middle of it."""
 
-    at: float
 
-
-@dataclass(frozen=True)
-class WaitEnded:
+class WaitEnded(Happened):
     """The pause is over."""
 
-    at: float
 
-
-@dataclass(frozen=True)
-class StopEscalated:
+class StopEscalated(Happened):
     """The service escalated the stop."""
 
-    at: float
-
 
 @dataclass(frozen=True)
-class JobFound:
+class JobFound(Happened):
     """The job was found and checked."""
 
-    at: float
     job: Job
     seen: Present | Gone
 
 
-@dataclass(frozen=True)
-class JobForeign:
+class JobForeign(Happened):
     """The job belongs to another receiver."""
 
-    at: float
-
 
 @dataclass(frozen=True)
-class JobRefused:
+class JobRefused(Happened):
     """Job control refused."""
 
-    at: float
     reason: str
 
 
 @dataclass(frozen=True)
-class SchedulerFailed:
+class SchedulerFailed(Happened):
     """The scheduler was unavailable."""
 
-    at: float
     reason: str
 
 
 @dataclass(frozen=True)
-class CheckpointRequested:
+class CheckpointRequested(Happened):
     """A checkpoint was requested or, if not `possible`, there is no way to request one."""
 
-    at: float
     possible: bool
     mark: str | None = None
 
 
-@dataclass(frozen=True)
-class JobCancelled:
+class JobCancelled(Happened):
     """The scheduler accepted the cancel."""
 
-    at: float
 
-
-@dataclass(frozen=True)
-class JobKilled:
+class JobKilled(Happened):
     """The scheduler accepted the kill."""
 
-    at: float
-
 
 @dataclass(frozen=True)
-class JobChecked:
+class JobChecked(Happened):
     """What the scheduler reports; `saved`: a checkpoint was registered after the request for one, None if unknown."""
 
-    at: float
     seen: Present | Gone
     saved: bool | None = None
 
 
 @dataclass(frozen=True)
-class ReportAccepted:
+class ReportAccepted(Happened):
     """The service accepted the report or, with a `refusal`, never will."""
 
-    at: float
     refusal: str | None = None
 
 
 @dataclass(frozen=True)
-class ReportFailed:
+class ReportFailed(Happened):
     """The service could not take the report now; it may have sent Retry-After."""
 
-    at: float
     retry_after_seconds: float | None = None
 
 

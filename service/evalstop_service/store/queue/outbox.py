@@ -8,6 +8,7 @@ waiting ──> delivered         a worker holds a waiting delivery for a time: 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -68,28 +69,36 @@ def add_event(
         if type in STOP_EVENTS and decision_id is not None:
             waiting = deliveries.c.endpoint_id.in_([endpoint.id for endpoint in targets])
             _cancel(tx, run_id, _stops(run_id, decision_id), now, "the stop is asked for anew", waiting)
-        at_once = due_at is None or due_at <= now
-        rows = [
-            {
-                "run_id": run_id,
-                "id": new_id(),
-                "event_id": event_id,
-                "endpoint_id": endpoint.id,
-                "state": DeliveryState.WAITING,
-                "attempts": 0,
-                "due_at": now if at_once else due_at,
-                "urgent": type in URGENT_EVENTS,
-                "created_at": now,
-            }
-            for endpoint in targets
-        ]
+        add_deliveries(tx, [(run_id, event_id, type, endpoint.id) for endpoint in targets], now, due_at)
+    return event_id
+
+
+def add_deliveries(
+    tx: Transaction, wanted: Iterable[tuple[UUID, UUID, str, UUID]], now: datetime, due_at: datetime | None = None
+) -> list[UUID]:
+    """A delivery for each run, event, type of event and endpoint; returns their ids. The commit wakes the workers."""
+    at_once = due_at is None or due_at <= now
+    rows: list[dict[str, Any]] = [
+        {
+            "run_id": run_id,
+            "id": new_id(),
+            "event_id": event_id,
+            "endpoint_id": endpoint_id,
+            "state": DeliveryState.WAITING,
+            "attempts": 0,
+            "due_at": now if at_once else due_at,
+            "urgent": event_type in URGENT_EVENTS,
+            "created_at": now,
+        }
+        for run_id, event_id, event_type, endpoint_id in wanted
+    ]
+    if rows:
         statement = sa.insert(deliveries)
         if at_once and tx.dialect.name == "postgresql":  # where a clock ahead of the database's would cost that time
-            due = sa.func.least(sa.bindparam("due_at"), sa.func.now())
-            statement = statement.values(due_at=due)
+            statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
         tx.execute(statement, rows)
         wakeup.wake_workers(tx)
-    return event_id
+    return [row["id"] for row in rows]
 
 
 def cancel_stop(tx: Transaction, run_id: UUID, decision_id: UUID, now: datetime, why: str) -> int:

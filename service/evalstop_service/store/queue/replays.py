@@ -17,11 +17,9 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import STOPPING, DecisionState
 from evalstop_service.rules.event_types import URGENT_EVENTS, EventType
-from evalstop_service.rules.statuses import DeliveryState
-from evalstop_service.store import wakeup
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.ids import new_id
-from evalstop_service.store.tables import decisions, deliveries, events, runs
+from evalstop_service.store.queue import outbox
+from evalstop_service.store.tables import decisions, events, runs
 
 
 @dataclass(frozen=True)
@@ -76,27 +74,8 @@ def _events(project_id: UUID) -> sa.Select[Any]:
 
 
 def _send(tx: Transaction, endpoint_id: UUID, found: Sequence[Any], now: datetime) -> list[UUID]:
-    rows = [
-        {
-            "run_id": event.run_id,
-            "id": new_id(),
-            "event_id": event.id,
-            "endpoint_id": endpoint_id,
-            "state": DeliveryState.WAITING,
-            "attempts": 0,
-            "due_at": now,
-            "urgent": event.type in URGENT_EVENTS,
-            "created_at": now,
-        }
-        for event in _holding(tx, found)
-    ]
-    if rows:
-        statement = sa.insert(deliveries)
-        if tx.dialect.name == "postgresql":  # as `outbox.add_event` does
-            statement = statement.values(due_at=sa.func.least(sa.bindparam("due_at"), sa.func.now()))
-        tx.execute(statement, rows)
-        wakeup.wake_workers(tx)
-    return [row["id"] for row in rows]
+    holding = [(event.run_id, event.id, event.type, endpoint_id) for event in _holding(tx, found)]
+    return outbox.add_deliveries(tx, holding, now)
 
 
 def _holding(tx: Transaction, found: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,8 @@
 """Sends one signed event over HTTP and returns the answer; never raises for what an endpoint does.
 
 The address policy is checked in aiohttp's socket factory, for the address that the socket connects to: a name that
-resolves to another address afterwards changes nothing.
+resolves to another address afterwards changes nothing. The service has httpx as well, for OpenID Connect, which Authlib
+binds to it; here a request through httpx would take 5 to 10 times the CPU.
 """
 
 from __future__ import annotations
