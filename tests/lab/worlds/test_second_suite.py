@@ -71,6 +71,7 @@ def test_every_series_has_one_value_a_step(name: str) -> None:
         assert {count} == {len(world.eval_scores), len(world.proxy), len(world.kl), len(world.truth.eval_scores)}
         assert np.isfinite(world.truth.eval_scores).all()
         assert np.isfinite(world.eval_scores[0])
+        assert world.truth.noise_sd == pytest.approx(world.noise.level * world.truth.unit)
         assert np.isfinite(world.proxy).all() or np.isnan(world.proxy).all()
         assert np.isfinite(world.kl).all() or np.isnan(world.kl).all()
         if world.eval_stderr is not None:

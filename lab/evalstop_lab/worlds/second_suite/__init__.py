@@ -17,6 +17,7 @@ import zlib
 
 import numpy as np
 
+from evalstop_lab.worlds.noise import Noise
 from evalstop_lab.worlds.second_suite.course import Kind, log_uniform
 from evalstop_lab.worlds.second_suite.healthy import HEALTHY
 from evalstop_lab.worlds.second_suite.measure import (
@@ -67,6 +68,8 @@ def _draw_once(name: str, seed: int, attempt: int) -> World:
     course = kind.course(rng, x)
     quality = wobble(rng, course.quality)
     measured = measure(rng, course, quality)
+    truth = judge(steps, measured.quality, measured.noise_sd)
+    level = measured.noise_sd / truth.unit
     return World(
         name=f"{name}-{seed}",
         family=name,
@@ -76,7 +79,7 @@ def _draw_once(name: str, seed: int, attempt: int) -> World:
         eval_stderr=measured.stderr,
         proxy=draw_proxy(rng, course, quality, x),
         kl=draw_kl(rng, course, x),
-        noise=measured.noise,
-        truth=judge(steps, measured.quality, measured.noise_sd),
+        noise=Noise(measured.noise, level, correlation=0.0, stderr_given=measured.stderr is not None),
+        truth=truth,
         planned_steps=draw_planned_steps(rng, int(steps[-1])),
     )

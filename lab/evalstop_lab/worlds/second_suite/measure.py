@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.random import Generator
 
-from evalstop_lab.worlds.noise import Noise, NoiseKind
+from evalstop_lab.worlds.noise import NoiseKind
 from evalstop_lab.worlds.second_suite.course import Course, Reward, Scale, climb, log_uniform, wander
 from evalstop_lab.worlds.truth import Floats, Integers
 
@@ -35,12 +35,15 @@ UNSTEADY = 0.5  # share of the runs whose true quality itself wobbles from check
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Eval scores and their standard errors as posted, on the scale on which `quality` is noiseless."""
+    """Eval scores and their standard errors as posted, on the scale on which `quality` is noiseless.
+
+    `noise_sd` is the median over the evals of the standard deviation of their errors, on that scale.
+    """
 
     quality: Floats
     scores: Floats
     stderr: Floats | None
-    noise: Noise
+    noise: NoiseKind
     noise_sd: float
 
 
@@ -98,9 +101,7 @@ def measure(rng: Generator, course: Course, quality: Floats) -> Measured:
     stderr = known if rng.random() < STDERR_GIVEN else None
     if stderr is not None and rng.random() < STDERR_UNDERSTATED:
         stderr = stderr * rng.uniform(0.3, 0.7)
-    noise_sd = float(np.median(spread))
-    noise = Noise(kind, noise_sd / gain, correlation=0.0, stderr_given=stderr is not None)
-    return Measured(true, scores, stderr, noise, noise_sd)
+    return Measured(true, scores, stderr, kind, float(np.median(spread)))
 
 
 def draw_proxy(rng: Generator, course: Course, quality: Floats, x: Floats) -> Floats:
