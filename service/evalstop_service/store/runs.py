@@ -181,7 +181,7 @@ def list_runs(
 ) -> list[Run]:
     """A project's runs, newest first, or as they are wanted.
 
-    What no index finds is looked for in the newest 20,000 runs: see `Wanted.bounded`.
+    What no index finds is looked for in the newest 20,000 runs: see `RunFilter.bounded`.
     """
     # The page first, from an index that is in its order: joined before, a planner without statistics sorts all runs.
     page = _page(sa.select(*runs.c), project_id, wanted, limit).subquery()
@@ -206,7 +206,7 @@ def read_list_revision(
     wanted: RunFilter = RunFilter(),
     limit: int = 50,
 ) -> str:
-    """Differs whenever `listing` of the same arguments would, or the decisions on those runs."""
+    """Differs whenever `list_runs` of the same arguments would, or the decisions on those runs."""
     return _digest(tx, _page(_REVISION, project_id, wanted, limit))
 
 

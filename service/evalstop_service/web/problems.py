@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -173,16 +173,8 @@ def _bug(error: Exception) -> Problem:
     return Problem(500, "The service failed", "this is a fault of the service; its log says more")
 
 
-def _busy(error: Exception) -> Problem:
-    return Problem(503, "The service cannot take more just now", str(error), headers={"Retry-After": "1"})
-
-
-def _behind(error: Exception) -> Problem:
-    return Problem(503, "The service is older than its database", str(error), headers={"Retry-After": "60"})
-
-
-def _sealed(error: Exception) -> Problem:
-    return Problem(503, "A secret cannot be read", str(error), headers={"Retry-After": "60"})
+def _ask_again(title: str, seconds: int) -> Callable[[Exception], Problem]:
+    return lambda error: Problem(503, title, str(error), headers={"Retry-After": str(seconds)})
 
 
 def _refused(error: Exception) -> Problem:
@@ -199,10 +191,10 @@ _PROBLEMS: dict[type[Exception], Any] = {  # the first that fits
     NotFound: lambda error: Problem(404, "Not found", str(error)),
     Conflict: lambda error: Problem(409, "Conflict with what is on record", str(error)),
     Invalid: lambda error: Problem(422, "The request is not valid", str(error)),
-    Overloaded: _busy,
-    Behind: _behind,
-    Closed: _busy,
-    UnreadableSecret: _sealed,
+    Overloaded: _ask_again("The service cannot take more just now", 1),
+    Behind: _ask_again("The service is older than its database", 60),
+    Closed: _ask_again("The service cannot take more just now", 1),
+    UnreadableSecret: _ask_again("A secret cannot be read", 60),
     AddressRefused: _refused,
     InvalidPolicy: lambda error: Problem(422, "The policy is not valid", str(error)),
     RequestValidationError: _invalid_request,

@@ -5,7 +5,7 @@ that number identifies the lease: a worker that settles with an older number cha
 
 Times are compared with one clock for all workers: PostgreSQL's own, and on the embedded database the machine's. Should
 it be set back, nothing is claimed twice; what would have to wait for the clock to catch up is found by
-`queues.left_behind`.
+`queues.find_misdated`.
 """
 
 from __future__ import annotations

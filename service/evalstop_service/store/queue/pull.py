@@ -59,7 +59,7 @@ def claim_deliveries(
 ) -> list[ClaimedDelivery]:
     """Take up to `limit` deliveries, longest due first, for `lease_seconds`; claims at one time get different ones.
 
-    Raises Unreadable when no key at hand opens the endpoint's secrets.
+    Raises UnreadableSecret when no key at hand opens the endpoint's secrets.
     """
     table = deliveries.c
     query = (

@@ -93,8 +93,8 @@ def find_next_due(tx: Transaction, now: datetime) -> datetime | None:
 def find_misdated(tx: Transaction, now: datetime, longest_seconds: float) -> frozenset[DueDelivery]:
     """Deliveries put off for longer than anybody puts one off: the clock was set back since.
 
-    Those never tried are due at once by `hasten`. Of the others a worker may still hold one: `hasten` those that are
-    the same after all leases have run out. Reads all that waits.
+    Those never tried may be made due at once. Of the others a worker may still hold one: make those due that are the
+    same after all leases have run out. Reads all that waits.
     """
     table = deliveries.c
     waits = sa.and_(table.state == sa.literal_column("'waiting'"), table.due_at > now)
@@ -191,7 +191,7 @@ CROSS JOIN LATERAL (
 ORDER BY head.due_at, head.id LIMIT %(limit)s
 """
 )
-"""What is due, locked, one queue after another: to be read after `QUEUES`, with the parameters of `among`."""
+"""What is due, locked, one queue after another: to be read after `QUEUES`, with `claim_parameters`."""
 
 _DUE_SQLITE = (
     sa.text(

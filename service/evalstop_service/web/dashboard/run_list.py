@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
-from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from evalstop_service.clock import in_utc
@@ -23,7 +23,7 @@ from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import MAX_STEP
 from evalstop_service.store.runs import Run, RunFilter
 from evalstop_service.web.dashboard import formatting, forms, sparkline
-from evalstop_service.web.dashboard.live_updates import stream_changes
+from evalstop_service.web.dashboard.live_updates import SeenRevision, stream_changes
 from evalstop_service.web.dashboard.responses import PageRoute, make_link, render_page
 from evalstop_service.web.dashboard.sparkline import Sparkline
 from evalstop_service.web.dashboard.visitor import SignedIn, SiteOf
@@ -124,22 +124,12 @@ def show_runs(request: Request, site: SiteOf, visitor: SignedIn, filters: Annota
     )
 
 
-class FollowedFilters(Filters):
-    """The filters, and the revision that the page shows."""
-
-    since: str = ""
-
-
 @router.get("/runs/events")
 def follow_runs(
-    request: Request,
-    site: SiteOf,
-    visitor: SignedIn,
-    filters: Annotated[FollowedFilters, Query()],
-    last_event_id: Annotated[str | None, Header()] = None,
+    request: Request, site: SiteOf, visitor: SignedIn, filters: Annotated[Filters, Query()], seen: SeenRevision
 ) -> Response:
     """Send an event whenever the list has changed."""
-    wanted, seen = filters.to_query(), last_event_id or filters.since
+    wanted = filters.to_query()
     return stream_changes(request, site, seen, lambda tx: runs.read_list_revision(tx, visitor.project.id, wanted, PAGE))
 
 

@@ -1,7 +1,7 @@
 """Closes connections that exhaust the server: clients that send or read too slowly, and too many of them.
 
-uvicorn has a timeout for idle keep-alive connections and for graceful shutdown, and none for these attacks, so its
-protocol for one connection is subclassed here:
+uvicorn has a timeout for idle connections, which begins with an answer, and `limit_concurrency`, by which so many idle
+connections have everybody else answered 503. Neither is enough against these attacks, so its protocol is subclassed:
 
 - Slowloris: a client sends the head or the body of a request one byte at a time, and holds a connection for hours.
 - Slow read: a client asks for large answers and never reads them; uvicorn buffers them all in memory.

@@ -105,7 +105,7 @@ class Sender:
         return Answer(code, error, retry_after, (time.perf_counter() - begun) * 1000, text)
 
     def _socket(self, target: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-        """A socket for one address, or Refused; of several addresses of a name the next is tried then."""
+        """A socket for one address, or AddressRefused; of several addresses of a name the next is tried then."""
         family, kind, protocol, _, address = target
         objection = self._address_policy.find_objection(str(address[0]))
         if objection is not None:
