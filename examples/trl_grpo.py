@@ -65,13 +65,14 @@ arguments = GRPOConfig(
     bf16=False,
     disable_tqdm=True,
 )
+metrics = {"eval_score": {"role": "eval"}, "reward": {"role": "proxy"}, "kl": {"role": "kl"}}
 trainer = GRPOTrainer(
     model,
     reward_funcs=reward,
     args=arguments,
     train_dataset=Dataset.from_dict({"prompt": ["w1 w2", "w3 w4", "w6 w7", "w8 w9"] * 8}),
     processing_class=tokenizer,
-    callbacks=[Gold(), EvalStopCallback(name="trl-grpo", policy="paper", mode="enforce")],
+    callbacks=[Gold(), EvalStopCallback(name="trl-grpo", metrics=metrics, policy="paper", mode="enforce")],
 )
 trainer.train()
 print(f"ended at step {trainer.state.global_step} of {arguments.max_steps}")

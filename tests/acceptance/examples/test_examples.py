@@ -109,7 +109,8 @@ def printed(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[
     resumed = folder / "resumed.py"
     resumed.write_text(RESUMING)
     examples = [EXAMPLES / f"{name}.py" for name in (*CALLBACKS, "trl_grpo", "mlflow_client")]
-    files = [*examples, resumed, Path(__file__).parent / "kubeflow_reporter.py"]
+    beside = Path(__file__).parent
+    files = [*examples, resumed, beside / "several_eval_sets.py", beside / "kubeflow_reporter.py"]
     command = [sys.executable, "-c", ONE_BY_ONE, *map(str, files)]
     parts = play(command, environment_of(service, folder), folder).split("example: ")[1:]
     return {name: said for name, _, said in (part.partition("\n") for part in parts)}
@@ -131,11 +132,21 @@ def test_a_training_that_goes_on_says_so(service: Service, printed: dict[str, st
 
 
 def test_a_policy_that_cheats_its_reward_is_stopped(service: Service, printed: dict[str, str]) -> None:
-    """TRL's GRPO: nobody says which metric is what, and the reward is never taken for gold."""
+    """TRL's GRPO: the score that is not optimized is declared, so that it may stop the run."""
     run = stopped(service, "trl-grpo", printed["trl_grpo"])
     roles = {role["role"]: metric for metric, role in run["metrics"].items()}
     assert (roles["eval"], roles["proxy"], roles["kl"]) == ("eval_score", "reward", "kl")
-    assert run["recognition"]["preset"] == "trl-grpo"
+    assert set(run["recognition"]["origins"].values()) == {"declared"}
+
+
+def test_falling_losses_of_several_eval_sets_stop_nothing(service: Service, printed: dict[str, str]) -> None:
+    """They are named after benchmarks and minimized: the run has its time, and its best checkpoint is a late one."""
+    assert ENDED.findall(printed["several_eval_sets"]) == [("100", "100")]
+    run = run_of(service, "several-eval-sets")
+    assert run["metrics"]["eval_gsm8k_loss"] == {"role": "eval", "direction": "minimize"}
+    assert run["recognition"]["origins"]["eval_gsm8k_loss"] == "recognized"
+    assert run["decision"] is None
+    assert run["best_checkpoint"]["step"] > 50
 
 
 def test_one_trial_of_ray_tune_is_stopped(service: Service, environment: dict[str, str], tmp_path: Path) -> None:
