@@ -214,7 +214,7 @@ def _create_runs() -> None:
         sa.Column("next_check_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("heartbeat_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("cadence_seconds", sa.Double(), nullable=True),
-        sa.Column("dead", sa.JSON(), nullable=False),
+        sa.Column("metric_faults", sa.JSON(), nullable=False),
         sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_health")),
     )

@@ -17,7 +17,7 @@ _ATTEMPTS = count(1000)
 
 
 def write(database: Database, run: Run, number: int, at: datetime = NOW, **known: Any) -> None:
-    """So many ended attempts, all alike, filed under one run; flagged and let run unless said otherwise."""
+    """So many ended attempts, all alike, filed under one run; flagged and observed unless said otherwise."""
     row: dict[str, Any] = {
         "run_id": run.id,
         "project_id": run.project_id,
@@ -28,7 +28,7 @@ def write(database: Database, run: Run, number: int, at: datetime = NOW, **known
         "derived": True,
         "turn_step": None,
         "decision_id": new_id(),
-        "treatment": "let_run",
+        "treatment": "observed",
         "observed_probability": 1.0,
         "decided_step": None,
         "detectors": ["k_decline"],

@@ -26,12 +26,12 @@ class Call(StrEnum):
 class GuardKind(StrEnum):
     """What holds a stop back, whatever the detectors say, unless the policy says that it does not.
 
-    `stale`: nothing has been heard of the run for long. `dead_detector`: a metric that stops it is missing, has ceased,
+    `stale`: nothing has been heard of the run for long. `metric_fault`: a metric that stops it is missing, has ceased,
     does not change or is not finite. `no_checkpoint`: there is no best checkpoint that would be left of the run.
     """
 
     STALE = "stale"
-    DEAD_DETECTOR = "dead_detector"
+    METRIC_FAULT = "metric_fault"
     NO_CHECKPOINT = "no_checkpoint"
 
 
@@ -112,7 +112,7 @@ class Policy(Struct, frozen=True, dict=True):
     `gate`: ids of members without whose call there is no stop, whatever the weights.
     `eval_required`: members that never see the eval role may raise a suspicion, but not stop a run by themselves.
     `min_evals`: no stop before so many finite evals; `warmup_steps`: none before this step.
-    `stops_despite`: reservations that do not hold its stops back; they change no verdict.
+    `stops_despite`: guards that do not put its stops on hold; they change no verdict.
     `guessed`: roles of which nobody has said or knows which metric plays them. A call that rests on one may raise a
     suspicion, but not stop the run. It is no part of the policy on record: see `with_guessed`.
 

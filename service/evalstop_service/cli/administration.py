@@ -70,7 +70,10 @@ def _add_project(commands: Subcommands, add: Add) -> None:
         "--veto-window-seconds", type=float, default=0.0, help="within which a stop can be vetoed (default 0)"
     )
     create.add_argument(
-        "--held-out-share", type=float, metavar="SHARE", help="of its stops, let run to learn the truth (default 0.1)"
+        "--held-out-share",
+        type=float,
+        metavar="SHARE",
+        help="of its stops, held out to learn whether they are right (default 0.1)",
     )
     create.add_argument("--price-per-gpu-hour", type=float, metavar="PRICE", help="what an hour of a GPU costs")
     create.add_argument("--currency", default="USD", help="of that price (default USD)")

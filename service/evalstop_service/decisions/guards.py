@@ -6,7 +6,7 @@
 | `stops_per_hour` | the project has reached its limit of stops within an hour | time passes, or the limit is raised |
 | `stops_share` | too large a share of its runs was stopped within an hour | time passes, or the limit is raised |
 | `stale` | the run has not reported for long, or is lost | it reports again |
-| `dead_detector` | a metric by which the policy stops the run has no data | the metric has data again |
+| `metric_fault` | a metric by which the policy stops the run has no data | the metric has data again |
 | `no_checkpoint` | the run has no best checkpoint, so stopping it would leave nothing | a checkpoint with an eval |
 
 A policy may override the last three (`stops_despite`). Stops are counted from the rows of decisions. A transaction that
@@ -22,11 +22,11 @@ import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+import msgspec
 from evalstop_detectors import Policy
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.projects import policies
-from evalstop_service.rules import metric_health
 from evalstop_service.rules.decision_lifecycle import Guard, GuardKind
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.runs import health
@@ -89,8 +89,8 @@ def _find_run_guards(
         yield Guard(GuardKind.STALE, f"the run has not reported since {since}", {"heard_at": since})
     if policy is not None and (faults := health.load_metric_faults(tx, [(run, policy)])[run.id]):
         reasons = "; ".join(f"{fault.metric}: {fault.reason}" for fault in faults)
-        details = {"dead": metric_health.faults_to_json(faults)}
-        yield Guard(GuardKind.DEAD_DETECTOR, f"metrics that the policy needs have no data: {reasons}", details)
+        details = {"metric_faults": msgspec.to_builtins(faults)}
+        yield Guard(GuardKind.METRIC_FAULT, f"metrics that the policy needs have no data: {reasons}", details)
     if run.best_checkpoint is None:
         reason = "no checkpoint with an eval is registered, so stopping the run would leave nothing"
         yield Guard(GuardKind.NO_CHECKPOINT, reason)

@@ -100,7 +100,11 @@ def _find_unchanged(
         state, check_at = _assess(run, record, stale_seconds, record.cadence_seconds, now)
         # A cadence that raises the run's limit is measured again at each check: the run may report more often now.
         is_slow = liveness.stale_after_seconds(stale_seconds, record.cadence_seconds) > stale_seconds
-        if state == record.state and not is_slow and not metric_health.faults_differ(record.dead, faults[run.id]):
+        if (
+            state == record.state
+            and not is_slow
+            and not metric_health.faults_differ(record.metric_faults, faults[run.id])
+        ):
             next_checks[run.id] = check_at
     return next_checks
 
@@ -140,14 +144,14 @@ def _record_change(database: Database, due: RunHealth, now: datetime) -> None:
             state=state,
             next_check_at=check_at,
             cadence_seconds=cadence_seconds,
-            dead=metric_health.faults_to_json(faults),
+            metric_faults=faults,
             changed_at=before.changed_at if state == before.state else now,
         )
         run_health.save_health(tx, after)
         if state != before.state:
             _apply_liveness(tx, project, run, after, now)
-        for fault in metric_health.faults_to_json(metric_health.select_new_faults(before.dead, faults)):
-            events.announce_run_event(tx, EventType.METRIC_UNUSABLE, project, run, now, metric=fault)
+        for fault in metric_health.select_new_faults(before.metric_faults, faults):
+            events.announce_run_event(tx, EventType.METRIC_FAULT, project, run, now, metric_fault=fault)
     if state != before.state:
         log.info("run %s is %s", run.name, state, extra={"run_id": run.id})
 

@@ -202,7 +202,7 @@ class _GpuHours:
         if outcome == DecisionOutcome.WRONG:
             return None if self.gpus is None else 0.0
         after = self._between(decision.created_at, self.ended_at)
-        if treatment is Treatment.LET_RUN:
+        if treatment is Treatment.OBSERVED:
             return after
         if total_steps is None:
             return None
@@ -239,8 +239,8 @@ def read_gpus(labels: Mapping[str, str]) -> float | None:
 
 def classify_treatment(state: DecisionState) -> Treatment:
     """What was done about a stop whose decision is in this state when its run has ended."""
-    if state in decision_lifecycle.LET_RUN:
-        return Treatment.LET_RUN
+    if state in decision_lifecycle.OBSERVED:
+        return Treatment.OBSERVED
     return Treatment.STOPPED if state in STOPPING else Treatment.PREVENTED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import groupby
 from typing import Any, TypeVar
@@ -103,7 +103,7 @@ class _Totals:
         self.without_gpus += count.without_gpus
         if count.stated_risk is not None:
             self.stated_risk = max(count.stated_risk, self.stated_risk or 0.0)
-        if row == Treatment.LET_RUN:
+        if row == Treatment.OBSERVED:
             assert count.probability is not None, "a stop that was not carried out has its probability"
             self.strata[count.probability][count.outcome] += count.cases
             self.hours["would_have_saved"] += count.gpu_hours_saved
@@ -164,11 +164,6 @@ def compute_running_figures(counts: Iterable[CaseCount]) -> list[GroupFigures]:
 def regroup(counted: Iterable[_Counted], groups: Callable[[Key], Iterable[Key]]) -> list[_Counted]:
     """Counts or delays in other groups: `groups` gives those that a key belongs to."""
     return [replace(item, key=key) for item in counted for key in groups(item.key)]
-
-
-def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
-    """An estimate as JSON for events and answers."""
-    return asdict(estimate) | {"bounds": {"low": estimate.bounds[0], "high": estimate.bounds[1]}}
 
 
 def name_key_parts(key: Key, by: Sequence[Grouping]) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
+import msgspec
+
 from evalstop_service.background import PeriodicJob, Wait
 from evalstop_service.clock import Clock
-from evalstop_service.evaluation.figures import estimate_to_json, load_figures
-from evalstop_service.rules.confidence_sequences import Estimate
+from evalstop_service.evaluation.figures import load_figures
+from evalstop_service.rules.confidence_sequences import Estimate, StageNumbers
 from evalstop_service.rules.decision_lifecycle import SERVICE
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import Stage
@@ -64,14 +66,14 @@ def choose_move(stage: Stage, required: float, of_version: Estimate, since: Esti
     2. Moving up takes both lower bounds, so neither an old success nor a short lucky stretch is enough.
     """
     if stage is not Stage.SHADOW:
-        if since.bounds[1] < required:
-            most = f"at most {since.bounds[1]:.1%} of its stops were right since it became {stage}"
+        if since.bounds.high < required:
+            most = f"at most {since.bounds.high:.1%} of its stops were right since it became {stage}"
             return Move(Stage.SHADOW, f"{most}, and {required:.1%} are required")
         if of_version.value is not None and of_version.value < required:
             return Move(
                 Stage.SHADOW, f"{of_version.value:.1%} of its stops were right, and {required:.1%} are required"
             )
-    least = min(of_version.bounds[0], since.bounds[0])
+    least = min(of_version.bounds.low, since.bounds.low)
     if stage in _NEXT and least >= required:
         return Move(_NEXT[stage], f"at least {least:.1%} of its stops were right, and {required:.1%} are required")
     return None
@@ -105,7 +107,7 @@ def review_rollout_stage(database: Database, project_id: UUID, policy_name: str,
         if current is None or latest is None:
             return current
         if current.version != latest.version:
-            moved = replace(current, stage=Stage.SHADOW, version=latest.version, since=now, numbers={})
+            moved = replace(current, stage=Stage.SHADOW, version=latest.version, since=now, numbers=StageNumbers())
             return _save_move(tx, current, moved, f"version {latest.version} has no cases yet", now)
         cases = CaseFilter(policy=policy_name, version=current.version)
         of_version = _load_precision(tx, project_id, cases)
@@ -113,7 +115,7 @@ def review_rollout_stage(database: Database, project_id: UUID, policy_name: str,
         move = choose_move(current.stage, current.required_precision, of_version, since)
         if move is None:
             return current
-        numbers = {"precision": estimate_to_json(of_version), "precision_since": estimate_to_json(since)}
+        numbers = StageNumbers(of_version, since)
         moved = replace(current, stage=move.stage, since=now, numbers=numbers)
         return _save_move(tx, current, moved, move.reason, now)
 
@@ -138,7 +140,7 @@ def set_rollout_stage(
             required_precision=required_precision,
             canary_share=canary_share,
             since=now,
-            numbers={},
+            numbers=StageNumbers(),
             version=version,
         )
     else:
@@ -164,7 +166,7 @@ def _save_move(tx: Transaction, before: RolloutStage, moved: RolloutStage, reaso
         "reason": reason,
         "required_precision": moved.required_precision,
         "canary_share": moved.canary_share,
-        **moved.numbers,
+        **{name: item for name, item in msgspec.to_builtins(moved.numbers).items() if item is not None},
     }
     fields = {
         "project": project,

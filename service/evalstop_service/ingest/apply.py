@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
 
 import msgspec
 from evalstop_detectors import (
@@ -38,8 +37,7 @@ from evalstop_service.ingest.messages import (
 )
 from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores, Trail
 from evalstop_service.rules import run_results
-from evalstop_service.rules.decision_lifecycle import LET_RUN, DecisionState
-from evalstop_service.rules.liveness import FOUND_AGAIN
+from evalstop_service.rules.decision_lifecycle import OBSERVED, DecisionState
 from evalstop_service.rules.run_results import BestCheckpoint, Call, RawMaximum
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles, watched_metrics
@@ -50,7 +48,7 @@ from evalstop_service.runs.watched_metrics import WatchedMetrics, restrict_polic
 from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
-from evalstop_service.store.runs import Run
+from evalstop_service.store.runs import FOUND_AGAIN, Run, RunChanges
 
 LATE_WEIGHT = 128
 """A late observation makes a stored monitor useless to other processes, and counts for so many towards the next."""
@@ -174,7 +172,7 @@ def _apply_observations(
         state = _replayed(state, facts.points, fresh)
     elif observations:
         state = _advanced(state, observations)
-    changes: dict[str, Any] = {}
+    changes = RunChanges()
     if scored:
         state, changes = _with_evals(state, scores, facts, evals, turned=ended)
     if fresh:
@@ -388,7 +386,7 @@ def _with_evals(
     saved: Sequence[Checkpoint] = (),
     *,
     turned: bool = False,
-) -> tuple[RunState, dict[str, Any]]:
+) -> tuple[RunState, RunChanges]:
     """The state with new evals and checkpoints among its scores, and what of the row they change.
 
     `scores`: to be added to; None: they are built from what was loaded.
@@ -403,7 +401,7 @@ def _with_evals(
         scores.add_scores(watched_metrics.select_scores(run, evals))
     scores.add_checkpoints(saved)
     raw, sign = scores.best.raw(), state.watch.eval_sign
-    changes: dict[str, Any] = {
+    changes: RunChanges = {
         "best_checkpoint": _describe_best(scores, sign),
         "raw_maximum": RawMaximum(raw.step, sign * raw.score) if raw else None,
     }
@@ -425,9 +423,7 @@ def _describe_best(scores: Scores, sign: float) -> BestCheckpoint | None:
     )
 
 
-def _settled(
-    state: RunState, changes: dict[str, Any], version: int, now: datetime, *, rewritten: bool = False
-) -> RunState:
+def _settled(state: RunState, changes: RunChanges, version: int, now: datetime, *, rewritten: bool = False) -> RunState:
     """The state with its row brought up to where its monitor stands."""
     run, verdict = state.run, state.monitor.verdict
     if verdict is not state.recorded:
@@ -473,7 +469,7 @@ def place_of(run: Run) -> tuple[int, str] | None:
 
 def with_decision(state: RunState, decision: Decision | None) -> RunState:
     """The state once it is known which decision its attempt has."""
-    final = decision if decision is not None and decision.state in LET_RUN else None
+    final = decision if decision is not None and decision.state in OBSERVED else None
     if decision is None or (state.has_decision and state.final_decision is final):
         return state
     return replace(state, has_decision=True, final_decision=final)

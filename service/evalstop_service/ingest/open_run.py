@@ -14,7 +14,6 @@ from evalstop_service.errors import Conflict, NotFound
 from evalstop_service.evaluation import cases
 from evalstop_service.projects import policies
 from evalstop_service.rules.decision_lifecycle import Mode
-from evalstop_service.rules.liveness import FOUND_AGAIN
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.recorded_verdict import record_verdict
@@ -24,7 +23,7 @@ from evalstop_service.store import projects, run_health, runs
 from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
-from evalstop_service.store.runs import Run
+from evalstop_service.store.runs import FOUND_AGAIN, Run
 
 LONGEST_NAME = 256
 

@@ -1,7 +1,7 @@
 """Precision, recall and the share of false stops, from cases whose outcome was seen, with confidence sequences. Pure.
 
 A stop that was not carried out, in shadow mode or held out at random, shows whether it would have been right; one that
-was carried out never does. So each case that was let run with the probability p represents 1/p cases (Horvitz and
+was carried out never does. So each case that was observed with the probability p represents 1/p cases (Horvitz and
 Thompson 1952, in the form of Hajek 1971: divided by the sum of the weights). Cases of one probability are a stratum.
 
 Intervals are confidence sequences: they hold at all times at once, so one may look after each case and act as soon as a
@@ -29,6 +29,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 ALPHA = 0.05
 """The share of histories in which an interval may ever miss the rate."""
 
@@ -45,20 +47,33 @@ class Stratum:
     probability: float = 1.0
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Bounds(Struct, frozen=True):
+    """The lower end of an interval if all undecided cases turn out badly, and its upper end if all turn out well."""
+
+    low: float
+    high: float
+
+
+class Estimate(Struct, frozen=True):
     """A rate with its interval; without cases the rate is None and the interval goes from 0 to 1.
 
-    `value`, `low`, `high`: of decided cases. `bounds`: the lower end if all undecided cases turn out badly, and the
-    upper end if all turn out well.
+    `value`, `low`, `high`: of decided cases.
     """
 
     value: float | None
     low: float
     high: float
-    bounds: tuple[float, float]
+    bounds: Bounds
     decided: int
     undecided: int
+
+
+class StageNumbers(Struct, frozen=True):
+    """The precision by which a policy came to its rollout stage: of all cases of its version, and of those since its
+    last change of stage. None at the start."""
+
+    precision: Estimate | None = None
+    precision_since: Estimate | None = None
 
 
 def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Estimate:
@@ -72,7 +87,7 @@ def estimate_precision(flagged: Sequence[Stratum], alpha: float = ALPHA) -> Esti
     return Estimate(
         _share(right, wrong),
         *ends(flagged),
-        (
+        Bounds(
             ends([Stratum(s.right, s.wrong + s.unknown, 0, s.probability) for s in flagged])[0],
             ends([Stratum(s.right + s.unknown, s.wrong, 0, s.probability) for s in flagged])[1],
         ),
@@ -139,7 +154,7 @@ def _estimate_share(
     return Estimate(
         _share(decided.right, decided.wrong),
         *ends(decided),
-        (ends(worst)[0], ends(best)[1]),
+        Bounds(ends(worst)[0], ends(best)[1]),
         round(sum(yes(_drop_unknown(one), True) for one in flagged) + no(_drop_unknown(passed), True)),
         _counts([*flagged, passed])[1],
     )

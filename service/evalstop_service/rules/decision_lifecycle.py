@@ -59,7 +59,7 @@ class GuardKind(StrEnum):
     STOPS_PER_HOUR = "stops_per_hour"
     STOPS_SHARE = "stops_share"
     STALE = "stale"
-    DEAD_DETECTOR = "dead_detector"
+    METRIC_FAULT = "metric_fault"
     NO_CHECKPOINT = "no_checkpoint"
 
 
@@ -82,7 +82,7 @@ NEXT_STATES: dict[DecisionState, frozenset[DecisionState]] = {
 }
 """The states that may follow each state."""
 
-LET_RUN = frozenset({DecisionState.SHADOW, DecisionState.HELD_OUT})
+OBSERVED = frozenset({DecisionState.SHADOW, DecisionState.HELD_OUT})
 """No stop is sent: the run continues and shows whether the stop would have been right."""
 
 AWAITING_CONFIRMATION = frozenset({DecisionState.REQUESTED, DecisionState.ACKNOWLEDGED, DecisionState.ESCALATED})

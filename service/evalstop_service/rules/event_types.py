@@ -19,7 +19,7 @@ class EventType(StrEnum):
     BEST_CHECKPOINT_CHANGED = "run.best_checkpoint_changed"
     STALE = "run.stale"
     LOST = "run.lost"
-    METRIC_UNUSABLE = "run.metric_unusable"
+    METRIC_FAULT = "run.metric_fault"
     ROLLOUT_STAGE_CHANGED = "policy.rollout_stage_changed"
     ENDPOINT_TEST = "endpoint.test"
 

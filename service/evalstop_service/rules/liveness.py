@@ -17,9 +17,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
-
-from evalstop_service.rules.statuses import RunStatus
 
 FEWEST_PAUSES = 4
 """With fewer pauses between reports a run has no cadence."""
@@ -34,10 +31,6 @@ class Liveness(StrEnum):
     ALIVE = "alive"
     STALE = "stale"
     LOST = "lost"
-
-
-FOUND_AGAIN: dict[str, Any] = {"status": RunStatus.RUNNING, "ended_at": None, "turn": None}
-"""What changes when a lost run reports again."""
 
 
 def measure_cadence(newest: Sequence[Sequence[datetime]], most: int) -> float | None:

@@ -18,12 +18,14 @@ late but regularly, and a trainer that waits loses time but no steps. Gaps may g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from itertools import groupby, pairwise
 from typing import NamedTuple
+
+from msgspec import Struct
 
 NEWEST = 32
 """The number of newest values of a metric that are examined."""
@@ -64,8 +66,7 @@ class RunProgress:
     total_steps: int | None = None
 
 
-@dataclass(frozen=True)
-class MetricFault:
+class MetricFault(Struct, frozen=True):
     """A metric without data, with the kind of fault for programs and a reason for people."""
 
     metric: str
@@ -143,17 +144,12 @@ def _check_constant(readings: Sequence[Reading]) -> tuple[FaultKind, str] | None
     return FaultKind.CONSTANT, f"its last {lengths[-1]} values are the same, {readings[-1].value:g}"
 
 
-def faults_to_json(faults: Sequence[MetricFault]) -> list[dict[str, str]]:
-    """Faults as they are stored and answered."""
-    return [asdict(fault) for fault in faults]
-
-
-def select_new_faults(before: Sequence[Mapping[str, str]], faults: Sequence[MetricFault]) -> list[MetricFault]:
+def select_new_faults(before: Sequence[MetricFault], faults: Sequence[MetricFault]) -> list[MetricFault]:
     """The faults whose metric did not have the same kind of fault before."""
-    known = {(fault["metric"], fault["kind"]) for fault in before}
+    known = {(fault.metric, fault.kind) for fault in before}
     return [fault for fault in faults if (fault.metric, fault.kind) not in known]
 
 
-def faults_differ(before: Sequence[Mapping[str, str]], faults: Sequence[MetricFault]) -> bool:
+def faults_differ(before: Sequence[MetricFault], faults: Sequence[MetricFault]) -> bool:
     """Whether other metrics are at fault than before, or in another way."""
     return len(before) != len(faults) or bool(select_new_faults(before, faults))

@@ -1,7 +1,7 @@
 """Random assignment of decisions, reproducible: a number drawn from a decision's id and its project's seed. Pure.
 
 A stop that is carried out destroys the evidence of whether it was right. So some stops are held out, at random and by
-nothing else: the decisions whose outcome is seen are then like those whose outcome is not, and one that was let run
+nothing else: the decisions whose outcome is seen are then like those whose outcome is not, and one that was held out
 with a probability of 0.1 represents ten. Anybody with the id and the seed can repeat the draw, and verify it.
 """
 

@@ -60,6 +60,6 @@ class DecisionOutcome(StrEnum):
 class Treatment(StrEnum):
     """What was done about a stop: not carried out on purpose, carried out as far as possible, or prevented."""
 
-    LET_RUN = "let_run"
+    OBSERVED = "observed"
     STOPPED = "stopped"
     PREVENTED = "prevented"

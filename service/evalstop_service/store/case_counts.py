@@ -158,11 +158,11 @@ def count_unflagged(
 
 
 def count_delays(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Split] = ()) -> list[Delay]:
-    """The delays of all stops that were let run and right, of which the turn is known."""
+    """The delays of all stops that were observed and right, of which the turn is known."""
     kinds = [*(_key(tx, one) for one in by), cases.c.delay_steps, cases.c.observed_probability]
     query = _from(tx, sa.select(*kinds, sa.func.count()), project_id, wanted, by).where(
         _FLAGGED,
-        cases.c.treatment == Treatment.LET_RUN,
+        cases.c.treatment == Treatment.OBSERVED,
         cases.c.outcome == DecisionOutcome.RIGHT,
         cases.c.delay_steps.is_not(None),
     )

@@ -18,7 +18,7 @@ class Case:
     """An attempt that has ended: what was decided about it, what turned out to be true, and what it cost.
 
     `truth`: `turned`, `healthy` or `undecided`; `derived`: from its evals, else a person said so. All that follows of a
-    decision is None where there was none. `treatment`: `let_run`, `stopped` or `prevented`. `outcome`: whether it was
+    decision is None where there was none. `treatment`: `observed`, `stopped` or `prevented`. `outcome`: whether it was
     `right` to stop it, or else to let it go on. GPU-hours are None where nobody said how many GPUs the job has.
     """
 

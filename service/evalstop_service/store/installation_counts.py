@@ -18,8 +18,8 @@ from evalstop_service.store.tables import decision_changes, decisions, deliverie
 class InstallationCounts:
     """Where an installation stands.
 
-    `running_runs`: those that have not ended; `stale_runs` of these nothing was heard for long, and of `blind_runs` a
-    metric that may stop them is dead, as of the last look at each. `paused_projects`: nothing of theirs is stopped.
+    `running_runs`: those that have not ended; `stale_runs` of these nothing was heard for long, and of `no_data_runs` a
+    metric that may stop them has no data, as of the last look at each. `paused_projects`: nothing of theirs is stopped.
     `on_hold`: stops that are held back, by the kind of guard; one that several hold back counts for each. `awaited`:
     stops that were handed out and not confirmed yet, by state.
     `open_endpoints`: left alone for a while, since they fail. Waiting deliveries: `due`, `later` (between two
@@ -30,7 +30,7 @@ class InstallationCounts:
 
     running_runs: int
     stale_runs: int
-    blind_runs: int
+    no_data_runs: int
     paused_projects: int
     on_hold: dict[str, int]
     awaited: dict[str, int]
@@ -48,9 +48,9 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
     unended = runs.c.ended_at.is_(None) & runs.c.pruned_at.is_(None)
     running = sa.select(sa.func.count()).where(runs.c.project_id == projects.c.id, unended)
     running_runs = sum(tx.execute(sa.select(running.scalar_subquery()).select_from(projects)).scalars())
-    blind = sa.cast(run_health.c.dead, sa.Text) != "[]"
-    silent = sa.select(sa.func.count().filter(run_health.c.state == Liveness.STALE), sa.func.count().filter(blind))
-    stale_runs, blind_runs = tx.execute(silent.where(run_health.c.next_check_at.is_not(None))).one()
+    no_data = sa.cast(run_health.c.metric_faults, sa.Text) != "[]"
+    silent = sa.select(sa.func.count().filter(run_health.c.state == Liveness.STALE), sa.func.count().filter(no_data))
+    stale_runs, no_data_runs = tx.execute(silent.where(run_health.c.next_check_at.is_not(None))).one()
     paused = sa.select(sa.func.count()).select_from(projects).where(projects.c.paused_at.is_not(None))
     waiting = deliveries.c.state == sa.literal_column("'waiting'")  # spelled out, so that the partial index answers
     served = sa.and_(endpoints.c.enabled, endpoints.c.deleted_at.is_(None))
@@ -67,7 +67,7 @@ def read_counts(tx: Transaction, now: datetime) -> InstallationCounts:
     return InstallationCounts(
         running_runs=running_runs,
         stale_runs=stale_runs,
-        blind_runs=blind_runs,
+        no_data_runs=no_data_runs,
         paused_projects=tx.execute(paused).scalar_one(),
         on_hold=_on_hold(tx),
         awaited={str(state): count for state, count in tx.execute(_AWAITED)},

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.metric_health import MetricFault
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction
@@ -101,15 +102,17 @@ def list_stale_runs(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
 
 
 def list_runs_without_data(tx: Transaction, project_id: UUID, limit: int) -> Excerpt:
-    """Running runs with a metric that tells its detectors nothing, as of the last look at each."""
-    query = _looked_after(project_id, run_health.c.dead, run_health.c.changed_at)
-    rows, count = _first(tx, query.where(sa.cast(run_health.c.dead, sa.Text) != "[]"), run_health.c.run_id, limit)
+    """Running runs with a watched metric without data, as of the last look at each."""
+    query = _looked_after(project_id, run_health.c.metric_faults, run_health.c.changed_at)
+    rows, count = _first(
+        tx, query.where(sa.cast(run_health.c.metric_faults, sa.Text) != "[]"), run_health.c.run_id, limit
+    )
     found = [dict(row) for row in rows]
-    return Excerpt([RunAlert(**row | {"why": _describe_metrics(row["why"])}) for row in found], count)
+    return Excerpt([RunAlert(**row | {"why": _join_reasons(row["why"])}) for row in found], count)
 
 
-def _describe_metrics(dead: Sequence[dict[str, str]]) -> str:
-    return "; ".join(f"{one['metric']}: {one['reason']}" for one in dead)
+def _join_reasons(faults: Sequence[MetricFault]) -> str:
+    return "; ".join(f"{fault.metric}: {fault.reason}" for fault in faults)
 
 
 def _looked_after(project_id: UUID, why: Any, since: Any) -> sa.Select[Any]:

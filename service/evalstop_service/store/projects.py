@@ -21,7 +21,7 @@ class Project:
     nothing is stopped. `stops_per_hour`, `stops_share`: as many stops there may be in an hour, and of the running runs
     at most this share; None means without bound. `confirm_seconds`: so long a requested stop may wait for its
     confirmation. `stale_seconds`: no run is stale that was heard of within this time. `seed`: of all that is left to
-    chance in it. `held_out_share`: of the stops, let run to learn whether they are right. `role_patterns`: which
+    chance in it. `held_out_share`: of the stops, held out to learn whether they are right. `role_patterns`: which
     metrics play which role, the first that fits a name; see `evalstop_detectors.roles.recognition`.
     """
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import policies, rollout_stages, runs
@@ -28,7 +28,7 @@ class RolloutStage:
     required_precision: float
     canary_share: float
     since: datetime
-    numbers: dict[str, Any]
+    numbers: StageNumbers
     version: int
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from evalstop_service.rules.liveness import Liveness
-from evalstop_service.rules.metric_health import NEWEST, Reading
+from evalstop_service.rules.metric_health import NEWEST, MetricFault, Reading
 from evalstop_service.store.database import Transaction, insert_if_new
 from evalstop_service.store.observations import LIVE
 from evalstop_service.store.runs import Run
@@ -32,8 +32,8 @@ class RunHealth:
     """How a run was when it was last looked at.
 
     `next_check_at`: None once the run has ended. `heartbeat_at`: the last heartbeat. `cadence_seconds`: see
-    `liveness.measure_cadence`; None while it is not known. `dead`: see `metric_health.faults_to_json`. `changed_at`:
-    since when `state` is what it is.
+    `liveness.measure_cadence`; None while it is not known. `metric_faults`: the watched
+    metrics without data. `changed_at`: since when `state` is what it is.
     """
 
     run_id: UUID
@@ -43,7 +43,7 @@ class RunHealth:
     changed_at: datetime
     heartbeat_at: datetime | None = None
     cadence_seconds: float | None = None
-    dead: list[dict[str, str]] = field(default_factory=list)
+    metric_faults: tuple[MetricFault, ...] = ()
 
 
 def start_checks(

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -52,6 +52,24 @@ class Run(msgspec.Struct, frozen=True):
     rewritten_version: int = 0
     recognition: Recognition | None = None
     pruned_at: datetime | None = None
+
+
+class RunChanges(TypedDict, total=False):
+    """What of a run takes other values, when observations or a checkpoint came in or it goes on."""
+
+    status: RunStatus
+    attempt: int
+    last_step: int | None
+    verdict: Verdict
+    best_checkpoint: BestCheckpoint | None
+    raw_maximum: RawMaximum | None
+    turn: ChangePoint | None
+    rewritten_version: int
+    ended_at: datetime | None
+
+
+FOUND_AGAIN: RunChanges = {"status": RunStatus.RUNNING, "ended_at": None, "turn": None}
+"""What changes when a lost run reports again."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +251,7 @@ _REVISION = sa.select(
     ),
     *(
         sa.select(column).where(run_health.c.run_id == runs.c.id).scalar_subquery()
-        for column in (run_health.c.state, sa.cast(run_health.c.dead, sa.Text))
+        for column in (run_health.c.state, sa.cast(run_health.c.metric_faults, sa.Text))
     ),
 )
 

@@ -17,7 +17,9 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Struct, field
 
+from evalstop_service.rules.confidence_sequences import Bounds, Estimate
 from evalstop_service.rules.event_types import EventType
+from evalstop_service.rules.metric_health import FaultKind, MetricFault
 from evalstop_service.rules.run_results import BestCheckpoint, Call, Evidence, Verdict
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.decisions import Decision as StoredDecision
@@ -72,14 +74,6 @@ class Health(Struct):
     cadence_seconds: Annotated[float | None, Meta(description="learned: the usual time between two posts")]
 
 
-class UnusableMetric(Struct):
-    """A metric from which its detectors learn nothing."""
-
-    metric: str
-    kind: str
-    reason: str
-
-
 class Endpoint(Struct):
     """The endpoint under test."""
 
@@ -94,24 +88,6 @@ class Policy(Struct):
     version: int
 
 
-class Bounds(Struct):
-    """The interval if all undecided cases turned out wrong, and if all turned out right."""
-
-    low: float
-    high: float
-
-
-class Precision(Struct):
-    """A measured precision with its confidence interval."""
-
-    value: float | None
-    low: float
-    high: float
-    bounds: Bounds
-    decided: int
-    undecided: int
-
-
 class RolloutStage(Struct, kw_only=True, omit_defaults=True):
     """How much the policy may do, before and after, with the numbers behind the change."""
 
@@ -120,8 +96,8 @@ class RolloutStage(Struct, kw_only=True, omit_defaults=True):
     reason: str
     required_precision: Annotated[float, Meta(description="what the lower bound of the precision has to reach")]
     canary_share: Annotated[float, Meta(description="share of its stops that a canary carries out")]
-    precision: Annotated[Precision | None, Meta(description="of all cases of this version")] = None
-    precision_since: Annotated[Precision | None, Meta(description="of those since the last change of stage")] = None
+    precision: Annotated[Estimate | None, Meta(description="of all cases of this version")] = None
+    precision_since: Annotated[Estimate | None, Meta(description="of those since the last change of stage")] = None
 
 
 class _AboutRun(Struct, kw_only=True):
@@ -161,10 +137,10 @@ class HealthChanged(RunEvent, kw_only=True):
     health: Health
 
 
-class MetricUnusable(RunEvent, kw_only=True):
-    """A metric became unusable."""
+class MetricFaultFound(RunEvent, kw_only=True):
+    """A watched metric has no data."""
 
-    metric: UnusableMetric
+    metric_fault: MetricFault
 
 
 class RolloutStageChanged(Struct):
@@ -197,7 +173,7 @@ class Declaration:
 _AT = datetime(2026, 1, 1, 14, 31, 7, 250_000, UTC)
 _PROJECT = Project(UUID("0199aa0c-3333-7f44-9a55-665544332211"), "alignment")
 _EVIDENCE = Evidence("k_decline", ("eval",), "count", 3.0, 1.0, 3.0, 120, "")
-_PRECISION = Precision(0.989, 0.918, 0.9999, Bounds(0.902, 0.9999), 92, 1)
+_PRECISION = Estimate(0.989, 0.918, 0.9999, Bounds(0.902, 0.9999), 92, 1)
 _RUN: dict[str, Any] = {
     "project": _PROJECT,
     "run": Run(UUID("0199aa0d-1111-7e22-8f33-445566778899"), "ppo-7b-seed3", 1, {"slurm_job_id": "4711"}),
@@ -271,11 +247,12 @@ DECLARATIONS: dict[EventType, Declaration] = {
         "is lost: it has not posted for so long that it is considered ended",
         _silent("lost"),
     ),
-    EventType.METRIC_UNUSABLE: Declaration(
+    EventType.METRIC_FAULT: Declaration(
         "A watched metric is missing, renamed, constant or not a number: its detectors see nothing.",
         "has a metric that its detectors cannot use",
-        MetricUnusable(
-            **_NO_DECISION, metric=UnusableMetric("reward/gold", "constant", "its last 20 values are the same")
+        MetricFaultFound(
+            **_NO_DECISION,
+            metric_fault=MetricFault("eval/score", FaultKind.CONSTANT, "its last 20 values are the same, 0.5"),
         ),
     ),
     EventType.ROLLOUT_STAGE_CHANGED: Declaration(

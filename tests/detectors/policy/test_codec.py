@@ -249,7 +249,7 @@ PARAMS = (*FIRST, "params")
         (("description",), "x" * 2001, ["`$.description`", "2000"]),
         (("description",), "\0", ["`$.description`", "text"]),
         (("stops_despite",), "stale", ["`$.stops_despite`", "list of one of"]),
-        (("stops_despite",), ["paused"], ["`$.stops_despite[0]`", "stale, dead_detector, no_checkpoint"]),
+        (("stops_despite",), ["paused"], ["`$.stops_despite[0]`", "stale, metric_fault, no_checkpoint"]),
         (("surprise",), 1, ["`surprise`", "min_evals", "warmup_steps"]),
     ],
 )

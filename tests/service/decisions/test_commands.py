@@ -194,7 +194,7 @@ def test_a_person_stops_a_run_that_was_never_flagged(graceful: Scene) -> None:
     assert case.decision_id is None, "the policy is not held to what a person did"
 
 
-def test_a_person_stops_what_was_let_run(scene: Scene) -> None:
+def test_a_person_stops_what_was_not_carried_out(scene: Scene) -> None:
     """A run whose stop was only recorded is stopped under the decision that it has; its trainer hears of it."""
     run = scene.open(mode="shadow")
     shadow = scene.post(run, FALLING).decision

@@ -188,14 +188,14 @@ def test_a_lost_run_is_not_stopped(scene: Scene) -> None:
     assert kinds(scene, run) == ["stale"]
 
 
-def test_a_blind_detector_stops_nobody(scene: Scene) -> None:
+def test_a_metric_without_data_stops_nobody(scene: Scene) -> None:
     """An eval that says the same eight times holds the stop back, and the guard names the metric and why."""
-    run, bold = scene.open(), lift(scene, "bold", "dead_detector", "no_checkpoint")
+    run, bold = scene.open(), lift(scene, "bold", "metric_fault", "no_checkpoint")
     for one in (run, bold):
         scene.post(one, evals(0.5, *[0.25] * 8))
     (guard,) = holding(scene, run)
-    (dead,) = guard.details["dead"]
-    assert (guard.kind, dead["metric"], dead["kind"]) == ("dead_detector", "eval", "constant")
+    (fault,) = guard.details["metric_faults"]
+    assert (guard.kind, fault["metric"], fault["kind"]) == ("metric_fault", "eval", "constant")
     assert kinds(scene, bold) == []
 
 
@@ -206,7 +206,7 @@ def test_only_metrics_that_may_stop_the_run_count(scene: Scene) -> None:
     for run in (of_paper, of_default):
         scene.post(run, [*evals(*(i / 7 for i in range(9))), *proxies])
     assert kinds(scene, of_paper) == []
-    assert kinds(scene, of_default) == ["dead_detector", "no_checkpoint"]
+    assert kinds(scene, of_default) == ["metric_fault", "no_checkpoint"]
 
 
 def test_a_run_that_would_leave_nothing_is_not_stopped(scene: Scene) -> None:

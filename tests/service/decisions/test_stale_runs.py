@@ -39,7 +39,7 @@ def pulse(scene: Scene, run: Run) -> RunHealth:
 def told(scene: Scene, run: Run) -> list[str]:
     """The types of a run's events about its pulse, in their order."""
     types = [row["type"] for row in scene.rows(tables.events, run)]
-    return [one for one in types if one in ("run.stale", "run.lost", "run.metric_unusable")]
+    return [one for one in types if one in ("run.stale", "run.lost", "run.metric_fault")]
 
 
 def data(scene: Scene, run: Run, event_type: str) -> dict[str, Any]:
@@ -174,22 +174,22 @@ def test_a_pending_stop_of_a_run_that_falls_silent_is_on_hold(database: Database
     assert lost.state == "moot"
 
 
-def test_a_blind_detector_is_told_once(scene: Scene) -> None:
-    """Again only when it has been well in between, or is blind in another way."""
+def test_a_metric_without_data_is_told_once(scene: Scene) -> None:
+    """Again only when it has been well in between, or has no data in another way."""
     run = scene.open()
     scene.post(run, evals(0.5, *[0.25] * 8), at(100))
     look(scene, at(300))
     scene.post(run, evals(0.25, start=20), at(350))
     look(scene, at(600))
-    assert told(scene, run) == ["run.metric_unusable"]
-    assert data(scene, run, "run.metric_unusable")["metric"]["kind"] == "constant"
-    assert [one["metric"] for one in pulse(scene, run).dead] == ["eval"]
+    assert told(scene, run) == ["run.metric_fault"]
+    assert data(scene, run, "run.metric_fault")["metric_fault"]["kind"] == "constant"
+    assert [one.metric for one in pulse(scene, run).metric_faults] == ["eval"]
     scene.post(run, evals(0.3, start=30), at(601))
     look(scene, at(900))
-    assert pulse(scene, run).dead == []
+    assert pulse(scene, run).metric_faults == ()
     scene.post(run, [PostedObservation("eval", 40 + step, float("nan")) for step in range(3)], at(901))
     look(scene, at(1200))
-    assert told(scene, run) == ["run.metric_unusable"] * 2
+    assert told(scene, run) == ["run.metric_fault"] * 2
 
 
 def test_a_policy_that_cannot_be_read_does_not_end_the_vigil(scene: Scene) -> None:

@@ -70,7 +70,7 @@ def test_a_shadow_stop_of_a_run_that_turned_was_right(shadow: Scene) -> None:
     run = flagged(shadow, 0.5, 0.3, 0.2, 0.1)
     assert case_of(shadow, run) is None
     finish(shadow, run)
-    expect(shadow, run, run_outcome="turned", outcome="right", derived=True, treatment="let_run")
+    expect(shadow, run, run_outcome="turned", outcome="right", derived=True, treatment="observed")
     expect(shadow, run, decided_step=8, detectors=["k_decline"], stated_risk=None, job_kind="rlhf")
     expect(shadow, run, gpus=4.0, gpu_hours=24.0, gpu_hours_saved=16.0, gpu_hours_lost=0.0)
     (outcome,) = shadow.rows(tables.outcomes, run)

@@ -45,7 +45,7 @@ def measure(scene: Scene, *by: Grouping, **wanted: object) -> dict[Key, figures.
 
 
 def test_figures_of_a_policy(told: Scene) -> None:
-    """What was let run is counted, what was never flagged beside it, and what was carried out is not mixed in."""
+    """What was observed is counted, what was never flagged beside it, and what was carried out is not mixed in."""
     found = measure(told, "policy")
     assert list(found) == [("paper", 1), ("watchful", 1), ("watchful", 2)]
     paper, watchful, newest = found.values()

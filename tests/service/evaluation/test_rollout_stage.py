@@ -12,7 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from evalstop_service.evaluation import rollout_stage
 from evalstop_service.evaluation.rollout_stage import choose_move, share_enforced
-from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, Stratum, estimate_precision
+from evalstop_service.rules.confidence_sequences import ALPHA, Estimate, StageNumbers, Stratum, estimate_precision
 from evalstop_service.rules.event_types import EventType
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import audit, endpoints, policies, projects, rollout_stages
@@ -78,7 +78,7 @@ def test_it_falls_back_when_the_line_no_longer_holds() -> None:
 
 def test_how_much_is_carried_out() -> None:
     """Without a rollout stage the mode of a run alone counts; a version that has shown nothing stays in shadow."""
-    held = RolloutStage(UUID(int=1), "paper", Stage.CANARY, LINE, 0.25, NOW, {}, 2)
+    held = RolloutStage(UUID(int=1), "paper", Stage.CANARY, LINE, 0.25, NOW, StageNumbers(), 2)
     assert share_enforced(None, 1) == 1
     assert share_enforced(held, 2) == 0.25
     assert share_enforced(held, 1) == share_enforced(held, 3) == 0
@@ -144,7 +144,7 @@ def test_a_new_version_begins_in_shadow(scene: Scene) -> None:
     assert (held.version, held.canary_share) == (2, 0.5)
 
 
-def test_only_who_is_let_run_by_design_counts(scene: Scene) -> None:
+def test_only_what_is_observed_by_design_counts(scene: Scene) -> None:
     """What people say of stops that were carried out lets nobody rise."""
     granted(scene)
     write(scene.database, scene.open(policy="watchful"), 90, treatment="stopped", derived=False)

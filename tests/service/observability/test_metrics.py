@@ -234,7 +234,7 @@ def test_tells_where_the_installation_stands(database: Database) -> None:
 
 
 def test_the_database_tells_what_is_held_back(database: Database) -> None:
-    """Silent and blind runs, paused projects, and on hold stops by every kind of guard that holds them."""
+    """Silent runs and such without data, paused projects, and on hold stops by every kind of guard that holds them."""
     scene, paused = scenes.set_up(database), scenes.set_up(database)
     silent, blind, still = scene.open("silent"), scene.open("blind"), scene.open("still", policy="default")
     scene.post(blind, scenes.evals(0.5, *[0.25] * 8), NOW + timedelta(seconds=299))
@@ -247,7 +247,11 @@ def test_the_database_tells_what_is_held_back(database: Database) -> None:
     for name, policy in (("a", "paper"), ("b", "strict")):
         paused.post(paused.open(name, policy=policy), scenes.FALLING)
     found = samples(generate_latest(figures_of(database)[1]).decode())
-    assert (silent.status, found["evalstop_stale_runs"], found["evalstop_blind_runs"]) == ("running", {(): 1}, {(): 1})
+    assert (silent.status, found["evalstop_stale_runs"], found["evalstop_no_data_runs"]) == (
+        "running",
+        {(): 1},
+        {(): 1},
+    )
     assert found["evalstop_paused_projects"] == {(): 1}
     on_hold = {labels[0][1]: value for labels, value in found["evalstop_on_hold_stops"].items() if value}
     assert on_hold == {"paused": 2, "no_checkpoint": 1}

@@ -67,7 +67,7 @@ def test_without_weights_the_interval_is_that_of_the_beta_mixture() -> None:
 
 
 def test_what_is_held_out_stands_for_what_was_not() -> None:
-    """A case that was let run with a probability of a tenth weighs ten times as much."""
+    """A case that was observed with a probability of a tenth weighs ten times as much."""
     flagged = [Stratum(10, 0), Stratum(5, 5, probability=0.1)]
     assert estimate_precision(flagged).value == pytest.approx((10 + 50) / (10 + 100))
     assert estimate_recall(flagged, Stratum(100, 20)).value == pytest.approx((10 + 50) / (10 + 50 + 20))
@@ -104,7 +104,7 @@ def test_weighted_intervals_may_be_looked_at_as_often() -> None:
 def test_figures_lie_in_their_intervals_and_these_in_their_bounds(flagged: list[Stratum], passed: Stratum) -> None:
     """Whatever was counted, what is undecided only ever widens what is said."""
     for found in (estimate_precision(flagged), estimate_recall(flagged, passed), estimate_false_stops(flagged, passed)):
-        least, most = found.bounds
+        least, most = found.bounds.low, found.bounds.high
         assert -1e-9 <= least <= found.low + 1e-9
         assert found.high - 1e-9 <= most <= 1 + 1e-9
         if found.value is None:

@@ -10,8 +10,8 @@ import pytest
 from evalstop_service.rules import decision_transitions
 from evalstop_service.rules.decision_lifecycle import (
     AWAITING_CONFIRMATION,
-    LET_RUN,
     NEXT_STATES,
+    OBSERVED,
     Announce,
     Cancel,
     DecisionState,
@@ -51,7 +51,7 @@ REPORTS = st.sampled_from([DecisionState.ACKNOWLEDGED, DecisionState.CONFIRMED, 
 TERMS = Timeouts(veto_window_seconds=60.0, confirm_seconds=900.0)
 NO_GRACE = Timeouts(veto_window_seconds=0.0, confirm_seconds=900.0)
 
-OVER = LET_RUN | frozenset(
+OVER = OBSERVED | frozenset(
     {DecisionState.CONFIRMED, DecisionState.FAILED, DecisionState.VETOED, DecisionState.MOOT, DecisionState.UNDONE}
 )
 """Where time alone changes nothing any more."""
@@ -75,7 +75,7 @@ class Lives(RuleBasedStateMachine):
         decided = StopDecided(NOW, "policy", "three declines", mode, guards, held_out)
         self.life, instructions = decision_transitions.start_lifecycle(decided, self.terms)
         self.obey(instructions)
-        assert (self.life.state in LET_RUN) == (mode is Mode.SHADOW or held_out)
+        assert (self.life.state in OBSERVED) == (mode is Mode.SHADOW or held_out)
 
     def befall(self, event: Event) -> list[Instruction]:
         before = self.life
@@ -193,7 +193,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def nothing_waits_for_what_is_over(self) -> None:
-        if self.life.state in LET_RUN | {
+        if self.life.state in OBSERVED | {
             DecisionState.ON_HOLD,
             DecisionState.VETOED,
             DecisionState.MOOT,
@@ -202,9 +202,9 @@ class Lives(RuleBasedStateMachine):
             assert not self.waiting
 
     @invariant()
-    def what_is_let_run_stays_so(self) -> None:
+    def what_is_observed_stays_so(self) -> None:
         """Whatever befalls it, nobody is told of it: the run has to go on to its own end."""
-        if self.history[0].state in LET_RUN:
+        if self.history[0].state in OBSERVED:
             assert len(self.history) == 1
             assert not self.sent
 

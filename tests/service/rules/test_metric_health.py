@@ -16,7 +16,6 @@ from evalstop_service.rules.metric_health import (
     MetricReadings,
     Reading,
     RunProgress,
-    faults_to_json,
     find_faults,
     select_new_faults,
 )
@@ -84,7 +83,7 @@ def test_evals_at_doubling_steps_do_not_cease() -> None:
 
 
 def test_many_values_in_one_post_show_one_gap() -> None:
-    """A log that is sent whole every hour is not dead between two posts."""
+    """A log that is sent whole every hour has data between two posts."""
     newest = [replace_time(reading, 3600) for reading in readings(RISING * 4, steps=10)]
     assert kinds(newest, at(7000)) == []
     assert kinds(newest, at(3600 + 5 * 3600 + 1)) == ["ceased"]
@@ -124,21 +123,21 @@ def test_one_that_never_came_is_missing_once_the_run_is_well_under_way() -> None
 
 
 def test_what_nobody_promised_may_be_missing() -> None:
-    """A role that a metric has by default is no promise that it will come; gone silent, it is dead all the same."""
+    """A role that a metric has by default is no promise that it will come; gone silent, it has no data all the same."""
     assert kinds([], at(10**6), promised=False) == []
     assert kinds(readings(RISING), at(10**6), promised=False) == ["ceased"]
 
 
 def test_where_nothing_goes_on_nothing_falls_behind() -> None:
-    """A run that has observed nothing is silent, not blind."""
+    """A run that has observed nothing is silent, not without data."""
     assert kinds([], replace(at(10**6), last_step=None)) == []
 
 
-def test_news_is_what_was_not_dead_in_this_way_before() -> None:
-    """The same metric dead in the same way is told once, in another way again."""
+def test_a_new_fault_is_one_that_was_not_known() -> None:
+    """The same fault of a metric is told once, in another way again."""
     first = [MetricFault("a", FaultKind.CONSTANT, "x"), MetricFault("b", FaultKind.CEASED, "y")]
     assert select_new_faults(
-        faults_to_json(first), [MetricFault("a", FaultKind.CONSTANT, "z"), MetricFault("b", FaultKind.NOT_FINITE, "y")]
+        first, [MetricFault("a", FaultKind.CONSTANT, "z"), MetricFault("b", FaultKind.NOT_FINITE, "y")]
     ) == [MetricFault("b", FaultKind.NOT_FINITE, "y")]
 
 
@@ -162,7 +161,7 @@ def healthy(draw: st.DrawFn) -> tuple[list[Reading], RunProgress]:
 
 
 @given(healthy())
-def test_a_healthy_metric_is_never_dead(run: tuple[list[Reading], RunProgress]) -> None:
+def test_a_healthy_metric_has_no_fault(run: tuple[list[Reading], RunProgress]) -> None:
     """Whatever its pace, and with a jitter of half of it, it is left alone."""
     newest, progress = run
     assert find_faults([MetricReadings("eval", newest)], progress) == ()
@@ -170,7 +169,7 @@ def test_a_healthy_metric_is_never_dead(run: tuple[list[Reading], RunProgress]) 
 
 @given(healthy(), st.integers(11, 1000))
 def test_whatever_ceases_is_found(run: tuple[list[Reading], RunProgress], gaps: int) -> None:
-    """Enough of its longest gaps in steps and time, and it is dead."""
+    """Enough of its longest gaps in steps and time, and it has ceased."""
     newest, progress = run
     steps = max([b.step - a.step for a, b in pairwise(newest)] or [newest[0].step])
     moments = [reading.received_at for reading in newest]

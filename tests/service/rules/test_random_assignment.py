@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 from evalstop_service.rules import random_assignment
+from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import rollout_stages, tables
@@ -91,7 +92,7 @@ def test_some_are_held_out_and_all_say_how_likely_it_was(database: Database) -> 
         assert decision.observed_probability == pytest.approx(0.3)
 
 
-def test_a_shadow_is_always_let_run(database: Database) -> None:
+def test_a_shadow_is_always_observed(database: Database) -> None:
     """Nothing is left to chance where nothing is carried out."""
     scene = set_up(database, "shadow")
     hold_out(scene, 0.5)
@@ -101,13 +102,13 @@ def test_a_shadow_is_always_let_run(database: Database) -> None:
     assert (decision.state, decision.observed_probability) == (DecisionState.SHADOW, 1.0)
 
 
-def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
+def test_what_a_policy_has_not_earned_is_not_carried_out(database: Database) -> None:
     """Of a canary's stops a share is carried out, by a chance of its own, and of these a share is held out."""
     scene = set_up(database)
     unbound(database)
     hold_out(scene, 0.5)
     with database.transaction() as tx:
-        canary = RolloutStage(scene.project_id, "paper", Stage.CANARY, 0.9, 0.4, LATER, {}, 1)
+        canary = RolloutStage(scene.project_id, "paper", Stage.CANARY, 0.9, 0.4, LATER, StageNumbers(), 1)
         rollout_stages.save_stage(tx, canary)
     for _ in range(30):
         run = scene.open(uuid.uuid4().hex)
@@ -117,8 +118,8 @@ def test_what_a_policy_has_not_earned_is_let_run(database: Database) -> None:
             random_assignment.draw_number("a seed", decision.id, of)
             for of in (random_assignment.CARRIED_OUT, random_assignment.HELD_OUT)
         )
-        let_run = DecisionState.HELD_OUT if kept < 0.5 else DecisionState.REQUESTED
-        assert decision.state in ({let_run, DecisionState.ON_HOLD} if earned < 0.4 else {DecisionState.SHADOW})
+        earned_state = DecisionState.HELD_OUT if kept < 0.5 else DecisionState.REQUESTED
+        assert decision.state in ({earned_state, DecisionState.ON_HOLD} if earned < 0.4 else {DecisionState.SHADOW})
         assert decision.observed_probability == pytest.approx(0.6 + 0.4 * 0.5)
         if earned >= 0.4:
             (change,) = scene.rows(tables.decision_changes, run)

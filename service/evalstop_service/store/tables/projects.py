@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.confidence_sequences import StageNumbers
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.statuses import Stage
-from evalstop_service.store.tables.columns import EnumText, UtcTime, metadata, own_id
+from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, own_id
 
 projects = sa.Table(
     "projects",
@@ -27,7 +28,7 @@ projects = sa.Table(
     sa.Column("confirm_seconds", sa.Double, nullable=False, server_default="900"),  # then a stop is escalated
     sa.Column("stale_seconds", sa.Double, nullable=False, server_default="300"),  # no run is stale before
     sa.Column("seed", sa.Text, nullable=False, server_default=""),  # of all that is left to chance in it
-    sa.Column("held_out_share", sa.Double, nullable=False, server_default="0"),  # of its stops: let run, to learn
+    sa.Column("held_out_share", sa.Double, nullable=False, server_default="0"),  # of its stops
     sa.Column("price_per_gpu_hour", sa.Double),  # NULL: not said
     sa.Column("currency", sa.Text, nullable=False, server_default="USD"),
     sa.Column("role_patterns", sa.JSON, nullable=False, server_default="[]"),  # the first that fits a metric's name
@@ -80,7 +81,7 @@ rollout_stages = sa.Table(
     sa.Column("required_precision", sa.Double, nullable=False),  # the lower bound has to pass it
     sa.Column("canary_share", sa.Double, nullable=False),  # of its stops, while it is a canary
     sa.Column("since", UtcTime, nullable=False),
-    sa.Column("numbers", sa.JSON, nullable=False),  # by which it came to its stage
+    sa.Column("numbers", StructJson(StageNumbers), nullable=False),  # by which it came to its stage
     sa.Column("version", sa.Integer, nullable=False),  # of the policy that has shown it
 )
 

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.metric_health import MetricFault
 from evalstop_service.rules.role_recognition import Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
@@ -133,7 +134,7 @@ run_health = sa.Table(
     sa.Column("next_check_at", UtcTime),  # NULL: the run has ended
     sa.Column("heartbeat_at", UtcTime),
     sa.Column("cadence_seconds", sa.Double),  # learnt: between two posts
-    sa.Column("dead", sa.JSON, nullable=False),  # the metrics that tell its detectors nothing, and why
+    sa.Column("metric_faults", StructJson(tuple[MetricFault, ...]), nullable=False),
     sa.Column("changed_at", UtcTime, nullable=False),
     sa.Index(
         "ix_run_health_next_check_at",

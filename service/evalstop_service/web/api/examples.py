@@ -127,7 +127,9 @@ FIELDS: dict[str, Any] = {
     "KeyOut.name": "trainers",
     "NewKeyOut.name": "trainers",
     "NewKeyOut.key": "esk_kZ3Yw0m9V1x2Qf4n6b8C0d1E2f3G4h5J6k7L8m9N0pQ",
-    "GroupOut.cases": {"let_run": {"right": "/api/v1/cases?policy=default&version=1&treatment=let_run&outcome=right"}},
+    "GroupOut.cases": {
+        "observed": {"right": "/api/v1/cases?policy=default&version=1&treatment=observed&outcome=right"}
+    },
     "GroupOut.detector": None,
     "Health.status": "ok",
     "ReportedMetric.name": "eval_accuracy",
@@ -155,7 +157,6 @@ FIELDS: dict[str, Any] = {
     "ReportIn.reason": "the process group is gone",
     "ReportIn.state": "confirmed",
     "ResumeIn.step": 120,
-    "RolloutStageOut.numbers": {},
     "RolloutStageOut.stage": "canary",
     "RunIn.metrics": _ROLES,
     "RunIn.policy": "paper",

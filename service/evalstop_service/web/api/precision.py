@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -13,7 +13,7 @@ from pydantic import Field
 from evalstop_service.errors import Invalid
 from evalstop_service.evaluation import figures
 from evalstop_service.evaluation.figures import GroupFigures
-from evalstop_service.rules.confidence_sequences import ALPHA, Estimate
+from evalstop_service.rules.confidence_sequences import ALPHA
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import CaseFilter, Grouping
@@ -74,10 +74,10 @@ class CellOut(Answer):
 
 
 class CountsOut(Answer):
-    """The cases by what was done. Only what was let run or never flagged is counted in the figures: of what was carried
-    out or prevented the truth was not seen by design, and what people say of it is a biased sample."""
+    """The cases by what was done. The figures count only what was observed or never flagged: of a stop that was carried
+    out or prevented the outcome is not seen, by design, and what people say of it is a biased sample."""
 
-    let_run: CellOut
+    observed: CellOut
     stopped: CellOut
     prevented: CellOut
     passed: CellOut = Field(description="never flagged; `right` is healthy, `wrong` missed")
@@ -197,9 +197,9 @@ def _group(one: GroupFigures, wanted: CaseFilter, by: list[Grouping]) -> GroupOu
             "detector": named.get("detector"),
             "job_kind": named.get("job_kind"),
             "begins": named.get("begins"),
-            "precision": _estimate(one.precision),
-            "recall": _estimate(one.recall),
-            "false_stops_per_healthy_run": _estimate(one.false_stops),
+            "precision": one.precision,
+            "recall": one.recall,
+            "false_stops_per_healthy_run": one.false_stops,
             "delay_steps": one.delays,
             "gpu_hours": one.hours,
             "stated_risk": one.stated_risk,
@@ -210,10 +210,6 @@ def _group(one: GroupFigures, wanted: CaseFilter, by: list[Grouping]) -> GroupOu
             },
         }
     )
-
-
-def _estimate(found: Estimate | None) -> dict[str, Any] | None:
-    return None if found is None else figures.estimate_to_json(found)
 
 
 def _cases_url(wanted: CaseFilter) -> str:

@@ -113,8 +113,8 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
     up.add_metric([], 0 if found is None else 1)
     running = GaugeMetricFamily("evalstop_running_runs", "Runs that have not ended.")
     stale = GaugeMetricFamily("evalstop_stale_runs", "Runs that have not ended and have been silent for too long.")
-    blind = GaugeMetricFamily(
-        "evalstop_blind_runs", "Runs that have not ended and have a watched metric without usable data."
+    no_data = GaugeMetricFamily(
+        "evalstop_no_data_runs", "Runs that have not ended and have a watched metric without usable data."
     )
     paused = GaugeMetricFamily("evalstop_paused_projects", "Projects whose stopping is paused.")
     on_hold = GaugeMetricFamily("evalstop_on_hold_stops", "Stops that are on hold, by kind of guard.", labels=["guard"])
@@ -138,7 +138,7 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
     if found is not None:
         running.add_metric([], found.running_runs)
         stale.add_metric([], found.stale_runs)
-        blind.add_metric([], found.blind_runs)
+        no_data.add_metric([], found.no_data_runs)
         paused.add_metric([], found.paused_projects)
         for kind in GuardKind:
             on_hold.add_metric([kind], found.on_hold.get(kind, 0))
@@ -149,4 +149,4 @@ def _families(found: InstallationCounts | None) -> Iterator[Metric]:
             waiting.add_metric([name], getattr(found, name))
         due.add_metric([], found.oldest_due_seconds)
         oldest.add_metric([], found.oldest_waiting_seconds)
-    yield from (up, running, stale, blind, paused, on_hold, awaited, left_alone, waiting, due, oldest)
+    yield from (up, running, stale, no_data, paused, on_hold, awaited, left_alone, waiting, due, oldest)

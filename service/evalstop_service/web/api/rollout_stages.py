@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 from pydantic import Field
@@ -13,6 +13,7 @@ from evalstop_service.projects import policies
 from evalstop_service.rules.statuses import Stage
 from evalstop_service.store import rollout_stages
 from evalstop_service.store.database import Transaction
+from evalstop_service.web.api.precision import EstimateOut
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Time
 from evalstop_service.web.context import Admin, Db, Now, Read
@@ -29,6 +30,13 @@ class RolloutStageIn(Body):
     canary_share: float = Field(0.2, gt=0, le=1, description="of its stops, carried out while it is a canary")
 
 
+class StageNumbersOut(Answer):
+    """The precision by which the policy came to its stage; null at the start."""
+
+    precision: EstimateOut | None = Field(description="of all cases of this version")
+    precision_since: EstimateOut | None = Field(description="of those since the last change of stage")
+
+
 class RolloutStageOut(Answer):
     """The rollout stage of a policy, since when, and the numbers behind it."""
 
@@ -38,7 +46,7 @@ class RolloutStageOut(Answer):
     required_precision: float
     canary_share: float
     since: Time
-    numbers: dict[str, Any] = Field(description="empty at the start")
+    numbers: StageNumbersOut
 
 
 PolicyName = Annotated[str, Path(max_length=256)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from msgspec import structs
@@ -12,6 +12,7 @@ from pydantic import Field
 
 from evalstop_service.rules.decision_lifecycle import DecisionState
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.metric_health import FaultKind
 from evalstop_service.rules.role_recognition import RoleOrigin
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, RunStatus, Treatment
 from evalstop_service.runs import health
@@ -63,7 +64,7 @@ class CaseOut(Answer):
     turn_step: int | None
     outcome: DecisionOutcome = Field(description="of the decision to stop it or, without one, of letting it run")
     treatment: Treatment | None = Field(
-        description="of the stop: let_run (held out or in shadow mode), carried out, prevented; null: no stop"
+        description="of the stop: observed (held out or in shadow mode), carried out, prevented; null: no stop"
     )
     observed_probability: float | None = Field(description="probability of being observed after the decision")
     detectors: list[str] | None = Field(description="those that called the stop")
@@ -115,7 +116,7 @@ class MetricFaultOut(Answer):
     """A watched metric without usable data."""
 
     metric: str
-    kind: Literal["missing", "ceased", "constant", "not_finite"]
+    kind: FaultKind
     reason: str
 
 
@@ -230,7 +231,7 @@ def _view_health(tx: Transaction, listed: Sequence[Run], now: datetime) -> dict[
             state=health.find_liveness(run, row := stored.get(run.id), stale_seconds, now).value,
             last_report_at=health.last_report_at(run, row),
             cadence_seconds=row.cadence_seconds if row else None,
-            metric_faults=[MetricFaultOut.model_validate(item) for item in row.dead] if row else [],
+            metric_faults=[MetricFaultOut.model_validate(item) for item in row.metric_faults] if row else [],
         )
         for run in living
     }

@@ -175,7 +175,7 @@ class ProjectOut(Answer):
     role_patterns: list[dict[str, str]] = Field(
         description="by which metrics get their roles in runs whose trainers do not say it; the first that fits counts"
     )
-    held_out_share: float = Field(description="of its stops: let run, to learn whether they are right")
+    held_out_share: float = Field(description="of its stops: held out at random, to learn whether they are right")
     price_per_gpu_hour: float | None = Field(description="null: not said")
     currency: str
     paused_at: Time | None = Field(description="since then nothing is stopped; null: it is not paused")

@@ -17,7 +17,7 @@ from evalstop_service.rules.run_results import Call
 from evalstop_service.web.api.reading.decompression import WINDOW_LOG, Unpacker, unpacker
 from evalstop_service.web.api.reading.json_lines import LINE, MOST_LINE_BYTES
 from evalstop_service.web.api.reading.stream import Intake, StreamLimits, too_slow
-from evalstop_service.web.api.reading.stream_result import MOST_ERRORS
+from evalstop_service.web.api.reading.stream_result import MOST_ERRORS, StreamResult
 from evalstop_service.web.api.schemas import Answer, BestCheckpointOut
 from evalstop_service.web.context import Commit, Ingest, Tell
 from evalstop_service.web.problems import Problem, ProblemDetails
@@ -123,8 +123,8 @@ def routes(limits: StreamLimits) -> APIRouter:
                 await intake.take(body.parts(), unpack)
             except Problem as problem:
                 heard = await body.drained()
-                raise _broken_off(problem, intake.tally.document(clock()), keep=heard) from problem
-        return Response(msgspec.json.encode(intake.tally.document(clock())), media_type="application/json")
+                raise _broken_off(problem, intake.tally.result(clock()), keep=heard) from problem
+        return Response(msgspec.json.encode(intake.tally.result(clock())), media_type="application/json")
 
     return router
 
@@ -160,12 +160,12 @@ async def _held(room: asyncio.Semaphore, wait_seconds: float) -> AsyncIterator[N
         room.release()
 
 
-def _broken_off(problem: Problem, so_far: dict[str, Any], *, keep: bool) -> Problem:
-    lines = so_far["lines"]
+def _broken_off(problem: Problem, so_far: StreamResult, *, keep: bool) -> Problem:
+    lines = so_far.lines
     detail = f"{problem.detail}. The first {lines} lines were taken in, see `so_far`; it broke off after them. "
     detail += "To send all of it again is harmless: what was stored counts as duplicates"
     headers = {**(problem.headers or {}), **({} if keep else {"Connection": "close"})}
-    more = {"lines_stored": lines, "so_far": so_far}
+    more = {"lines_stored": lines, "so_far": msgspec.to_builtins(so_far)}
     return Problem(problem.status, problem.title, detail, headers=headers, more=more)
 
 

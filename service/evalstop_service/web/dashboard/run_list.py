@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Literal
@@ -14,6 +15,7 @@ from evalstop_service.clock import in_utc
 from evalstop_service.errors import NotFound
 from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.rules.liveness import Liveness
+from evalstop_service.rules.metric_health import MetricFault
 from evalstop_service.rules.run_results import Call
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import health, watched_metrics
@@ -55,7 +57,7 @@ class Row:
     decision: Decision | None
     sparkline: Sparkline | None
     health: Liveness
-    dead: list[dict[str, str]]
+    metric_faults: Sequence[MetricFault]
 
 
 class Filters(BaseModel):
@@ -144,7 +146,7 @@ def _load_rows(tx: Transaction, page_of_runs: list[Run], stale_seconds: float, n
             decision := decided.get(run.id),
             sparkline.draw_sparkline(drawn.get(run.id, ()), run.best_checkpoint, decision.step if decision else None),
             health.find_liveness(run, run_report := stored.get(run.id), stale_seconds, now),
-            run_report.dead if run_report and run.status == RunStatus.RUNNING else [],
+            run_report.metric_faults if run_report and run.status == RunStatus.RUNNING else [],
         )
         for run in page_of_runs
     ]

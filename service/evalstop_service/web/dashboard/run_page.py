@@ -55,7 +55,7 @@ def show_run(run_id: UUID, site: SiteOf, visitor: SignedIn) -> Response:
         revision=revision,
         decision=current,
         health=health.find_liveness(run, stored, visitor.project.stale_seconds, site.clock()),
-        dead=stored.dead if stored and run.status == RunStatus.RUNNING else [],
+        metric_faults=stored.metric_faults if stored and run.status == RunStatus.RUNNING else [],
         decisions=on_record,
         histories=histories,
         outcomes=judged,

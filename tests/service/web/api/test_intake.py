@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from evalstop_service.errors import Closed, Overloaded
@@ -69,7 +70,7 @@ async def taken(
             await intake.take(body, unpack)
     except Problem as problem:
         broken = problem
-    return intake.tally.document(NOW), broken
+    return msgspec.to_builtins(intake.tally.result(NOW)), broken
 
 
 def take(

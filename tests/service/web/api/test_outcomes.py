@@ -51,7 +51,7 @@ def test_a_held_out_stop_shows_whether_it_was_right(admin: httpx.Client) -> None
     assert (outcome["outcome"], outcome["derived"], outcome["actor"]) == ("right", True, "evalstop")
     assert outcome["details"]["run_outcome"] == "turned"
     case = told["case"]
-    assert (case["run_outcome"], case["treatment"], case["observed_probability"]) == ("turned", "let_run", 1)
+    assert (case["run_outcome"], case["treatment"], case["observed_probability"]) == ("turned", "observed", 1)
     assert (case["detectors"], case["stated_risk"], case["gpu_hours_lost"]) == (["k_decline"], None, 0)
     assert said(admin.get(f"/runs/{run_id}"), 200)["decision"]["outcome"] == outcome
 

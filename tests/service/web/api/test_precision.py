@@ -30,10 +30,10 @@ def test_figures_lead_to_their_cases(service: Service) -> None:
     assert whole["recall"]["value"] == 1
     assert whole["false_stops_per_healthy_run"]["value"] == pytest.approx(3 / 23)
     groups = said(admin.get("/precision", params={"group_by": ["policy", "month"], "job_kind": "dpo"}), 200)["groups"]
-    assert [(one["policy"]["name"], one["begins"], one["counts"]["let_run"]["right"]) for one in groups] == [
+    assert [(one["policy"]["name"], one["begins"], one["counts"]["observed"]["right"]) for one in groups] == [
         ("paper", "2026-01-01", 9)
     ]
-    listed = said(admin.get(groups[0]["cases"]["let_run"]["right"].removeprefix("/api/v1"), params=None), 200)
+    listed = said(admin.get(groups[0]["cases"]["observed"]["right"].removeprefix("/api/v1"), params=None), 200)
     assert len(listed["items"]) == 9
     assert {one["run_id"] for one in listed["items"]} == {opened["id"]}
     first = said(admin.get("/cases", params={"limit": 30}), 200)
@@ -55,7 +55,12 @@ def test_rollout_stage_is_set_and_taken_away(service: Service) -> None:
     path = "/policies/early/rollout-stage"
     assert "mode of its runs" in problem(admin.get(path), 404)["detail"]
     held = said(admin.put(path, json={"required_precision": 0.9}), 200)
-    assert (held["stage"], held["version"], held["canary_share"], held["numbers"]) == ("shadow", 1, 0.2, {})
+    assert (held["stage"], held["version"], held["canary_share"], held["numbers"]) == (
+        "shadow",
+        1,
+        0.2,
+        {"precision": None, "precision_since": None},
+    )
     changed = said(admin.put(path, json={"required_precision": 0.8, "canary_share": 0.5}), 200)
     assert changed == held | {"required_precision": 0.8, "canary_share": 0.5} == said(admin.get(path), 200)
     assert [admin.delete(path).status_code for _ in range(2)] == [204, 204]

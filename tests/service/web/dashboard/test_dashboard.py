@@ -41,7 +41,7 @@ def shown() -> dict[str, dict[str, set[str]]]:
         "running_runs",
         "open_endpoints",
         "stale_runs",
-        "blind_runs",
+        "no_data_runs",
         "paused_projects",
         "outbox_oldest_due_seconds",
         "outbox_oldest_waiting_seconds",

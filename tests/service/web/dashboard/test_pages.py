@@ -76,10 +76,10 @@ def test_a_run_that_was_stopped(visitor: httpx.Client, database: Database, tenan
         assert words in html
 
 
-def test_silent_blind_and_lost_runs_are_marked(
+def test_silent_and_lost_runs_and_such_without_data_are_marked(
     visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime
 ) -> None:
-    """In the list and on their pages, a blind one with the metric and what is wrong with it."""
+    """In the list and on their pages, one without data with the metric and what is wrong with it."""
     silent = open_run(database, tenant, now - timedelta(minutes=10), "silent")
     well = open_run(database, tenant, now, "well")
     blind = open_run(database, tenant, now - timedelta(minutes=6), "blind")

@@ -73,7 +73,7 @@ def test_every_figure_leads_to_its_cases(
 def test_past_a_page_of_cases(visitor: httpx.Client, database: Database, tenant: Tenant, now: datetime) -> None:
     """The list goes on where its first page ends; a cursor of somebody's own make is not found."""
     write(database, open_run(database, tenant, now, "many"), 53, now)
-    older = seen(visitor, "/cases?treatment=let_run").split('rel="next" href="')[1].split('"')[0]
+    older = seen(visitor, "/cases?treatment=observed").split('rel="next" href="')[1].split('"')[0]
     rest = seen(visitor, older)
     assert rest.count('class="row-link"') == 3
     assert 'rel="next"' not in rest

@@ -1,15 +1,47 @@
-"""The tally of a stream: what became of its lines, and where its runs stand."""
+"""The result of a stream: what became of its lines, and where its runs stand."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
+from msgspec import Struct
+
 from evalstop_service.ingest import Receipt
+from evalstop_service.rules.run_results import BestCheckpoint, Call
 
 MOST_ERRORS = 1000
+
+
+class LineError(Struct, frozen=True):
+    """What is wrong with a line."""
+
+    line: int
+    title: str
+    detail: str
+
+
+class RunResult(Struct, frozen=True):
+    """Where a run stands after a stream, as it is answered."""
+
+    run_id: UUID
+    accepted: int
+    verdict: Call
+    should_stop: bool
+    best_checkpoint: BestCheckpoint | None
+
+
+class StreamResult(Struct, frozen=True):
+    """What became of a stream, as it is answered."""
+
+    lines: int
+    accepted: int
+    duplicates: int
+    conflict_count: int
+    error_count: int
+    errors: list[LineError]
+    runs: list[RunResult]
 
 
 @dataclass(slots=True)
@@ -50,26 +82,20 @@ class StreamTotals:
             standing.accepted += receipt.accepted
             standing.last = receipt
 
-    def document(self, now: datetime) -> dict[str, Any]:
-        """The tally as JSON has it."""
-        errors = sorted(self._errors)[:MOST_ERRORS]
-        return {
-            "lines": self.lines,
-            "accepted": self.accepted,
-            "duplicates": self.duplicates,
-            "conflict_count": self.conflict_count,
-            "error_count": self.error_count,
-            "errors": [{"line": line, "title": title, "detail": detail} for line, title, detail in errors],
-            "runs": [_standing(run_id, standing, now) for run_id, standing in self.runs.items()],
-        }
+    def result(self, now: datetime) -> StreamResult:
+        """The totals as they are answered."""
+        return StreamResult(
+            lines=self.lines,
+            accepted=self.accepted,
+            duplicates=self.duplicates,
+            conflict_count=self.conflict_count,
+            error_count=self.error_count,
+            errors=[LineError(*error) for error in sorted(self._errors)[:MOST_ERRORS]],
+            runs=[_describe_run(run_id, standing, now) for run_id, standing in self.runs.items()],
+        )
 
 
-def _standing(run_id: UUID, standing: Standing, now: datetime) -> dict[str, Any]:
+def _describe_run(run_id: UUID, standing: Standing, now: datetime) -> RunResult:
     run, decision = standing.last.run, standing.last.decision
-    return {
-        "run_id": str(run_id),
-        "accepted": standing.accepted,
-        "verdict": run.verdict.verdict,
-        "should_stop": decision is not None and decision.stops(now),
-        "best_checkpoint": run.best_checkpoint,
-    }
+    should_stop = decision is not None and decision.stops(now)
+    return RunResult(run_id, standing.accepted, run.verdict.verdict, should_stop, run.best_checkpoint)
