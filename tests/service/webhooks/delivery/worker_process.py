@@ -1,10 +1,9 @@
-"""A worker as a process of its own, to be killed: `python worker_process.py DATABASE_URL LEASE_SECONDS`."""
+"""A worker as a process of its own, to be killed."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from datetime import UTC, datetime
 
 from evalstop_service.security.address_policy import parse_address_policy
@@ -13,8 +12,12 @@ from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 
 
-async def main(url: str, lease_seconds: float) -> None:
+def run(url: str, lease_seconds: float) -> None:
     """Deliver until killed."""
+    asyncio.run(_deliver(url, lease_seconds))
+
+
+async def _deliver(url: str, lease_seconds: float) -> None:
     async with Sender(
         timeout_seconds=lease_seconds * 0.9, address_policy=parse_address_policy("127.0.0.0/8")
     ) as sender:
@@ -26,7 +29,3 @@ async def main(url: str, lease_seconds: float) -> None:
             limits=WorkerLimits(poll_seconds=0.02, lease_seconds=lease_seconds),
         )
         await worker.run(asyncio.Event())
-
-
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))

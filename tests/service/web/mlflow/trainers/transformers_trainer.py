@@ -6,7 +6,8 @@ from typing import Any
 
 import mlflow
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 torch.set_num_threads(1)
 
