@@ -2,8 +2,8 @@
 
 Nearly all requests of a busy service are alike: a known key, one JSON object, finite numbers. msgspec reads them at a
 tenth of the cost of the route. What it does not understand completely is passed on, body included, to the FastAPI route
-of the same path, which accepts it or says what is wrong. This endpoint refuses nothing, and a test checks that the
-route would give the same answer to whatever is accepted here.
+of the same path, which has msgspec read it again once pydantic has found nothing wrong. This endpoint refuses nothing,
+and a test checks that the route would give the same answer to whatever is accepted here.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import problems
 from evalstop_service.web.api.observation_results import receipt_json
+from evalstop_service.web.api.reading.batch import UNREADABLE
 from evalstop_service.web.api.schemas import MAX_POINTS
 from evalstop_service.web.middleware.body_limit import MOST_HELD_BYTES
 
@@ -127,7 +128,7 @@ def read(body: bytes) -> tuple[PostedObservation, ...] | None:
     """The points of a batch that is understood completely; None for any other."""
     try:
         batch = _decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     points = batch.observations
     # The reader takes the last of a name that stands twice. Then there are more of it than points, as there are when

@@ -11,10 +11,9 @@ from pydantic import Field
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, Observations
 from evalstop_service.store import observations
-from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
-from evalstop_service.web.api.reading.batch import BatchIn
-from evalstop_service.web.api.reading.json_body import JsonRoute
+from evalstop_service.web.api.reading.batch import UNREADABLE, BatchIn, decode_batch
+from evalstop_service.web.api.reading.json_body import JsonRoute, SentBody
 from evalstop_service.web.api.runs import load_run
 from evalstop_service.web.api.schemas import (
     Answer,
@@ -26,6 +25,7 @@ from evalstop_service.web.api.schemas import (
     VerdictOut,
 )
 from evalstop_service.web.context import Commit, Db, Ingest, Read, Tell
+from evalstop_service.web.problems import Problem
 
 router = APIRouter(prefix="/runs/{run_id}/observations", tags=["observations"], route_class=JsonRoute)
 
@@ -75,11 +75,16 @@ class ObservationPage(Page):
 
 
 @router.post("", response_model=ReceiptOut)
-def post_observations(run_id: UUID, body: BatchIn, caller: Ingest, committer: Commit, clock: Tell) -> Response:
+def post_observations(
+    run_id: UUID, body: BatchIn, sent: SentBody, caller: Ingest, committer: Commit, clock: Tell
+) -> Response:
     """Store a batch and hear the verdict. A batch with any malformed point is refused whole."""
-    points = tuple(
-        PostedObservation(item.metric, item.step, item.value, item.stderr, item.time) for item in body.observations
-    )
+    # `body` has said what is wrong with a batch, if anything. What is stored is read by msgspec, as the endpoint in
+    # front of this route does it.
+    try:
+        points = decode_batch(sent)
+    except UNREADABLE as error:
+        raise Problem(422, "The request is not valid", f"{error}; nothing of it was stored") from error
     receipt = committer.submit_and_wait(Message(caller.project_id, run_id, Observations(points)))
     return Response(receipt_json(receipt, clock()), media_type="application/json")
 

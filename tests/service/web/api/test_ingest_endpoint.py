@@ -6,10 +6,11 @@ import json
 import math
 from typing import Any
 
+import msgspec
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api import ingest_endpoint
 from evalstop_service.web.api.reading import json_body
-from evalstop_service.web.api.reading.batch import BatchIn
+from evalstop_service.web.api.reading.batch import BatchIn, decode_batch
 from evalstop_service.web.problems import Problem
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -55,12 +56,12 @@ good = st.builds(
 def read_by_route(body: bytes) -> tuple[PostedObservation, ...] | None:
     """The points that the FastAPI route would store."""
     try:
-        batch = BatchIn.model_validate(json_body.parse(body))
+        explained = BatchIn.model_validate(json_body.parse(body)).observations
     except (Problem, ValidationError):
         return None
-    return tuple(
-        PostedObservation(item.metric, item.step, item.value, item.stderr, item.time) for item in batch.observations
-    )
+    read = decode_batch(body)
+    assert repr([vars(item) for item in explained]) == repr([msgspec.structs.asdict(point) for point in read])
+    return read
 
 
 @given(st.lists(observations() | good, max_size=4), st.booleans(), st.booleans())

@@ -1,12 +1,50 @@
-"""A batch of observations as it is posted, and what is wrong with one that is refused."""
+"""A batch of observations as it is posted: decoded by msgspec, and described for refusals by pydantic."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
+import msgspec
+from msgspec import Meta
 from pydantic import BeforeValidator, Field
 
-from evalstop_service.web.api.schemas import MAX_POINTS, Body, Measured, Name, Step, Time
+from evalstop_service.clock import in_utc
+from evalstop_service.store.observations import PostedObservation
+from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP, Body, Measured, Name, Step, Time
+
+
+class SentObservation(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An observation as JSON has it: its step may be written 120.0, its value may be the name of what is not finite."""
+
+    metric: Annotated[str, Meta(min_length=1, max_length=256)]
+    step: Annotated[int, Meta(ge=0, le=MAX_STEP)] | Annotated[float, Meta(ge=0, le=MAX_STEP)]
+    value: float | Literal["NaN", "Infinity", "-Infinity"]
+    stderr: Annotated[float, Meta(ge=0)] | None = None
+    time: datetime | None = None
+
+    def to_observation(self) -> PostedObservation:
+        """The observation that is stored; raises ValueError."""
+        step = int(self.step)
+        if step != self.step:
+            raise ValueError(f"a step is a whole number, not {self.step}")
+        time = None if self.time is None else in_utc(self.time)
+        return PostedObservation(self.metric, step, float(self.value), self.stderr, time)
+
+
+class _Batch(msgspec.Struct, forbid_unknown_fields=True):
+    observations: Annotated[list[SentObservation], Meta(min_length=1, max_length=MAX_POINTS)]
+
+
+_decode = msgspec.json.Decoder(_Batch).decode
+
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises. It takes the last of a name that stands twice: whoever accepts has to look for these."""
+
+
+def decode_batch(body: bytes) -> tuple[PostedObservation, ...]:
+    """The observations of a batch. Raises one of `UNREADABLE`."""
+    return tuple([point.to_observation() for point in _decode(body).observations])
 
 
 class ObservationIn(Body):

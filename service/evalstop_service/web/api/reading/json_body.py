@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from evalstop_service.web.context import insist_on_key
@@ -34,9 +34,19 @@ class JsonRoute(APIRoute):
             content_type = request.headers.get("content-type", "")
             if content_type.partition(";")[0].strip().lower() != "application/json":
                 raise Problem(415, "The body is not JSON", "send it with the header `Content-Type: application/json`")
-            return await handle(_Parsed(request, parse(await request.body())))
+            request.state.body = await request.body()
+            return await handle(_Parsed(request, parse(request.state.body)))
 
         return strict
+
+
+def _sent_body(request: Request) -> bytes:
+    body: bytes = request.state.body
+    return body
+
+
+SentBody = Annotated[bytes, Depends(_sent_body)]
+"""The body of a `JsonRoute` as it was sent, which is JSON without names that stand twice."""
 
 
 class _Parsed(Request):

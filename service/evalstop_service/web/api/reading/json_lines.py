@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web.api.reading import json_body
-from evalstop_service.web.api.reading.batch import BatchIn, ObservationIn
+from evalstop_service.web.api.reading.batch import UNREADABLE, BatchIn, ObservationIn, SentObservation
 from evalstop_service.web.api.schemas import MAX_POINTS
 
 MOST_LINE_BYTES = 2**20
@@ -43,9 +43,13 @@ class FlatLine(PostedObservation, frozen=True, gc=False, forbid_unknown_fields=T
     run_id: str
 
 
-class _Batch(msgspec.Struct, forbid_unknown_fields=True):
-    run_id: str
-    observations: Annotated[list[PostedObservation], msgspec.Meta(min_length=1, max_length=MAX_POINTS)]
+class _SentLine(SentObservation, forbid_unknown_fields=True, kw_only=True):
+    run_id: UUID
+
+
+class _SentBatchLine(msgspec.Struct, forbid_unknown_fields=True):
+    run_id: UUID
+    observations: Annotated[list[SentObservation], msgspec.Meta(min_length=1, max_length=MAX_POINTS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +112,8 @@ class Cutter:
 
 
 _decode_lines = msgspec.json.Decoder(FlatLine).decode_lines
-_decode_line = msgspec.json.Decoder(FlatLine).decode
-_decode_batch = msgspec.json.Decoder(_Batch).decode
-
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_decode_line = msgspec.json.Decoder(_SentLine).decode
+_decode_batch = msgspec.json.Decoder(_SentBatchLine).decode
 
 # In a line that says nothing twice and has nothing escaped, each name and each text has two quotation marks.
 _MARKS, _MARKS_OF_STDERR, _MARKS_OF_TIME = 12, 2, 4
@@ -127,7 +129,7 @@ def flat(block: bytes) -> list[FlatLine] | None:
         return None
     try:
         found = _decode_lines(block)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
     if len(found) != count or not all(map(_is_canonical, {line.run_id for line in found})):
         return None
@@ -136,25 +138,21 @@ def flat(block: bytes) -> list[FlatLine] | None:
 
 def read(line: bytes) -> RunObservations:
     """What a line tells. Raises BadLine."""
-    return read_plain_line(line) or read_any_line(line)
-
-
-def read_plain_line(line: bytes) -> RunObservations | None:
-    if b"\\" in line:
-        return None
     try:
         if b'"observations"' in line:
             batch = _decode_batch(line)
-            run_id, points, marks = batch.run_id, tuple(batch.observations), _MARKS_OF_BATCH
+            run_id, points, marks = batch.run_id, batch.observations, _MARKS_OF_BATCH
             marks += _MARKS_IN_BATCH * len(points)
         else:
             point = _decode_line(line)
-            run_id, points, marks = point.run_id, (point,), _MARKS
-    except _UNREADABLE:
-        return None
-    if not _is_canonical(run_id) or not _says_nothing_twice(line, marks, points):
-        return None
-    return RunObservations(run_id, points)
+            run_id, points, marks = point.run_id, [point], _MARKS
+        told = RunObservations(str(run_id), tuple([point.to_observation() for point in points]))
+    except UNREADABLE as error:
+        _refuse(line)
+        raise BadLine("The line is not valid", str(error)[:200]) from error
+    if b"\\" in line or not _says_nothing_twice(line, marks, points):
+        _refuse(line)
+    return told
 
 
 def _says_nothing_twice(text: bytes, marks: int, points: Any) -> bool:
@@ -178,19 +176,17 @@ def _is_canonical(run_id: str) -> bool:
     return len(run_id) == 36 and _CANONICAL.fullmatch(run_id) is not None
 
 
-def read_any_line(line: bytes) -> RunObservations:
+def _refuse(line: bytes) -> None:
+    """Say what is wrong with a line by reading it in a slower way. Raises BadLine, or returns when it finds nothing."""
     try:
         document = json_body.load(line)
     except json_body.NotJson as error:
         raise BadLine("The line is not JSON that can be read", str(error).replace("at line 1, ", "at ")) from error
     model = BatchLine if isinstance(document, dict) and "observations" in document else ObservationLine
     try:
-        told = model.model_validate(document)
+        model.model_validate(document)
     except ValidationError as error:
         raise BadLine("The line is not valid", _what_is_wrong(error)) from error
-    items = told.observations if isinstance(told, BatchLine) else [told]
-    points = tuple(PostedObservation(item.metric, item.step, item.value, item.stderr, item.time) for item in items)
-    return RunObservations(str(told.run_id), points)
 
 
 def _what_is_wrong(error: ValidationError) -> str:
