@@ -6,19 +6,12 @@ apply(state, messages, facts, now) -> Applied    some of the messages, from the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from operator import attrgetter
 
 import msgspec
-from evalstop_detectors import (
-    MonitorState,
-    Observation,
-    Verdict,
-    advance,
-    is_late,
-    start,
-)
+from evalstop_detectors import Verdict, is_late
 from msgspec.structs import replace
 
 from evalstop_service.errors import Conflict, NotFound, ServiceError
@@ -33,9 +26,10 @@ from evalstop_service.ingest.messages import (
     Receipt,
     Resumed,
     RolesCorrected,
-    ValueConflict,
 )
-from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores, Trail
+from evalstop_service.ingest.monitor_moves import advance_monitor, replay_monitor, rewind_monitor
+from evalstop_service.ingest.new_observations import compare_with_stored, find_new_names, sort_observations
+from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores
 from evalstop_service.rules import run_results
 from evalstop_service.rules.decision_lifecycle import OBSERVED, DecisionState
 from evalstop_service.rules.run_results import BestCheckpoint, Call, RawMaximum
@@ -49,9 +43,6 @@ from evalstop_service.store.checkpoints import Checkpoint
 from evalstop_service.store.decisions import Decision
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import FOUND_AGAIN, Run, RunChanges
-
-LATE_WEIGHT = 128
-"""A late observation makes a stored monitor useless to other processes, and counts for so many towards the next."""
 
 
 class Applied(msgspec.Struct):
@@ -135,14 +126,14 @@ def _apply_observations(
     5. Bring the row up to date, and say whether other rows follow from it.
     """
     run, state = before.run, before
-    names = _names(state, content.points) if metric_roles.is_open(run) else None
-    fresh, doubtful, last_steps = _sort_out(state, content.points)
+    names = find_new_names(state, content.points) if metric_roles.is_open(run) else None
+    fresh, doubtful, last_steps = sort_observations(state, content.points)
     needs = _needs_of_decision(state)
     if doubtful or names is not None:
         needs |= Needs(identities=frozenset(point.identity for point in doubtful), role_patterns=names is not None)
     if not facts.meet(needs):
         return facts.needs | needs
-    late, conflicts = _look_up(fresh, doubtful, facts.values)
+    late, conflicts = compare_with_stored(fresh, doubtful, facts.values)
     fresh += late
 
     if names is not None:
@@ -151,7 +142,7 @@ def _apply_observations(
     observations = state.watch.observations(fresh)
     replayed = recast or (bool(observations) and is_late(state.monitor, observations[0]))
     if replayed:
-        state = _rewound(state, None if recast else observations[0])
+        state = rewind_monitor(state, None if recast else observations[0])
     eval_metric = state.watch.eval_metric
     evals = sorted([point for point in fresh if point.metric == eval_metric], key=_STEP)
     scores = None if recast else state.usable_scores
@@ -169,9 +160,9 @@ def _apply_observations(
     if not fresh and not state.unrecorded:
         return Applied(before, before, [Receipt(run, decision, 0, duplicates, conflicts=conflicts)], decision=decision)
     if replayed:
-        state = _replayed(state, facts.points, fresh)
+        state = replay_monitor(state, facts.points, fresh)
     elif observations:
-        state = _advanced(state, observations)
+        state = advance_monitor(state, observations)
     changes = RunChanges()
     if scored:
         state, changes = _with_evals(state, scores, facts, evals, turned=ended)
@@ -217,7 +208,7 @@ def _apply_checkpoint(
 
 def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version: int, now: datetime) -> Applied | Needs:
     """Begin a new attempt at a step, unless it has begun there already: what came after the step no longer counts."""
-    state, run = _rewound(before, None), before.run
+    state, run = rewind_monitor(before, None), before.run
     needs = _needs_of_decision(before) | Needs(resumed_at=content.step)
     needs |= _needs_of_past(state, replayed=True, rescored=True)
     if not facts.meet(needs):
@@ -228,7 +219,7 @@ def _apply_resumption(before: RunState, content: Resumed, facts: Facts, version:
     left = [point for point in facts.points if point.step <= content.step]
     saved = tuple(item for item in facts.checkpoints if item.step <= content.step)
     state = replace(state, has_decision=False, final_decision=None, last_steps=dict(facts.last_steps))
-    state = _replayed(state, left, [])
+    state = replay_monitor(state, left, [])
     state, changes = _with_evals(state, None, replace(facts, points=tuple(left), checkpoints=saved), [])
     changes |= {
         "attempt": run.attempt + 1,
@@ -247,7 +238,7 @@ def _apply_correction(
     """Give metrics the roles that a person says, and replay the run with them."""
     run, roles = before.run, metric_roles.correct_roles(before.run, content.metrics)
     changed = (run.metrics, run.recognition) != roles
-    state = _rewound(_with_roles(before, roles, anew=True), None) if changed else before
+    state = rewind_monitor(_with_roles(before, roles, anew=True), None) if changed else before
     ended = run.ended_at is not None and run.status != RunStatus.LOST
     needs = _needs_of_decision(before)
     needs |= _needs_of_past(state, replayed=changed, rescored=changed, turned=changed and ended)
@@ -256,56 +247,11 @@ def _apply_correction(
     decision = facts.decision if before.final_decision is None else before.final_decision
     if not changed:
         return Applied(before, before, [Receipt(run, decision)], decision=decision)
-    state = _replayed(state, facts.points, [])
+    state = replay_monitor(state, facts.points, [])
     state, changes = _with_evals(state, None, facts, [], turned=ended)
     state = _settled(state, changes, version, now, rewritten=True)
     receipt = Receipt(state.run, decision)
     return Applied(before, state, [receipt], content=content, decision=decision, settles_case=ended)
-
-
-def _names(state: RunState, points: Sequence[PostedObservation]) -> set[str] | None:
-    """All names of a run's metrics when these points bring new ones; None when they bring none."""
-    seen, named = state.last_steps, state.run.metrics
-    new = {point.metric for point in points if point.metric not in seen and point.metric not in named}
-    if not new:
-        return None
-    known = seen.keys() | named.keys()
-    return known | new if len(known) < metric_roles.MOST_NAMES else None
-
-
-def _sort_out(
-    state: RunState, points: Sequence[PostedObservation]
-) -> tuple[list[PostedObservation], list[PostedObservation], dict[str, int]]:
-    """Points past all that is on record, points whose identities have to be looked up, and the metrics' last steps."""
-    last_steps = state.last_steps.copy()
-    fresh: list[PostedObservation] = []
-    doubtful: list[PostedObservation] = []
-    for point in points:
-        if point.step > last_steps.get(point.metric, -1):
-            last_steps[point.metric] = point.step
-            fresh.append(point)
-        else:
-            doubtful.append(point)
-    return fresh, doubtful, last_steps
-
-
-def _look_up(
-    fresh: Sequence[PostedObservation], doubtful: Sequence[PostedObservation], stored: Mapping[tuple[str, int], float]
-) -> tuple[list[PostedObservation], tuple[ValueConflict, ...]]:
-    """The doubtful points that are new after all, and those that contradict what is on record; the others repeat it."""
-    if not doubtful:
-        return [], ()
-    known = {**stored, **{point.identity: point.value for point in fresh}}
-    new: list[PostedObservation] = []
-    conflicts: list[ValueConflict] = []
-    for point in doubtful:
-        value = known.get(point.identity)
-        if value is None:
-            known[point.identity] = point.value
-            new.append(point)
-        elif value != point.value and not (value != value and point.value != point.value):  # NaN repeats NaN
-            conflicts.append(ValueConflict(point, value))
-    return new, tuple(conflicts)
 
 
 def _needs_of_decision(state: RunState) -> Needs:
@@ -331,51 +277,6 @@ def _with_roles(state: RunState, roles: RoleAssignment, *, anew: bool = False) -
     if roles.metrics != state.run.metrics or policy is not state.policy or anew:
         return replace(state, run=run, policy=policy, watch=WatchedMetrics(run, policy))
     return replace(state, run=run) if roles.recognition != state.run.recognition else state
-
-
-def _rewound(state: RunState, late: Observation | None) -> RunState:
-    """The state with its monitor from before a late observation, as far as it is remembered, or from the beginning."""
-    trail = state.trail.before(late) if late is not None else Trail()
-    count, monitor = trail.last or (0, start(state.policy))
-    return replace(state, monitor=monitor, count=count, trail=trail)
-
-
-def _replayed(state: RunState, stored: Sequence[PostedObservation], fresh: Sequence[PostedObservation]) -> RunState:
-    """The state with all that its rewound monitor is to see, stored and new."""
-    observations = observations_past(state.monitor, state.watch.observations([*stored, *fresh]))
-    monitor, _ = advance(state.policy, state.monitor, observations)
-    count = state.count + len(observations)
-    return replace(
-        state,
-        monitor=monitor,
-        unrecorded=(*state.unrecorded, monitor.verdict),
-        count=count,
-        unkept=state.unkept + len(observations) + LATE_WEIGHT,
-        trail=state.trail.extended(count, monitor),
-    )
-
-
-def observations_past(monitor: MonitorState, observations: list[Observation]) -> list[Observation]:
-    """The observations that the monitor has not seen yet."""
-    last = monitor.last
-    return observations if last is None else [item for item in observations if item.order > last]
-
-
-def _advanced(state: RunState, observations: Sequence[Observation]) -> RunState:
-    """The state with its monitor moved on by observations that follow."""
-    monitor, verdicts = advance(state.policy, state.monitor, observations)
-    unrecorded = state.unrecorded
-    if len(verdicts) > 1 or monitor.verdict.verdict is not state.monitor.verdict.verdict:
-        unrecorded = (*unrecorded, *verdicts)
-    count = state.count + len(observations)
-    return replace(
-        state,
-        monitor=monitor,
-        unrecorded=unrecorded,
-        count=count,
-        unkept=state.unkept + len(observations),
-        trail=state.trail.extended(count, monitor),
-    )
 
 
 def _with_evals(

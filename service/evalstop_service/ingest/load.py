@@ -10,8 +10,9 @@ from evalstop_detectors import MonitorState, Policy, StaleState, advance, start,
 from msgspec.structs import replace
 
 from evalstop_service.errors import Behind, ServiceError
-from evalstop_service.ingest.apply import observations_past, with_decision
+from evalstop_service.ingest.apply import with_decision
 from evalstop_service.ingest.messages import CheckpointSaved, Message, Observations
+from evalstop_service.ingest.monitor_moves import observations_past
 from evalstop_service.ingest.run_state import KEEP_EVERY, RunState, Scores
 from evalstop_service.projects import policies
 from evalstop_service.rules.run_results import Call
@@ -82,7 +83,8 @@ def _load_some(
     moved = [run_id for run_id in rows if run_id not in loaded]
     if not moved:
         return loaded
-    stored = monitor_states.load_states(tx, moved)
+    cold = [run_id for run_id in moved if not _was_only_added_to(rows[run_id], known.get(run_id))]
+    stored = monitor_states.load_states(tx, cold) if cold else {}
     last_steps = observations.load_last_steps(tx, moved)
     decided = decisions.load_decisions(tx, moved)
     states: dict[UUID, RunState] = {}
@@ -118,8 +120,7 @@ def _restored(
     run: Run, policy: Policy, known: RunState | None, stored: StoredMonitorState | None
 ) -> tuple[RunState, str]:
     """The run with a monitor to go on from, and which one."""
-    if known is not None and known.run.version >= run.rewritten_version:
-        # All that another process did since then was to add to its end.
+    if known is not None and _was_only_added_to(run, known):
         scores = known.usable_scores
         state = replace(known, run=run, recorded=None, unrecorded=(), shared=SHARED_FOR, scores=scores)
         return state, "moved_on"
@@ -130,6 +131,11 @@ def _restored(
         monitor = _decoded(policy, stored)
     way = "rebuilt" if monitor is None else "restored"
     return RunState(run, policy, WatchedMetrics(run, policy), monitor or start(policy), {}, shared=shared), way
+
+
+def _was_only_added_to(run: Run, known: RunState | None) -> bool:
+    """Whether all that other processes did to a run since it was cached was to add to its end."""
+    return known is not None and known.run.version >= run.rewritten_version
 
 
 def _decoded(policy: Policy, stored: StoredMonitorState) -> MonitorState | None:

@@ -1,0 +1,61 @@
+"""Moving a run's monitor: on by observations that follow, or back and through its past again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evalstop_detectors import MonitorState, Observation, advance, start
+from msgspec.structs import replace
+
+from evalstop_service.ingest.run_state import RunState, Trail
+from evalstop_service.store.observations import PostedObservation
+
+LATE_WEIGHT = 128
+"""A late observation makes a stored monitor useless to other processes, and counts for so many towards the next."""
+
+
+def rewind_monitor(state: RunState, late: Observation | None) -> RunState:
+    """The state with its monitor from before a late observation, as far as it is remembered, or from the beginning."""
+    trail = state.trail.before(late) if late is not None else Trail()
+    count, monitor = trail.last or (0, start(state.policy))
+    return replace(state, monitor=monitor, count=count, trail=trail)
+
+
+def replay_monitor(
+    state: RunState, stored: Sequence[PostedObservation], fresh: Sequence[PostedObservation]
+) -> RunState:
+    """The state with all that its rewound monitor is to see, stored and new."""
+    observations = observations_past(state.monitor, state.watch.observations([*stored, *fresh]))
+    monitor, _ = advance(state.policy, state.monitor, observations)
+    count = state.count + len(observations)
+    return replace(
+        state,
+        monitor=monitor,
+        unrecorded=(*state.unrecorded, monitor.verdict),
+        count=count,
+        unkept=state.unkept + len(observations) + LATE_WEIGHT,
+        trail=state.trail.extended(count, monitor),
+    )
+
+
+def observations_past(monitor: MonitorState, observations: list[Observation]) -> list[Observation]:
+    """The observations that the monitor has not seen yet."""
+    last = monitor.last
+    return observations if last is None else [item for item in observations if item.order > last]
+
+
+def advance_monitor(state: RunState, observations: Sequence[Observation]) -> RunState:
+    """The state with its monitor moved on by observations that follow."""
+    monitor, verdicts = advance(state.policy, state.monitor, observations)
+    unrecorded = state.unrecorded
+    if len(verdicts) > 1 or monitor.verdict.verdict is not state.monitor.verdict.verdict:
+        unrecorded = (*unrecorded, *verdicts)
+    count = state.count + len(observations)
+    return replace(
+        state,
+        monitor=monitor,
+        unrecorded=unrecorded,
+        count=count,
+        unkept=state.unkept + len(observations),
+        trail=state.trail.extended(count, monitor),
+    )

@@ -1,0 +1,55 @@
+"""What is new in a batch: points past all that is on record, points that are late, repeats and contradictions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from evalstop_service.ingest.messages import ValueConflict
+from evalstop_service.ingest.run_state import RunState
+from evalstop_service.runs import metric_roles
+from evalstop_service.store.observations import PostedObservation
+
+
+def find_new_names(state: RunState, points: Sequence[PostedObservation]) -> set[str] | None:
+    """All names of a run's metrics when these points bring new ones; None when they bring none."""
+    seen, named = state.last_steps, state.run.metrics
+    new = {point.metric for point in points if point.metric not in seen and point.metric not in named}
+    if not new:
+        return None
+    known = seen.keys() | named.keys()
+    return known | new if len(known) < metric_roles.MOST_NAMES else None
+
+
+def sort_observations(
+    state: RunState, points: Sequence[PostedObservation]
+) -> tuple[list[PostedObservation], list[PostedObservation], dict[str, int]]:
+    """Points past all that is on record, points whose identities have to be looked up, and the metrics' last steps."""
+    last_steps = state.last_steps.copy()
+    fresh: list[PostedObservation] = []
+    doubtful: list[PostedObservation] = []
+    for point in points:
+        if point.step > last_steps.get(point.metric, -1):
+            last_steps[point.metric] = point.step
+            fresh.append(point)
+        else:
+            doubtful.append(point)
+    return fresh, doubtful, last_steps
+
+
+def compare_with_stored(
+    fresh: Sequence[PostedObservation], doubtful: Sequence[PostedObservation], stored: Mapping[tuple[str, int], float]
+) -> tuple[list[PostedObservation], tuple[ValueConflict, ...]]:
+    """The doubtful points that are new after all, and those that contradict what is on record; the others repeat it."""
+    if not doubtful:
+        return [], ()
+    known = {**stored, **{point.identity: point.value for point in fresh}}
+    new: list[PostedObservation] = []
+    conflicts: list[ValueConflict] = []
+    for point in doubtful:
+        value = known.get(point.identity)
+        if value is None:
+            known[point.identity] = point.value
+            new.append(point)
+        elif value != point.value and not (value != value and point.value != point.value):  # NaN repeats NaN
+            conflicts.append(ValueConflict(point, value))
+    return new, tuple(conflicts)
