@@ -469,7 +469,7 @@ def _create_decisions() -> None:
         sa.Column("derived", sa.Boolean(), nullable=False),
         sa.Column("actor", sa.Text(), nullable=False),
         sa.Column("note", sa.Text(), nullable=False),
-        sa.Column("details", sa.JSON(), nullable=False),
+        sa.Column("assessment", sa.JSON(none_as_null=True), nullable=True),
         sa.Column("at", sa.DateTime(timezone=True), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_outcomes_run_id")),
         sa.PrimaryKeyConstraint("run_id", "attempt", "sequence", name=op.f("pk_outcomes")),

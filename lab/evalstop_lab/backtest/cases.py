@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from evalstop_detectors import Policy, Score
-from evalstop_service.rules.outcome import RunAssessment, assess_run, judge_decision, locate_turn
+from evalstop_service.rules.outcome import assess_run, judge_decision, locate_turn
+from evalstop_service.rules.run_results import RunAssessment
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 
 from evalstop_lab.replay.command import judge_all

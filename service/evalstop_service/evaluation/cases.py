@@ -16,18 +16,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
-import msgspec
 from evalstop_detectors import Evidence, Kind
 from evalstop_detectors.policy.calibration import compute_stated_risk
+from msgspec import structs
 
 from evalstop_service.evaluation import change_point
 from evalstop_service.projects import policies
 from evalstop_service.rules import decision_lifecycle, outcome, run_results
 from evalstop_service.rules.decision_lifecycle import SERVICE, STOPPING, DecisionState
-from evalstop_service.rules.outcome import RunAssessment, Turn
-from evalstop_service.rules.run_results import Verdict
+from evalstop_service.rules.outcome import Turn
+from evalstop_service.rules.run_results import RunAssessment, Verdict
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.runs import watched_metrics
 from evalstop_service.store import cases, decisions, observations, outcomes, runs
@@ -94,7 +93,7 @@ def _derive_outcome(
         note=assessment.reason,
         now=now,
         derived=True,
-        details=_describe_assessment(assessment, sign),
+        assessment=_turn_means(assessment, sign),
     )
     return outcomes.find_outcome(tx, run.id, run.attempt)
 
@@ -107,22 +106,19 @@ def _find_turn(tx: Transaction, run: Run, assessment: RunAssessment) -> Turn | N
     return Turn(turn.step, turn.low_step) if turn else outcome.locate_turn(assessment)
 
 
-def _describe_assessment(assessment: RunAssessment, sign: float) -> dict[str, Any]:
-    """An assessment as JSON; means are in the metric's own direction."""
-    document: dict[str, Any] = {
-        name: value for name, value in msgspec.to_builtins(assessment).items() if value is not None
-    }
-    for name in ("best", "last"):
-        if name in document:
-            document[name]["mean"] *= sign
-    return document
+def _turn_means(assessment: RunAssessment, sign: float) -> RunAssessment:
+    """The assessment with its means in the metric's own direction."""
+    best, last = (
+        window and structs.replace(window, mean=sign * window.mean) for window in (assessment.best, assessment.last)
+    )
+    return structs.replace(assessment, best=best, last=last)
 
 
 def _find_run_outcome(recorded: Outcome | None, decision: Decision | None = None) -> RunOutcome:
     if recorded is None:
         return RunOutcome.UNDECIDED
-    if recorded.derived:
-        return RunOutcome(recorded.details["run_outcome"])
+    if recorded.assessment is not None:
+        return recorded.assessment.run_outcome
     given = DecisionOutcome(recorded.outcome)
     return outcome.read_run_outcome(given, recorded.turn_step, flagged=decision is not None)
 

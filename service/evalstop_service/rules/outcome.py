@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from evalstop_detectors import Score
 from evalstop_detectors.checkpoint import noise
-from msgspec import Struct
 
+from evalstop_service.rules.run_results import RunAssessment, Window
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 
 FEWEST_IN_A_WINDOW = 3
@@ -29,38 +29,11 @@ _RISEN = 0.05
 """A share of the range of the means: a run that gained less has not risen, and its drop is compared with the range."""
 
 
-class Window(Struct, frozen=True):
-    """Neighboring evals: the steps of the first, the middle and the last of them, and their mean."""
-
-    first_step: int
-    middle_step: int
-    last_step: int
-    mean: float
-
-
 class Turn(NamedTuple):
     """Where a run turned: the step, and the first step at which its peak may have been."""
 
     step: int
     low_step: int
-
-
-class RunAssessment(Struct, frozen=True):
-    """The outcome of a run with its reason and the numbers behind it.
-
-    `evals`: how many were finite; `window` of them make a mean. `best`, `last`: the means that are compared. `gain`,
-    `drop` and `stderr` (of the drop) are in the unit of the scores, higher is better. None: there were too few evals.
-    """
-
-    run_outcome: RunOutcome
-    reason: str
-    evals: int
-    window: int
-    best: Window | None = None
-    last: Window | None = None
-    gain: float | None = None
-    drop: float | None = None
-    stderr: float | None = None
 
 
 def assess_run(scores: Sequence[Score], decided_step: int | None = None) -> RunAssessment:

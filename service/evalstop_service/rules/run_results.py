@@ -1,4 +1,5 @@
-"""What a run's evals have come to, as rows, answers and events hold it: verdict, best checkpoint, change point. Pure.
+"""What a run's evals have come to, as rows, answers and events hold it: verdict, best checkpoint, change
+point, outcome. Pure.
 
 The store and the webhooks know these structs and no detectors. What a later release that was rolled back may have
 written stays readable: kinds of evidence and roles are texts here.
@@ -10,6 +11,8 @@ from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
+
+from evalstop_service.rules.statuses import RunOutcome
 
 
 class Call(StrEnum):
@@ -78,3 +81,30 @@ class ChangePoint(Struct, frozen=True):
     high_step: int
     gain: float
     drop: float
+
+
+class Window(Struct, frozen=True):
+    """Neighboring evals: the steps of the first, the middle and the last of them, and their mean."""
+
+    first_step: int
+    middle_step: int
+    last_step: int
+    mean: float
+
+
+class RunAssessment(Struct, frozen=True):
+    """The outcome of a run with its reason and the numbers behind it.
+
+    `evals`: how many were finite; `window` of them make a mean. `best`, `last`: the means that are compared. `gain`,
+    `drop` and `stderr` (of the drop) are in the unit of the scores, higher is better. None: there were too few evals.
+    """
+
+    run_outcome: RunOutcome
+    reason: str
+    evals: int
+    window: int
+    best: Window | None = None
+    last: Window | None = None
+    gain: float | None = None
+    drop: float | None = None
+    stderr: float | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
+from evalstop_service.rules.run_results import RunAssessment
 from evalstop_service.rules.statuses import DecisionOutcome
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import outcomes
@@ -19,7 +19,7 @@ from evalstop_service.store.tables import outcomes
 class Outcome:
     """Whether what was decided about an attempt, to stop it or to let it go on, was `right`, `wrong` or is `unknown`.
 
-    `derived`: from later evals, with the numbers in `details`; else a person said so.
+    `derived`: from later evals, with the numbers in `assessment`; else a person said so.
     """
 
     sequence: int
@@ -28,7 +28,7 @@ class Outcome:
     derived: bool
     actor: str
     note: str
-    details: dict[str, Any]
+    assessment: RunAssessment | None
     at: datetime
 
 
@@ -43,7 +43,7 @@ def add_outcome(
     note: str,
     now: datetime,
     derived: bool = False,
-    details: dict[str, Any] | None = None,
+    assessment: RunAssessment | None = None,
 ) -> None:
     """Append an outcome; the run is locked in this transaction."""
     query = sa.select(sa.func.max(outcomes.c.sequence)).where(*_of(run_id, attempt))
@@ -57,7 +57,7 @@ def add_outcome(
             derived=derived,
             actor=actor,
             note=note,
-            details=details or {},
+            assessment=assessment,
             at=now,
         )
     )

@@ -75,8 +75,8 @@ def test_a_shadow_stop_of_a_run_that_turned_was_right(shadow: Scene) -> None:
     expect(shadow, run, gpus=4.0, gpu_hours=24.0, gpu_hours_saved=16.0, gpu_hours_lost=0.0)
     (outcome,) = shadow.rows(tables.outcomes, run)
     assert (outcome["actor"], outcome["derived"], outcome["outcome"]) == ("evalstop", True, "right")
-    assert outcome["details"]["best"]["mean"] == pytest.approx((0.9 + 1.0 + 0.9) / 3)
-    assert outcome["details"]["last"]["mean"] == pytest.approx(0.2)
+    assert outcome["assessment"].best.mean == pytest.approx((0.9 + 1.0 + 0.9) / 3)
+    assert outcome["assessment"].last.mean == pytest.approx(0.2)
     expect(shadow, run, turn_step=outcome["turn_step"], delay_steps=8 - outcome["turn_step"])
 
 

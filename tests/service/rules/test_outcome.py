@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from evalstop_detectors import Score
 from evalstop_service.rules import outcome
-from evalstop_service.rules.outcome import RunAssessment
+from evalstop_service.rules.run_results import RunAssessment
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome
 from hypothesis import given
 from hypothesis import strategies as st

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import DecisionState
-from evalstop_service.rules.run_results import BestCheckpoint, Verdict
+from evalstop_service.rules.run_results import BestCheckpoint, RunAssessment, Verdict
 from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.tables.columns import EnumText, StructJson, UtcTime, metadata, of_run, own_id, part_of
@@ -71,7 +71,7 @@ outcomes = sa.Table(
     sa.Column("derived", sa.Boolean, nullable=False),  # from later evals; else a person said so
     sa.Column("actor", sa.Text, nullable=False),
     sa.Column("note", sa.Text, nullable=False),
-    sa.Column("details", sa.JSON, nullable=False),  # the numbers behind it
+    sa.Column("assessment", StructJson(RunAssessment)),  # the numbers behind it; NULL: a person said so
     sa.Column("at", UtcTime, nullable=False),
 )
 

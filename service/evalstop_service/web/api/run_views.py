@@ -44,6 +44,29 @@ class ChangeOut(Answer):
     details: dict[str, Any]
 
 
+class WindowOut(Answer):
+    """Neighboring evals: the steps of the first, the middle and the last of them, and their mean."""
+
+    first_step: int
+    middle_step: int
+    last_step: int
+    mean: float
+
+
+class AssessmentOut(Answer):
+    """What became of the eval of a run, and the means that were compared; null: there were too few evals."""
+
+    run_outcome: RunOutcome
+    reason: str
+    evals: int = Field(description="how many were finite")
+    window: int = Field(description="so many neighboring evals make a mean")
+    best: WindowOut | None
+    last: WindowOut | None
+    gain: float | None = Field(description="in the unit of the metric, higher is better; so are drop and stderr")
+    drop: float | None
+    stderr: float | None = Field(description="the standard error of the drop")
+
+
 class OutcomeOut(Answer):
     """The outcome of a decision, and who recorded it."""
 
@@ -52,7 +75,7 @@ class OutcomeOut(Answer):
     derived: bool = Field(description="true: from later evals; false: by a person")
     actor: str
     note: str
-    details: dict[str, Any] = Field(description="of a derived outcome: the numbers that it is based on")
+    assessment: AssessmentOut | None = Field(description="the numbers behind a derived outcome; null: by a person")
     at: Time
 
 

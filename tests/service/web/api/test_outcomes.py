@@ -49,7 +49,7 @@ def test_a_held_out_stop_shows_whether_it_was_right(admin: httpx.Client) -> None
     told = said(admin.get(f"/decisions/{decision['id']}/outcomes"), 200)
     (outcome,) = told["items"]
     assert (outcome["outcome"], outcome["derived"], outcome["actor"]) == ("right", True, "evalstop")
-    assert outcome["details"]["run_outcome"] == "turned"
+    assert outcome["assessment"]["run_outcome"] == "turned"
     case = told["case"]
     assert (case["run_outcome"], case["treatment"], case["observed_probability"]) == ("turned", "observed", 1)
     assert (case["detectors"], case["stated_risk"], case["gpu_hours_lost"]) == (["k_decline"], None, 0)
