@@ -71,6 +71,7 @@ class FakeService:
         self.hear.set()
         self.polls = 0  # heartbeats
         self.stop_at_step: int | None = None
+        self.guessed: list[str] = []
         self.refuse_metric: str | None = None
         self.names_bad_points = True
         self.forced: list[Answer | Callable[[str, Json], Answer | None]] = []  # answered before anything else
@@ -191,6 +192,7 @@ class FakeService:
             "conflict_count": len(conflicts),
             "superseded": 0,
             "best_checkpoint": None,
+            "guessed": self.guessed,
             **self._verdict(run),
         }
         return Answer(200, answer)

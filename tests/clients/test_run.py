@@ -107,6 +107,23 @@ def test_should_stop_comes_with_the_answer_to_a_post(server: FakeServer, service
         assert run.id == service.run_named("a run").id
 
 
+def test_a_guessed_role_is_told_to_the_trainer_once(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A metric that cannot stop the run until somebody confirms it is named in one line of the log."""
+    service.guessed = ["eval_foo"]
+    with caplog.at_level(logging.WARNING, "evalstop_client"), start(server) as run:
+        for step in (1, 2):
+            run.log({"eval_foo": 1.0}, step=step)
+            assert run.flush()
+        assert run.guessed == ("eval_foo",)
+        service.guessed = []
+        run.log({"eval_foo": 1.0}, step=3)
+        assert run.flush()
+        assert run.guessed == ()
+    assert ["eval_foo guessed: confirm" in line for line in caplog.messages].count(True) == 1
+
+
 def test_idle_run_learns_of_the_stop_by_heartbeat(server: FakeServer, service: FakeService) -> None:
     """Between two evals a run posts heartbeats, whose answer says whether it should stop."""
     with start(server) as run:
