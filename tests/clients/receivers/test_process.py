@@ -292,6 +292,17 @@ def test_label_replaces_that_of_an_outer_receiver() -> None:
     assert parse_labels(label_environment(outer, "inner")["EVALSTOP_LABELS"]) == {"a": "b", "receiver": "inner"}
 
 
+def test_mlflow_clients_are_given_the_label_and_those_of_the_scheduler() -> None:
+    """What MLflow's clients read as tags holds the label, a scheduler's labels, and what was there before."""
+    environment = {"MLFLOW_RUN_CONTEXT": '{"team": "a", "receiver": "outer"}', "SLURM_JOB_ID": "4711"}
+    tags = json.loads(label_environment(environment, "inner")["MLFLOW_RUN_CONTEXT"])
+    assert (tags["receiver"], tags["team"], tags["slurm_job_id"]) == ("inner", "a", "4711")
+    for broken in ("", "[]", "{"):
+        assert json.loads(label_environment({"MLFLOW_RUN_CONTEXT": broken}, "inner")["MLFLOW_RUN_CONTEXT"]) == {
+            "receiver": "inner"
+        }
+
+
 def test_whole_way_from_the_trainers_post_to_the_confirmed_end(
     tmp_path: Path, server: FakeServer, service: FakeService
 ) -> None:

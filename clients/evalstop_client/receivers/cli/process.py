@@ -60,7 +60,8 @@ examples:
   evalstop-receiver process --listen 127.0.0.1:0 --ready-file ready.json -- python train.py
 
 The job finds its run by a label: the receiver adds receiver=<id> to EVALSTOP_LABELS in the job's environment,
-evalstop_client.Run passes it on, and a stop event that carries another one is left to other receivers.
+evalstop_client.Run passes it on, and a stop event that carries another one is left to other receivers. MLflow's
+clients pass it on as a tag, which the receiver adds to MLFLOW_RUN_CONTEXT.
 
 exit code: that of the job (128 + N when signal N ended it); 2 for wrong usage; 126 or 127 when it cannot be started.
 """

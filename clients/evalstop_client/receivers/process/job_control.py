@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -17,19 +18,36 @@ from typing import Any
 from evalstop_client.errors import RequestRefused
 from evalstop_client.receivers.process.descendants import find_living_processes, reap_orphans
 from evalstop_client.receivers.stop.job_control import ForeignJob, Gone, Job, Present, StopRequest
+from evalstop_client.scheduler_labels import scheduler_labels
 from evalstop_client.settings import format_labels, parse_labels
 
 logger = logging.getLogger("evalstop_client.receivers")
 
 LABEL = "receiver"
+RUN_CONTEXT = "MLFLOW_RUN_CONTEXT"
 FORCE_SECONDS = 1.0
 POLL_SECONDS = 0.05
 
 
 def label_environment(environment: Mapping[str, str], receiver_id: str) -> dict[str, str]:
-    """`environment` with the label added by which a run started in it is found again."""
+    """`environment` with the label added by which a run started in it is found again.
+
+    MLflow's clients set the tags that MLFLOW_RUN_CONTEXT holds, and so carry the label and those of a scheduler.
+    """
     labels = {**parse_labels(environment.get("EVALSTOP_LABELS", "")), LABEL: receiver_id}
-    return {**environment, "EVALSTOP_LABELS": format_labels(labels)}
+    tags = {**_read_run_context(environment), **scheduler_labels(environment), LABEL: receiver_id}
+    return {**environment, "EVALSTOP_LABELS": format_labels(labels), RUN_CONTEXT: json.dumps(tags)}
+
+
+def _read_run_context(environment: Mapping[str, str]) -> dict[str, str]:
+    try:
+        tags = json.loads(environment.get(RUN_CONTEXT) or "{}")
+    except ValueError:
+        tags = None
+    if not isinstance(tags, dict):
+        logger.warning("%s is no JSON object; it is replaced", RUN_CONTEXT)
+        return {}
+    return tags
 
 
 class ChildJob:

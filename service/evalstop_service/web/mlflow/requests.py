@@ -252,7 +252,7 @@ def parse_milliseconds(milliseconds: int) -> datetime:
 
 def to_milliseconds(time: datetime) -> int:
     """A time in milliseconds since 1970."""
-    return int(time.timestamp() * 1000)
+    return round(time.timestamp() * 1000)
 
 
 def is_uuid(text: str) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.clients.programs import program
+from tests.clients.webhooks import SECRET, send, stop_event
 from tests.service.web.api.conftest import ON_ONE_DATABASE, Service
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600), *ON_ONE_DATABASE]  # what clients send is the same
@@ -26,7 +30,7 @@ for trainer in map(Path, sys.argv[1:]):
     print(f"trainer: {trainer.stem}")
     runpy.run_path(str(trainer), run_name="__main__")
 """
-IN_ORDER = ("transformers_trainer", "lightning_module", "optuna_study", "fluent")
+IN_ORDER = ("transformers_trainer", "lightning_module", "optuna_study", "habits", "fluent")
 """The last one chooses an experiment for whatever comes after it in its process."""
 
 Runs = dict[str, list[dict[str, Any]]]
@@ -36,19 +40,16 @@ Runs = dict[str, list[dict[str, Any]]]
 def runs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """The runs that each trainer printed, as the service's own API answers them: one process imports what all need."""
     key = service.key(service.project())
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "PYTEST"))}
-    environment |= {
-        "MLFLOW_TRACKING_URI": f"{service.url}/mlflow",
-        "MLFLOW_TRACKING_TOKEN": key,
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
     command = [sys.executable, "-c", ONE_BY_ONE, *(str(TRAINERS / f"{name}.py") for name in IN_ORDER)]
     folder = tmp_path_factory.mktemp("trainers")
     done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False
+        command,
+        env=client_environment(service, key),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     client = service.client(key)
@@ -59,6 +60,20 @@ def runs(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Runs:
         assert ids, part
         told[name] = [watched(client, run_id) for run_id in ids]
     return told
+
+
+def client_environment(service: Service, key: str) -> dict[str, str]:
+    """All that a client is told."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "PYTEST"))}
+    return environment | {
+        "MLFLOW_TRACKING_URI": f"{service.url}/mlflow",
+        "MLFLOW_TRACKING_TOKEN": key,
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_MLFLOW_LOG_ARTIFACTS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
 
 def watched(client: httpx.Client, run_id: str) -> dict[str, Any]:
@@ -86,24 +101,27 @@ def test_fluent(runs: Runs) -> None:
 
 
 def test_transformers(runs: Runs) -> None:
-    """transformers' Trainer: every eval at its step, its arguments as labels, and its end."""
+    """transformers' Trainer: every eval at its step, its arguments as params, its checkpoints, its end."""
     (run,) = runs["transformers_trainer"]
     gold = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")
     assert gold == "eval_accuracy"
     assert [step for step, _ in run["series"][gold]] == [2, 4, 6]
-    assert run["labels"]["params.max_steps"] == "6"
+    assert run["params"]["max_steps"] == "6"
     assert run["status"] == "completed"
 
 
 def test_lightning(runs: Runs) -> None:
-    """Lightning's MLFlowLogger: the validation score is gold, at the steps that it was logged at."""
-    (run,) = runs["lightning_module"]
+    """Lightning's MLFlowLogger and autologging: the validation score is the eval, at the steps of its values."""
+    run, autologged = runs["lightning_module"]
     assert run["name"] == "lines/tiny"
     assert run["recognition"]["sources"].keys() == run["metrics"].keys()
     gold = next(metric for metric, role in run["metrics"].items() if role["role"] == "eval")
     assert gold == "val_accuracy"
     assert len(run["series"][gold]) == 3
     assert run["status"] == "completed"
+    assert autologged["name"].startswith("autologged/")
+    assert autologged["status"] == "completed"
+    assert len(autologged["series"]["val_accuracy"]) == 2
 
 
 def test_optuna(runs: Runs) -> None:
@@ -111,4 +129,39 @@ def test_optuna(runs: Runs) -> None:
     trials = runs["optuna_study"]
     assert len(trials) == 3
     assert {run["labels"]["mlflow.experiment"] for run in trials} == {"widths"}
-    assert all("params.x" in run["labels"] for run in trials)
+    assert all("x" in run["params"] for run in trials)
+
+
+def test_habits(runs: Runs) -> None:
+    """accelerate's tracker, 568 params, artifacts, models, inputs and searches end no job, and leave its tags room."""
+    (run,) = runs["habits"]
+    assert (run["name"], run["status"], len(run["params"])) == ("habits/ppo", "completed", 569)
+    assert run["labels"]["slurm_job_id"] == "4711"
+
+
+UNDER_A_RECEIVER = """
+import mlflow, time
+
+with mlflow.start_run(run_name="guarded") as run:
+    mlflow.log_metric("eval_accuracy", 0.5, step=1)
+    print(run.info.run_id, flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+def test_a_job_under_a_receiver(service: Service, tmp_path: Path) -> None:
+    """A stop reaches an MLflow job that `evalstop-receiver process` started, by the tag that it was given."""
+    key = service.key(service.project())
+    ready = tmp_path / "ready.json"
+    command = [
+        *(sys.executable, "-m", "evalstop_client.receivers.cli", "process", "--url", service.url),
+        *("--ready-file", str(ready), "--", sys.executable, "-c", UNDER_A_RECEIVER),
+    ]
+    secrets = {"EVALSTOP_WEBHOOK_SECRET": SECRET, "EVALSTOP_KEY": key}
+    with program(command, **client_environment(service, key), **secrets) as process:
+        assert process.stdout is not None
+        run_id = next(line.strip() for line in process.stdout if len(line.strip()) == 32)
+        run = service.client(key).get(f"/runs/{run_id}").raise_for_status().json()
+        assert send(json.loads(ready.read_text())["url"], stop_event(run["labels"])).status_code == 202
+        assert process.wait(60) == 128 + signal.SIGTERM

@@ -1,10 +1,12 @@
-"""Lightning's MLFlowLogger on a tiny module made on the spot; prints the run's id."""
+"""Lightning's MLFlowLogger on a tiny module made on the spot, all checkpoints logged; prints the run's id."""
 
 from __future__ import annotations
 
 import os
 
 import lightning
+import mlflow
+import mlflow.pytorch
 import torch
 from lightning.pytorch.loggers import MLFlowLogger
 
@@ -32,15 +34,32 @@ class Tiny(lightning.LightningModule):
 
 
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 1)), batch_size=2)
-logger = MLFlowLogger(experiment_name="lines", run_name="tiny", tracking_uri=os.environ["MLFLOW_TRACKING_URI"])
+logger = MLFlowLogger(
+    experiment_name="lines", run_name="tiny", tracking_uri=os.environ["MLFLOW_TRACKING_URI"], log_model="all"
+)
 lightning.Trainer(
     max_epochs=3,
     logger=logger,
     accelerator="cpu",
     log_every_n_steps=1,
-    enable_checkpointing=False,
     enable_progress_bar=False,
     enable_model_summary=False,
     default_root_dir="output",
 ).fit(Tiny(), loader, loader)
+saved = mlflow.MlflowClient().list_artifacts(logger.run_id, "model/checkpoints")
+assert len(saved) == 3, saved
 print(logger.run_id)
+
+mlflow.set_experiment("autologged")
+mlflow.pytorch.autolog()
+lightning.Trainer(
+    max_epochs=2,
+    accelerator="cpu",
+    logger=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+).fit(Tiny(), loader, loader)
+mlflow.pytorch.autolog(disable=True)
+run = mlflow.last_active_run()
+assert run is not None
+print(run.info.run_id)

@@ -1,4 +1,4 @@
-"""transformers' Trainer with `report_to="mlflow"` on a tiny model made on the spot; prints the run's id."""
+"""transformers' Trainer with `report_to="mlflow"` on a tiny model, its checkpoints logged; prints the run's id."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ arguments = TrainingArguments(
     per_device_train_batch_size=2,
     use_cpu=True,
     disable_tqdm=True,
-    save_strategy="no",
+    save_strategy="steps",
+    save_steps=3,
 )
 Trainer(
     model=model,
@@ -55,4 +56,5 @@ Trainer(
     callbacks=[Remember()],
 ).train()
 mlflow.flush_async_logging()
+assert len(mlflow.search_logged_models(output_format="list")) == 2
 print(Remember.run_id)
