@@ -21,10 +21,12 @@ from evalstop_service.web.mlflow.authentication import Ingest, MlflowRoute, Read
 from evalstop_service.web.mlflow.errors import not_found
 from evalstop_service.web.mlflow.experiments import load_experiment, paginate
 from evalstop_service.web.mlflow.requests import (
+    MAX_METRICS,
     CreateModel,
     Document,
     FinalizeModel,
     ItemIn,
+    MetricIn,
     ModelParams,
     ModelTags,
     SearchModels,
@@ -144,6 +146,22 @@ def search_models(body: SearchModels, caller: ReadOrIngest, database: Db, artifa
     ]
     page, token = paginate(search.sort(chosen, orders, _fields), int(body.page_token or 0), body.max_results)
     return {"models": page, **token}
+
+
+def store_model_metrics(database: Database, project_id: UUID, run_id: UUID, metrics: list[MetricIn]) -> None:
+    """Keep the last value of each metric that is logged for a model; a model that is not known is passed over."""
+    for model_id in dict.fromkeys(metric.model_id for metric in metrics if metric.model_id):
+        new = [metric for metric in metrics if metric.model_id == model_id]
+        documents = [metric.model_dump(mode="json", exclude_none=True) | {"run_id": run_id.hex} for metric in new]
+        with database.transaction() as tx:
+            model = _lock(tx, project_id, model_id)
+            if model is None:
+                continue
+            data = model.document["data"]
+            last = {(item["key"], item.get("dataset_name")): item for item in (*data["metrics"], *documents)}
+            kept = list(last.values())[:MAX_METRICS]
+            document = model.document | {"data": data | {"metrics": kept}}
+            mlflow_runs.save_logged_model(tx, msgspec.structs.replace(model, document=document))
 
 
 def _change(

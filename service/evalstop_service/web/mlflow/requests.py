@@ -66,6 +66,9 @@ class MetricIn(MlflowBody):
     value: Annotated[float, BeforeValidator(_parse_number), PlainSerializer(encode_number)]
     timestamp: Whole
     step: Whole | None = None
+    model_id: Annotated[str, Field(max_length=100)] | None = None
+    dataset_name: Annotated[str, Field(max_length=500)] | None = None
+    dataset_digest: Annotated[str, Field(max_length=500)] | None = None
 
     def to_observation(self) -> PostedObservation | None:
         """The observation; None when its step is negative or larger than JSON numbers keep exact."""

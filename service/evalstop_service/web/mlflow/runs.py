@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -23,6 +24,7 @@ from evalstop_service.web.mlflow.authentication import MlflowRoute, Read, ReadOr
 from evalstop_service.web.mlflow.errors import invalid_parameter, not_found
 from evalstop_service.web.mlflow.experiments import load_experiment, paginate
 from evalstop_service.web.mlflow.labels import Item
+from evalstop_service.web.mlflow.logged_models import store_model_metrics
 from evalstop_service.web.mlflow.requests import (
     MAX_BATCH_ITEMS,
     MAX_INPUTS,
@@ -127,6 +129,7 @@ def log_metric(body: LogMetric, logger: Logger) -> Document:
     """One value of one metric."""
     run_id = parse_run_id(body.run_id or body.run_uuid)
     logger.store_metrics(run_id, [body])
+    store_model_metrics(logger.database, logger.project_id, run_id, [body])
     logger.forward(run_id, "runs/log-metric", _dump_request(body))
     return {}
 
@@ -143,6 +146,7 @@ def log_batch(body: LogBatch, logger: Logger) -> Document:
     if body.tags:
         logger.store_tags(run_id, [item.to_item() for item in body.tags])
     logger.store_metrics(run_id, body.metrics)
+    store_model_metrics(logger.database, logger.project_id, run_id, body.metrics)
     logger.forward(run_id, "runs/log-batch", _dump_request(body))
     return {}
 
@@ -284,6 +288,7 @@ def _set_deleted(body: RunBody, logger: RunLogger, path: str, *, deleted: bool) 
 
 
 def _dump_request(body: RunBody) -> Document:
-    """The request as JSON, with NaN and the infinities as strings."""
-    document: Document = body.model_dump(mode="json", exclude_none=True)
+    """The request as JSON, with NaN and the infinities as strings, and without models, which are here alone."""
+    of_models: dict[str, Any] = {"models": True, "model_id": True, "metrics": {"__all__": {"model_id"}}}
+    document: Document = body.model_dump(mode="json", exclude_none=True, exclude=of_models)
     return document

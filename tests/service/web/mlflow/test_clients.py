@@ -30,7 +30,7 @@ for trainer in map(Path, sys.argv[1:]):
     print(f"trainer: {trainer.stem}")
     runpy.run_path(str(trainer), run_name="__main__")
 """
-IN_ORDER = ("transformers_trainer", "lightning_module", "optuna_study", "habits", "fluent")
+IN_ORDER = ("lightning_module", "optuna_study", "habits", "fluent", "transformers_trainer")
 """The last one chooses an experiment for whatever comes after it in its process."""
 
 Runs = dict[str, list[dict[str, Any]]]

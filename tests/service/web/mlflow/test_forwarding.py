@@ -74,7 +74,8 @@ def test_everything_is_passed_on(embedded_database: Database, fake: FakeMlflow) 
             experiment_id = said("experiments/create", {"name": "a"})["experiment_id"]
             run_id = said("runs/create", {"experiment_id": experiment_id, "run_name": "r"})["run"]["info"]["run_id"]
             metric = {"key": "m", "value": "NaN", "step": 3, "timestamp": 5}
-            said("runs/log-batch", {"run_id": run_id, "metrics": [metric], "params": [{"key": "p", "value": "v"}]})
+            of_model = metric | {"model_id": "m-1"}  # which the other server does not have
+            said("runs/log-batch", {"run_id": run_id, "metrics": [of_model], "params": [{"key": "p", "value": "v"}]})
             said("runs/set-tag", {"run_id": run_id, "key": "unwanted", "value": "v"})
             said("runs/update", {"run_id": run_id, "status": "FINISHED", "end_time": 7})
         until(lambda: bool(fake.told) and fake.told[-1][0] == "runs/update")

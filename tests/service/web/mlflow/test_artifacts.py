@@ -1,0 +1,99 @@
+"""The files of MLflow's clients: kept a folder a project, never outside of it, and never at the price of a job."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import httpx
+import pytest
+from evalstop_service.web.mlflow import artifact_folder
+from evalstop_service.web.mlflow.artifact_folder import Artifact, ArtifactFolder
+from evalstop_service.web.mlflow.errors import MlflowError
+
+from tests.service.web.api.conftest import Service
+
+PROJECT = uuid.UUID(int=1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ArtifactFolder:
+    return ArtifactFolder(tmp_path / "artifacts", "mlflow-artifacts:/", max_bytes=100)
+
+
+def upload(folder: ArtifactFolder, path: str, *chunks: bytes) -> bool:
+    arriving = folder.start_upload(PROJECT, path)
+    for chunk in chunks:
+        arriving.write(chunk)
+    return arriving.finish()
+
+
+def test_a_file_comes_back(folder: ArtifactFolder) -> None:
+    """A file that arrived whole is listed and found; sent again, it takes the place of the first."""
+    assert upload(folder, "1/run/artifacts/model/weights.bin", b"first", b"part")
+    assert upload(folder, "1/run/artifacts/model/weights.bin", b"second")
+    assert upload(folder, "1/run/artifacts/empty")
+    assert folder.list_artifacts(PROJECT, "1/run/artifacts/.") == [
+        Artifact("empty", False, 0),
+        Artifact("model", True, None),
+    ]
+    file = folder.find_file(PROJECT, "/1/run/artifacts/model/weights.bin")
+    assert file is not None
+    assert file.read_bytes() == b"second"
+    assert folder.list_artifacts(uuid.UUID(int=2), "1/run/artifacts") == []
+
+
+@pytest.mark.parametrize("path", ["..", "../x", "a/../../x", "a\\..\\x", "a\x00", "..\\x", "a/..", "a\nb"])
+def test_no_way_out(folder: ArtifactFolder, path: str) -> None:
+    """A path that leads out of the project's folder, or could on some system, is refused."""
+    for act in (folder.list_artifacts, folder.find_file, folder.start_upload):
+        with pytest.raises(MlflowError, match="Invalid path"):
+            act(PROJECT, path)
+
+
+def test_what_cannot_be_kept_is_left_out(folder: ArtifactFolder, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that is too large, or has a file where its folder should be, leaves nothing but a warning."""
+    assert not upload(folder, "large", b"x" * 60, b"x" * 60, b"x")
+    assert upload(folder, "a", b"x")
+    assert not upload(folder, "a/b", b"x")
+    assert [item.name for item in folder.list_artifacts(PROJECT, "")] == ["a"]
+    assert list((folder.folder / "uploads").iterdir()) == []
+    assert "larger than 100 bytes" in caplog.text
+
+
+def test_the_disk_is_not_filled(folder: ArtifactFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would take the last room on the disk is left out."""
+    monkeypatch.setattr(artifact_folder, "MIN_FREE_BYTES", 1 << 60)
+    assert not upload(folder, "a", b"x")
+    assert folder.find_file(PROJECT, "a") is None
+
+
+def test_over_http(service: Service) -> None:
+    """Files larger than other bodies may be come and go by keys of the project, and by those alone."""
+    root = f"{service.url}/mlflow/api/2.0/mlflow-artifacts/artifacts"
+    project = service.project()
+    ingest, read, other = (service.key(project, "ingest"), service.key(project, "read"), service.key(service.project()))
+    content = b"0123456789abcdef" * 640 * 1024  # 10 MiB
+
+    def ask(method: str, path: str, key: str, **options: object) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.request(method, f"{root}{path}", headers=headers, timeout=60, trust_env=False, **options)  # type: ignore[arg-type]
+
+    assert ask("PUT", "/0/a/artifacts/weights.bin", ingest, content=content).status_code == 200
+    assert ask("PUT", "/0/a/artifacts/weights.bin", read, content=b"x").status_code == 403
+    assert httpx.put(f"{root}/0/a", content=b"x", trust_env=False).status_code == 401
+    files = ask("GET", "?path=0/a/artifacts", read).json()["files"]
+    assert files == [{"path": "weights.bin", "is_dir": False, "file_size": len(content)}]
+    assert ask("GET", "/0/a/artifacts/weights.bin", ingest).content == content
+    assert ask("GET", "/0/a/artifacts/weights.bin", other).status_code == 404
+    for path in ("/..%2f..%2fx", "/a/%2e%2e/%2e%2e/x", "/%2e%2e%5cx"):
+        assert ask("PUT", path, ingest, content=b"x").status_code in (400, 404)
+        assert ask("GET", path, ingest).status_code in (400, 404)
+
+
+def test_links_lead_to_runs(service: Service) -> None:
+    """What clients print, `/mlflow/#/experiments/0/runs/ID`, is a page of ours whose script its policy allows."""
+    response = httpx.get(f"{service.url}/mlflow/", trust_env=False)
+    assert response.status_code == 200
+    assert "location.hash" in response.text
+    assert "script-src 'sha256-" in response.headers["Content-Security-Policy"]
