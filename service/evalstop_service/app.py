@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from typing import Any, TypeVar
 
 from evalstop_detectors.checkpoint.change_point import import_ruptures
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -84,7 +84,9 @@ RESOURCES = (
     *(checkpoints, decisions, endpoints, deliveries, replays, pull, events, audit, precision, rollout_stages),
 )
 
-STREAMED = frozenset([f"/api/v1{stream.PATH}"])
+API = "/api/v1"
+
+STREAMED = frozenset([f"{API}{stream.PATH}"])
 """Paths whose routes take a body in while it arrives."""
 
 MLFLOW = "/mlflow"
@@ -178,11 +180,10 @@ def create_app(
     )
     problems.install(app)
     swagger_ui.install(app)
-    api = APIRouter(prefix="/api/v1")
     for resource in RESOURCES:
-        api.include_router(resource.router)
-    api.include_router(stream.routes(StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)))
-    app.include_router(api)
+        app.include_router(resource.router, prefix=API)
+    streams = StreamLimits(stream_bytes=settings.max_stream_bytes, streams=settings.streams)
+    app.include_router(stream.routes(streams), prefix=API)
     app.include_router(health.router)
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
     dashboard.install(app, context, session_secret, _openid(settings, clock))
