@@ -2,7 +2,8 @@
 
 import torch
 from evalstop_client.callbacks.transformers import EvalStopCallback
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
+from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
