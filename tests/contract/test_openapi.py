@@ -102,7 +102,7 @@ def lines(_context: object, document: Any) -> bytes:
 
 
 @schema.parametrize()
-@settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 def test_conforms(case: Any, server: tuple[str, Database], keys: tuple[str, str], ids: dict[str, str]) -> None:
     """Whatever is sent, the answer is one that the document describes, in a type that it names, and never a fault."""
     for name, value in case.path_parameters.items():
