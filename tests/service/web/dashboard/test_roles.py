@@ -8,8 +8,9 @@ from datetime import datetime
 import httpx
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import Observations, open_run
-from evalstop_service.store import audit, runs
+from evalstop_service.store import audit, mlflow_runs, runs
 from evalstop_service.store.database import Database
+from evalstop_service.store.mlflow_runs import MlflowRun
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.store.runs import Run
 
@@ -67,8 +68,10 @@ def test_blanks_are_part_of_a_name(visitor: httpx.Client, database: Database, te
 
 def test_params_are_folded(visitor: httpx.Client, database: Database, tenant: Tenant) -> None:
     """The params of a run, of which a trainer may log hundreds, stand behind a fold, the other labels before it."""
-    labels = {"gpus": "8", "params.lr": HOSTILE, "params.width": "12"}
-    run, _ = open_run.open_run(database, tenant.project.id, open_run.OpenRequest("params", labels=labels), utc_now())
+    request = open_run.OpenRequest("params", labels={"gpus": "8"})
+    run, _ = open_run.open_run(database, tenant.project.id, request, utc_now())
+    with database.transaction() as tx:
+        mlflow_runs.add_mlflow_run(tx, MlflowRun(run.id, params={"lr": HOSTILE, "width": "12"}))
     shown = visitor.get(f"/runs/{run.id}").text
     before, folded = shown.split("Params (2)")
     assert "<bdi>gpus</bdi>" in before
