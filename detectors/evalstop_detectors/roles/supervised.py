@@ -41,6 +41,8 @@ SUPERVISED = (
         "transformers",
         (
             "eval_runtime",
+            "eval_*_runtime",
+            "eval_*_samples_per_second",
             "train_runtime",
             "eval_samples_per_second",
             "eval_steps_per_second",
