@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import mlflow
 import pandas as pd
 from accelerate import Accelerator
+from mlflow.data.pandas_dataset import from_pandas
 
 folder = Path(tempfile.mkdtemp())
 accelerator = Accelerator(log_with="mlflow", cpu=True)
@@ -38,7 +39,7 @@ assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/notes/hello.txt") ==
 copy = mlflow.artifacts.download_artifacts(run_id=run.info.run_id, artifact_path="checkpoint-1", dst_path=str(folder))
 assert (Path(copy) / "weights.bin").stat().st_size == 3_000_000
 
-dataset = mlflow.data.from_pandas(pd.DataFrame({"a": [1, 2]}), name="prompts")
+dataset = from_pandas(pd.DataFrame({"a": [1, 2]}), name="prompts")
 mlflow.log_input(dataset, context="training")
 model = mlflow.initialize_logged_model(name="policy")
 mlflow.log_model_params({"size": "7b"}, model_id=model.model_id)

@@ -46,6 +46,7 @@ lightning.Trainer(
     enable_model_summary=False,
     default_root_dir="output",
 ).fit(Tiny(), loader, loader)
+assert logger.run_id is not None
 assert mlflow.MlflowClient().list_artifacts(logger.run_id) != []
 print(logger.run_id)
 
