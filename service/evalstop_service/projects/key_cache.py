@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 
+from anyio import to_thread
 from cachetools import TTLCache
 
 from evalstop_service.store import keys
@@ -15,7 +17,7 @@ MOST_KEYS = 10_000
 
 
 class KeyCache:
-    """Keeps a key for `seconds` after it was read; 0 reads the database each time.
+    """Keeps a key for `seconds` after it was read; 0 keeps none.
 
     A revoked key stops working at once in the process that revoked it, elsewhere within `seconds`. The cache holds
     hashes of secrets, and nothing about wrong ones.
@@ -26,6 +28,7 @@ class KeyCache:
         self._keys: TTLCache[bytes, Key] = TTLCache(MOST_KEYS, seconds)
         self._lock = threading.Lock()
         self._clears = 0
+        self._reads: dict[tuple[str, int], asyncio.Task[Key | None]] = {}  # under way on the event loop
 
     def get(self, secret: str) -> Key | None:
         """The key with this secret, if it is in the cache."""
@@ -38,6 +41,21 @@ class KeyCache:
     def authenticate(self, secret: str) -> Key | None:
         """The unrevoked key with this secret, from the cache or the database."""
         return self.get(secret) or self._load(secret)
+
+    async def authenticate_together(self, secret: str) -> Key | None:
+        """The same on an event loop: requests whose key is not in the cache share one read of it, in a thread.
+
+        Without this, all requests of a busy key would read the database at the moment when the cache lets go of it.
+        """
+        key = self.get(secret)
+        if key is not None:
+            return key
+        place = secret, self._clears  # what was begun before a key was revoked may not let it in afterwards
+        read = self._reads.get(place)
+        if read is None:
+            read = self._reads[place] = asyncio.create_task(to_thread.run_sync(self._load, secret))
+            read.add_done_callback(lambda _: self._reads.pop(place))
+        return await asyncio.shield(read)  # a request that is given up leaves the read to the others
 
     def clear(self) -> None:
         """Empty the cache: a key was revoked."""

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
 from evalstop_service.projects import api_keys
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.store import keys
@@ -32,3 +39,58 @@ def test_without_a_cache_every_request_reads_the_database(database: Database, sc
     with database.transaction() as tx:
         keys.revoke_key(tx, scene.project_id, key.id, NOW)
     assert cache.authenticate(secret) is None
+
+
+@contextmanager
+def after_each_read(database: Database, call: Callable[[], None]) -> Iterator[None]:
+    def after(*event: Any) -> None:
+        if event[2].startswith("SELECT"):
+            call()
+
+    sa.event.listen(database.engine, "after_cursor_execute", after)
+    try:
+        yield
+    finally:
+        sa.event.remove(database.engine, "after_cursor_execute", after)
+
+
+def test_requests_share_one_read(database: Database, scene: Scene) -> None:
+    """Requests of one key that come together read the database once, and a wrong key is one to all who sent it."""
+    cache = KeyCache(database, 60.0)
+    key, secret = api_keys.create_key(database, scene.project_id, "test", "trainers", ["ingest"], NOW)
+    reads: list[None] = []
+
+    async def authenticate(*secrets: str) -> list[keys.Key | None]:
+        return await asyncio.gather(*map(cache.authenticate_together, secrets))
+
+    with after_each_read(database, lambda: reads.append(None)):
+        assert asyncio.run(authenticate(*[secret] * 64)) == [key] * 64
+        assert len(reads) == 1
+        assert asyncio.run(authenticate("esk_wrong", secret, "esk_wrong")) == [None, key, None]
+        assert len(reads) == 2
+
+
+def test_a_revoked_key_does_not_come_in_with_others(database: Database, scene: Scene) -> None:
+    """Who comes after a key was revoked in this process does not share a read that was begun before."""
+    cache = KeyCache(database, 60.0)
+    key, secret = api_keys.create_key(database, scene.project_id, "test", "trainers", ["ingest"], NOW)
+    was_read, may_return = threading.Event(), threading.Event()
+
+    def hold_back_the_first() -> None:
+        if not was_read.is_set():
+            was_read.set()
+            may_return.wait(30)
+
+    async def authenticate() -> list[keys.Key | None]:
+        with after_each_read(database, hold_back_the_first):
+            before = asyncio.create_task(cache.authenticate_together(secret))
+            assert await asyncio.to_thread(was_read.wait, 30)
+            author = Author(scene.project_id, "test", NOW)
+            await asyncio.to_thread(api_keys.revoke_key, database, cache, author, key.id)
+            after = asyncio.create_task(cache.authenticate_together(secret))
+            await asyncio.sleep(0)  # the second has asked before the first is answered
+            may_return.set()
+            return [await before, await after]
+
+    assert asyncio.run(authenticate()) == [key, None]
+    assert cache.get(secret) is None

@@ -23,7 +23,6 @@ from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.rules.fields import check_text
-from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import problems
 from evalstop_service.web.api.observation_results import receipt_json
@@ -59,8 +58,16 @@ class IngestEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        key = self._sender(scope) if path is not None else None
-        if path is None or key is None or key.project_id is None:
+        secret = self._find_secret(scope) if path is not None else None
+        if path is None or secret is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            key = self._key_cache.get(secret) or await self._key_cache.authenticate_together(secret)
+        except Exception as error:
+            await _answer_error(error, scope, receive, send)
+            return
+        if key is None or key.project_id is None or not ("ingest" in key.scopes or "admin" in key.scopes):
             await self._app(scope, receive, send)
             return
         body, rest = await self._read(receive)
@@ -74,8 +81,7 @@ class IngestEndpoint:
         try:
             receipt = await self._committer.submit(message)
         except Exception as error:
-            problem = problems.problem_of(error)
-            await problems.answer(problem, scope["path"])(scope, receive, send)
+            await _answer_error(error, scope, receive, send)
             return
         document = receipt_json(receipt, self._clock())
         length = str(len(document)).encode()
@@ -102,8 +108,8 @@ class IngestEndpoint:
         finally:
             self._held_bytes -= size
 
-    def _sender(self, scope: Scope) -> Key | None:
-        """The key of a request that this endpoint may read: known, for ingestion, its body short and plain JSON."""
+    def _find_secret(self, scope: Scope) -> str | None:
+        """The bearer secret of a request that this endpoint may read: its body is short and plain JSON."""
         headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             if name in _HEADERS:
@@ -120,8 +126,12 @@ class IngestEndpoint:
         ):
             return None
         scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
-        key = self._key_cache.get(secret.decode("latin-1")) if scheme.lower() == b"bearer" else None
-        return key if key is not None and ("ingest" in key.scopes or "admin" in key.scopes) else None
+        return secret.decode("latin-1") if scheme.lower() == b"bearer" else None
+
+
+async def _answer_error(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+    problem = problems.problem_of(error)
+    await problems.answer(problem, scope["path"])(scope, receive, send)
 
 
 def read(body: bytes) -> tuple[PostedObservation, ...] | None:
