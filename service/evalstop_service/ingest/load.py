@@ -69,9 +69,10 @@ def _load_some(
     3. The monitor of any other goes on from the cached one, from the stored one, or from the beginning.
     4. All catch up on what they have not seen, with the scores where a message brings an eval or a checkpoint.
     """
+    found = runs.load_runs_with_counts(tx, run_ids)
     rows = {
         run_id: run
-        for run_id, run in runs.load_runs(tx, run_ids).items()
+        for run_id, (run, _, _) in found.items()
         if any(message.project_id == run.project_id for message in messages[run_id])
     }
     loaded: Loaded = {}
@@ -85,8 +86,8 @@ def _load_some(
         return loaded
     cold = [run_id for run_id in moved if not _was_only_added_to(rows[run_id], known.get(run_id))]
     stored = monitor_states.load_states(tx, cold) if cold else {}
-    last_steps = observations.load_last_steps(tx, moved)
-    decided = decisions.load_decisions(tx, moved)
+    deciding = [run_id for run_id in moved if found[run_id].has_decision]
+    decided = decisions.load_decisions(tx, deciding) if deciding else {}
     states: dict[UUID, RunState] = {}
     for run_id in moved:
         run = rows[run_id]
@@ -96,10 +97,11 @@ def _load_some(
             continue
         state, way = _restored(run, policy, known.get(run_id), stored.get(run_id))
         counts[way] += 1
-        state = replace(state, last_steps=last_steps[run_id], has_decision=False, final_decision=None)
+        state = replace(state, has_decision=False, final_decision=None)
         states[run_id] = with_decision(state, decided.get(run_id))
     scored = {run_id for run_id, state in states.items() if _brings_score(state, messages[run_id])}
-    for run_id, state in _catch_up(tx, states, scored).items():
+    checkpoint_counts = {run_id: found[run_id].checkpoints for run_id in states}
+    for run_id, state in _catch_up(tx, states, scored, checkpoint_counts).items():
         # Another policy or release may come to another verdict, which the next message records.
         differs = Call(state.monitor.verdict.verdict) is not state.run.verdict.verdict
         loaded[run_id] = replace(state, unrecorded=(state.monitor.verdict,)) if differs else state
@@ -156,20 +158,26 @@ def _brings_score(state: RunState, messages: Iterable[Message]) -> bool:
     return False
 
 
-def _catch_up(tx: Transaction, states: Mapping[UUID, RunState], scored: Collection[UUID]) -> dict[UUID, RunState]:
-    """The states with what they have not seen yet; those of `scored` get their scores."""
+def _catch_up(
+    tx: Transaction, states: Mapping[UUID, RunState], scored: Collection[UUID], checkpoint_counts: Mapping[UUID, int]
+) -> dict[UUID, RunState]:
+    """The states with what they have not seen yet; those of `scored` get their scores.
+
+    Checkpoints were only added to those that scores know: as many are the same.
+    """
     scores = {
         run_id: state.scores or Scores()
         for run_id, state in states.items()
         if state.scores is not None or run_id in scored or state.run.last_step is None
     }
-    saved = checkpoints.load_checkpoints(tx, list(scores)) if scores else {}
+    grown = [run_id for run_id, known in scores.items() if len(known.uris) != checkpoint_counts[run_id]]
+    saved = checkpoints.load_checkpoints(tx, grown) if grown else {}
     wanted = {
         (run_id, metric): step
         for run_id, state in states.items()
         for metric, step in _unseen(state, scores.get(run_id)).items()
     }
-    series = observations.load_series_after(tx, wanted, KEEP_EVERY) if wanted else {}
+    last_steps, series = observations.load_last_steps_and_series(tx, list(states), wanted, KEEP_EVERY)
     caught_up = {}
     for run_id, state in states.items():
         points = series.get(run_id, [])
@@ -187,6 +195,7 @@ def _catch_up(tx: Transaction, states: Mapping[UUID, RunState], scored: Collecti
             run_scores.add_checkpoints(saved.get(run_id, ()))
         caught_up[run_id] = replace(
             state,
+            last_steps=last_steps[run_id],
             monitor=monitor,
             scores=run_scores,
             scores_taken=run_scores.taken if run_scores is not None else 0,

@@ -11,8 +11,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.observations import LIVE
-from evalstop_service.store.tables import checkpoints
+from evalstop_service.store.tables import LIVE, checkpoints
 
 
 @dataclass(frozen=True)

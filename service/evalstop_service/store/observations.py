@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -18,11 +19,8 @@ from sqlalchemy.dialects import postgresql
 from evalstop_service.clock import in_utc
 from evalstop_service.store import series as summaries
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.tables import observations
+from evalstop_service.store.tables import LIVE, observations
 from evalstop_service.store.tables.columns import Real
-
-LIVE = 0
-"""`superseded_by` of an observation that counts."""
 
 _CHUNK = 500  # SQLite takes some thousands of variables in a statement; a plan for each length is not worth having
 
@@ -130,36 +128,45 @@ def load_each_after(tx: Transaction, run_id: UUID, first_steps: Mapping[str, int
     return [point for point in points if point.step >= first_steps[point.metric]]
 
 
-def load_series_after(
-    tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: int
-) -> dict[UUID, list[PostedObservation] | None]:
-    """The live observations of each series (run, metric) at its step and past it, without their times.
+def load_last_steps_and_series(
+    tx: Transaction, run_ids: Sequence[UUID], wanted: Mapping[tuple[UUID, str], int], most: int
+) -> tuple[dict[UUID, dict[str, int]], dict[UUID, list[PostedObservation] | None]]:
+    """`load_last_steps`, and the live observations of each series (run, metric) at its step and past it.
 
-    A run's come metric by metric, each by ascending step; None for a run of which one metric has more than `most`.
+    These come without their times, a run's metric by metric as wanted, each by ascending step; None for a run of which
+    one metric has more than `most`. On PostgreSQL it is one statement, since a round trip costs more than its rows.
     """
-    series = list(wanted)
-    points: list[list[PostedObservation]] = [[] for _ in series]
-    for place, step, value, stderr in _after_many(tx, wanted, most):
-        value = math.nan if value is None else value
-        points[place].append(PostedObservation(series[place][1], step, value, stderr))
-    found: dict[UUID, list[PostedObservation] | None] = {run_id: [] for run_id, _ in series}
-    for (run_id, _), some in zip(series, points, strict=True):
-        known = found[run_id]
-        found[run_id] = None if known is None or len(some) > most else known + some
-    return found
-
-
-def _after_many(tx: Transaction, wanted: Mapping[tuple[UUID, str], int], most: int) -> Iterable[Sequence[Any]]:
-    """(place of the series among those wanted, step, value, standard error); of each series up to one past `most`."""
+    series: dict[UUID, dict[str, list[PostedObservation]]] = defaultdict(dict)
+    for run_id, metric in wanted:
+        series[run_id][metric] = []
     if tx.dialect.name == "postgresql":
+        last_steps: dict[UUID, dict[str, int]] = {run_id: {} for run_id in run_ids}
         given = {
-            "run_ids": [run_id for run_id, _ in wanted],
+            "given_ids": [run_id for run_id, _ in wanted],
             "metrics": [metric for _, metric in wanted],
             "steps": list(wanted.values()),
         }
-        return tx.execute(_AFTER_MANY_ON_POSTGRESQL, {**given, "most": most})
-    series = [(run_id.hex, metric, step) for (run_id, metric), step in wanted.items()]
-    return tx.exec_driver_sql(_AFTER_MANY_ON_SQLITE, {"series": msgspec.json.encode(series).decode(), "most": most})
+        rows = tx.execute(_LAST_STEPS_AND_SERIES, {"run_ids": list(run_ids), "until": MAX_STEP, **given, "most": most})
+        for run_id, metric, last_step, step, value, stderr in rows:
+            last_steps[run_id][metric] = last_step
+            if step is not None:
+                series[run_id][metric].append(_point(metric, step, value, stderr))
+    else:
+        last_steps = load_last_steps(tx, run_ids)
+        places = list(wanted)
+        asked = [(run_id.hex, metric, step) for (run_id, metric), step in wanted.items()]
+        parameters = {"series": msgspec.json.encode(asked).decode(), "most": most}
+        for place, step, value, stderr in tx.exec_driver_sql(_SERIES_ON_SQLITE, parameters) if wanted else ():
+            run_id, metric = places[place]
+            series[run_id][metric].append(_point(metric, step, value, stderr))
+    return last_steps, {
+        run_id: None if any(len(some) > most for some in found.values()) else list(chain(*found.values()))
+        for run_id, found in series.items()
+    }
+
+
+def _point(metric: str, step: int, value: float | None, stderr: float | None) -> PostedObservation:
+    return PostedObservation(metric, step, math.nan if value is None else value, stderr)
 
 
 def load_last_steps(tx: Transaction, run_ids: Sequence[UUID], until: int = MAX_STEP) -> dict[UUID, dict[str, int]]:
@@ -222,24 +229,7 @@ _POINT = (
 )
 
 # Each series is read where it lies, and no further than it is wanted.
-_AFTER_MANY_ON_POSTGRESQL = sa.text(f"""
-SELECT given.place - 1, o.step, o.value, o.stderr
-FROM unnest(:run_ids, :metrics, :steps) WITH ORDINALITY
-    AS given (run_id, metric, step, place)
-CROSS JOIN LATERAL (
-    SELECT step, value, stderr FROM observations
-    WHERE run_id = given.run_id AND metric = given.metric AND step >= given.step AND superseded_by = {LIVE}
-    ORDER BY step LIMIT :most + 1
-) AS o
-ORDER BY given.place, o.step
-""").bindparams(  # noqa: S608
-    sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid)),
-    sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
-    sa.bindparam("steps", type_=postgresql.ARRAY(sa.BigInteger)),
-    sa.bindparam("most", type_=sa.BigInteger),
-)
-
-_AFTER_MANY_ON_SQLITE = f"""
+_SERIES_ON_SQLITE = f"""
 WITH given (place, run_id, metric, step) AS (
     SELECT key, json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')
     FROM json_each(:series)
@@ -278,6 +268,7 @@ WITH RECURSIVE found (run_id, last_step, metric) AS (
 )
 """  # noqa: S608
 
+_IDS_ON_POSTGRESQL = "unnest(:run_ids) AS wanted (id)"
 _STEPS = "SELECT run_id, metric, step FROM ended WHERE step IS NOT NULL"
 
 # What is summarized is counted already.
@@ -298,11 +289,27 @@ ORDER BY ended.metric
 """  # noqa: S608
 
 
+# A series that nothing is wanted of is compared with NULL, which gives no rows.
+_STEPS_AND_SERIES = f"""
+SELECT ended.run_id, ended.metric, ended.step, o.step, o.value, o.stderr
+FROM ended
+LEFT JOIN unnest(:given_ids, :metrics, :steps) AS given (run_id, metric, step)
+    ON given.run_id = ended.run_id AND given.metric = ended.metric
+LEFT JOIN LATERAL (
+    SELECT step, value, stderr FROM observations
+    WHERE run_id = ended.run_id AND metric = ended.metric AND step >= given.step AND superseded_by = {LIVE}
+    ORDER BY step LIMIT :most + 1
+) AS o ON true
+WHERE ended.step IS NOT NULL
+ORDER BY ended.run_id, ended.metric, o.step
+"""  # noqa: S608
+
+
 def _of_runs(query: str, *columns: sa.ColumnClause[Any]) -> dict[str, sa.TextualSelect]:
     """A query of what `_ENDS` finds, by the dialect that it is written in."""
     until = sa.bindparam("until", type_=sa.BigInteger)
     array = sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid))
-    on_postgresql = sa.text(_ENDS.format(ids="unnest(:run_ids) AS wanted (id)") + query)
+    on_postgresql = sa.text(_ENDS.format(ids=_IDS_ON_POSTGRESQL) + query)
     on_sqlite = sa.text(_ENDS.format(ids="(SELECT value AS id FROM json_each(:run_ids)) AS wanted") + query)
     return {
         "postgresql": on_postgresql.bindparams(array, until).columns(*columns),
@@ -315,4 +322,12 @@ _LAST_STEPS = _of_runs(_STEPS, sa.column("run_id", sa.Uuid), _METRIC, _STEP)
 _LATEST = _of_runs(
     _LATEST_OBSERVATIONS,
     *(_METRIC, sa.column("count", sa.BigInteger), _STEP, sa.column("value", Real), sa.column("stderr", sa.Double)),
+)
+_LAST_STEPS_AND_SERIES = sa.text(_ENDS.format(ids=_IDS_ON_POSTGRESQL) + _STEPS_AND_SERIES).bindparams(
+    sa.bindparam("run_ids", type_=postgresql.ARRAY(sa.Uuid)),
+    sa.bindparam("until", type_=sa.BigInteger),
+    sa.bindparam("given_ids", type_=postgresql.ARRAY(sa.Uuid)),
+    sa.bindparam("metrics", type_=postgresql.ARRAY(sa.Text)),
+    sa.bindparam("steps", type_=postgresql.ARRAY(sa.BigInteger)),
+    sa.bindparam("most", type_=sa.BigInteger),
 )

@@ -19,9 +19,8 @@ from sqlalchemy.dialects import postgresql
 from evalstop_service.rules.liveness import Liveness
 from evalstop_service.rules.metric_health import NEWEST, MetricFault, Reading
 from evalstop_service.store.database import Transaction, insert_if_new
-from evalstop_service.store.observations import LIVE
 from evalstop_service.store.runs import Run
-from evalstop_service.store.tables import observations, run_health
+from evalstop_service.store.tables import LIVE, observations, run_health
 
 POSTS_LOOKED_AT = 2000
 """Of each metric so many of the newest values tell when there were posts."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -17,7 +17,17 @@ from evalstop_service.rules.role_recognition import Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, Call, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction, contains_text, insert_if_new
-from evalstop_service.store.tables import attempts, decision_changes, outcomes, policies, run_health, runs
+from evalstop_service.store.tables import (
+    LIVE,
+    attempts,
+    checkpoints,
+    decision_changes,
+    decisions,
+    outcomes,
+    policies,
+    run_health,
+    runs,
+)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -156,6 +166,24 @@ def load_runs(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, Run]:
     return {row["id"]: Run(**row) for row in tx.execute(_SELECT.where(runs.c.id.in_(run_ids))).mappings()}
 
 
+class RunWithCounts(NamedTuple):
+    """A run, whether its present attempt has a decision, and how many live checkpoints it has."""
+
+    run: Run
+    has_decision: bool
+    checkpoints: int
+
+
+def load_runs_with_counts(tx: Transaction, run_ids: Sequence[UUID]) -> dict[UUID, RunWithCounts]:
+    """Those of these runs that exist, with what tells whether more has to be read of them."""
+    rows = tx.execute(_SELECT_WITH_COUNTS.where(runs.c.id.in_(run_ids))).mappings()
+    return {row["id"]: _with_counts(**row) for row in rows}
+
+
+def _with_counts(*, has_decision: bool, checkpoint_count: int, **columns: Any) -> RunWithCounts:
+    return RunWithCounts(Run(**columns), has_decision, checkpoint_count)
+
+
 def save_changes(tx: Transaction, before: Run, run: Run) -> None:
     """Store all in which a run differs from what it was, in a transaction that has saved it already."""
     names = [name for name in _INGESTED if getattr(run, name) != getattr(before, name)]
@@ -231,6 +259,14 @@ def read_list_revision(
 _OF_POLICY = (policies.c.name.label("policy_name"), policies.c.version.label("policy_version"))
 
 _SELECT = sa.select(*runs.c, *_OF_POLICY).join(policies, policies.c.id == runs.c.policy_id)
+
+_SELECT_WITH_COUNTS = _SELECT.add_columns(
+    sa.exists().where(decisions.c.run_id == runs.c.id, decisions.c.attempt == runs.c.attempt).label("has_decision"),
+    sa.select(sa.func.count())
+    .where(checkpoints.c.run_id == runs.c.id, checkpoints.c.superseded_by == LIVE)
+    .scalar_subquery()
+    .label("checkpoint_count"),
+)
 
 _TRIGRAM = 3
 _SEARCHED = 20_000

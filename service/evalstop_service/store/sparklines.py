@@ -12,8 +12,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from evalstop_service.store.database import Transaction
-from evalstop_service.store.observations import LIVE
-from evalstop_service.store.tables import observations
+from evalstop_service.store.tables import LIVE, observations
 
 OUTLINED = 1_000
 """Up to so many observations a series is read as a whole for its outline."""

@@ -255,9 +255,12 @@ def test_series_are_read_together_as_one_by_one(
         rows = [(opened[at].id, PostedObservation(metric, step, value)) for (at, metric, step), value in cells.items()]
         add_points(tx, rows)
         observations.supersede_observations(tx, opened[0].id, superseded, 2)
+        tx.execute(tables.runs.update().values(last_step=LAST_STEP))
     with scene.database.reading() as tx:
         asked = {(opened[at].id, metric): step for (at, metric), step in wanted.items()}
-        together = observations.load_series_after(tx, asked, most)
+        run_ids = [run.id for run in opened]
+        last_steps, together = observations.load_last_steps_and_series(tx, run_ids, asked, most)
+        assert last_steps == observations.load_last_steps(tx, run_ids)
         alone = {key: observations.load_observations_after(tx, key[0], [key[1]], step) for key, step in asked.items()}
     assert together.keys() == {run_id for run_id, _ in asked}
     for run_id, points in together.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +127,48 @@ def test_many_runs_are_read_as_one(embedded_database: Database) -> None:
 
     assert statements(opened[:1], RunCache()) == statements(opened[1:], RunCache())
     assert scene.read(opened[8]).best_checkpoint is not None
+
+
+def test_what_another_process_added_to_many_runs_is_read_at_once(database: Database) -> None:
+    """However many runs another process added to, with a best checkpoint: two reads, or three embedded."""
+    scene = set_up(database)
+    other = replace(scene, cache=RunCache())
+    opened = [scene.open(policy="watchful") for _ in range(9)]
+    messages = [Message(scene.project_id, run.id, CheckpointSaved(0, "file:///0")) for run in opened]
+    scene.take_all(messages)
+
+    def post(process: Scene, some: list[Run], step: int) -> None:
+        points = tuple(evals(step / 10, start=step))
+        process.take_all([Message(scene.project_id, run.id, Observations(points)) for run in some])
+
+    def reads(some: list[Run], step: int) -> int:
+        post(other, some, step)
+        counted: list[str] = []
+
+        def keep(*event: Any) -> None:
+            if re.match(r"\s*(SELECT|WITH)", event[2]):
+                counted.append(event[2])
+
+        sa.event.listen(sa.Engine, "before_cursor_execute", keep)
+        try:
+            post(scene, some, step + 1)
+        finally:
+            sa.event.remove(sa.Engine, "before_cursor_execute", keep)
+        return len(counted)
+
+    for step in (0, 2):  # at first neither knows that the other is there
+        post(scene, opened, step)
+        post(other, opened, step + 1)
+    assert [reads(opened[:1], 4), reads(opened[1:], 4)] == [3 if database.embedded else 2] * 2
+    best = scene.read(opened[8]).best_checkpoint
+    assert best is not None
+    assert best.step == 0
+    other.take(opened[8], CheckpointSaved(6, "file:///6"))
+    post(other, opened[8:], 6)
+    post(scene, opened[8:], 7)
+    best = scene.read(opened[8]).best_checkpoint
+    assert best is not None
+    assert best.step == 6
 
 
 def test_what_is_long_is_brought_back_beside_what_is_short(scene: Scene) -> None:

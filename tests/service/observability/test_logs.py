@@ -220,8 +220,7 @@ def test_nothing_in_the_log_opens_a_door(database: Database, written: Log) -> No
     text = written.getvalue()
     assert "elsewhere" in text or "endpoints" in text, "the fault is in the log"
     for secret in found:
-        assert secret not in text
-        assert secret.partition("_")[2] == "" or secret.partition("_")[2] not in text
+        assert secret.removeprefix("whsec_").removeprefix("esk_") not in text
     assert re.findall(r"(?:whsec|esk)_[A-Za-z0-9]", text) == []
 
 

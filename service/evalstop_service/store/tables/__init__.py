@@ -10,6 +10,7 @@ from evalstop_service.store.tables.decisions import (
 )
 from evalstop_service.store.tables.projects import audit_log, keys, policies, projects, rollout_stages, sessions
 from evalstop_service.store.tables.runs import (
+    LIVE,
     attempts,
     checkpoints,
     experiments,
@@ -26,6 +27,7 @@ from evalstop_service.store.tables.runs import (
 from evalstop_service.store.tables.webhooks import deliveries, delivery_attempts, endpoints, events
 
 __all__ = [
+    "LIVE",
     "UtcTime",
     "attempts",
     "audit_log",

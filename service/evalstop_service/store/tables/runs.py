@@ -59,6 +59,9 @@ attempts = sa.Table(
     sa.Column("started_at", UtcTime, nullable=False),
 )
 
+LIVE = 0
+"""`superseded_by` of an observation or a checkpoint that counts."""
+
 # The identity of a live observation is (run, metric, step): `superseded_by` is 0 for it, and for a superseded one the
 # attempt that took its place, so that the key itself keeps an identity from being counted twice.
 observations = sa.Table(
