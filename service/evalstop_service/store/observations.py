@@ -150,7 +150,7 @@ def load_last_steps_and_series(
         for run_id, metric, last_step, step, value, stderr in rows:
             last_steps[run_id][metric] = last_step
             if step is not None:
-                series[run_id][metric].append(_point(metric, step, value, stderr))
+                series[run_id][metric].append(_observation(metric, step, value, stderr))
     else:
         last_steps = load_last_steps(tx, run_ids)
         places = list(wanted)
@@ -158,14 +158,14 @@ def load_last_steps_and_series(
         parameters = {"series": msgspec.json.encode(asked).decode(), "most": most}
         for place, step, value, stderr in tx.exec_driver_sql(_SERIES_ON_SQLITE, parameters) if wanted else ():
             run_id, metric = places[place]
-            series[run_id][metric].append(_point(metric, step, value, stderr))
+            series[run_id][metric].append(_observation(metric, step, value, stderr))
     return last_steps, {
         run_id: None if any(len(some) > most for some in found.values()) else list(chain(*found.values()))
         for run_id, found in series.items()
     }
 
 
-def _point(metric: str, step: int, value: float | None, stderr: float | None) -> PostedObservation:
+def _observation(metric: str, step: int, value: float | None, stderr: float | None) -> PostedObservation:
     return PostedObservation(metric, step, math.nan if value is None else value, stderr)
 
 
