@@ -21,6 +21,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from evalstop_service import background
 from evalstop_service.clock import Clock, utc_now
 from evalstop_service.decisions import deadlines, stale_runs
+from evalstop_service.decisions.unheard_vetoes import UnheardVetoes
 from evalstop_service.errors import InvalidSetting
 from evalstop_service.evaluation import backtests, rollout_stage
 from evalstop_service.ingest import Committer, Limits, RunCache
@@ -68,8 +69,10 @@ from evalstop_service.web.api.reading.stream import StreamLimits
 from evalstop_service.web.context import Context
 from evalstop_service.web.middleware.body_limit import BodyLimit
 from evalstop_service.web.middleware.head_requests import HeadRequests
+from evalstop_service.web.middleware.held_bodies import HeldBodies
 from evalstop_service.web.middleware.request_log import RequestLog
 from evalstop_service.web.mlflow import ArtifactFolder, Forwarder
+from evalstop_service.web.senders import create_identify
 from evalstop_service.webhooks.delivery.send import Sender
 from evalstop_service.webhooks.delivery.worker import DeliveryWorker, WorkerLimits
 from evalstop_service.webhooks.retry import Backoff
@@ -175,9 +178,6 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = context
-    app.add_middleware(
-        BodyLimit, max_bytes=settings.max_body_bytes, streamed=STREAMED, streamed_below=UPLOADS, refusal=_refusal
-    )
     problems.install(app)
     swagger_ui.install(app)
     for resource in RESOURCES:
@@ -187,6 +187,17 @@ def create_app(
     app.include_router(health.router)
     app.include_router(prometheus.routes(service_metrics, settings.metrics_public))
     dashboard.install(app, context, session_secret, _openid(settings, clock))
+    held = HeldBodies(settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        held=held,
+        identify=create_identify(app.state.pages),
+        unheard=UnheardVetoes(database, clock).note,
+        streamed=STREAMED,
+        streamed_below=UPLOADS,
+        refusal=_refusal,
+    )
     app.mount(MLFLOW, mlflow.create_app(context, service_metrics, forwarder, _create_artifact_folder(settings)))
     ingest_endpoint = IngestEndpoint(
         ProxyHeadersMiddleware(HeadRequests(app.behind), settings.trusted_proxies),  # type: ignore[arg-type]
@@ -194,6 +205,7 @@ def create_app(
         key_cache,
         clock,
         settings.max_body_bytes,
+        held.long,
     )
     app.front = RequestLog(ingest_endpoint, service_metrics, tracer, settings.access_log)
     return app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +16,9 @@ from evalstop_service.rules.run_results import BestCheckpoint, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.database import Transaction
 from evalstop_service.store.tables import decision_changes, decisions, policies, projects, runs
+
+UNSEEN = timedelta(seconds=30)
+"""A veto window that ended so long ago, and no worker requested the stop: nothing could be written, no veto either."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,11 @@ def request_due_decisions(tx: Transaction, now: datetime) -> int:
                 assert isinstance(entry, Record), "the event was written when the veto window began"
                 add_change(tx, decision, entry, now)
     return count
+
+
+def is_any_unseen(tx: Transaction, now: datetime) -> bool:
+    """Whether any veto window ended so long ago that nothing can have been written then."""
+    return tx.execute(sa.select(sa.exists().where(_due(now - UNSEEN)))).scalar_one()
 
 
 def is_any_due(tx: Transaction, now: datetime) -> bool:

@@ -113,7 +113,7 @@ Allowed = Annotated[AddressPolicy, Depends(_address_policy)]
 _bearer = HTTPBearer(auto_error=False, description="A key made by `evalstop key create` or POST /api/v1/keys.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
-_UNAUTHORIZED = Problem(
+UNAUTHORIZED = Problem(
     401,
     "No valid key",
     "send `Authorization: Bearer esk_...` with a key that is in use; `evalstop key create` makes one",
@@ -124,7 +124,7 @@ _UNAUTHORIZED = Problem(
 def _key(bearer: Bearer, key_cache: Keys) -> Key:
     key = key_cache.authenticate(bearer.credentials) if bearer is not None else None
     if key is None:
-        raise _UNAUTHORIZED
+        raise UNAUTHORIZED
     return key
 
 
@@ -135,7 +135,7 @@ async def insist_on_key(request: Request) -> None:
     if scheme.lower() != "bearer" or not (
         key_cache.get(secret) or await run_in_threadpool(key_cache.authenticate, secret)
     ):
-        raise _UNAUTHORIZED
+        raise UNAUTHORIZED
 
 
 AnyKey = Annotated[Key, Depends(_key)]

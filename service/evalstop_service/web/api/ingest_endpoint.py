@@ -23,12 +23,13 @@ from evalstop_service.ingest import Committer, Message, Observations
 from evalstop_service.observability import logs
 from evalstop_service.projects.key_cache import KeyCache
 from evalstop_service.rules.fields import check_text
+from evalstop_service.store.keys import Key
 from evalstop_service.store.observations import PostedObservation
 from evalstop_service.web import problems
 from evalstop_service.web.api.observation_results import receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE
 from evalstop_service.web.api.schemas import MAX_POINTS
-from evalstop_service.web.middleware.body_limit import MOST_HELD_BYTES
+from evalstop_service.web.middleware.held_bodies import BodyPool, Room
 
 _PATH = re.compile(
     r"/api/v1/runs/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/observations", re.ASCII
@@ -46,15 +47,24 @@ _decode = msgspec.json.Decoder(_Batch).decode
 
 
 class IngestEndpoint:
-    """ASGI middleware in front of the app; `max_bytes` is the app's own limit of a body."""
+    """ASGI middleware in front of the app; `max_bytes` is the app's own limit of a body, `pool` counts those that are
+    arriving in pieces."""
 
     path = "/api/v1/runs/{run_id}/observations"
 
-    def __init__(self, app: ASGIApp, committer: Committer, key_cache: KeyCache, clock: Clock, max_bytes: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        committer: Committer,
+        key_cache: KeyCache,
+        clock: Clock,
+        max_bytes: int,
+        pool: BodyPool,
+    ) -> None:
         self._app = app
         self._committer, self._key_cache, self._clock = committer, key_cache, clock
         self._max_bytes = max_bytes
-        self._held_bytes = 0  # of bodies that are arriving in pieces
+        self._pool = pool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -70,7 +80,7 @@ class IngestEndpoint:
         if key is None or key.project_id is None or not ("ingest" in key.scopes or "admin" in key.scopes):
             await self._app(scope, receive, send)
             return
-        body, rest = await self._read(receive)
+        body, rest = await self._read(key, receive)
         points = read(body) if rest is None else None
         if points is None:
             await self._app(scope, _again(body, rest, receive), send)
@@ -89,24 +99,26 @@ class IngestEndpoint:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": document})
 
-    async def _read(self, receive: Receive) -> tuple[bytes, Event | None]:
+    async def _read(self, key: Key, receive: Receive) -> tuple[bytes, Event | None]:
         """The whole body, or as much as came before something else did or too much was held in all, and that."""
         message = await receive()
         if message["type"] == "http.request" and not message.get("more_body", False):
             body: bytes = message.get("body", b"")
             return body, None
-        parts, size = [], 0
+        parts, size, sender = [], 0, str(key.id)
         try:
-            while message["type"] == "http.request" and size <= self._max_bytes and self._held_bytes <= MOST_HELD_BYTES:
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                self._held_bytes += len(parts[-1])
+            while message["type"] == "http.request" and size <= self._max_bytes:
+                part = message.get("body", b"")
+                if self._pool.hold(sender, len(part)) is not Room.FREE:
+                    break
+                parts.append(part)
+                size += len(part)
                 if not message.get("more_body", False):
                     return b"".join(parts), None
                 message = await receive()
             return b"".join(parts), message
         finally:
-            self._held_bytes -= size
+            self._pool.release(sender, size)
 
     def _find_secret(self, scope: Scope) -> str | None:
         """The bearer secret of a request that this endpoint may read: its body is short and plain JSON."""

@@ -23,6 +23,7 @@ from evalstop_service.web.api.schemas import Answer, Body, Line, Plain, Time
 from evalstop_service.web.context import Admin, Context, Ctx, Db, Now, Operate, Secrets
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
+from evalstop_service.webhooks.delivery.claim import extend_unseen_windows
 from evalstop_service.webhooks.retry import judge_pull_status
 from evalstop_service.webhooks.signature import sign_headers
 
@@ -142,6 +143,7 @@ def _claim(context: Context, project_id: UUID, endpoint_id: UUID, wanted: ClaimI
         now, over = queues.read_clock(tx, context.clock())
         if not endpoint.enabled or not (over or pull.is_any_due(tx, endpoint_id, now)):
             return []
+    extend_unseen_windows(context.database, context.clock)
     with context.database.transaction() as tx:
         now, over = queues.read_clock(tx, context.clock())
         if over:

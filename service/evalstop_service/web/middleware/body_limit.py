@@ -1,15 +1,17 @@
-"""How much a request may hold, and all of them together: refused while it arrives, before it fills the memory."""
+"""How much a request may hold, and all of them together: refused while it arrives, before it fills the memory.
+
+Who sends it is looked at before anything of it is held.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from evalstop_service.web.problems import Problem, answer
-
-MOST_HELD_BYTES = 64 * 2**20
-"""Of all bodies that are arriving or being read; what comes then is answered 503."""
+from evalstop_service.web.context import UNAUTHORIZED
+from evalstop_service.web.middleware.held_bodies import SHORT_BYTES, SIGN_IN, HeldBodies, Room, Sender, vetoes
+from evalstop_service.web.problems import Problem, answer, problem_of
 
 MOST_PARTS = 1_100_000
 """Lists, objects, texts and commas of a body; a batch of 10,000 observations with all their fields has 160,000."""
@@ -21,11 +23,28 @@ _BUSY = Problem(
     headers={"Retry-After": "1", "Connection": "close"},
 )
 
+_SHARE_USED = Problem(
+    429,
+    "Too many of your bodies arrive at one time",
+    "nothing was stored; send fewer requests at a time, and this one again in a second",
+    headers={"Retry-After": "1", "Connection": "close"},
+)
+
+_STRANGER = Problem(
+    401,
+    UNAUTHORIZED.title,
+    f"a body without a valid key or session may hold {SHORT_BYTES} bytes; {UNAUTHORIZED.detail}",
+    headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
+)
+
 
 class BodyLimit:
-    """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones.
+    """ASGI middleware: answers 413 to bodies over `max_bytes`, 415 to compressed ones, 401 to bodies over 64 KiB
+    without a valid key or session, 429 to a sender that holds its share, 503 when a pool is full.
 
     A body is handed on when it has come whole.
+    `identify`: who sends a request, by its head. `unheard` is called when a veto or pause of somebody who may give
+    it, or a sign-in, is answered that the service failed.
     `streamed`, and all `streamed_below`: paths whose routes hold little of a body at a time, and see to its limits by
     themselves. `refusal`: a problem as the answer to a request for a path.
     """
@@ -34,16 +53,21 @@ class BodyLimit:
         self,
         app: ASGIApp,
         max_bytes: int,
+        held: HeldBodies,
+        identify: Callable[[Scope], Awaitable[Sender]],
+        unheard: Callable[[], None],
         streamed: Collection[str] = (),
         streamed_below: tuple[str, ...] = (),
         refusal: Callable[[Problem, str], ASGIApp] = answer,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._held = held
+        self._identify = identify
+        self._unheard = unheard
         self._streamed = frozenset(streamed)
         self._streamed_below = streamed_below
         self._refusal = refusal
-        self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in self._streamed or scope["path"].startswith(self._streamed_below):
@@ -55,15 +79,47 @@ class BodyLimit:
             await self._refusal(problem, scope["path"])(scope, receive, send)
             return
         declared = headers.get(b"content-length", "")
-        if declared.isdecimal() and int(declared) > self._max_bytes:
+        size = int(declared) if declared.isdecimal() else None
+        if size is not None and size > self._max_bytes:
             await self._refusal(self._too_large(), scope["path"])(scope, receive, send)
         elif declared in ("", "0") and b"transfer-encoding" not in headers:
             await self._app(scope, receive, send)
         else:
-            await self._hold(scope, receive, send)
+            await self._answer(scope, receive, send, size)
 
-    async def _hold(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, declared_bytes: int | None) -> None:
+        """See who sends, then hold the body; a failure to hear whoever decides is told."""
+        path: str = scope["path"]
+        sender: Sender | None = None
+
+        def note_failure() -> None:
+            if vetoes(path) and (path == SIGN_IN or sender is None or sender.operates):
+                self._unheard()
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 500:
+                note_failure()
+            await send(message)
+
+        try:
+            sender = await self._identify(scope)
+        except Exception as error:  # the database is away
+            await self._refusal(problem_of(error), path)(scope, receive, watched)
+            return
+        if not sender.known and declared_bytes is not None and declared_bytes > SHORT_BYTES:
+            await self._refusal(_STRANGER, path)(scope, receive, watched)
+            return
+        try:
+            await self._hold(scope, receive, watched, sender, declared_bytes)
+        except Exception:  # a fault, which is answered 500 further out
+            note_failure()
+            raise
+
+    async def _hold(
+        self, scope: Scope, receive: Receive, send: Send, sender: Sender, declared_bytes: int | None
+    ) -> None:
         """Receive the body, counting it among all that are held, and hand it on."""
+        pool = self._held.select_pool(sender, scope["path"], declared_bytes)
         parts: list[bytes] = []
         size = 0
         try:
@@ -72,13 +128,16 @@ class BodyLimit:
                 message = await receive()
                 if message["type"] != "http.request":  # the client has gone
                     return
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                self._held_bytes += len(parts[-1])
-                if size > self._max_bytes or self._held_bytes > MOST_HELD_BYTES:
-                    problem = self._too_large() if size > self._max_bytes else _BUSY
+                part = message.get("body", b"")
+                if problem := self._objection(sender, size + len(part)):
                     await self._refusal(problem, scope["path"])(scope, receive, send)
                     return
+                if (room := pool.hold(sender.name, len(part))) is not Room.FREE:
+                    problem = _BUSY if room is Room.ALL_USED else _SHARE_USED
+                    await self._refusal(problem, scope["path"])(scope, receive, send)
+                    return
+                parts.append(part)
+                size += len(part)
                 arriving = message.get("more_body", False)
             body = b"".join(parts)
             parts.clear()
@@ -87,7 +146,12 @@ class BodyLimit:
             else:
                 await self._app(scope, _whole(body, receive), send)
         finally:
-            self._held_bytes -= size
+            pool.release(sender.name, size)
+
+    def _objection(self, sender: Sender, size: int) -> Problem | None:
+        if size > self._max_bytes:
+            return self._too_large()
+        return _STRANGER if size > SHORT_BYTES and not sender.known else None
 
     def _too_large(self) -> Problem:
         return Problem(

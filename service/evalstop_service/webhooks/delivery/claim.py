@@ -11,7 +11,7 @@ from evalstop_service.clock import Clock
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import decisions
 from evalstop_service.store.database import Database, Transaction
-from evalstop_service.store.queue import leases, queues
+from evalstop_service.store.queue import leases, queues, veto_windows
 from evalstop_service.store.queue.breakers import BreakerLimits
 from evalstop_service.store.queue.leases import ClaimedDelivery, FinishedAttempt, Settlement
 
@@ -56,7 +56,11 @@ def settle_and_claim(
     2. Read the clock after what may have waited for a lock, so that a lease begins when it is written.
     3. Request the stops whose veto window has finished, so that they are among what is claimed.
     4. Claim what is due.
+
+    Before that, in a transaction of its own that locks runs before deliveries: extend the veto windows that ended while
+    nothing could be written.
     """
+    extend_unseen_windows(database, clock)
     if database.embedded and not finished:
         idle = _check_idle(database, clock, limits)
         if idle is not None:
@@ -70,6 +74,16 @@ def settle_and_claim(
             tx, now, limits.lease_seconds, limits.limit, limits.per_endpoint, limits.room, rules.encryption
         )
         return ClaimResult(now, settled, claimed, _next_due(tx, now, claimed))
+
+
+def extend_unseen_windows(database: Database, clock: Clock) -> None:
+    """Extend the veto windows that ended while nothing could be written: no veto could be, either."""
+    with database.reading() as tx:
+        now, any_over = queues.read_clock(tx, clock())
+        unseen = any_over and decisions.is_any_unseen(tx, now)
+    if unseen:
+        with database.transaction() as tx:
+            veto_windows.extend_unseen_windows(tx, now)
 
 
 def settle_attempts(database: Database, rules: DeliveryRules, finished: Sequence[FinishedAttempt]) -> Settlement:

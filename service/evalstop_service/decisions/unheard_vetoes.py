@@ -1,0 +1,53 @@
+"""Extends the veto windows when a veto was refused, or could not be written: no stop is sent for want of room."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from evalstop_service.clock import Clock
+from evalstop_service.store.database import Database
+from evalstop_service.store.queue import queues, veto_windows
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 1.0
+"""Before an extension that could not be written is tried again."""
+
+
+class UnheardVetoes:
+    """`note` says that a veto may have been refused; a thread extends the windows until that is written."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._noted = False
+
+    def note(self) -> None:
+        """Have the windows extended, from any thread and without waiting."""
+        with self._lock:
+            self._noted = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._extend, name="unheard-vetoes", daemon=True)
+                self._thread.start()
+
+    def _extend(self) -> None:
+        while True:
+            with self._lock:
+                if not self._noted:
+                    self._thread = None
+                    return
+                self._noted = False
+            try:
+                with self._database.transaction() as tx:
+                    now, _ = queues.read_clock(tx, self._clock())
+                    count = veto_windows.extend_windows(tx, now, "a veto could not be heard")
+                if count:
+                    log.warning("a veto could not be heard: %d veto windows were extended", count)
+            except Exception:  # the database is away, for the worker too
+                log.exception("a veto could not be heard, and the veto windows could not be extended yet")
+                with self._lock:
+                    self._noted = True
+            time.sleep(PAUSE_SECONDS)

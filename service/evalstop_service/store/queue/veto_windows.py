@@ -1,0 +1,78 @@
+"""Veto windows that are extended because no veto could be heard: the stop waits as long, and caches learn of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from evalstop_service.rules.decision_lifecycle import DecisionState, Record
+from evalstop_service.rules.event_types import STOP_EVENTS
+from evalstop_service.rules.statuses import DeliveryState
+from evalstop_service.store import decisions as decision_rows
+from evalstop_service.store import runs as run_rows
+from evalstop_service.store.database import Transaction
+from evalstop_service.store.decisions import UNSEEN
+from evalstop_service.store.tables import decisions, deliveries, events, projects, runs
+
+EXTENSION_SECONDS = 60.0
+"""For a veto after one could not be heard; a project with a shorter veto window gives that."""
+
+_PENDING = decisions.c.state == sa.literal_column("'pending'")  # spelled out for the partial index
+
+
+def extend_windows(tx: Transaction, now: datetime, reason: str, ended_before: datetime | None = None) -> int:
+    """Have pending stops wait until a veto can be said; returns how many. A longer window stays as it is.
+
+    `ended_before`: only those whose window ended before. Runs are locked first, in the order of their ids.
+    """
+    which = _PENDING if ended_before is None else _PENDING & (decisions.c.due_at < ended_before)
+    found = tx.execute(sa.select(decisions.c.run_id).where(which).distinct()).scalars().all()
+    if not found:
+        return 0
+    run_rows.lock_runs(tx, found)
+    query = (
+        sa.select(decisions, projects.c.veto_window_seconds)
+        .join(projects, projects.c.id == decisions.c.project_id)
+        .where(which, decisions.c.run_id.in_(found))
+        .order_by(decisions.c.run_id, decisions.c.id)
+    )
+    extended: list[UUID] = []
+    for row in tx.execute(query).mappings().all():
+        due_at = now + timedelta(seconds=min(EXTENSION_SECONDS, row["veto_window_seconds"]))
+        if due_at > row["due_at"] and _extend(tx, row["run_id"], row["id"], due_at):
+            decision = decision_rows.find_decision(tx, row["project_id"], row["id"])
+            assert decision is not None
+            decision_rows.add_change(tx, decision, Record(DecisionState.PENDING, "service", reason), now)
+            extended.append(row["run_id"])
+    _raise_versions(tx, extended)
+    return len(extended)
+
+
+def extend_unseen_windows(tx: Transaction, now: datetime) -> int:
+    """Extend the windows that ended while nobody could write; returns how many."""
+    return extend_windows(tx, now, "the veto window ended while the service could not write", now - UNSEEN)
+
+
+def _extend(tx: Transaction, run_id: UUID, decision_id: UUID, due_at: datetime) -> bool:
+    mine = (decisions.c.run_id == run_id, decisions.c.id == decision_id, _PENDING)
+    if not tx.execute(sa.update(decisions).where(*mine).values(due_at=due_at)).rowcount:
+        return False
+    stops = sa.select(events.c.id).where(
+        events.c.run_id == run_id, events.c.decision_id == decision_id, events.c.type.in_(STOP_EVENTS)
+    )
+    waiting = (
+        deliveries.c.run_id == run_id,
+        deliveries.c.event_id.in_(stops),
+        deliveries.c.state == DeliveryState.WAITING,
+        deliveries.c.attempts == 0,
+    )
+    tx.execute(sa.update(deliveries).where(*waiting).values(due_at=due_at))
+    return True
+
+
+def _raise_versions(tx: Transaction, run_ids: Sequence[UUID]) -> None:
+    """Have processes that hold these runs in their cache load the decisions anew."""
+    tx.execute(sa.update(runs).where(runs.c.id.in_(run_ids)).values(version=runs.c.version + 1))

@@ -1,0 +1,113 @@
+"""Nobody keeps a veto from being heard: bodies of strangers and of busy keys leave room for those who decide."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from evalstop_service.clock import utc_now
+from evalstop_service.projects import api_keys
+from evalstop_service.store.database import Database
+
+from tests.fixtures.projects import create_project
+from tests.fixtures.serving import serving
+from tests.service.web.api.speaking import FALLING, said
+
+MEBIBYTE = 2**20
+
+ARRIVAL_SECONDS = 2.0
+"""In which 64 MiB have arrived."""
+
+
+@pytest.fixture
+def project(database: Database) -> str:
+    return create_project(database, "p", "enforce", 3600.0, utc_now(), "paper").name
+
+
+def new_key(database: Database, project: str, *scopes: str) -> str:
+    return api_keys.create_named_key(database, project, "-".join(scopes), scopes, utc_now())[1]
+
+
+@contextmanager
+def connected(url: str, key: str) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=f"{url}/api/v1", headers=headers, timeout=30, trust_env=False) as client:
+        yield client
+
+
+def hold(url: str, path: str, size: int, header: str = "") -> socket.socket:
+    """A connection that has sent all of a body but its last byte, or as much as the server takes."""
+    parts = urlsplit(url)
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=30)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n{header}\r\n"
+    )
+    connection.sendall(head.encode())
+    with suppress(OSError):  # it may be refused and closed
+        connection.sendall(b" " * (size - 1))
+    return connection
+
+
+def pending_decision(admin: httpx.Client) -> str:
+    """A stop within its veto window."""
+    run = said(admin.post("/runs", json={"name": "r", "mode": "enforce"}), 201)["id"]
+    said(admin.post(f"/runs/{run}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+    said(admin.post(f"/runs/{run}/observations", json={"observations": FALLING}), 200)
+    decision = said(admin.get("/decisions"), 200)["items"][0]
+    assert decision["state"] == "pending"
+    return str(decision["id"])
+
+
+def assert_heard(url: str, admin: httpx.Client, decision: str) -> None:
+    """Whoever decides is heard while the bodies arrive, and after."""
+    until = time.monotonic() + ARRIVAL_SECONDS
+    while time.monotonic() < until:
+        said(admin.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
+        said(admin.post("/project/resume", json={"actor": "dana"}), 200)
+        signing_in = httpx.post(f"{url}/login", data={"key": "wrong"}, trust_env=False)
+        assert signing_in.status_code != 503
+    said(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/api/v1/runs", "/login", "/mlflow/api/2.0/mlflow/runs/create"])
+def test_bodies_without_a_key_leave_room_for_a_veto(database: Database, project: str, path: str) -> None:
+    """Whoever has no key can hold nothing that a veto, a pause or a sign-in needs, whichever path is asked."""
+    with serving(database) as url, connected(url, new_key(database, project, "admin")) as admin, ExitStack() as held:
+        decision = pending_decision(admin)
+        for _ in range(8):
+            held.enter_context(hold(url, path, 8 * MEBIBYTE))
+        assert_heard(url, admin, decision)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v1/runs/01900000-0000-7000-8000-000000000000/observations"])
+def test_bodies_of_one_key_leave_room_for_others(database: Database, project: str, path: str) -> None:
+    """A key that holds as much as it may takes nothing from those who decide, nor from another key's batches."""
+    busy = new_key(database, project, "ingest")
+    with (
+        serving(database) as url,
+        connected(url, new_key(database, project, "admin")) as admin,
+        connected(url, new_key(database, project, "ingest")) as trainer,
+        ExitStack() as held,
+    ):
+        decision = pending_decision(admin)
+        run = said(trainer.post("/runs", json={"name": "other"}), 201)["id"]
+        for _ in range(8):
+            held.enter_context(hold(url, path, 8 * MEBIBYTE, f"Authorization: Bearer {busy}\r\n"))
+        assert_heard(url, admin, decision)
+        large = {"observations": [{"metric": f"m{index:0200}", "step": 1, "value": 0.5} for index in range(1000)]}
+        said(trainer.post(f"/runs/{run}/observations", json=large), 200)
+
+
+def test_a_large_body_without_a_key_is_refused_before_it_comes(database: Database) -> None:
+    """Nobody's body of more than 64 KiB is answered before it has arrived."""
+    with serving(database) as url:
+        parts = urlsplit(url)
+        with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
+            head = f"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nContent-Length: {MEBIBYTE}\r\n\r\n"
+            connection.sendall(head.encode())
+            assert connection.recv(12) == b"HTTP/1.1 401"
