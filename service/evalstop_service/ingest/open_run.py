@@ -10,10 +10,11 @@ from uuid import UUID
 from evalstop_detectors import NOTHING_SEEN
 from msgspec.structs import replace
 
-from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.evaluation import cases
 from evalstop_service.projects import policies
 from evalstop_service.rules.decision_lifecycle import Mode
+from evalstop_service.rules.labels import find_objection
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.runs import metric_roles
 from evalstop_service.runs.recorded_verdict import record_verdict
@@ -138,7 +139,7 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
         status=RunStatus.RUNNING,
         attempt=1,
         metrics=metrics,
-        labels=request.labels or {},
+        labels=_merge_labels({}, request.labels or {}),
         policy_id=policy.id,
         policy_name=policy.name,
         policy_version=policy.version,
@@ -200,7 +201,7 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         )
     changed = replace(
         run,
-        labels=run.labels | (request.labels or {}),
+        labels=_merge_labels(run.labels, request.labels or {}),
         mode=request.mode or run.mode,
         total_steps=request.total_steps or run.total_steps,
         status=RunStatus.RUNNING,
@@ -219,6 +220,13 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
         cases.remove_case(tx, run)
         _start_checks(tx, project, changed, now)
     return changed
+
+
+def _merge_labels(labels: dict[str, str], new: dict[str, str]) -> dict[str, str]:
+    merged = labels | new
+    if merged != labels and (objection := find_objection(merged)):
+        raise Invalid(f"labels: {objection}")
+    return merged
 
 
 def _start_checks(tx: Transaction, project: Project, run: Run, now: datetime) -> None:

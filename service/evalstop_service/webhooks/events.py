@@ -26,6 +26,7 @@ from evalstop_service.store.decisions import Decision as StoredDecision
 from evalstop_service.store.projects import Project as StoredProject
 from evalstop_service.store.queue import outbox
 from evalstop_service.store.runs import Run as StoredRun
+from evalstop_service.webhooks import event_size
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -41,7 +42,8 @@ class Project(Struct):
 
 
 class Run(Struct):
-    """The training job. Its labels identify the job to a scheduler."""
+    """The training job. Its labels identify the job to a scheduler; of more than an event can hold, the longest are
+    left out."""
 
     id: UUID
     name: str
@@ -338,7 +340,7 @@ def build_data(event_type: EventType, fields: Mapping[str, object]) -> dict[str,
     """The data of an event as JSON values; rows of the store may stand for the structs of this module."""
     data = msgspec.convert(fields, type(DECLARATIONS[event_type].example), from_attributes=True)
     document: dict[str, Any] = msgspec.to_builtins(data)
-    return document
+    return event_size.fit_data(document)
 
 
 @cache

@@ -11,6 +11,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from evalstop_service.rules.labels import MOST_LABEL_BYTES, MOST_LABELS, count_bytes
+
 EXPERIMENT = "mlflow.experiment"
 RUN_NAME = "mlflow.runName"
 USER = "mlflow.user"
@@ -19,8 +21,8 @@ FORWARDED_RUN = "mlflow.tee_run_id"
 PRESET = "evalstop.preset"
 OWN = "evalstop."
 
-MOST_LABELS = 500
 MOST_PARAMS = 2000
+MOST_PARAM_BYTES = 4 * 2**20
 LONGEST_NAME, LONGEST_VALUE = 256, 2000
 
 
@@ -45,16 +47,22 @@ def merge_tags(labels: Mapping[str, str], tags: Iterable[Item]) -> MergedLabels:
 
 def merge_params(params: Mapping[str, str], new: Iterable[Item]) -> MergedLabels:
     """The params of a run with these added. A param keeps its first value."""
-    return merge_items(params, (item for item in new if clean_text(item.key) not in params), MOST_PARAMS)
+    unknown = (item for item in new if clean_text(item.key) not in params)
+    return merge_items(params, unknown, MOST_PARAMS, MOST_PARAM_BYTES)
 
 
-def merge_items(known: Mapping[str, str], new: Iterable[Item], most: int = MOST_LABELS) -> MergedLabels:
-    """These items with others added, up to a number of items and the length of each."""
-    merged, dropped = dict(known), 0
+def merge_items(
+    known: Mapping[str, str], new: Iterable[Item], most: int = MOST_LABELS, most_bytes: int = MOST_LABEL_BYTES
+) -> MergedLabels:
+    """These items with others added, up to a number of items, the length of each and the size of all."""
+    merged, dropped, size = dict(known), 0, count_bytes(known)
     for key, value in new:
-        name = clean_text(key)
-        if name and len(name) <= LONGEST_NAME and (name in merged or len(merged) < most):
-            merged[name] = clean_text(value)[:LONGEST_VALUE]
+        name, text = clean_text(key), clean_text(value)[:LONGEST_VALUE]
+        before = count_bytes({name: merged[name]}) if name in merged else 0
+        after = size - before + count_bytes({name: text})
+        fits = name in merged or len(merged) < most
+        if name and len(name) <= LONGEST_NAME and fits and (after <= most_bytes or after <= size):
+            merged[name], size = text, after
         else:
             dropped += 1
     return MergedLabels(merged, dropped)

@@ -1,0 +1,60 @@
+"""Fits an event into the size that receivers take: the longest labels go first, then long texts are cut. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MOST_EVENT_BYTES = 64 * 1024
+
+_ENVELOPE_BYTES = 1024
+"""For the type and the time of an event."""
+
+_LABEL_BYTES = 48 * 1024
+"""What is left to labels, whatever else an event holds."""
+
+
+def fit_data(data: dict[str, Any]) -> dict[str, Any]:
+    """The data of an event, as JSON values, so that the event holds less than `MOST_EVENT_BYTES`.
+
+    A job is known by short labels: 500 of 60 characters always stay.
+    """
+    most = MOST_EVENT_BYTES - _ENVELOPE_BYTES
+    if _size(data) <= most:
+        return data
+    labels: dict[str, str] = data.get("run", {}).get("labels", {})
+    if labels:
+        data = data | {"run": data["run"] | {"labels": {}}}
+    longest = 2000
+    while _size(data) > most - _LABEL_BYTES and longest > 10:
+        data, longest = _cut(data, longest), longest // 2
+    if labels:
+        data["run"]["labels"] = _select_shortest(labels, most - _size(data))
+    return data
+
+
+def _select_shortest(labels: dict[str, str], most: int) -> dict[str, str]:
+    """The shortest labels that fit, in their order."""
+    kept: set[str] = set()
+    for name in sorted(labels, key=lambda name: _size({name: labels[name]})):
+        most -= _size({name: labels[name]})  # its braces stand for the comma
+        if most < 0:
+            break
+        kept.add(name)
+    return {name: value for name, value in labels.items() if name in kept}
+
+
+def _cut(value: Any, longest: int) -> Any:
+    """The value with texts cut to so many characters, and lists and objects to as many entries by a twentieth."""
+    if isinstance(value, str):
+        return value if len(value) <= longest else value[: longest - 1] + "\u2026"
+    if isinstance(value, list):
+        return [_cut(one, longest) for one in value[: longest // 20 + 1]]
+    if isinstance(value, dict):
+        entries = list(value.items())[: max(20, longest // 20)]
+        return {name: _cut(one, longest) for name, one in entries}
+    return value
+
+
+def _size(document: Any) -> int:
+    return len(json.dumps(document, separators=(",", ":")))
