@@ -6,6 +6,7 @@ from evalstop_detectors.errors import DetectorError, InvalidPolicy, OutOfOrder, 
 from evalstop_detectors.observation import Column, Columns, MetricRole, Observation, to_columns
 from evalstop_detectors.policy.catalog import DETECTORS
 from evalstop_detectors.policy.codec import (
+    describe_document,
     policy_from_document,
     policy_to_document,
     state_from_json,
@@ -51,6 +52,7 @@ __all__ = [
     "Thresholds",
     "Verdict",
     "advance",
+    "describe_document",
     "is_late",
     "match_role",
     "policy_from_document",

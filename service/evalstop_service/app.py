@@ -172,6 +172,8 @@ def create_app(
         title="EvalStop",
         version="0.1.0",
         summary="Stops training jobs that no longer get better, and keeps their best checkpoints.",
+        openapi_tags=[{"name": name, "description": text} for name, text in description.TAGS.items()],
+        generate_unique_id_function=description.name_operation,
         responses=problems.RESPONSES,
         redirect_slashes=False,
         docs_url=None,

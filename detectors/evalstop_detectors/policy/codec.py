@@ -44,7 +44,9 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 Path = tuple[str | int, ...]
 
 
-class _MemberDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class MemberDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A detector of a policy. Which `params` there are, the detector says."""
+
     detector: str
     params: dict[str, Any] = {}
     suspect_at: _Threshold | Risk | UnsetType | None = UNSET
@@ -53,9 +55,11 @@ class _MemberDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     id: _Name | None = None
 
 
-class _PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
+class PolicyDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """A policy as one writes it."""
+
     name: _Name
-    members: Annotated[list[_MemberDocument], Meta(min_length=1, max_length=32)]
+    members: Annotated[list[MemberDocument], Meta(min_length=1, max_length=32)]
     at_least: _AtLeast = 1.0
     suspect_at_least: _AtLeast = "any"
     gate: Annotated[list[str], Meta(max_length=32)] = []
@@ -81,9 +85,9 @@ class _StateDocument(Struct, frozen=True, forbid_unknown_fields=True):
 def policy_from_document(document: object) -> Policy:
     """Read a policy from parsed JSON or YAML; raises InvalidPolicy naming the key and what it may hold."""
     try:
-        parsed = msgspec.convert(document, _PolicyDocument)
+        parsed = msgspec.convert(document, PolicyDocument)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise _refusal(error, (), _PolicyDocument) from error
+        raise _refusal(error, (), PolicyDocument) from error
     ids = member_ids([(item.id, item.detector) for item in parsed.members])
     _check_gate(parsed, ids)
     own = [_calibration(item, index) for index, item in enumerate(parsed.calibration)]
@@ -104,6 +108,19 @@ def policy_from_document(document: object) -> Policy:
         description=parsed.description,
         stops_despite=tuple(parsed.stops_despite),
     )
+
+
+def describe_document(ref_template: str) -> dict[str, Any]:
+    """JSON Schemas of a policy's document and of its parts, by name. They leave out what parts ask of each other."""
+    (_, parts) = msgspec.json.schema_components([PolicyDocument], ref_template=ref_template)
+    for name in ("MemberDocument", "CalibrationDocument"):
+        parts[name]["properties"]["detector"]["enum"] = list(DETECTORS)
+    for schema in parts.values():
+        for field in schema.get("properties", {}).values():
+            for part in (field, *field.get("anyOf", ())):
+                if "pattern" in part:  # in Python's words: JSON Schema has no \Z, and no half surrogate pairs
+                    part["pattern"] = part["pattern"].replace(r"\Z", "$").replace(r"\ud800-\udfff", "")
+    return parts
 
 
 def policy_to_document(policy: Policy) -> dict[str, Any]:
@@ -176,7 +193,7 @@ def verdict_to_document(verdict: Verdict) -> dict[str, Any]:
     return document
 
 
-def _check_gate(parsed: _PolicyDocument, ids: Sequence[str]) -> None:
+def _check_gate(parsed: PolicyDocument, ids: Sequence[str]) -> None:
     for index, name in enumerate(ids):
         if name in ids[:index]:
             raise _invalid(("members", index, "id"), f"two members have the id {name}; an id may occur once")
@@ -185,7 +202,7 @@ def _check_gate(parsed: _PolicyDocument, ids: Sequence[str]) -> None:
             raise _invalid(("gate", index), f"there is no member {name!r}; a gate may name {', '.join(ids)}")
 
 
-def _gate(parsed: _PolicyDocument, ids: Sequence[str], members: Sequence[Member]) -> tuple[str, ...]:
+def _gate(parsed: PolicyDocument, ids: Sequence[str], members: Sequence[Member]) -> tuple[str, ...]:
     for index, name in enumerate(parsed.gate):
         if members[ids.index(name)].thresholds.stop_at is None:
             raise _invalid(
@@ -219,7 +236,7 @@ def _calibration(document: CalibrationDocument, index: int) -> Calibration:
         raise _refusal(error, (*where, "params"), DETECTORS[document.detector]) from error
 
 
-def _member(item: _MemberDocument, where: Path, weight: float, own: Sequence[Calibration]) -> Member:
+def _member(item: MemberDocument, where: Path, weight: float, own: Sequence[Calibration]) -> Member:
     detector_type = DETECTORS.get(item.detector)
     if detector_type is None:
         raise _invalid((*where, "detector"), explain_unknown(item.detector))

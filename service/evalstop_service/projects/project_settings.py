@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.projects import policies
 from evalstop_service.rules import decision_lifecycle
-from evalstop_service.rules.fields import Body, Line, Mode, Name, Role, Whole
+from evalstop_service.rules.fields import Body, Integral, Line, Mode, Name, Role
 from evalstop_service.rules.random_assignment import HELD_OUT_SHARE
 from evalstop_service.store import audit, projects
 from evalstop_service.store.audit import Author
@@ -24,10 +24,10 @@ from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.projects import Project
 
-Retention = Annotated[int, Field(ge=1, le=36_500)]
+Retention = Annotated[int, Field(ge=1, le=36_500), Integral]
 Grace = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
 Wait = Annotated[float, Field(ge=1, le=30 * 86400, allow_inf_nan=False)]
-PerHour = Annotated[Whole, Field(ge=1, le=1_000_000)]
+PerHour = Annotated[int, Field(ge=1, le=1_000_000), Integral]
 Share = Annotated[float, Field(gt=0, le=1)]
 ShareOrNone = Annotated[float, Field(ge=0, le=1)]
 Price = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]

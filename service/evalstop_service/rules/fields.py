@@ -3,12 +3,37 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from evalstop_service.rules import decision_lifecycle
 from evalstop_service.rules.statuses import DecisionOutcome
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A check that refuses in our own words, and the keywords by which JSON Schema states it; metadata of a type."""
+
+    check: Callable[[Any], Any]
+    keywords: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), **self.keywords}
 
 
 def check_text(text: str) -> str:
@@ -23,10 +48,15 @@ def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Plain = AfterValidator(check_text)
+PLAIN = r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$"
+"""Text without control characters other than line feed and tab. Half a surrogate pair is no character, so that JSON
+Schema has no words for it."""
+
+Plain = Rule(check_text, {"pattern": PLAIN})
 Name = Annotated[str, Field(min_length=1, max_length=256), Plain]
 Line = Annotated[str, Field(max_length=2000), Plain]
-Whole = Annotated[int, BeforeValidator(_integral)]
+Integral = BeforeValidator(_integral)
+"""After an integer's bounds, lets it be written with a decimal point."""
 Mode = Annotated[decision_lifecycle.Mode, Field(strict=False)]  # a word in JSON
 Outcome = Annotated[DecisionOutcome, Field(strict=False)]
 

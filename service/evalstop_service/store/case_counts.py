@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
 
-from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.errors import Invalid
 from evalstop_service.rules.statuses import DecisionOutcome, RunOutcome, Treatment
 from evalstop_service.store.cases import Case
@@ -95,25 +95,27 @@ class ListedCase(Case):
     @property
     def cursor(self) -> str:
         """What asks for the part of the list past this case."""
-        return f"{rfc3339(self.ended_at)}_{self.run_id}_{self.attempt}"
+        return f"{(self.ended_at - _EPOCH) // _MICROSECOND}_{self.run_id}_{self.attempt}"
 
 
 Place = tuple[datetime, UUID, int]
 """Where a case stands in the list: by its end, newest first, then by its key."""
 
 
+CURSOR = r"^[0-9]{1,17}_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[0-9]{1,9}$"
+"""How a cursor is written: a place's time in microseconds since 1970, run and attempt."""
+
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+
+
 def parse_cursor(cursor: str | None) -> Place | None:
     """Where a cursor stands in the list; None for none. Raises Invalid when it is none of ours."""
     if cursor is None:
         return None
-    try:
-        ended_at, run_id, attempt = cursor.split("_")
-        at = in_utc(datetime.fromisoformat(ended_at))
-        if not 0 <= int(attempt) < 2**31:
-            raise ValueError
-        return at, UUID(run_id), int(attempt)
-    except ValueError:
-        raise Invalid("the cursor is none that this list has given; begin without one") from None
+    if not re.fullmatch(CURSOR, cursor):
+        raise Invalid("the cursor is none that this list has given; begin without one")
+    ended_at, run_id, attempt = cursor.split("_")
+    return _EPOCH + int(ended_at) * _MICROSECOND, UUID(run_id), int(attempt)
 
 
 def count_cases(tx: Transaction, project_id: UUID, wanted: CaseFilter, by: Sequence[Grouping] = ()) -> list[CaseCount]:

@@ -11,12 +11,12 @@ from pydantic import Field
 from evalstop_service.store import audit
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Page, Plain, Time
+from evalstop_service.web.api.schemas import Answer, Name, Page, Time
 from evalstop_service.web.context import Admin, Db
 
 router = APIRouter(prefix="/audit", tags=["audit"], route_class=JsonRoute)
 
-Wanted = Annotated[str | None, Query(min_length=1, max_length=256), Plain]
+Wanted = Name | None
 
 
 class AuditEntryOut(Answer):

@@ -16,9 +16,10 @@ from evalstop_service.rules.statuses import BacktestState, DecisionOutcome, RunO
 from evalstop_service.store import backtests as backtest_rows
 from evalstop_service.store.backtests import Backtest
 from evalstop_service.web.api.examples import POLICY_DOCUMENT
+from evalstop_service.web.api.policies import PolicyDocument
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import make_cursor
-from evalstop_service.web.api.schemas import Answer, Body, Page, Plain, Time
+from evalstop_service.web.api.schemas import Answer, Body, Integral, Page, Plain, Time
 from evalstop_service.web.context import Db, Now, Operate, Read
 
 router = APIRouter(prefix="/policies/backtests", tags=["policies"], route_class=JsonRoute)
@@ -27,11 +28,11 @@ router = APIRouter(prefix="/policies/backtests", tags=["policies"], route_class=
 class BacktestIn(Body):
     """A policy, and how many of the newest ended runs to replay."""
 
-    policy: Annotated[str, Field(max_length=100), Plain] | dict[str, Any] = Field(
+    policy: Annotated[str, Field(max_length=100), Plain] | PolicyDocument = Field(
         description="NAME, NAME@VERSION, or a document that need not be stored",
         examples=["cautious", POLICY_DOCUMENT],
     )
-    runs: Annotated[int, Field(ge=1, le=backtests.MOST_RUNS)] = backtests.MOST_RUNS
+    runs: Annotated[int, Field(ge=1, le=backtests.MOST_RUNS), Integral] = backtests.MOST_RUNS
 
 
 class BacktestRunOut(Answer):
@@ -112,10 +113,11 @@ def list_backtests(
 @router.post("", status_code=202)
 def create_backtest(body: BacktestIn, caller: Operate, database: Db, now: Now) -> BacktestOut:
     """Start a backtest on the newest ended runs; a worker runs it in the background."""
-    document = body.policy
-    if isinstance(document, str):
+    if isinstance(body.policy, str):
         with database.reading() as tx:
-            document = policies.find_referred_policy(tx, caller.project_id, document).document
+            document = policies.find_referred_policy(tx, caller.project_id, body.policy).document
+    else:
+        document = body.policy.root
     return _out(backtests.request_backtest(database, caller.project_id, document, body.runs, caller.actor, now))
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic.config import JsonDict
 
 from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
@@ -25,7 +26,7 @@ from evalstop_service.web.api.run_views import (
     view_decision,
     view_outcomes,
 )
-from evalstop_service.web.api.schemas import ActionIn, Body, Line, Name, OutcomeIn
+from evalstop_service.web.api.schemas import ActionIn, Body, Line, Name, OutcomeIn, Plain
 from evalstop_service.web.context import Db, Now, Operate, Read
 
 router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRoute)
@@ -34,13 +35,19 @@ router = APIRouter(prefix="/decisions", tags=["decisions"], route_class=JsonRout
 MAX_EXPECTED_SECONDS = 30 * 86_400.0
 
 
+_WITH_ACKNOWLEDGED: JsonDict = {
+    "if": {"properties": {"expected_seconds": {"type": "number"}}, "required": ["expected_seconds"]},
+    "then": {"properties": {"state": {"const": "acknowledged"}}},
+}
+
+
 class ReportIn(Body):
     """The state of the job at its receiver: the stop is under way, the job is gone, or the stop failed."""
 
     state: Literal["acknowledged", "confirmed", "failed"]
     actor: Name | None = Field(None, description="by default the name of the key")
     reason: Line = ""
-    details: dict[str, Any] = Field(
+    details: dict[Annotated[str, Plain], Any] = Field(
         default_factory=dict, max_length=100, examples=[{"exit_status": -15, "ended_at": "2026-01-01T00:00:00Z"}]
     )
 
@@ -51,6 +58,8 @@ class ReportIn(Body):
         allow_inf_nan=False,
         description="with `acknowledged`: extra time beyond the project's `confirm_seconds`",
     )
+
+    model_config = ConfigDict(json_schema_extra=_WITH_ACKNOWLEDGED)
 
     @model_validator(mode="after")
     def check_expected_seconds(self) -> ReportIn:
@@ -114,7 +123,7 @@ def report_decision(decision_id: UUID, body: ReportIn, caller: Operate, database
 
 
 @router.get("/{decision_id}/outcomes")
-def list_outcomes(decision_id: UUID, caller: Read, database: Db) -> OutcomesOut:
+def list_decision_outcomes(decision_id: UUID, caller: Read, database: Db) -> OutcomesOut:
     """All outcomes of the attempt that the decision is about, by people and from later evals."""
     with database.reading() as tx:
         decision = _load_decision(tx, caller.project_id, decision_id)

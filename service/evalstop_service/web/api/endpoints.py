@@ -6,8 +6,10 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
+from evalstop_service.rules.event_types import SUBSCRIBABLE
+from evalstop_service.rules.fields import Rule
 from evalstop_service.security.encryption import Encryption
 from evalstop_service.store import endpoints
 from evalstop_service.store.endpoints import Endpoint
@@ -21,9 +23,11 @@ from evalstop_service.webhooks.endpoints import MAX_URL_CHARACTERS, EndpointChan
 router = APIRouter(prefix="/endpoints", tags=["webhooks"], route_class=JsonRoute)
 
 
-Address = Annotated[str, Field(min_length=1, max_length=MAX_URL_CHARACTERS), Plain, AfterValidator(check_url)]
+URL = r"^[Hh][Tt][Tt][Pp][Ss]?://([^/?#@:\[\]\s\x00-\x1f\x7f-\x9f]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?([/?#][^\s\x00-\x1f\x7f-\x9f]*)?$"
+
+Address = Annotated[str, Field(min_length=1, max_length=MAX_URL_CHARACTERS), Plain, Rule(check_url, {"pattern": URL})]
 EventTypes = Annotated[
-    list[Annotated[str, AfterValidator(check_event_type)]],
+    list[Annotated[str, Rule(check_event_type, {"enum": ["*", *SUBSCRIBABLE]})]],
     Field(min_length=1, max_length=20, fail_fast=True),
 ]
 

@@ -27,8 +27,9 @@ POLICY_DOCUMENT = {
 SCHEMAS: dict[str, Any] = {
     "EventSchema": _EVENT_SCHEMA,
     "EventSchemas": {"run.stopped": _EVENT_SCHEMA},
+    "PolicyDocument": POLICY_DOCUMENT,
 }
-"""Whole examples of schemas without fields, by name."""
+"""Whole examples of schemas, by name."""
 
 FIELDS: dict[str, Any] = {
     "accepted": 2,
@@ -167,6 +168,8 @@ FIELDS: dict[str, Any] = {
     "ReportIn.reason": "the process group is gone",
     "ReportIn.state": "confirmed",
     "ResumeIn.step": 120,
+    "Level.rate": 0.01,
+    "Risk.risk": 0.01,
     "RolloutStageOut.stage": "canary",
     "RunIn.metrics": _ROLES,
     "RunIn.policy": "paper",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 from evalstop_detectors import policy_from_document
-from fastapi import APIRouter, Body
-from pydantic import Field
+from fastapi import APIRouter
+from pydantic import Field, RootModel
 
 from evalstop_service.errors import NotFound
 from evalstop_service.projects import policies
@@ -17,6 +17,10 @@ from evalstop_service.web.api.schemas import Answer, Time
 from evalstop_service.web.context import Admin, Db, Now, Read
 
 router = APIRouter(prefix="/policies", tags=["policies"], route_class=JsonRoute)
+
+
+class PolicyDocument(RootModel[dict[str, Any]]):
+    """A policy as one writes it; `describe_document` of the detectors says what stands in it."""
 
 
 class PolicyOut(Answer):
@@ -55,10 +59,8 @@ def get_policy(name: str, caller: Read, database: Db) -> PolicyList:
 
 
 @router.post("", status_code=201)
-def create_policy(
-    document: Annotated[dict[str, Any], Body(examples=[POLICY_DOCUMENT])], caller: Admin, database: Db, now: Now
-) -> PolicyOut:
+def create_policy(document: PolicyDocument, caller: Admin, database: Db, now: Now) -> PolicyOut:
     """Store a policy as the next version of its name. Runs keep their version."""
-    policy = policy_from_document(document)
+    policy = policy_from_document(document.root)
     stored = policies.add_policy(database, caller.author(now), policy)
     return PolicyOut.model_validate(stored)

@@ -19,7 +19,7 @@ from evalstop_service.store import case_counts
 from evalstop_service.store.case_counts import CaseFilter, Grouping
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.run_views import CaseOut
-from evalstop_service.web.api.schemas import Answer, Line, Name, Page, PolicyName, Time, Whole
+from evalstop_service.web.api.schemas import Answer, Integral, Line, Name, Page, PolicyName, Time
 from evalstop_service.web.context import Db, Read
 
 router = APIRouter(tags=["precision"], route_class=JsonRoute)
@@ -127,7 +127,7 @@ class CasePage(Page):
     items: list[ListedCaseOut]
 
 
-Version = Annotated[Whole | None, Query(ge=1, le=2**31 - 1)]
+Version = Annotated[int, Field(ge=1, le=2**31 - 1), Integral] | None
 
 
 def _read_filter(
@@ -170,7 +170,7 @@ def list_cases(
     treatment: Treatment | None = None,
     outcome: DecisionOutcome | None = None,
     run_outcome: RunOutcome | None = None,
-    cursor: Name | None = None,
+    cursor: Annotated[str, Field(json_schema_extra={"pattern": case_counts.CURSOR})] | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> CasePage:
     """The ended attempts with their decisions and outcomes."""

@@ -19,7 +19,7 @@ from evalstop_service.store.queue import pull, queues
 from evalstop_service.store.queue.leases import ClaimedDelivery
 from evalstop_service.web.api.endpoints import EndpointWithSecret, EventTypes, view_with_secret
 from evalstop_service.web.api.reading.json_body import JsonRoute
-from evalstop_service.web.api.schemas import Answer, Body, Line, Plain, Time
+from evalstop_service.web.api.schemas import Answer, Body, Integral, Line, Time
 from evalstop_service.web.context import Admin, Context, Ctx, Db, Now, Operate, Secrets
 from evalstop_service.web.problems import Problem
 from evalstop_service.webhooks import endpoints
@@ -37,7 +37,7 @@ _TOO_MANY = Problem(503, "Too many receivers are waiting", "try again in 10 seco
 class PullEndpointIn(Body):
     """A new endpoint whose events are fetched."""
 
-    name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"), Plain] = Field(
+    name: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
         examples=["login-node"]
     )
     event_types: EventTypes = Field([*STOP_EVENTS], examples=[sorted(URGENT_EVENTS)])
@@ -47,7 +47,7 @@ class ClaimIn(Body):
     """How long to wait for an event, and how many to take for how long."""
 
     wait_seconds: float = Field(25.0, ge=0, le=60, description="answered earlier when something is due")
-    limit: int = Field(10, ge=1, le=100)
+    limit: Annotated[int, Field(ge=1, le=100), Integral] = 10
     lease_seconds: float = Field(30.0, ge=5, le=600, description="not settled by then, an event is given out again")
 
 
@@ -71,9 +71,9 @@ class SettleIn(Body):
     """What became of an event that was claimed."""
 
     delivery_id: UUID = Field(strict=False)
-    attempt: int = Field(ge=1, le=2**31 - 1)
-    status: int = Field(
-        ge=200, le=599, description="as an HTTP status: 2xx taken; 400, 410, 413, 415, 422 never; else later"
+    attempt: Annotated[int, Field(ge=1, le=2**31 - 1), Integral]
+    status: Annotated[int, Field(ge=200, le=599), Integral] = Field(
+        description="as an HTTP status: 2xx taken; 400, 410, 413, 415, 422 never; else later"
     )
     error: Line = ""
 

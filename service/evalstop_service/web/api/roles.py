@@ -16,7 +16,7 @@ from evalstop_service.web.api.runs import Roles, complete_directions
 from evalstop_service.web.api.schemas import Body, ProjectOut
 from evalstop_service.web.context import Admin, Commit, Db, Now, Operate
 
-router = APIRouter(tags=["roles"], route_class=JsonRoute)
+router = APIRouter(route_class=JsonRoute)
 
 
 class MetricsIn(Body):

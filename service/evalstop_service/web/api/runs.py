@@ -34,6 +34,7 @@ from evalstop_service.web.api.schemas import (
     ActionIn,
     Answer,
     Body,
+    Integral,
     Line,
     Mode,
     Name,
@@ -44,7 +45,6 @@ from evalstop_service.web.api.schemas import (
     Step,
     Time,
     VerdictOut,
-    Whole,
 )
 from evalstop_service.web.context import Commit, Db, Ingest, Now, Operate, Read, ReadOrIngest
 
@@ -93,7 +93,7 @@ class RunIn(Body):
         None, description="NAME or NAME@VERSION", examples=["paper"]
     )
     mode: Mode | None = None
-    total_steps: Annotated[Whole, Field(ge=1, le=MAX_STEP)] | None = None
+    total_steps: Annotated[int, Field(ge=1, le=MAX_STEP), Integral] | None = None
 
 
 class ResumeIn(Body):
@@ -147,7 +147,7 @@ def list_runs(
     caller: Read,
     database: Db,
     now: Now,
-    name: Annotated[str | None, Query(max_length=256, description="part of the name"), Plain] = None,
+    name: Annotated[Annotated[str, Field(max_length=256), Plain] | None, Query(description="part of the name")] = None,
     status: RunStatus | None = None,
     cursor: UUID | None = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
@@ -199,7 +199,7 @@ def stop_run(run_id: UUID, body: ActionIn, caller: Operate, database: Db, now: N
 
 
 @router.get("/{run_id}/outcomes")
-def list_outcomes(
+def list_run_outcomes(
     run_id: UUID,
     caller: Read,
     database: Db,

@@ -22,13 +22,13 @@ from pydantic import (
 
 from evalstop_service.clock import in_utc, rfc3339
 from evalstop_service.rules.fields import Body as Body
+from evalstop_service.rules.fields import Integral as Integral
 from evalstop_service.rules.fields import Line as Line
 from evalstop_service.rules.fields import Mode as Mode
 from evalstop_service.rules.fields import Name as Name
 from evalstop_service.rules.fields import Outcome as Outcome
 from evalstop_service.rules.fields import Plain as Plain
 from evalstop_service.rules.fields import Role as Role
-from evalstop_service.rules.fields import Whole as Whole
 from evalstop_service.rules.run_results import Call
 
 MAX_STEP = 2**53 - 1
@@ -63,7 +63,7 @@ def encode_number(value: float) -> float | str:
     return value
 
 
-Step = Annotated[Whole, Field(ge=0, le=MAX_STEP)]
+Step = Annotated[int, Field(ge=0, le=MAX_STEP), Integral]
 Time = Annotated[
     datetime,
     Field(strict=False),
