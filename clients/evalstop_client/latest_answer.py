@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+ENDED = ("completed", "failed", "stopped")
+"""Statuses of a run that continues only when it is resumed; a lost one does when it reports again."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -37,10 +40,14 @@ class Verdict:
 class LatestAnswer:
     """A run as the service sees it; before the first answer `should_stop` is False.
 
+    `name`: what the service calls it, which is another than the one asked for where that was taken.
+
     `guessed`: the metrics whose role or direction the service guessed from their names, so that they stop nothing.
     """
 
     run_id: str | None = None
+    name: str | None = None
+    status: str | None = None
     should_stop: bool = False
     verdict: Verdict | None = None
     best_checkpoint: Mapping[str, Any] | None = None
@@ -51,6 +58,9 @@ class LatestAnswer:
         changes: dict[str, Any] = {}
         if isinstance(answer.get("id"), str):
             changes["run_id"] = answer["id"]
+        for field in ("name", "status"):
+            if isinstance(answer.get(field), str):
+                changes[field] = answer[field]
         if isinstance(answer.get("should_stop"), bool):
             changes["should_stop"] = answer["should_stop"]
         if isinstance(answer.get("verdict"), Mapping):

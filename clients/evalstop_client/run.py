@@ -35,6 +35,11 @@ class Run:
     to `labels`) and EVALSTOP_SPOOL. With `metrics="auto"` the service tells the roles of metrics from the names that
     trainers give them; left out, metrics called eval, proxy, kl and loss are what they are called, unless the project
     has patterns of its own. In Slurm and Kubernetes the run also gets the labels by which a receiver finds its job.
+    A run that was opened by the same name and has not ended is attached to by processes of the same Slurm job,
+    Kubernetes workload, torchrun launch, or by the same process. Otherwise the run is a new one, called `name-2` where
+    the name is taken. `resume="allow"` continues the latest run opened by the name, whatever became of it, or opens a
+    new one; `resume="must"` wants one to be there. A trainer that restarts from a checkpoint opens its run so and then
+    calls `resume(step=...)`.
     Without a url nothing is posted.
     `limits`, when given, stands for all bounds. Only the construction raises (ConfigurationError); no other method
     ever does, nor waits for disk or network, except `flush` and `finish`.
@@ -51,6 +56,7 @@ class Run:
         policy: str | None = None,
         mode: Literal["shadow", "enforce"] | None = None,
         total_steps: int | None = None,
+        resume: Literal["must", "allow"] | None = None,
         spool_folder: str | Path | None = None,
         flush_seconds: float = Limits.flush_seconds,
         poll_seconds: float = Limits.poll_seconds,
@@ -66,6 +72,7 @@ class Run:
             policy=policy,
             mode=mode,
             total_steps=total_steps,
+            resume=resume,
             spool_root=spool_folder,
             limits=limits or Limits(flush_seconds=flush_seconds, poll_seconds=poll_seconds),
         )
@@ -82,8 +89,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name under which the service knows the run."""
-        return str(self._settings.opening["name"])
+        """The name under which the service knows the run; until it has answered, the one that was asked for."""
+        return self._latest_answer.name or str(self._settings.opening["name"])
 
     @property
     def id(self) -> str | None:
@@ -133,7 +140,10 @@ class Run:
             self._put(Entry("checkpoints", {"step": whole_step, "uri": place}))
 
     def resume(self, *, step: int) -> None:
-        """Report that training resumes from the checkpoint of `step`: what was logged after it is superseded."""
+        """Report that training resumes from the checkpoint of `step`: what was logged after it is superseded.
+
+        A trainer that was started anew for it opens the run with `resume="allow"`, or it is another run.
+        """
         whole_step = observations.parse_step(step)
         if whole_step is None:
             self._warnings.count_dropped("resume", 1, "resume: step %.80r", step)

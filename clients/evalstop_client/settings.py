@@ -7,6 +7,7 @@ import operator
 import os
 import re
 import tempfile
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from evalstop_client.errors import ConfigurationError
+from evalstop_client.job_identity import identify_job
 from evalstop_client.scheduler_labels import scheduler_labels
 
 AUTO = "auto"  # the service recognises the roles of metrics by their names
@@ -21,6 +23,7 @@ METRIC_ROLES = ("eval", "proxy", "kl", "loss")
 DIRECTIONS = ("maximize", "minimize")
 METRIC_FIELDS = {"role", "direction"}
 MODES = ("shadow", "enforce")
+RESUMES = ("must", "allow")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def resolve(
     policy: str | None,
     mode: str | None,
     total_steps: int | None,
+    resume: str | None,
     spool_root: str | Path | None,
     limits: Limits,
 ) -> Settings:
@@ -116,7 +120,10 @@ def resolve(
         policy=policy,
         mode=mode,
         total_steps=total_steps,
+        resume=resume,
     )
+    # The id lets the service know the opening again: a spool may send it days later, by another process of the name.
+    opening |= {"job": identify_job(environment), "opening": str(uuid.uuid4())}
     return Settings(
         url=url,
         key=validate_key(key or environment.get("EVALSTOP_KEY")),
@@ -134,10 +141,13 @@ def _opening(
     policy: str | None,
     mode: str | None,
     total_steps: int | None,
+    resume: str | None,
 ) -> dict[str, Any]:
     """The body that opens a run: what was left out stays out, which the service reads as 'as it is'."""
     if mode is not None and mode not in MODES:
         raise ConfigurationError(f"mode {mode!r}: choose one of {', '.join(MODES)}, or leave it to the project.")
+    if resume is not None and resume not in RESUMES:
+        raise ConfigurationError(f"resume {resume!r}: choose one of {', '.join(RESUMES)}, or leave it out.")
     opening: dict[str, Any] = {"name": name}
     if metrics is not None:
         opening["metrics"] = _checked_metrics(metrics)
@@ -149,6 +159,8 @@ def _opening(
         opening["mode"] = mode
     if total_steps is not None:
         opening["total_steps"] = _checked_total_steps(total_steps)
+    if resume is not None:
+        opening["resume"] = resume
     return opening
 
 

@@ -293,6 +293,9 @@ def _create_runs() -> None:
         sa.Column("updated_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("ended_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("pruned_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("opened_as", sa.Text(), nullable=True),
+        sa.Column("job", sa.Text(), nullable=True),
+        sa.Column("opening", sa.Uuid(), nullable=True),
         sa.ForeignKeyConstraint(["policy_id"], ["policies.id"], name=op.f("fk_runs_policy_id")),
         sa.ForeignKeyConstraint(["project_id"], ["projects.id"], name=op.f("fk_runs_project_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
@@ -305,6 +308,22 @@ def _create_runs() -> None:
         unique=False,
         sqlite_where=sa.text("pruned_at IS NULL"),
         postgresql_where=sa.text("pruned_at IS NULL"),
+    )
+    op.create_index(
+        "ix_runs_project_id_opened_as",
+        "runs",
+        ["project_id", "opened_as"],
+        unique=False,
+        sqlite_where=sa.text("opened_as IS NOT NULL"),
+        postgresql_where=sa.text("opened_as IS NOT NULL"),
+    )
+    op.create_index(
+        "uq_runs_project_id_opening",
+        "runs",
+        ["project_id", "opening"],
+        unique=True,
+        sqlite_where=sa.text("opening IS NOT NULL"),
+        postgresql_where=sa.text("opening IS NOT NULL"),
     )
     op.create_index("ix_runs_project_id_id", "runs", ["project_id", "id"], unique=False)
     op.create_index("ix_runs_project_id_status_id", "runs", ["project_id", "status", "id"], unique=False)

@@ -146,17 +146,24 @@ class FakeService:
         raise Problem(404, f"no such place: {path}")
 
     def _open(self, body: Json) -> Answer:
-        known = {"name", "metrics", "labels", "policy", "mode", "total_steps"}
+        known = {"name", "metrics", "labels", "policy", "mode", "total_steps", "job", "opening", "resume"}
         if not isinstance(body.get("name"), str) or not set(body) <= known:
             raise Problem(422, f"unknown or missing fields: {body}", ("/name",))
-        for run in self.runs.values():
-            if run.name == body["name"]:
+        for run in reversed(self.runs.values()):
+            alive = run.status == "running" and body.get("job") in (None, run.opening.get("job"))
+            if run.opening.get("opening") == body.get("opening", ""):
+                return Answer(200, self._run_json(run))
+            if run.opening["name"] == body["name"] and (alive or "resume" in body):
                 if "metrics" in body and body["metrics"] != run.opening.get("metrics"):
                     raise Problem(409, "the run exists with other metrics", ("/metrics",))
                 run.opening["labels"] = {**run.opening.get("labels", {}), **body.get("labels", {})}
-                run.status = "running"
+                run.status, run.opening["job"] = "running", body.get("job")
                 return Answer(200, self._run_json(run))
-        run = FakeRun(id=f"run-{len(self.runs) + 1}", name=body["name"], opening=dict(body))
+        if body.get("resume") == "must":
+            raise Problem(404, "there is no run of that name to resume")
+        count = sum(run.opening["name"] == body["name"] for run in self.runs.values()) + 1
+        name = body["name"] if count == 1 else f"{body['name']}-{count}"
+        run = FakeRun(id=f"run-{len(self.runs) + 1}", name=name, opening=dict(body))
         self.runs[run.id] = run
         return Answer(201, self._run_json(run))
 
@@ -193,6 +200,7 @@ class FakeService:
             "superseded": 0,
             "best_checkpoint": None,
             "guessed": self.guessed,
+            "status": run.status,
             **self._verdict(run),
         }
         return Answer(200, answer)
@@ -219,6 +227,7 @@ class FakeService:
             raise Problem(422, "step is needed")
         if run.last != ("resume", body):
             run.attempt += 1
+        run.status = "running"
         run.last = ("resume", body)
         return Answer(200, self._run_json(run))
 

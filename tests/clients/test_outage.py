@@ -19,7 +19,7 @@ import os, sys, time
 from evalstop_client import Run
 
 first, last, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-with Run(name="a run", metrics={"gold": {"role": "eval"}}) as run:
+with Run(name="a run", metrics={"gold": {"role": "eval"}}, resume="allow" if first else None) as run:
     if first:
         run.resume(step=first)
     for step in range(first, last):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from evalstop_client import ConfigurationError, Limits, Run
 
-from tests.clients.fake_service import KEY, FakeServer, FakeService
+from tests.clients.fake_service import KEY, Answer, FakeServer, FakeService
 from tests.clients.programs import eventually
-from tests.clients.runs import METRICS, posted, start, words
+from tests.clients.runs import METRICS, on_path, posted, start, words
 
 pytestmark = pytest.mark.usefixtures("ended_runs")
 
@@ -33,7 +33,8 @@ def test_everything_arrives_in_the_order_in_which_it_was_made(server: FakeServer
     assert [what for what, _ in heard] == [
         "runs", "observations", "observations", "checkpoints", "observations", "resume", "observations", "finish"
     ]  # fmt: skip
-    assert heard[0][1] == {"name": "a run", "metrics": METRICS, "labels": {"team": "x"}, **the_rest}
+    said = {"name": "a run", "metrics": METRICS, "labels": {"team": "x"}, **the_rest}
+    assert {name: value for name, value in heard[0][1].items() if name not in ("job", "opening")} == said
     assert heard[1][1].items() >= {"metric": "gold", "step": 1, "value": 0.5, "stderr": 0.125}.items()
     assert heard[4][1]["value"] == "NaN"
     assert service.run_named("a run").checkpoints == {1: "/ckpt/1"}
@@ -83,6 +84,7 @@ def test_without_a_url_nothing_happens_and_that_is_said_once(caplog: pytest.LogC
         {"total_steps": 0},
         {"total_steps": "many"},
         {"name": ""},
+        {"resume": "never"},
     ],
 )
 def test_obviously_wrong_settings_are_told_at_once(wrong: dict[str, Any]) -> None:
@@ -225,6 +227,91 @@ def test_two_runs_of_a_name_at_once_do_not_disturb_each_other(server: FakeServer
         assert one.flush()
         assert other.flush()
         assert len(service.run_named("a run").observations) == 2
+
+
+def test_a_second_start_is_a_run_of_its_own(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run of the name of one that has ended is another, which says how it is called; nothing touches the first."""
+    with start(server) as first:
+        first.log({"gold": 1.0}, step=1)
+    with start(server) as second:
+        assert second.flush()
+        second.log({"gold": 2.0}, step=1)
+        assert (first.name, second.name) == ("a run", "a run-2")
+    assert list(service.run_named("a run").observations.values()) == [1.0]
+    assert list(service.run_named("a run-2").observations.values()) == [2.0]
+    assert [line for line in words(caplog) if "this run is called 'a run-2'" in line] == words(caplog)
+
+
+@pytest.mark.parametrize("resume", ["allow", "must"])
+def test_a_trainer_that_says_so_continues_an_ended_run(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture, resume: str
+) -> None:
+    """With `resume` the run of before is the run, and what follows the checkpoint takes the place of what was."""
+    with start(server) as first:
+        first.log({"gold": 1.0}, step=1)
+    with start(server, resume=resume) as second:
+        second.resume(step=0)
+        second.log({"gold": 2.0}, step=1)
+    assert second.id == first.id
+    assert service.run_named("a run").observations == {(1, "gold", 1): 1.0, (2, "gold", 1): 2.0}
+    assert words(caplog) == []
+
+
+def test_resuming_nothing_is_an_error_in_the_log(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer that resumes without having opened its run so is told once what to write."""
+    with start(server):
+        pass
+    with start(server) as second:
+        second.resume(step=5)
+        second.resume(step=6)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "resumes from step 5 of nothing" in errors[0]
+    assert 'resume="allow"' in errors[0]
+
+
+def test_reporting_to_an_ended_run_is_an_error_in_the_log(
+    server: FakeServer, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer whose run another process has ended learns it from the next answer, once."""
+    with start(server) as one, start(server) as other:
+        one.log({"gold": 1.0}, step=1)
+        assert one.flush()
+        assert other.flush()
+        other.finish()
+        for step in (2, 3):
+            one.log({"gold": 1.0}, step=step)
+            assert one.flush()
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "'a run' has ended (completed)" in errors[0]
+
+
+def test_what_an_earlier_run_left_does_not_stop_the_next(server: FakeServer, service: FakeService) -> None:
+    """The next run of a name sends what the last one left to the run of that, and does not take over its stop."""
+    service.forced = [on_path("/observations", Answer(503, {}))] * 1000
+    first = start(server, limits=Limits(flush_seconds=0.2))
+    first.log({"gold": 1.0}, step=7)
+    first._close()
+    stopped = service.run_named("a run")
+    assert stopped.observations == {}
+    stopped.status, service.stop_at_step = "stopped", 7
+
+    def refuse_others(path: str, body: dict[str, Any]) -> Answer | None:
+        return Answer(503, {}) if path.endswith("/runs") and body != stopped.opening else None
+
+    service.forced = [refuse_others] * 1000
+    with start(server, limits=Limits(flush_seconds=0.2, poll_seconds=0.05)) as second:
+        eventually(lambda: len(stopped.observations) == 1)
+        eventually(lambda: len(service.forced) < 1000)
+        assert (second.should_stop, second.id) == (False, None)
+        service.forced = []
+        second.flush(60)
+        assert (second.should_stop, second.name) == (False, "a run-2")
 
 
 def test_calls_from_many_threads_all_arrive(server: FakeServer, service: FakeService) -> None:

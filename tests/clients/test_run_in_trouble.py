@@ -111,7 +111,7 @@ def test_refused_run_is_said_plainly_and_does_not_hold_up_the_end(
     """A run that exists with other metrics cannot be opened: training goes on, and what it logged is laid aside."""
     with start(server, metrics=METRICS):
         pass
-    with start(server, metrics={"gold": {"role": "proxy"}}, limits=Limits(flush_seconds=60)) as run:
+    with start(server, metrics={"gold": {"role": "proxy"}}, resume="allow", limits=Limits(flush_seconds=60)) as run:
         run.log({"gold": 1.0}, step=1)
     assert any("NOT being watched" in word and "other metrics" in word for word in words(caplog))
     (rejected,) = (tmp_path / "spool").glob("*.rejected.jsonl")

@@ -22,14 +22,21 @@ class RunArguments(TypedDict, total=False):
     policy: str | None
     mode: Literal["shadow", "enforce"] | None
     total_steps: int | None
+    resume: Literal["must", "allow"] | None
     spool_folder: str | Path | None
     limits: Limits | None
 
 
-def filled(given: RunArguments, *, name: str | None = None, total_steps: int | None = None) -> RunArguments:
-    """What `given` leaves out, as the framework knows it; EVALSTOP_RUN_NAME goes before the framework's name."""
+def filled(
+    given: RunArguments, *, name: str | None = None, total_steps: int | None = None, resumes: bool = False
+) -> RunArguments:
+    """What `given` leaves out, as the framework knows it; EVALSTOP_RUN_NAME goes before the framework's name.
+
+    `resumes`: whether the framework continues from a checkpoint, which may be that of a run that has ended.
+    """
     chosen = given.get("name") or os.environ.get("EVALSTOP_RUN_NAME") or name
-    return {"metrics": "auto", "total_steps": total_steps, **given, "name": chosen}
+    resume: Literal["allow"] | None = "allow" if resumes else None
+    return {"metrics": "auto", "total_steps": total_steps, "resume": resume, **given, "name": chosen}
 
 
 def keep_numbers(values: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class EvalStopCallback(Callback):  # type: ignore[misc]  # Keras has no types
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Open the run, and report a resume from a checkpoint."""
         if self._run is None:
-            self._run = Run(**filled(self._arguments, total_steps=self.params.get("epochs")))
+            arguments = filled(self._arguments, total_steps=self.params.get("epochs"), resumes=epoch > 0)
+            self._run = Run(**arguments)
             if epoch > 0:
                 self._run.resume(step=epoch)
 

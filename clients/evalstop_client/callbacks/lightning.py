@@ -38,8 +38,9 @@ class EvalStopCallback(Callback):
         """Open the run, and report a resume from a checkpoint."""
         if trainer.is_global_zero:
             total_steps = trainer.max_steps if trainer.max_steps > 0 else None
-            run = Run(**filled(self._arguments, total_steps=total_steps))
-            if trainer.global_step > 0:
+            resumes = trainer.global_step > 0
+            run = Run(**filled(self._arguments, total_steps=total_steps, resumes=resumes))
+            if resumes:
                 run.resume(step=trainer.global_step)
             self._logger = _RunLogger(run, trainer)
             trainer.loggers = [*trainer.loggers, self._logger]  # so late that no folder is named after it

@@ -57,7 +57,8 @@ class EvalStop(Callback):
 
     def _run_of(self, trial_id: str) -> Run:
         if trial_id not in self._runs:
-            arguments = filled(self._arguments, name="tune")
+            # A Tuner that is restored goes on with the trials of before, by their ids.
+            arguments = filled(self._arguments, name="tune", resumes=True)
             self._runs[trial_id] = Run(**(arguments | {"name": f"{arguments['name']}-{trial_id}"}))
         return self._runs[trial_id]
 

@@ -39,14 +39,15 @@ class EvalStopCallback(TrainerCallback):
     ) -> None:
         """Open the run, and report a resume from a checkpoint."""
         name = getattr(args, "run_name", None) or args.output_dir
-        arguments = filled(self._arguments, name=name, total_steps=state.max_steps or None)
+        resumes = state.global_step > 0
+        arguments = filled(self._arguments, name=name, total_steps=state.max_steps or None, resumes=resumes)
         self._run = DistributedRun(agree_every_steps=self._agree_every_steps, **arguments)
         if args.save_total_limit:
             logger.warning(
                 "evalstop: save_total_limit=%d deletes checkpoints that EvalStop may come to call the best",
                 args.save_total_limit,
             )
-        if state.global_step > 0:
+        if resumes:
             self._run.resume(step=state.global_step)
 
     def on_log(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evalstop_client.backoff import wait_seconds
-from evalstop_client.latest_answer import LatestAnswer
+from evalstop_client.latest_answer import ENDED, LatestAnswer
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service, Unauthorized, Unavailable
 from evalstop_client.settings import Limits
 from evalstop_client.spool.rejections import merge_observations, split_rejected
@@ -122,6 +122,13 @@ class Sender:
             self._run_id = answer.body["id"]
             self._opened = opening
             self._update_latest_answer(answer.body)
+            if self._is_renamed:
+                self._warnings.warn_once(
+                    "renamed",
+                    "the name %r is that of a run of before, or of another job: this run is called %r",
+                    opening["name"],
+                    self.latest_answer.name,
+                )
         elif isinstance(answer, Refused):
             self._refusal = (opening, answer)
             self._spool.wake()
@@ -133,6 +140,15 @@ class Sender:
 
     def _send(self, entry: Entry) -> Answer:
         """Post `entry`; what the service refuses of it is rejected, and the rest posted again."""
+        if entry.to == "resume" and self._is_renamed:
+            self._warnings.say_error_once(
+                "resume of a new run",
+                'the run resumes from step %s of nothing: it is a new one, %r; open it with resume="allow" to continue '
+                "the latest run opened as %r",
+                entry.body.get("step"),
+                self.latest_answer.name,
+                self._opening["name"],
+            )
         waiting = [entry]
         while waiting:
             part = waiting.pop()
@@ -140,6 +156,8 @@ class Sender:
             if isinstance(answer, Accepted):
                 self._reopened = False
                 self._update_latest_answer(answer.body)
+                if part.to != "finish":
+                    self._say_if_ended()
             elif isinstance(answer, Refused):
                 if (
                     answer.status == 404 and not self._reopened
@@ -168,9 +186,36 @@ class Sender:
         answer = self._service.post(f"/runs/{self._run_id}/heartbeat", {})  # which also asks whether to stop
         if isinstance(answer, Accepted):
             self._update_latest_answer(answer.body)
+            self._say_if_ended()
         return answer
 
+    @property
+    def _is_own(self) -> bool:
+        """Whether the run that is open is the trainer's own, not an earlier one of which the spool held a rest."""
+        return self._opened == self._opening
+
+    @property
+    def _is_renamed(self) -> bool:
+        return self._is_own and self.latest_answer.name not in (None, self._opening["name"]) and not self._resumes
+
+    @property
+    def _resumes(self) -> bool:
+        return "resume" in self._opening
+
+    def _say_if_ended(self) -> None:
+        latest = self.latest_answer
+        if self._is_own and latest.status in ENDED and not latest.should_stop:
+            self._warnings.say_error_once(
+                "ended",
+                "the run %r has ended (%s), and nothing stops it any more: start a new Run, or open it with "
+                'resume="allow" to continue it',
+                latest.name,
+                latest.status,
+            )
+
     def _update_latest_answer(self, body: Json) -> None:
+        if not self._is_own:
+            return
         self.latest_answer = self.latest_answer.after(body)
         if guessed := self.latest_answer.guessed:
             names = ", ".join(guessed)

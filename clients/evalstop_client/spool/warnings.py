@@ -23,11 +23,11 @@ class WarningLog:
 
     def warn_once(self, kind: str, message: str, *args: object) -> None:
         """Log a warning, unless one of this kind was logged before."""
-        with self._lock:
-            if kind in self._said:
-                return
-            self._said.add(kind)
-        logger.warning("evalstop: " + message, *args)
+        self._log_once(logging.WARNING, kind, message, *args)
+
+    def say_error_once(self, kind: str, message: str, *args: object) -> None:
+        """The same for what makes the watching useless."""
+        self._log_once(logging.ERROR, kind, message, *args)
 
     def count_dropped(self, kind: str, count: int, message: str, *args: object) -> None:
         """Count `count` things as lost, and warn once for each kind."""
@@ -39,6 +39,13 @@ class WarningLog:
         """Allow another warning of this kind: the problem has passed."""
         with self._lock:
             self._said.discard(kind)
+
+    def _log_once(self, level: int, kind: str, message: str, *args: object) -> None:
+        with self._lock:
+            if kind in self._said:
+                return
+            self._said.add(kind)
+        logger.log(level, "evalstop: " + message, *args)
 
     def after_fork_in_child(self) -> None:
         """Replace the lock, which a thread of the parent may have held."""

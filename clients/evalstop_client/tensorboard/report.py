@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from evalstop_client.job_identity import LONGEST_IDENTITY
+from evalstop_client.latest_answer import ENDED
 from evalstop_client.observations import encode_value
 from evalstop_client.service import Accepted, Answer, Json, Refused, Service
 from evalstop_client.spool.rejections import merge_observations, split_rejected
@@ -89,7 +93,7 @@ class Watch:
     def _post(self, run: str, to: str, body: Json) -> Refused | None:
         """Post to a run, which is opened first; what the service will never take is handed back."""
         if run not in self._ids:
-            opened = self._answered(self._service.post("/runs", {**self._opening, "name": run}))
+            opened = self._open(run)
             if isinstance(opened, Refused):
                 self._say(f"open {run}", f"{run} is NOT being watched: {opened.reason}")
                 return None
@@ -99,6 +103,16 @@ class Watch:
             del self._ids[run]  # the service does not know it: it is opened again at the next poll
             raise ServiceUnavailable(answer.reason)
         return answer if isinstance(answer, Refused) else None
+
+    def _open(self, run: str) -> Accepted | Refused:
+        """Open the run of a folder: the same one each time, and one that was said to have ended goes on."""
+        identity = f"tensorboard:{socket.gethostname()}:{self._root.resolve()}"[:LONGEST_IDENTITY]
+        opening = {**self._opening, "name": run, "job": identity}
+        once = {"opening": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{identity}\n{run}"))}
+        opened = self._answered(self._service.post("/runs", opening | once))
+        if isinstance(opened, Accepted) and opened.body.get("status") in ENDED:
+            return self._answered(self._service.post("/runs", opening | {"resume": "must"}))
+        return opened
 
     def _answered(self, answer: Answer) -> Accepted | Refused:
         if isinstance(answer, Accepted | Refused):

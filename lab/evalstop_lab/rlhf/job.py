@@ -198,6 +198,7 @@ def run(args: argparse.Namespace) -> int:
         policy=args.policy,
         mode=args.mode,
         total_steps=plan.config.steps,
+        resume="allow" if plan.state is not None else None,
     )
     with Interruption() as interruption:
         try:

@@ -1,10 +1,19 @@
-"""Opens runs: a new one, or the one on record by its name, updated with what its trainer sends."""
+"""Opens runs: a new one, or one on record that was opened by the same name, updated with what its trainer sends.
+
+Which one a request stands for, the first that applies:
+
+1. the run that was opened by this very request, which was sent again;
+2. with `resume`, the run that was opened by this name: the newest of the same job, else the newest;
+3. a running run that was opened by this name, if it is of the same job, or if the request names none;
+4. a new run, called `name-2` where the name is taken.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 from uuid import UUID
 
 from evalstop_detectors import NOTHING_SEEN
@@ -32,11 +41,19 @@ _NAME_TRIES = 20
 """Names that are tried when others open runs of the same name at the same time."""
 
 
+class Resume(StrEnum):
+    """Whether the trainer continues a run that may have ended: it has to be there, or a new one will do."""
+
+    MUST = "must"
+    ALLOW = "allow"
+
+
 @dataclass(frozen=True)
 class OpenRequest:
     """What a trainer sends to open a run. None keeps the value on record, or is the project's default for a new run.
 
-    `recognise`: assign roles to metrics by their names while the run goes on.
+    `recognise`: assign roles to metrics by their names while the run goes on. `job`: where the trainer runs, the same
+    for all processes of one job. `opening`: an id of this request, by which it is known when it is sent again.
     """
 
     name: str
@@ -46,22 +63,37 @@ class OpenRequest:
     policy: str | None = None
     mode: Mode | None = None
     total_steps: int | None = None
+    job: str | None = None
+    opening: UUID | None = None
+    resume: Resume | None = None
 
 
 def open_run(database: Database, project_id: UUID, request: OpenRequest, now: datetime) -> tuple[Run, bool]:
-    """The run of this name, and whether it is new. Raises Conflict when its metrics differ from those on record.
+    """The run that the request stands for, and whether it is new.
 
-    1. Insert a new run if the name is free; the unique name decides between two trainers at the same time.
-    2. Otherwise lock the run on record and update it.
+    Raises Conflict when its terms differ from those on record, NotFound when it must be there and is not.
+
+    1. Look for the run with the project locked, so that of two processes of a job at the same time one opens it and
+       the other attaches to it.
+    2. Lock a run on record in a transaction of its own, since runs are locked before their project everywhere, and
+       update it, unless it has ended in between: then look again.
     """
-    with database.transaction() as tx:
-        project = projects.get_project(tx, project_id)
-        if runs.find_run_by_name(tx, project_id, request.name) is None:
-            run = _build_run(tx, project, request, now)
-            if runs.add_run(tx, run):
-                _start_checks(tx, project, run, now)
-                return run, True
-        return _reopen_by_name(tx, project, request, now), False
+    for _ in range(_NAME_TRIES):
+        with database.transaction() as tx:
+            project = projects.lock_project(tx, project_id)
+            found = _find_run(tx, project_id, request)
+            if found is None:
+                if request.resume is Resume.MUST:
+                    raise NotFound(f"there is no run {request.name!r} to resume in this project")
+                return create_run(tx, project_id, request, now), True
+        if _is_sent_again(found, request):
+            refuse_pruned_run(found)
+            return found, False
+        with database.transaction() as tx:
+            run = runs.lock_run(tx, project_id, found.id)
+            if run is not None and (request.resume is not None or run.status == RunStatus.RUNNING):
+                return _update_run(tx, project, run, request, now), False
+    raise Conflict(f"run {request.name!r} is opened and ended by others all the time; send the same again")
 
 
 def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: datetime) -> Run:
@@ -69,7 +101,8 @@ def create_run(tx: Transaction, project_id: UUID, request: OpenRequest, now: dat
     project = projects.get_project(tx, project_id)
     run = _build_run(tx, project, request, now)
     for _ in range(_NAME_TRIES):
-        run = replace(run, name=_find_free_name(tx, project_id, request.name))
+        name = _find_free_name(tx, project_id, request.name)
+        run = replace(run, name=name, opened_as=request.name if name != request.name else None)
         if runs.add_run(tx, run):
             _start_checks(tx, project, run, now)
             return run
@@ -154,6 +187,8 @@ def _build_run(tx: Transaction, project: Project, request: OpenRequest, now: dat
         updated_at=now,
         ended_at=None,
         recognition=metric_roles.NOTHING_YET if recognized else None,
+        job=request.job,
+        opening=request.opening,
     )
 
 
@@ -177,21 +212,26 @@ def _find_free_name(tx: Transaction, project_id: UUID, name: str) -> str:
     return number(high)
 
 
-def _reopen_by_name(tx: Transaction, project: Project, request: OpenRequest, now: datetime) -> Run:
-    named = runs.find_run_by_name(tx, project.id, request.name)
-    run = runs.lock_run(tx, project.id, named.id) if named else None
-    if run is None:
-        raise Conflict(f"run {request.name!r} is being removed; open it again")
-    return _update_run(tx, project, run, request, now)
+def _find_run(tx: Transaction, project_id: UUID, request: OpenRequest) -> Run | None:
+    if request.opening is not None:
+        run = runs.find_run_by_opening(tx, project_id, request.opening)
+        if run is not None:
+            return run
+    return runs.find_opened_run(tx, project_id, request.name, request.job, ended=request.resume is not None)
+
+
+def _is_sent_again(run: Run, request: OpenRequest) -> bool:
+    return request.opening is not None and run.opening == request.opening
 
 
 def _update_run(tx: Transaction, project: Project, run: Run, request: OpenRequest, now: datetime) -> Run:
     """The run, which is locked, updated and running.
 
-    1. Refuse what cannot be combined with the observations on record: pruned details, other metrics.
-    2. Raise its version, so that replicas with the run in their cache reload it; a new policy or length also rebuilds
+    1. Refuse what cannot be combined with the observations on record: pruned details, other metrics, other terms.
+    2. A job that resumes a run is its job from now on.
+    3. Raise its version, so that replicas with the run in their cache reload it; a new policy or length also rebuilds
        the state of its detectors.
-    3. If it had ended, remove its case and check its liveness again.
+    4. If it had ended, remove its case and check its liveness again.
     """
     refuse_pruned_run(run)
     if request.metrics not in (None, run.metrics) and not metric_roles.is_corrected(run):
@@ -199,15 +239,18 @@ def _update_run(tx: Transaction, project: Project, run: Run, request: OpenReques
             f"run {run.name!r} is on record with the metrics {run.metrics}, not {request.metrics}; "
             "open it without metrics, or give the new run another name"
         )
+    if run.last_step is not None:
+        _refuse_other_terms(run, request)
     changed = replace(
         run,
+        job=request.job or run.job,
         labels=_merge_labels(run.labels, request.labels or {}),
         mode=request.mode or run.mode,
         total_steps=request.total_steps or run.total_steps,
         status=RunStatus.RUNNING,
         ended_at=None,
     )
-    if request.policy is not None:
+    if request.policy is not None and run.last_step is None:
         policy = policies.store_referred_policy(tx, project, request.policy, now)
         changed = replace(changed, policy_id=policy.id, policy_name=policy.name, policy_version=policy.version)
     if changed == run:
@@ -227,6 +270,30 @@ def _merge_labels(labels: dict[str, str], new: dict[str, str]) -> dict[str, str]
     if merged != labels and (objection := find_objection(merged)):
         raise Invalid(f"labels: {objection}")
     return merged
+
+
+def _refuse_other_terms(run: Run, request: OpenRequest) -> None:
+    """Raise Conflict when the request would change what may end which job, in a run that has observations.
+
+    A policy without a version is that of the run, whichever version it has. The labels of a run may change when it
+    is resumed, which another job may do, or by the job that it runs in.
+    """
+    other: list[str] = []
+    if request.policy not in (None, run.policy_name, f"{run.policy_name}@{run.policy_version}"):
+        other.append(f"policy {run.policy_name}@{run.policy_version}, not {request.policy}")
+    if request.mode not in (None, run.mode):
+        other.append(f"mode {run.mode}, not {request.mode}")
+    if request.resume is None and (request.job is None or request.job != run.job):
+        other += [
+            f"label {name} {run.labels[name]!r}, not {value!r}"
+            for name, value in (request.labels or {}).items()
+            if run.labels.get(name, value) != value
+        ]
+    if other:
+        raise Conflict(
+            f"run {run.name!r} has observations and keeps its terms: {'; '.join(other)}; "
+            "leave them out, or give the new run another name"
+        )
 
 
 def _start_checks(tx: Transaction, project: Project, run: Run, now: datetime) -> None:

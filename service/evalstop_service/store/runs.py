@@ -35,7 +35,8 @@ class Run(msgspec.Struct, frozen=True):
 
     `turn` is None while the run goes on. `recognition`: how the roles in `metrics` were found; None when the trainer
     said them, see `runs.metric_roles`. `pruned_at`: since then its details are gone, or on their way, and nothing can
-    be added to it.
+    be added to it. `opened_as`: the name that its trainer asked for, where that was taken. `job`: where its trainer
+    says that it runs. `opening`: the id of the request that opened it.
     """
 
     id: UUID
@@ -62,6 +63,9 @@ class Run(msgspec.Struct, frozen=True):
     rewritten_version: int = 0
     recognition: Recognition | None = None
     pruned_at: datetime | None = None
+    opened_as: str | None = None
+    job: str | None = None
+    opening: UUID | None = None
 
 
 class RunChanges(TypedDict, total=False):
@@ -137,6 +141,24 @@ def find_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:
 def find_run_by_name(tx: Transaction, project_id: UUID, name: str) -> Run | None:
     """The project's run with this name."""
     return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.name == name))
+
+
+def find_run_by_opening(tx: Transaction, project_id: UUID, opening: UUID) -> Run | None:
+    """The project's run that was opened by the request with this id."""
+    return _one(tx, _SELECT.where(runs.c.project_id == project_id, runs.c.opening == opening))
+
+
+def find_opened_run(tx: Transaction, project_id: UUID, name: str, job: str | None, *, ended: bool) -> Run | None:
+    """The run that was opened by this name, whatever name it got: the newest of this job, else the newest of any.
+
+    Unless `ended`, only runs that have not ended count, and of other jobs only where `job` is None.
+    """
+    query = _SELECT.where(runs.c.project_id == project_id, (runs.c.name == name) | (runs.c.opened_as == name))
+    if not ended:
+        query = query.where(runs.c.status == RunStatus.RUNNING)
+        if job is not None:
+            query = query.where(runs.c.job == job)
+    return _one(tx, query.order_by(runs.c.job.is_not_distinct_from(job).desc(), runs.c.id.desc()).limit(1))
 
 
 def lock_run(tx: Transaction, project_id: UUID, run_id: UUID) -> Run | None:

@@ -166,7 +166,7 @@ def test_a_run_that_goes_on_has_no_case(shadow: Scene, sign_of_life: str) -> Non
     found: dict[str, Callable[[], object]] = {
         "heartbeat": lambda: open_run.record_heartbeat(shadow.database, shadow.project_id, run.id, after(400)),
         "eval": lambda: shadow.post(run, evals(0.4, start=20), after(400)),
-        "opening": lambda: shadow.open(run.name),
+        "opening": lambda: shadow.open(run.name, resume=open_run.Resume.ALLOW),
     }
     for hours in (100, 200, 300):
         stale_runs.check_due_runs(shadow.database, after(hours))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from evalstop_service.decisions import commands
 from evalstop_service.errors import Conflict, Invalid, NotFound
 from evalstop_service.ingest import open_run
+from evalstop_service.ingest.open_run import Resume
+from evalstop_service.rules.decision_lifecycle import Mode
 from evalstop_service.store import tables
 from evalstop_service.store.database import Database
 from evalstop_service.store.ids import new_id
-from evalstop_service.store.observations import PostedObservation
 
 from tests.service.scenes import (
     FALLING,
@@ -58,16 +60,107 @@ def test_a_change_of_policy_hides_no_run(postgres_database: Database) -> None:
     assert [receipt.run.policy_name for receipt in receipts] == ["watchful"]
 
 
-def test_a_new_policy_judges_the_past(scene: Scene) -> None:
-    """A run that is opened again under another policy is judged by it from its first observation on."""
+def test_a_run_without_observations_takes_another_policy(scene: Scene) -> None:
+    """A run that is opened again under another policy, before anything is observed, is judged by that one."""
     run = scene.open("one", policy="paper")
-    scene.post(run, evals(0.9, 0.8, 0.7))
-    assert scene.read(run).verdict.verdict == "suspect"
     scene.open("one", policy="watchful")
-    receipt = scene.post(run, [PostedObservation("unwatched", 0, 1.0)])
-    assert receipt.run.verdict.verdict == "stop"
-    assert receipt.decision is not None
-    assert [row["verdict"].verdict for row in scene.rows(tables.verdicts, run)] == ["suspect", "stop"]
+    receipt = scene.post(run, evals(0.9, 0.8, 0.7))
+    assert (receipt.run.policy_name, receipt.run.verdict.verdict) == ("watchful", "stop")
+
+
+@pytest.mark.parametrize(
+    ("terms", "refusal"),
+    [
+        ({"policy": "watchful"}, "policy paper@1, not watchful"),
+        ({"policy": "paper@2"}, "policy paper@1, not paper@2"),
+        ({"mode": Mode.ENFORCE}, "mode shadow, not enforce"),
+        ({"labels": {"slurm_job_id": "2"}}, "label slurm_job_id '1', not '2'"),
+    ],
+)
+@pytest.mark.parametrize("resume", [None, *Resume])
+def test_attaching_changes_no_terms(scene: Scene, terms: dict[str, Any], refusal: str, resume: Resume | None) -> None:
+    """Of a run with observations nobody changes policy or mode, and its labels only who resumes it."""
+    run = scene.open("one", policy="paper", mode=Mode.SHADOW, labels={"slurm_job_id": "1"})
+    scene.post(run, evals(0.9))
+    same = {"policy": "paper", "mode": Mode.SHADOW, "labels": {"slurm_job_id": "1", "note": "new"}}
+    assert scene.open("one", **same).labels == {"slurm_job_id": "1", "note": "new"}
+    assert scene.open("one", policy="paper@1").id == run.id
+    if "labels" in terms and resume is not None:
+        assert scene.open("one", resume=resume, **terms).labels["slurm_job_id"] == "2"
+    else:
+        with pytest.raises(Conflict, match=refusal):
+            scene.open("one", resume=resume, **terms)
+        assert scene.read(run).labels["slurm_job_id"] == "1"
+
+
+def test_the_same_job_attaches(scene: Scene) -> None:
+    """Processes of one job share the run of a name; another job, or one of which nothing is known, gets its own."""
+    first = scene.open("one", job="slurm:1", labels={"restart": "0"})
+    scene.post(first, evals(0.9))
+    assert scene.open("one", job="slurm:1", labels={"restart": "1"}).labels == {"restart": "1"}
+    second = scene.open("one", job="slurm:2")
+    assert (second.name, second.id == first.id) == ("one-2", False)
+    assert scene.open("one", job="slurm:2").id == second.id
+    assert scene.open("one", job="slurm:1").id == first.id
+    assert scene.open("one-2").id == second.id
+    assert scene.open("two").id != scene.open("two", job="slurm:1").id
+
+
+def test_without_a_job_one_attaches_to_what_runs(scene: Scene) -> None:
+    """Who names no job attaches to a running run of that name: one without a job before those of others."""
+    of_nobody = scene.open("one")
+    scene.open("one", job="slurm:1")
+    assert scene.open("one").id == of_nobody.id
+    commands.finish_run(scene.database, scene.project_id, of_nobody.id, "completed", NOW)
+    assert scene.open("one").job == "slurm:1"
+
+
+@pytest.mark.parametrize("job", [None, "slurm:1"])
+def test_the_name_of_an_ended_run_starts_another(scene: Scene, job: str | None) -> None:
+    """A second start of a script is a run of its own, even in the same job; the first stays as it ended."""
+    first = scene.open("one", job=job)
+    scene.post(first, evals(0.9))
+    commands.finish_run(scene.database, scene.project_id, first.id, "completed", NOW)
+    again = scene.open("one", job=job, mode=Mode.ENFORCE)
+    assert (again.name, again.status, again.last_step) == ("one-2", "running", None)
+    assert scene.read(first).status == "completed"
+    commands.finish_run(scene.database, scene.project_id, again.id, "failed", NOW)
+    assert scene.open("one", job=job).name == "one-3"
+
+
+def test_resuming_continues_the_latest(scene: Scene) -> None:
+    """Who resumes continues the latest run opened by that name, that of the same job first; `must` wants one there."""
+    with pytest.raises(NotFound, match="'one'"):
+        scene.open("one", resume=Resume.MUST)
+    seeds = [scene.open("one", resume=Resume.ALLOW, job="slurm:1"), scene.open("one", job="slurm:2")]
+    for seed in seeds:
+        scene.post(seed, evals(0.9))
+        commands.finish_run(scene.database, scene.project_id, seed.id, "failed", NOW)
+    assert [scene.open("one", resume=Resume.ALLOW, job=f"slurm:{job}").id for job in (1, 2)] == [s.id for s in seeds]
+    resumed = scene.open("one", resume=Resume.MUST, job="slurm:3")
+    assert (resumed.id, resumed.status, resumed.job) == (seeds[1].id, "running", "slurm:3")
+    assert scene.open("one", resume=Resume.MUST).id == resumed.id
+
+
+def test_a_request_that_is_sent_again_opens_no_second_run(scene: Scene) -> None:
+    """What a spool sends again finds the run that it opened, under any name, and does not open it again."""
+    scene.open("one", job="slurm:0")
+    opening = new_id()
+    run = scene.open("one", job="slurm:1", opening=opening)
+    commands.finish_run(scene.database, scene.project_id, run.id, "completed", NOW)
+    again = scene.open("one", job="slurm:2", opening=opening, labels={"node": "b"})
+    assert (again.id, again.name, again.status, again.labels) == (run.id, "one-2", "completed", {})
+    other = set_up(scene.database).open("one", opening=opening)
+    assert other.id != run.id
+
+
+def test_processes_of_a_job_open_one_run(scene: Scene) -> None:
+    """Ranks that open a run at the same time share it, and each job gets one."""
+    opened = []
+    ranks = [lambda job=job: opened.append(scene.open("one", job=f"slurm:{job}")) for job in (1, 2) * 4]
+    assert at_once(*ranks) == []
+    assert {run.name for run in opened} == {"one", "one-2"}
+    assert len({(run.job, run.id) for run in opened}) == 2
 
 
 def test_reopening(scene: Scene) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from evalstop_service.rules.decision_lifecycle import Mode
@@ -11,6 +13,12 @@ from evalstop_service.rules.role_recognition import Recognition
 from evalstop_service.rules.run_results import BestCheckpoint, ChangePoint, RawMaximum, Verdict
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store.tables.columns import EnumText, Real, StructJson, UtcTime, metadata, of_run, own_id
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """The condition of a partial index, for both databases."""
+    return {"sqlite_where": sa.text(condition), "postgresql_where": sa.text(condition)}
+
 
 runs = sa.Table(
     "runs",
@@ -38,15 +46,19 @@ runs = sa.Table(
     sa.Column("updated_at", UtcTime, nullable=False),
     sa.Column("ended_at", UtcTime),
     sa.Column("pruned_at", UtcTime),  # since then its details are gone, or on their way
+    sa.Column("opened_as", sa.Text),  # the name that its trainer asked for, where that was taken
+    sa.Column("job", sa.Text),  # what its trainer says of where it runs; whoever says the same attaches to it
+    sa.Column("opening", sa.Uuid),  # the request that opened it, which may be sent again
     sa.UniqueConstraint("project_id", "name"),
+    sa.Index("ix_runs_project_id_opened_as", "project_id", "opened_as", **_where("opened_as IS NOT NULL")),
+    sa.Index("uq_runs_project_id_opening", "project_id", "opening", unique=True, **_where("opening IS NOT NULL")),
     sa.Index("ix_runs_project_id_id", "project_id", "id"),
     sa.Index("ix_runs_project_id_status_id", "project_id", "status", "id"),
     sa.Index(
         "ix_runs_project_id_ended_at",
         "project_id",
         "ended_at",
-        sqlite_where=sa.text("pruned_at IS NULL"),
-        postgresql_where=sa.text("pruned_at IS NULL"),
+        **_where("pruned_at IS NULL"),
     ),
 )
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from evalstop_service.ingest import Receipt
 from evalstop_service.rules.run_results import BestCheckpoint, Verdict
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.web.api.schemas import encode_number
 
 MOST_CONFLICTS = 100
@@ -32,6 +33,7 @@ class _ObservationResult(Struct):
     should_stop: bool
     best_checkpoint: BestCheckpoint | None
     guessed: list[str]
+    status: RunStatus
 
 
 def receipt_json(receipt: Receipt, now: datetime) -> bytes:
@@ -50,5 +52,6 @@ def receipt_json(receipt: Receipt, now: datetime) -> bytes:
             should_stop=receipt.decision is not None and receipt.decision.stops(now),
             best_checkpoint=receipt.run.best_checkpoint,
             guessed=receipt.run.recognition.guessed if receipt.run.recognition is not None else [],
+            status=receipt.run.status,
         )
     )

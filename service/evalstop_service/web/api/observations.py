@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from evalstop_service.ingest import Message, Observations
+from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import observations
 from evalstop_service.web.api.observation_results import MOST_CONFLICTS, receipt_json
 from evalstop_service.web.api.reading.batch import UNREADABLE, BatchIn, decode_batch
@@ -52,6 +53,7 @@ class ReceiptOut(Answer):
         description="metrics whose role or direction was guessed from their names: they never stop the run until"
         " somebody confirms them"
     )
+    status: RunStatus = Field(description="of the run: of one that has ended, observations are kept and stop nothing")
 
 
 class ObservationOut(Answer):

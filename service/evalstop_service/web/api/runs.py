@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from evalstop_service.decisions import commands
 from evalstop_service.errors import NotFound
 from evalstop_service.ingest import Message, Resumed
-from evalstop_service.ingest import open_run as opening
+from evalstop_service.ingest import open_run as run_opening
 from evalstop_service.rules.decision_lifecycle import StopOrdered
 from evalstop_service.rules.statuses import RunStatus
 from evalstop_service.store import runs, verdicts
@@ -94,6 +94,20 @@ class RunIn(Body):
     )
     mode: Mode | None = None
     total_steps: Annotated[int, Field(ge=1, le=MAX_STEP), Integral] | None = None
+    job: Line | None = Field(
+        None,
+        description="where the trainer runs, the same for all processes of a job: a running run of this name is "
+        "attached to by the same job, or by a request without a job; another job opens a run of its own",
+        examples=["slurm:alpha:4711"],
+    )
+    opening: UUID | None = Field(
+        None, strict=False, description="an id of this request: sent again, it opens no second run"
+    )
+    resume: Literal["must", "allow"] | None = Field(
+        None,
+        description="continue the latest run that was opened by this name, even if it has ended; must: there has to "
+        "be one, allow: otherwise a new run is opened",
+    )
 
 
 class ResumeIn(Body):
@@ -123,11 +137,15 @@ class VerdictPage(Page):
     items: list[VerdictChangeOut]
 
 
-@router.post("", status_code=201, responses={200: {"model": RunOut, "description": "The run exists."}})
+@router.post("", status_code=201, responses={200: {"model": RunOut, "description": "A run on record."}})
 def open_run(body: RunIn, caller: Ingest, database: Db, now: Now, response: Response) -> RunOut:
-    """Open a run by its name: 201 for a new run, 200 for an existing one."""
+    """Open a run, or attach to one: 201 for a new run, 200 for one on record.
+
+    A running run of this name is attached to by its own job; the name of a run that has ended, or of another job,
+    gives a new run called `name-2`. A run with observations keeps its policy and mode (409).
+    """
     metrics = body.metrics
-    request = opening.OpenRequest(
+    request = run_opening.OpenRequest(
         body.name,
         metrics=complete_directions(metrics) if isinstance(metrics, dict) else None,
         recognise=metrics == "auto",
@@ -135,8 +153,11 @@ def open_run(body: RunIn, caller: Ingest, database: Db, now: Now, response: Resp
         policy=body.policy,
         mode=body.mode,
         total_steps=body.total_steps,
+        job=body.job,
+        opening=body.opening,
+        resume=run_opening.Resume(body.resume) if body.resume else None,
     )
-    run, created = opening.open_run(database, caller.project_id, request, now)
+    run, created = run_opening.open_run(database, caller.project_id, request, now)
     response.status_code = 201 if created else 200
     with database.reading() as tx:
         return view_run(tx, run, now)
@@ -176,7 +197,7 @@ def resume_run(run_id: UUID, body: ResumeIn, caller: Ingest, committer: Commit, 
 @router.post("/{run_id}/heartbeat")
 def record_heartbeat(run_id: UUID, caller: Ingest, database: Db, now: Now) -> RunOut:
     """Report that the run is alive without new observations, as during a long eval; takes no body."""
-    run = opening.record_heartbeat(database, caller.project_id, run_id, now)
+    run = run_opening.record_heartbeat(database, caller.project_id, run_id, now)
     with database.reading() as tx:
         return view_run(tx, run, now)
 

@@ -324,3 +324,24 @@ def test_unknown_ids(admin: httpx.Client, route: tuple[str, str]) -> None:
     problem(ask(admin, route, World(dict.fromkeys(ids, str(uuid.uuid4())))), 404)
     errors = problem(ask(admin, route, World(dict.fromkeys(ids, "nonsense"))), 422)["errors"]
     assert "_id" in errors[0]["pointer"]
+
+
+def test_a_job_and_an_opening_tell_runs_of_one_name_apart(admin: httpx.Client) -> None:
+    """Another job gets a run of its own, the same request gets its run again, and who resumes gets the latest."""
+    name, opening = uuid.uuid4().hex, str(uuid.uuid4())
+    of_name = {"name": name, "job": "slurm:alpha:1"}
+    first = said(admin.post("/runs", json=of_name | {"opening": opening}), 201)
+    assert said(admin.post("/runs", json=of_name), 200)["id"] == first["id"]
+    second = said(admin.post("/runs", json={"name": name, "job": "slurm:alpha:2"}), 201)
+    assert (first["name"], second["name"]) == (name, f"{name}-2")
+    answer = said(admin.post(f"/runs/{first['id']}/finish", json={"status": "completed"}), 200)
+    assert said(admin.post("/runs", json=of_name | {"opening": opening}), 200) == answer
+    point = {"metric": "eval", "step": 1, "value": 0.5}
+    late = said(admin.post(f"/runs/{first['id']}/observations", json={"observations": [point]}), 200)
+    assert late["status"] == "completed"
+    refused = problem(admin.post("/runs", json=of_name | {"resume": "must", "mode": "enforce"}), 409)
+    assert "mode shadow, not enforce" in refused["detail"]
+    resumed = said(admin.post("/runs", json=of_name | {"resume": "must"}), 200)
+    assert (resumed["id"], resumed["status"]) == (first["id"], "running")
+    problem(admin.post("/runs", json={"name": uuid.uuid4().hex, "resume": "must"}), 404)
+    problem(admin.post("/runs", json=of_name | {"resume": "never"}), 422)
