@@ -8,8 +8,10 @@ from uuid import UUID
 
 from evalstop_service.clock import rfc3339
 from evalstop_service.errors import Conflict, NotFound
+from evalstop_service.store import endpoints
 from evalstop_service.store.audit import Author
 from evalstop_service.store.database import Database, Transaction
+from evalstop_service.store.endpoints import Endpoint
 from evalstop_service.store.queue import deliveries, replays
 from evalstop_service.store.queue.deliveries import Delivery
 from evalstop_service.store.queue.replays import Replay
@@ -24,6 +26,9 @@ def retry_delivery(database: Database, author: Author, delivery_id: UUID) -> Del
         dead = _find_delivery(tx, author.project_id, delivery_id)
         if not replays.may_replay(tx, author.project_id, dead.event_id):
             raise _outdated(dead)
+        endpoint = endpoints.find_endpoint(tx, author.project_id, dead.endpoint_id)
+        if endpoint is not None:
+            _require_wanted(endpoint, dead)
         revived = deliveries.retry_delivery(tx, author.project_id, delivery_id, author.at)
         delivery = _find_delivery(tx, author.project_id, delivery_id)
         if not revived:
@@ -38,7 +43,7 @@ def replay_delivery(database: Database, author: Author, delivery_id: UUID) -> De
     """Send the event of a delivery to its endpoint again, as a new delivery; raises NotFound and Conflict."""
     with database.transaction() as tx:
         earlier = _find_delivery(tx, author.project_id, delivery_id)
-        require_enabled(tx, author.project_id, earlier.endpoint_id)
+        _require_wanted(require_enabled(tx, author.project_id, earlier.endpoint_id), earlier)
         new_delivery_id = replays.replay_event(tx, author.project_id, earlier.endpoint_id, earlier.event_id, author.at)
         if new_delivery_id is None:
             raise _outdated(earlier)
@@ -56,7 +61,10 @@ def replay_events(
     types: Sequence[str] | None,
     after: UUID | None,
 ) -> Replay:
-    """Send the events of a period again, at most `MAX_REPLAYED_EVENTS`; raises NotFound, and Conflict when disabled."""
+    """Send the events of a period again that the endpoint subscribes to, at most `MAX_REPLAYED_EVENTS`.
+
+    Raises NotFound, and Conflict when it is disabled.
+    """
     with database.transaction() as tx:
         endpoint = require_enabled(tx, author.project_id, endpoint_id)
         replayed = replays.replay_range(
@@ -65,7 +73,7 @@ def replay_events(
             endpoint_id,
             since=since,
             until=until,
-            types=None if types is None or "*" in types else types,
+            types=_select_types(endpoint, types),
             after=after,
             limit=MAX_REPLAYED_EVENTS,
             now=author.at,
@@ -77,6 +85,18 @@ def replay_events(
         }
         record_endpoint_change(tx, author, "endpoint.replayed", endpoint, period)
         return replayed
+
+
+def _select_types(endpoint: Endpoint, types: Sequence[str] | None) -> Sequence[str] | None:
+    """The types to send: of those asked for (None: all) those that the endpoint wants; None means all there are."""
+    if types is None or "*" in types:
+        return None if "*" in endpoint.event_types else endpoint.event_types
+    return [one for one in types if endpoint.wants(one)]
+
+
+def _require_wanted(endpoint: Endpoint, delivery: Delivery) -> None:
+    if not endpoint.wants(delivery.event_type):
+        raise Conflict(f"the endpoint does not subscribe to {delivery.event_type}")
 
 
 def _find_delivery(tx: Transaction, project_id: UUID, delivery_id: UUID) -> Delivery:

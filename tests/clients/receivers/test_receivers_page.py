@@ -59,6 +59,8 @@ def test_receiver_in_30_lines_of_python(tmp_path: Path, environment: dict[str, s
         eventually(lambda: _answers(port))
         assert send(url, stop_event({"job_id": "8"}), secret="whsec_AAAA").status_code == 401
         assert send(url, stop_event({"job_id": "8"}), age_seconds=3_600).status_code == 401
+        suspected = stop_event({"job_id": "9"}) | {"type": "run.suspected"}
+        assert send(url, suspected, webhook_id="msg_2").status_code == 202
         for _ in range(2):
             assert send(url, stop_event({"job_id": "7; reboot"})).status_code == 202
         ((decision_id, report),) = eventually(lambda: service.reports)
@@ -86,6 +88,8 @@ def test_receiver_in_curl_and_bash(
         return answer
 
     service.forced = [forced]
+    if not forged:
+        mailbox.put(stop_event({"job_id": "9"}) | {"type": "run.suspected"}, "d0")
     mailbox.put(stop_event({"job_id": "7; reboot"}), secret="whsec_AAAA" if forged else SECRET)
     script = shown("bash", "set -eu")
     with program(["bash", "-c", script], ENDPOINT="e1", **environment) as running:
@@ -94,9 +98,9 @@ def test_receiver_in_curl_and_bash(
             assert not (tmp_path / "cancelled").exists()
             return
         ((decision_id, report),) = eventually(lambda: service.reports)
-        eventually(lambda: mailbox.settled)
+        eventually(lambda: len(mailbox.settled) == 2)
     assert (decision_id, report["state"]) == ("decision-1", "confirmed")
-    assert mailbox.settled == [{"delivery_id": "d1", "attempt": 1, "status": 200}]
+    assert mailbox.settled == [{"delivery_id": name, "attempt": 1, "status": 200} for name in ("d0", "d1")]
     assert (tmp_path / "cancelled").read_text() == "7; reboot\n"
 
 

@@ -24,7 +24,9 @@ class ReplayIn(Body):
 
     since: Time
     until: Time | None = Field(None, description="null: up to now")
-    types: EventTypes | None = Field(None, description="null: all")
+    types: EventTypes | None = Field(
+        None, description="null: all that the endpoint subscribes to; it is sent no others"
+    )
     after: Annotated[UUID, Field(strict=False)] | None = Field(
         None, description="`next_after` of the answer before, to go on"
     )

@@ -11,7 +11,8 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from evalstop_service.rules.labels import MOST_LABEL_BYTES, MOST_LABELS, count_bytes
+from evalstop_service.rules.labels import MOST_LABEL_BYTES, count_bytes
+from evalstop_service.rules.labels import MOST_LABELS as MOST_LABELS
 
 EXPERIMENT = "mlflow.experiment"
 RUN_NAME = "mlflow.runName"

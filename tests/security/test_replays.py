@@ -1,0 +1,67 @@
+"""Whatever is sent again by hand is what the endpoint subscribes to: an old stop never reaches who did not ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+from evalstop_service.clock import utc_now
+from evalstop_service.projects import api_keys
+from evalstop_service.store.database import Database
+
+from tests.fixtures.projects import create_project
+from tests.fixtures.serving import serving
+from tests.service.web.api.speaking import ENDPOINT, FALLING, problem, said
+
+SINCE = {"since": "2020-01-01T00:00:00Z"}
+
+
+@contextmanager
+def connected(database: Database) -> Iterator[httpx.Client]:
+    create_project(database, "p", "enforce", 0.0, utc_now(), "paper")
+    key = api_keys.create_named_key(database, "p", "k", ["admin"], utc_now())[1]
+    headers = {"Authorization": f"Bearer {key}"}
+    with serving(database) as url, httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
+        yield client
+
+
+def stop_a_run(client: httpx.Client) -> None:
+    run = said(client.post("/runs", json={"name": "r"}), 201)["id"]
+    said(client.post(f"/runs/{run}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
+    said(client.post(f"/runs/{run}/observations", json={"observations": FALLING}), 200)
+
+
+def add_endpoint(client: httpx.Client, *event_types: str) -> str:
+    endpoint = said(client.post("/endpoints", json=ENDPOINT | {"event_types": event_types}), 201)
+    return str(endpoint["id"])
+
+
+def list_types(client: httpx.Client, endpoint_id: str) -> set[str]:
+    found = said(client.get("/deliveries"), 200)["items"]
+    return {one["event_type"] for one in found if one["endpoint_id"] == endpoint_id}
+
+
+def test_a_replay_sends_what_the_endpoint_subscribes_to(database: Database) -> None:
+    """A replay of everything, and one that names a stop, send nothing that the endpoint does not want."""
+    with connected(database) as client:
+        wanting = add_endpoint(client, "*")
+        stop_a_run(client)
+        assert "run.stop_requested" in list_types(client, wanting)
+        other = add_endpoint(client, "run.best_checkpoint_changed")
+        assert said(client.post(f"/endpoints/{other}/replay", json=SINCE), 200)["replayed"] > 0
+        assert list_types(client, other) == {"run.best_checkpoint_changed"}
+        named = SINCE | {"types": ["run.stop_requested"]}
+        assert said(client.post(f"/endpoints/{other}/replay", json=named), 200)["replayed"] == 0
+        assert said(client.post(f"/endpoints/{wanting}/replay", json=named), 200)["replayed"] == 1
+
+
+def test_a_delivery_is_not_repeated_to_who_no_longer_subscribes(database: Database) -> None:
+    """An endpoint that gave up a type of event is not sent one of it again."""
+    with connected(database) as client:
+        endpoint = add_endpoint(client, "*")
+        stop_a_run(client)
+        deliveries = said(client.get("/deliveries"), 200)["items"]
+        stop = next(one["id"] for one in deliveries if one["event_type"] == "run.stop_requested")
+        said(client.patch(f"/endpoints/{endpoint}", json={"event_types": ["run.stopped"]}), 200)
+        assert "subscribe" in problem(client.post(f"/deliveries/{stop}/replay"), 409)["detail"]
