@@ -81,6 +81,7 @@ def ids(server: tuple[str, Database], keys: tuple[str, str]) -> dict[str, str]:
 
         found = {
             "endpoint_id": made("/endpoints", {"url": "http://127.0.0.1:9/", "event_types": ["*"]}),
+            "project_id": client.get("/project").raise_for_status().json()["id"],
             "key_id": made("/keys", {"name": "k", "scopes": ["read"]}),
             "run_id": made("/runs", {"name": "r", "mode": "enforce", "policy": "paper"}),
             "backtest_id": made("/policies/backtests", {"policy": "paper"}),
@@ -112,7 +113,7 @@ def test_conforms(case: Any, server: tuple[str, Database], keys: tuple[str, str]
     for name, value in case.path_parameters.items():
         if name in ids and is_uuid(value):
             case.path_parameters[name] = ids[name]
-    key = keys[case.path == "/api/v1/projects"]
+    key = keys[case.path.startswith("/api/v1/projects")]
     headers = {"Authorization": f"Bearer {key}"}
     response = case.call(base_url=server[0], headers=headers, timeout=30)
     excluded = []

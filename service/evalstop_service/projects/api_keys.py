@@ -28,6 +28,16 @@ def create_key(
         return _insert_key(tx, project_id, actor, name, scopes, now)
 
 
+def create_key_in_project(
+    database: Database, project_id: UUID, actor: str, name: str, scopes: Iterable[str], now: datetime
+) -> tuple[Key, str]:
+    """Create a key of a project that somebody names who is not in it; raises NotFound when there is no such project."""
+    with database.transaction() as tx:
+        if projects.find_project(tx, project_id) is None:
+            raise NotFound(f"there is no project {project_id}")
+        return _insert_key(tx, project_id, actor, name, scopes, now)
+
+
 def create_named_key(
     database: Database, project_name: str | None, name: str, scopes: Iterable[str], now: datetime
 ) -> tuple[Key, str]:

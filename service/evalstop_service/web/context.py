@@ -155,7 +155,11 @@ def allowed(key: Key, *scopes: str) -> Caller:
     if not {*scopes, "admin"} & set(key.scopes):
         raise Problem(403, "The key may not do this", f"it has {_list(key.scopes)}; this needs {_list(scopes)}")
     if key.project_id is None:
-        raise Problem(403, "The key is bound to no project", "a key to the installation only makes and lists projects")
+        raise Problem(
+            403,
+            "The key is bound to no project",
+            "a key to the installation makes and lists projects, and makes their keys",
+        )
     logs.add_log_context(project_id=key.project_id)
     return Caller(key, key.project_id)
 
@@ -177,7 +181,7 @@ def installation(key: AnyKey) -> Key:
         raise Problem(
             403,
             "The key is bound to one project",
-            "projects are made with a key to the installation; `evalstop key create --installation` makes one",
+            "this is done with a key to the installation; `evalstop key create --installation` makes one",
         )
     return key
 

@@ -24,6 +24,12 @@ KUBERNETES = ("1.25.0", "1.37.0")
 FIELDS = {f"EVALSTOP_{name.upper()}" for name in Settings.model_fields}
 EVERY_KIND = dict.fromkeys(("kueue", "jobset", "trainer", "kubeflow", "ray", "volcano"), True)
 RECEIVER = {"enabled": True, "namespaces": ["research", "eval"], "kinds": EVERY_KIND, "checkpointAnnotation": True}
+PLACEMENT: dict[str, Any] = {
+    "imagePullSecrets": [{"name": "registry"}],
+    "nodeSelector": {"pool": "tools"},
+    "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "tools", "effect": "NoSchedule"}],
+    "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+}
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "sqlite": {"service": {"storageClass": "fast"}, "receiver": RECEIVER},
@@ -37,6 +43,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "receiver": {**RECEIVER, "cluster": "lab-1"},
     },
     "pull": {"service": {"enabled": False}, "receiver": {**RECEIVER, "url": "https://e.org", "pullEndpoint": "e1"}},
+    "placed": {"service": {"database": "postgresql", **PLACEMENT}, "receiver": {**RECEIVER, **PLACEMENT}},
     "delete": {"receiver": {**RECEIVER, "stopBy": "delete", "checkpointAnnotation": False}},
 }
 
@@ -123,6 +130,15 @@ def test_containers_may_do_little(values: Json) -> None:
     for pod in pods(items):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["automountServiceAccountToken"] is any(one["name"] == "receiver" for one in pod["containers"])
+
+
+def test_pods_run_where_the_values_say() -> None:
+    """Every pod of the chart takes the node selector, tolerations, affinity and image pull secrets of its values."""
+    placed = pods(rendered(VALUES["placed"]))
+    assert len(placed) == 4
+    for spec in placed:
+        assert {name: spec.get(name) for name in PLACEMENT} == PLACEMENT
+    assert not any(name in spec for spec in pods(rendered(VALUES["defaults"])) for name in PLACEMENT)
 
 
 def test_roles_grant_what_the_receiver_does_and_no_more() -> None:

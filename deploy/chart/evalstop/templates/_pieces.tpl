@@ -30,3 +30,12 @@ env:
 envFrom:
   - secretRef: {name: {{ .Values.service.secret }}}
 {{- end }}
+
+{{- define "evalstop.placement" -}}
+{{- range $name := list "imagePullSecrets" "nodeSelector" "tolerations" "affinity" }}
+{{- with index $ $name }}
+{{ $name }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}

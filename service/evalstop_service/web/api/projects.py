@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from fastapi import APIRouter
 from pydantic import Field
 
 from evalstop_service.decisions import pause
-from evalstop_service.projects import project_settings
+from evalstop_service.projects import api_keys, project_settings
 from evalstop_service.projects.project_settings import NewProject, ProjectChange
 from evalstop_service.store import projects
+from evalstop_service.web.api.keys import KeyIn, NewKeyOut
 from evalstop_service.web.api.reading.json_body import JsonRoute
 from evalstop_service.web.api.schemas import Answer, Body, Line, Name, ProjectOut
 from evalstop_service.web.context import Admin, Db, Installation, Now, Operate, Read
@@ -46,6 +49,13 @@ def list_projects(_key: Installation, database: Db) -> ProjectList:
     """All projects of the installation."""
     with database.reading() as tx:
         return ProjectList.model_validate({"items": projects.list_projects(tx)})
+
+
+@router.post("/projects/{project_id}/keys", status_code=201)
+def create_project_key(project_id: UUID, body: KeyIn, key: Installation, database: Db, now: Now) -> NewKeyOut:
+    """Create a key of a project, such as the first one of a new project."""
+    made, secret = api_keys.create_key_in_project(database, project_id, f"key {key.name}", body.name, body.scopes, now)
+    return NewKeyOut.model_validate(vars(made) | {"key": secret})
 
 
 @router.get("/project")

@@ -87,4 +87,4 @@ def everything(service: Service) -> tuple[httpx.Client, World]:
 
 
 def client_for(service: Service, everything: tuple[httpx.Client, World], route: tuple[str, str]) -> httpx.Client:
-    return service.client(service.key(None, "admin")) if route[1] == "/projects" else everything[0]
+    return service.client(service.key(None, "admin")) if route[1].startswith("/projects") else everything[0]

@@ -44,6 +44,7 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
         "role_patterns": [{"pattern": "val-core/*/mean@*", "role": "eval", "direction": "maximize"}]
     },
     ("POST", "/keys"): {"name": "k", "scopes": ["ingest"]},
+    ("POST", "/projects/{project_id}/keys"): {"name": "k", "scopes": ["ingest"]},
     ("POST", "/policies"): {
         "name": "patient",
         "description": "d",
@@ -171,6 +172,7 @@ def populate(admin: httpx.Client) -> World:
     ids["endpoint_id"] = said(admin.post("/endpoints", json=ENDPOINT), 201)["id"]
     pulled = BODIES["POST", "/pull/endpoints"]
     ids["pull_endpoint_id"] = said(admin.post("/pull/endpoints", json=pulled), 201)["id"]
+    ids["project_id"] = said(admin.get("/project"), 200)["id"]
     ids["key_id"] = said(admin.post("/keys", json=BODIES["POST", "/keys"]), 201)["id"]
     ids["run_id"] = said(admin.post("/runs", json={"name": "first", "mode": "enforce"}), 201)["id"]
     said(admin.post(f"/runs/{ids['run_id']}/observations", json={"observations": FALLING}), 200)

@@ -19,6 +19,7 @@ ACTIONS = {
     ("POST", "/project/pause"): "project.paused",
     ("POST", "/project/resume"): "project.resumed",
     ("POST", "/keys"): "key.made",
+    ("POST", "/projects/{project_id}/keys"): "key.made",
     ("DELETE", "/keys/{key_id}"): "key.revoked",
     ("POST", "/policies"): "policy.added",
     ("PUT", "/policies/{name}/rollout-stage"): "rollout_stage.set",

@@ -87,7 +87,7 @@ MAY: dict[tuple[str, str], set[str]] = {
 }
 """The scopes that open each route of a project, `admin` aside, which opens them all."""
 
-LANDLORD = {("GET", "/projects"), ("POST", "/projects")}
+LANDLORD = {("GET", "/projects"), ("POST", "/projects"), ("POST", "/projects/{project_id}/keys")}
 """The routes that a key to the installation opens, and no other key."""
 
 
@@ -138,7 +138,7 @@ def test_tenants_do_not_see_each_other(service: Service, tenant: tuple[str, Worl
     world = tenant[1]
     before = snapshot(service, tenant)
     if "_id}" in route[1]:
-        problem(ask(stranger, route, world), 404)
+        problem(ask(stranger, route, world), 403 if route in LANDLORD else 404)
     elif route[0] == "GET" and route not in LANDLORD:
         text = ask(stranger, route, world).text
         assert not any(world.ids[name] in text for name in world.ids if name not in ("name", "event_type"))
@@ -195,6 +195,26 @@ def test_installation_keys(service: Service, tenant: tuple[str, World]) -> None:
         if route not in LANDLORD:
             problem(ask(landlord, route, tenant[1]), 403)
         problem(ask(guest, route, tenant[1]), 403)
+
+
+def test_an_installation_key_makes_keys_of_projects(service: Service) -> None:
+    """Who sets up projects gives each its keys, which may do what their scopes say; the project's log has them."""
+    landlord = service.client(service.key(None, "admin"))
+    project = said(landlord.post("/projects", json={"name": "set up"}), 201)["id"]
+    body = {"name": "trainers", "scopes": ["ingest"]}
+    made = said(landlord.post(f"/projects/{project}/keys", json=body), 201)
+    assert (made["name"], made["scopes"]) == ("trainers", ["ingest"])
+    trainer = service.client(made["key"])
+    said(trainer.post("/runs", json={"name": "a"}), 201)
+    problem(trainer.get("/runs"), 403)
+    admin = said(landlord.post(f"/projects/{project}/keys", json={"name": "head", "scopes": ["admin"]}), 201)
+    entries = said(service.client(admin["key"]).get("/audit", params={"action": "key.made"}), 200)["items"]
+    assert [(entry["actor"], entry["subject"]) for entry in entries] == [
+        ("key test", "key head"),
+        ("key test", "key trainers"),
+    ]
+    problem(landlord.post(f"/projects/{uuid4()}/keys", json=body), 404)
+    problem(service.client(admin["key"]).post(f"/projects/{project}/keys", json=body), 403)
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff", b'{"a": 1, "a": 2}'])
