@@ -339,8 +339,8 @@ def test_a_job_and_an_opening_tell_runs_of_one_name_apart(admin: httpx.Client) -
     point = {"metric": "eval", "step": 1, "value": 0.5}
     late = said(admin.post(f"/runs/{first['id']}/observations", json={"observations": [point]}), 200)
     assert late["status"] == "completed"
-    refused = problem(admin.post("/runs", json=of_name | {"resume": "must", "mode": "enforce"}), 409)
-    assert "mode shadow, not enforce" in refused["detail"]
+    refused = problem(admin.post("/runs", json=of_name | {"resume": "must", "mode": "shadow"}), 409)
+    assert "mode enforce, not shadow" in refused["detail"]
     resumed = said(admin.post("/runs", json=of_name | {"resume": "must"}), 200)
     assert (resumed["id"], resumed["status"]) == (first["id"], "running")
     problem(admin.post("/runs", json={"name": uuid.uuid4().hex, "resume": "must"}), 404)
