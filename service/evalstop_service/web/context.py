@@ -48,6 +48,7 @@ class Context:
     encryption: Encryption = field(default_factory=Encryption)
     delivery_timeout_seconds: float = 10.0
     pull_waiters: PullWaiters = field(default_factory=PullWaiters)
+    scrape_threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(2))
 
 
 @dataclass(frozen=True)

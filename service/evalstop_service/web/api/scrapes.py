@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 from uuid import UUID
 
+from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 
 from evalstop_service.errors import Invalid
 from evalstop_service.ingest import Message, Observations
@@ -15,7 +16,7 @@ from evalstop_service.web.api.observations import ReceiptOut
 from evalstop_service.web.api.reading import openmetrics
 from evalstop_service.web.api.reading.openmetrics import Stepping
 from evalstop_service.web.api.schemas import Name, Step
-from evalstop_service.web.context import Commit, Ingest, Tell
+from evalstop_service.web.context import Commit, Ctx, Ingest, Tell
 from evalstop_service.web.problems import Problem
 
 router = APIRouter(prefix="/runs/{run_id}/openmetrics", tags=["observations"])
@@ -40,6 +41,7 @@ async def post_scrape(
     caller: Ingest,
     committer: Commit,
     clock: Tell,
+    context: Ctx,
     step: Annotated[Step | None, Query(description="the step of all values")] = None,
     step_label: Annotated[Name | None, Query(description="the label that holds each value's step")] = None,
     step_metric: Annotated[Name | None, Query(description="the metric of the scrape that is the step")] = None,
@@ -51,17 +53,21 @@ async def post_scrape(
     media_type = request.headers.get("content-type", "text/plain").partition(";")[0].strip().lower()
     if media_type not in TAKEN:
         raise Problem(415, "The body is no scrape", f"send it as `Content-Type: {OPENMETRICS}` or `text/plain`")
+    body = await request.body()
+    if len(body) > openmetrics.MOST_SCRAPE_BYTES:
+        raise Problem(413, "The scrape is too large", "it may hold 1 MiB; nothing was stored, send it in parts")
     try:
-        text = (await request.body()).decode()
+        text = body.decode()
     except UnicodeDecodeError as error:
         detail = f"byte {error.start} is not UTF-8. Nothing was stored"
         raise Problem(400, "The body is no text that can be read", detail) from error
-    found = await run_in_threadpool(
+    read = partial(
         openmetrics.read_observations,
         text,
         Stepping(step, step_label, step_metric),
         metric or (),
         strict=media_type == OPENMETRICS,
     )
+    found = await to_thread.run_sync(read, limiter=context.scrape_threads)
     receipt = await committer.submit(Message(caller.project_id, run_id, Observations(found)))
     return Response(receipt_json(receipt, clock()), media_type="application/json")

@@ -25,6 +25,11 @@ from evalstop_service.web.api.schemas import MAX_POINTS, MAX_STEP
 _TAKEN = ("gauge", "counter", "unknown", "untyped")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _LONGEST_NAME = 256
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+MOST_SCRAPE_BYTES = 2**20
+MOST_LINE_BYTES, MOST_LABELS = 16 * 1024, 64
+"""Of a line. The parsers copy what is left of a line for each label: the cost of a line grows with its square."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ def read_observations(
 
     `strict`: it is OpenMetrics. Samples without the label that tells the step are left out.
     """
+    _check_lines(text)
     samples = _samples(text, strict)
     if stepping.metric is not None:
         stepping = Stepping(_find_step(samples, stepping.metric))
@@ -59,6 +65,17 @@ def read_observations(
     if len(found) > MAX_POINTS:
         raise Invalid(f"the scrape holds {len(found)} values; there may be {MAX_POINTS}. Ask for some by `metric`")
     return tuple(found)
+
+
+def _check_lines(text: str) -> None:
+    for number, line in enumerate(text.split("\n"), 1):
+        if (size := len(line.encode(errors="surrogatepass"))) > MOST_LINE_BYTES:
+            raise Invalid(f"line {number} holds {size} bytes; there may be {MOST_LINE_BYTES}. Nothing was stored")
+        if line.startswith("#") or max(line.count("="), line.count(",")) <= MOST_LABELS:
+            continue
+        outside = _QUOTED.sub("", line)
+        if max(outside.count("="), outside.count(",")) > MOST_LABELS:
+            raise Invalid(f"line {number} has more than {MOST_LABELS} labels; nothing was stored")
 
 
 def _samples(text: str, strict: bool) -> list[Sample]:
