@@ -149,7 +149,8 @@ class FakeService:
         known = {"name", "metrics", "labels", "policy", "mode", "total_steps", "job", "opening", "resume"}
         if not isinstance(body.get("name"), str) or not set(body) <= known:
             raise Problem(422, f"unknown or missing fields: {body}", ("/name",))
-        for run in reversed(self.runs.values()):
+        newest = list(reversed(self.runs.values()))
+        for run in sorted(newest, key=lambda run: run.opening.get("job") != body.get("job")):
             alive = run.status == "running" and body.get("job") in (None, run.opening.get("job"))
             if run.opening.get("opening") == body.get("opening", ""):
                 return Answer(200, self._run_json(run))

@@ -251,6 +251,16 @@ def test_a_trainer_that_starts_again_supersedes_what_it_logged(
     ]
 
 
+def test_folders_of_one_name_are_runs_of_their_own(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
+    """A folder is its own run, again and again, and one of the same name elsewhere is another."""
+    for number in (1, 2, 3):
+        for place in ("a", "b"):
+            write(tmp_path / place / "logs" / "events.out.tfevents.1", event(number, gold=0.5))
+            look(tmp_path / place / "logs", server, tmp_path / f"{place}.json")
+            assert list(service.runs.values())[-1].status == "completed"
+    assert {run.name: len(run.observations) for run in service.runs.values()} == {"logs": 3, "logs-2": 3}
+
+
 def test_what_was_sent_is_remembered(tmp_path: Path, server: FakeServer, service: FakeService) -> None:
     """A watcher that starts again goes on where it was; one that lost its memory sends all of it again."""
     file, memory = tmp_path / "logs" / "events.out.tfevents.1", tmp_path / "memory.json"
