@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "replay": "evalstop_lab.replay.command",
     "roles": "evalstop_lab.replay.roles",
     "train": "evalstop_lab.rlhf.job",
+    "train-posterior": "evalstop_lab.posterior.train",
 }
 """Their modules by name. Together they bring SciPy, pandas, Matplotlib and the service: the one that is named is
 imported alone, so that a trainer is up in a second and not in five."""

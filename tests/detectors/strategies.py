@@ -23,6 +23,7 @@ from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
+from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.detectors.river_drift import RiverDrift
 from evalstop_detectors.policy.calibration import default_thresholds
 from hypothesis import strategies as st
@@ -95,6 +96,7 @@ DETECTORS_DRAWN: dict[str, st.SearchStrategy[AnyDetector]] = {
     "loss_plateau": st.builds(LossPlateau, patience=small_counts, min_delta=amounts),
     "non_finite": st.builds(NonFinite, role=roles),
     "plateau_drop": st.builds(PlateauDrop, sigmas=st.sampled_from([0.0, 1.0, 4.0]), use_proxy=st.booleans()),
+    "posterior": st.just(Posterior()),
     "river_drift": st.builds(
         lambda river, series, memory: RiverDrift(detector=river[0], params=river[1], series=series, memory=memory),
         st.sampled_from(RIVER),

@@ -20,9 +20,9 @@ from tests.detectors.strategies import DETECTORS_DRAWN, AnyDetector, alone, fini
 every_detector = pytest.mark.parametrize("name", sorted(DETECTORS))
 AMOUNTS = ("min_delta", "tolerance")
 # One value far below all others is an outlier to these rather than a lower level.
-DOUBTING = {"bocpd", "divergence", "gao_fit", "river_drift"}
+DOUBTING = {"bocpd", "divergence", "gao_fit", "posterior", "river_drift"}
 # Nats are the unit of KL whatever the eval score is counted in.
-IN_NATS = {"gao_fit"}
+IN_NATS = {"gao_fit", "posterior"}
 
 
 def fold(detector: AnyDetector, observations: Sequence[Observation]) -> list[Evidence]:

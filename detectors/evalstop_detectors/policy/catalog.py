@@ -20,6 +20,7 @@ from evalstop_detectors.detectors.k_decline import KDecline
 from evalstop_detectors.detectors.loss_plateau import LossPlateau
 from evalstop_detectors.detectors.non_finite import NonFinite
 from evalstop_detectors.detectors.plateau_drop import PlateauDrop
+from evalstop_detectors.detectors.posterior import Posterior
 from evalstop_detectors.detectors.river_drift import RiverDrift
 
 DETECTORS: dict[str, type[Detector[Any]]] = {
@@ -37,6 +38,7 @@ DETECTORS: dict[str, type[Detector[Any]]] = {
     "loss_plateau": LossPlateau,
     "non_finite": NonFinite,
     "plateau_drop": PlateauDrop,
+    "posterior": Posterior,
     "river_drift": RiverDrift,
 }
 

@@ -36,7 +36,7 @@ NO_EVAL = (
 
 _HELD_OUT = ("eval/", "eval_", "val/", "val_", "valid/", "valid_", "validation/", "validation_")
 
-_BEHIND_TRAINERS = sum(len(trainer.meanings) for trainer in TRAINERS)
+_BEHIND_TRAINERS = len([meaning for trainer in TRAINERS for meaning in trainer.meanings])
 
 
 class Role(Struct, frozen=True):

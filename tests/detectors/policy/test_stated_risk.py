@@ -17,7 +17,7 @@ CAREFUL: dict[str, Any] = {"detector": "e_process", "params": {"alpha": 0.02}}
 COUNT: dict[str, Any] = {"detector": "k_decline", "params": {"k": 3}}
 
 
-@pytest.mark.parametrize(("name", "risk"), [("default", 0.01), ("early", 0.04), ("cautious", 0.01), ("paper", None)])
+@pytest.mark.parametrize(("name", "risk"), [("default", 0.01), ("early", 0.05), ("cautious", 0.001), ("paper", None)])
 def test_shipped_policies(name: str, risk: float | None) -> None:
     """Those that come with EvalStop say what their descriptions say, and go on saying it when they were stored."""
     assert compute_stated_risk(policy_from_document(policy_to_document(POLICIES[name]))) == risk

@@ -1,0 +1,208 @@
+"""What the network of the posterior detector sees of a run: 27 numbers an eval, free of the metric's unit and origin.
+
+The same code computes them for one run and for many at once (`Arithmetic`), and gives the same bits on every machine:
+it uses only what IEEE 754 rounds correctly (+ - * / sqrt, comparisons) and a logarithm made of these.
+
+Scale       Scores count from the first one. Levels are shares of the range that medians of three have covered, or
+            multiples of the noise. Noise is the smaller of two estimates, from first and from second differences, each
+            cut off at four times itself, so that neither trends nor single failed evals pass for noise; a standard
+            error that the trainer gives is a lower bound.
+State       28 numbers (`FeatureState`). O(1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+# A number, or an array with one number a run.
+Number = Any
+
+FEATURES = 27
+WINDOW = 48.0  # evals that an estimate of noise remembers
+CUT = 4.0  # an absolute difference counts as at most so many times its mean so far
+LEAST_NOISE = 0.005  # of the range
+_NORMAL_DIFFERENCE = 1.1283791670955126  # E|a - b| of independent normal values of variance 1
+_NORMAL_SECOND_DIFFERENCE = 1.9544100476116797  # E|a - 2 b + c|
+_SECOND_MARGIN = 1.1
+LIMIT = 8.0
+LN2 = 0.6931471805599453
+_LARGEST = 1e100  # its square is finite; features end at LIMIT long before
+
+
+class Arithmetic(NamedTuple):
+    """The operations that differ between one number and an array of them."""
+
+    where: Callable[[Number, Number, Number], Number]
+    minimum: Callable[[Number, Number], Number]
+    maximum: Callable[[Number, Number], Number]
+    sqrt: Callable[[Number], Number]
+    log2: Callable[[Number], Number]
+    absolute: Callable[[Number], Number]
+
+
+class FeatureState(Struct, frozen=True, array_like=True):
+    """What is remembered of a run; scores count from the first, `last` and `before` are the latest two.
+
+    `start` is the mean of the first three, `level` the median of the latest three, `best` and `low` its extremes,
+    `since` the evals since `best`. `first`, `second`: mean absolute differences. `healed`, `down`: the deepest fall
+    below the best that has healed, and that of now. `quick`, `slow`: exponential means, and their best. `proxy_*` are
+    of the proxy, counted from its first; `proxy_then` is what it was at the best. `root_kl` is the largest sqrt(KL).
+    """
+
+    evals: Number = 0.0
+    origin: Number = 0.0
+    last: Number = 0.0
+    before: Number = 0.0
+    start: Number = 0.0
+    level: Number = 0.0
+    best: Number = 0.0
+    low: Number = 0.0
+    since: Number = 0.0
+    first: Number = 0.0
+    second: Number = 0.0
+    stderr_squares: Number = 0.0
+    stderrs: Number = 0.0
+    healed: Number = 0.0
+    down: Number = 0.0
+    quick: Number = 0.0
+    quick_best: Number = 0.0
+    slow: Number = 0.0
+    slow_best: Number = 0.0
+    proxies: Number = 0.0
+    proxy_origin: Number = 0.0
+    proxy_last: Number = 0.0
+    proxy_best: Number = 0.0
+    proxy_low: Number = 0.0
+    proxy_first: Number = 0.0
+    proxy_then: Number = 0.0
+    root_kl: Number = 0.0
+    kls: Number = 0.0
+
+
+class Given(NamedTuple):
+    """One eval as the network is shown it; the flags are 1 where there is such a value, else 0 (and the value any)."""
+
+    score: Number
+    stderr: Number
+    has_stderr: Number
+    proxy: Number
+    has_proxy: Number
+    kl: Number
+    has_kl: Number
+    progress: Number
+    has_progress: Number
+
+
+def advance(ops: Arithmetic, s: FeatureState, given: Given) -> tuple[FeatureState, list[Number]]:
+    """Take in one eval; return the state after it and its features, each within +-`LIMIT`."""
+    where, minimum, maximum = ops.where, ops.minimum, ops.maximum
+    n = s.evals + 1.0
+    opening = n < 1.5
+    origin = where(opening, given.score, s.origin)
+    y = given.score - origin
+    # 1. Noise, from what was known before this eval.
+    change = ops.absolute(y - s.last)
+    bend = ops.absolute(y - 2.0 * s.last + s.before)
+    rate = 1.0 / minimum(maximum(n - 1.0, 1.0), WINDOW)
+    rate_2 = 1.0 / minimum(maximum(n - 2.0, 1.0), WINDOW)
+    first = where(n < 4.5, change, minimum(change, CUT * s.first))
+    first = where(opening, 0.0, s.first + rate * (first - s.first))
+    second = where(n < 5.5, bend, minimum(bend, CUT * s.second))
+    second = where(n < 2.5, 0.0, s.second + rate_2 * (second - s.second))
+    stderrs = s.stderrs + given.has_stderr
+    squares = s.stderr_squares + given.has_stderr * given.stderr * given.stderr
+    # 2. Level: the median of the latest three.
+    low_2, high_2 = minimum(s.last, s.before), maximum(s.last, s.before)
+    median = maximum(low_2, minimum(high_2, y))
+    level = where(n < 2.5, where(opening, 0.0, (s.last + y) * 0.5), median)
+    start = where(n < 3.5, s.start + (y - s.start) / n, s.start)
+    best = where(n < 3.5, maximum(level, s.best), maximum(s.best, level))
+    low = minimum(s.low, level)
+    anew = level >= best
+    since = where(anew, 0.0, s.since + 1.0)
+    down_now = maximum(s.down, best - level)
+    healed = where(anew, maximum(s.healed, s.down), s.healed)
+    down = where(anew, 0.0, down_now)
+    quick = where(opening, y, s.quick + maximum(0.25, 1.0 / n) * (y - s.quick))
+    quick_best = where(opening, quick, maximum(s.quick_best, quick))
+    slow = where(opening, y, s.slow + maximum(0.06, 1.0 / n) * (y - s.slow))
+    slow_best = where(opening, slow, maximum(s.slow_best, slow))
+    width = best - low
+    known = ops.sqrt(squares / maximum(stderrs, 1.0))
+    by_first, by_second = first / _NORMAL_DIFFERENCE, _SECOND_MARGIN * second / _NORMAL_SECOND_DIFFERENCE
+    sd = where(n < 3.5, by_first, minimum(by_first, by_second)) * (1.0 + 2.0 / n)
+    sd = maximum(maximum(sd, LEAST_NOISE * width), known)
+    moved = width + sd
+    unit, noise = where(moved > 0.0, moved, 1.0), where(sd > 0.0, sd, 1.0)
+    # 3. Proxy and KL.
+    proxies = s.proxies + given.has_proxy
+    proxy_origin = where(s.proxies < 0.5, given.proxy, s.proxy_origin)
+    p = where(given.has_proxy > 0.5, given.proxy - proxy_origin, s.proxy_last)
+    proxy_change = ops.absolute(p - s.proxy_last)
+    cut = where(proxies < 4.5, proxy_change, minimum(proxy_change, CUT * s.proxy_first))
+    proxy_rate = 1.0 / minimum(maximum(proxies - 1.0, 1.0), WINDOW)
+    moves = given.has_proxy * where(proxies > 1.5, 1.0, 0.0)
+    proxy_first = s.proxy_first + moves * proxy_rate * (cut - s.proxy_first)
+    proxy_best, proxy_low = maximum(s.proxy_best, p), minimum(s.proxy_low, p)
+    proxy_then = where(anew, p, s.proxy_then)
+    proxy_width = proxy_best - proxy_low + proxy_first
+    proxy_unit = where(proxy_width > 0.0, proxy_width, 1.0)
+    proxy_noise = where(proxy_first > 0.0, proxy_first, 1.0)
+    seen_proxy = where(proxies > 0.5, 1.0, 0.0)
+    root = ops.sqrt(maximum(given.kl, 0.0)) * given.has_kl
+    root_kl = maximum(s.root_kl, root)
+    kls = s.kls + given.has_kl
+    # 4. A plan that is overrun is no plan.
+    planned = given.has_progress * where(given.progress < 1.0, 1.0, 0.0) * where(given.progress > 0.0, 1.0, 0.0)
+    share = where(planned > 0.5, given.progress, 1.0)
+    left = minimum(n * (1.0 - share) / share, 1e9)
+
+    def asinh(x: Number) -> Number:
+        size = minimum(ops.absolute(x), _LARGEST)
+        found = ops.log2(size + ops.sqrt(size * size + 1.0)) * LN2
+        return where(x < 0.0, -found, found)
+
+    state = FeatureState(
+        n, origin, y, s.last, start, level, best, low, since, first, second, squares, stderrs, healed, down, quick,
+        quick_best, slow, slow_best, proxies, proxy_origin, p, proxy_best, proxy_low, proxy_first, proxy_then, root_kl,
+        kls,
+    )  # fmt: skip
+    step = where(opening, 0.0, y - s.last)
+    return state, [
+        (y - best) / unit,
+        (level - best) / unit,
+        asinh(step / noise),
+        asinh((best - level) / noise),
+        step / unit,
+        (level - low) / unit,
+        ops.log2(n) * 0.5,
+        where(sd > 0.0, ops.log2(noise / unit), -LIMIT),
+        since / n,
+        ops.log2(1.0 + since) * 0.5,
+        where(stderrs > 0.5, 1.0, 0.0),
+        healed / unit,
+        down / unit,
+        asinh((p - s.proxy_last) / proxy_noise) * seen_proxy,
+        (p - proxy_best) / proxy_unit * seen_proxy,
+        (p - proxy_then) / proxy_unit * seen_proxy,
+        seen_proxy,
+        where(kls > 0.5, 1.0, 0.0),
+        root / where(root_kl > 0.0, root_kl, 1.0),
+        planned,
+        share * planned,
+        ops.log2(1.0 + left) * 0.5 * planned,
+        asinh(2.0 * (quick_best - quick) / noise),
+        asinh(4.0 * (slow_best - slow) / noise),
+        where((by_first > 0.0) & (by_second > 0.0), _ratio(ops, by_first, by_second), 0.0),
+        (best - start) / unit,
+        asinh((best - start) / noise) * 0.5,
+    ]
+
+
+def _ratio(ops: Arithmetic, first: Number, second: Number) -> Number:
+    """The logarithm of the ratio of both estimates of noise: it tells trends and autocorrelation from white noise."""
+    ratio = ops.where(first > 0.0, first, 1.0) / ops.where(second > 0.0, second, 1.0)
+    return ops.log2(ops.maximum(ops.minimum(ratio, 1e9), 1e-9))

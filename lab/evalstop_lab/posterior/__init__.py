@@ -1,0 +1,1 @@
+"""The posterior detector: its prior, and the training of its network."""

@@ -1,0 +1,73 @@
+"""Runs of the prior as what a network learns from: features, what is true at each eval, and how much each counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from evalstop_detectors.posterior.arithmetic import MANY
+from evalstop_detectors.posterior.features import FEATURES, LIMIT, FeatureState, Given, advance
+from numpy.typing import NDArray
+
+from evalstop_lab.posterior.prior import DrawnRun, draw_run
+
+RESOLUTION = 256.0  # features are rounded to this fraction of one
+
+
+class Batch(NamedTuple):
+    """Arrays of (evals, runs), features of (evals, runs, FEATURES); `weight` is 0 after a run's last eval."""
+
+    features: NDArray[np.float32]
+    turned_for_good: NDArray[np.float32]
+    will_turn: NDArray[np.float32]
+    to_come: NDArray[np.float32]
+    weight: NDArray[np.float32]
+
+
+def draw_batches(
+    rng: np.random.Generator, runs: int, size: int, without: Sequence[str] = (), evals: int | None = None
+) -> list[Batch]:
+    """Draw so many runs and put those of like length together, in an order of chance."""
+    drawn = [draw_run(rng, evals=evals, without=tuple(without)) for _ in range(runs)]
+    drawn.sort(key=lambda run: len(run.scores))
+    groups = [drawn[begin : begin + size] for begin in range(0, runs, size)]
+    return [to_batch(groups[index]) for index in rng.permutation(len(groups))]
+
+
+def to_batch(runs: Sequence[DrawnRun]) -> Batch:
+    """Compute features and targets of runs; the last eval of a run counts for nothing, to stop there saves nothing."""
+    longest, count = max(len(run.scores) for run in runs), len(runs)
+    columns = {name: np.zeros((longest, count)) for name in ("scores", "stderrs", "proxy", "kl", "progress")}
+    flags = {name: np.zeros((longest, count)) for name in columns}
+    turned, will, to_come, weight = (np.zeros((longest, count), np.float32) for _ in range(4))
+    for index, run in enumerate(runs):
+        n = len(run.scores)
+        for name, column in columns.items():
+            values = getattr(run, name)
+            column[:n, index] = np.nan_to_num(values)
+            column[n:, index] = column[n - 1, index]
+            flags[name][:n, index] = np.isfinite(values)
+        turned[run.peak + 1 : n, index] = run.turned
+        will[:n, index] = run.turned
+        best = np.maximum.accumulate(run.truth)
+        later = np.maximum.accumulate(run.truth[::-1])[::-1]
+        to_come[:n, index] = np.maximum(later - best, 0)
+        weight[: n - 1, index] = n**-0.6
+    features = np.zeros((longest, count, FEATURES), np.float32)
+    state = FeatureState()
+    for at in range(longest):
+        given = Given(
+            columns["scores"][at],
+            columns["stderrs"][at], flags["stderrs"][at],
+            columns["proxy"][at], flags["proxy"][at],
+            columns["kl"][at], flags["kl"][at],
+            columns["progress"][at], flags["progress"][at],
+        )  # fmt: skip
+        state, found = advance(MANY, state, given)
+        for number, feature in enumerate(found):
+            features[at, :, number] = feature
+        unit = state.best - state.low + np.abs(state.first)
+        to_come[at] /= np.where(unit > 0, unit, 1)
+    features = np.floor(np.clip(features, -LIMIT, LIMIT) * RESOLUTION + 0.5) / RESOLUTION
+    return Batch(features.astype(np.float32), turned, will, np.clip(to_come, 0, 4), weight)

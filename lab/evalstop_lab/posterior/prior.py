@@ -1,0 +1,327 @@
+"""What runs may look like before one is seen: the prior on which the posterior detectors are trained.
+
+A run is drawn in four parts, each from a wide choice: how the score rises and where it ends (`_trend`), what interrupts
+it and heals (`_dips`), how it is measured (`_measure`), and what is logged beside it (proxy, KL, the plan's length).
+Half of the runs turn: they end more than a tenth of their gain below their peak.
+
+Source      Our own. Rises are integrals of exp(Gaussian process), so that they slow down, speed up and pause anywhere.
+            Falls begin at any time and have nine shapes. Dips are sharp but short, or long but shallow, nineteen in
+            twenty times, and heal in five ways. KL says nothing about the label; the proxy shares some dips and few
+            falls.
+Not here    The worlds of the lab and its recorded runs: they are the test. None of their families is drawn here by
+            its own formula.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Rng = np.random.Generator
+
+SHORTEST, LONGEST = 5, 1000
+TURNED_SHARE = 0.5
+LEAST_FALL = 0.1
+KINDS = ("dips", "shifts", "failed evals", "autocorrelation")
+"""Kinds of disturbance that can be left out of the prior, to measure what a detector does that has never seen them."""
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnRun:
+    """One run of the prior; every array has one entry an eval.
+
+    `scores`, `stderrs`, `proxy`, `kl` are what was measured; NaN where nothing was. `progress` is the share of the
+    planned steps that the trainer believes to be done, NaN in runs without a plan. `truth` is the noiseless score;
+    `turned` says whether its last value lies more than `LEAST_FALL` below its peak at index `peak`.
+    """
+
+    scores: Floats
+    stderrs: Floats
+    proxy: Floats
+    kl: Floats
+    progress: Floats
+    truth: Floats
+    turned: bool
+    peak: int
+
+
+def draw_run(rng: Rng, *, evals: int | None = None, without: tuple[str, ...] = ()) -> DrawnRun:
+    """Draw one run of `evals` evals (5 to 1000, log-uniform, if not given), without these kinds of `KINDS`."""
+    n = evals or int(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST + 1))))
+    while True:
+        wants_turn = rng.random() < TURNED_SHARE
+        trend = _trend(rng, n, wants_turn)
+        loss, in_proxy = _dips(rng, n, trend) if "dips" not in without else (np.zeros(n), np.zeros(n))
+        truth = trend - loss
+        turned, peak, unit = _judge(truth)
+        if turned == wants_turn and unit > 0:
+            break
+    proxy = _proxy(rng, n, trend, in_proxy, turned)
+    common = rng.standard_normal(n)
+    scores, stderrs = _measure(rng, truth, unit, common, without)
+    measured_proxy = np.full(n, np.nan)
+    if rng.random() < 0.75:
+        shared = rng.choice([0.0, 0.0, rng.uniform(0.2, 0.8)])
+        level = np.exp(rng.uniform(np.log(0.003), np.log(0.3))) * max(float(np.ptp(proxy)), 1e-9)
+        measured_proxy = proxy + level * (shared * common + np.sqrt(1 - shared**2) * rng.standard_normal(n))
+    kl = _kl(rng, n) if rng.random() < 2 / 3 else np.full(n, np.nan)
+    progress = np.full(n, np.nan)
+    if rng.random() < 0.5:
+        wrong = np.exp(rng.uniform(np.log(0.75), np.log(2.5))) if rng.random() < 0.15 else 1.0
+        progress = np.arange(1, n + 1) / (n * wrong)
+    if rng.random() < 0.15:  # evals are missing here and there, and for a while
+        kept = rng.random(n) >= rng.uniform(0.02, 0.25)
+        begin = int(rng.integers(0, n))
+        kept[begin : begin + int(rng.integers(0, max(1, n // 10)))] = False
+        kept[[0, -1]] = True
+        if kept.sum() >= SHORTEST and (not turned or kept[peak + 1 :].any()):
+            scores, stderrs, measured_proxy, kl, progress, truth = (
+                values[kept] for values in (scores, stderrs, measured_proxy, kl, progress, truth)
+            )
+            peak = int(np.flatnonzero(truth >= truth.max() - 1e-9)[-1])
+    return DrawnRun(scores, stderrs, measured_proxy, kl, progress, truth, turned, peak)
+
+
+def _judge(truth: Floats) -> tuple[bool, int, float]:
+    """Whether it turned, the index of its peak, and the unit in which falls are measured: its gain, or its whole range
+    if it never rose."""
+    span = float(np.ptp(truth))
+    highest = float(truth.max())
+    gain = highest - float(truth[0])
+    unit = gain if gain > 0.05 * span else span
+    peak = int(np.flatnonzero(truth >= highest - 1e-9 * span)[-1])
+    return highest - float(truth[-1]) > LEAST_FALL * unit, peak, unit
+
+
+def _smooth(rng: Rng, n: int, roughness: float) -> Floats:
+    """A Gaussian process of unit variance on n points: a few cosines of falling size with random phases."""
+    t = np.linspace(0, 1, n)
+    waves = np.arange(1, 9)
+    sizes = np.exp(-waves / roughness) * rng.standard_normal(8)
+    found = np.cos(np.outer(t, np.pi * waves) + rng.uniform(0, 2 * np.pi, 8)) @ sizes
+    return np.asarray(found / max(float(np.sqrt(np.sum(np.exp(-2 * waves / roughness)) / 2)), 1e-9))
+
+
+def _monotone(rng: Rng, n: int) -> Floats:
+    """From 0 to 1, never down: mostly an integral of exp(Gaussian process), with jumps and pauses; sometimes a simple
+    law."""
+    t = np.linspace(0, 1, n)
+    way = rng.random()
+    if way < 0.15:
+        rate = np.exp(rng.uniform(np.log(0.5), np.log(30)))
+        return np.asarray((1 - np.exp(-rate * t)) / (1 - np.exp(-rate)))
+    if way < 0.25:
+        return np.asarray(t ** np.exp(rng.uniform(np.log(0.2), np.log(3))))
+    if way < 0.35:
+        middle, width = rng.uniform(0.05, 0.95), np.exp(rng.uniform(np.log(0.01), np.log(0.3)))
+        found = 1 / (1 + np.exp(-np.clip((t - middle) / width, -40, 40)))
+        return np.asarray((found - found[0]) / max(float(found[-1] - found[0]), 1e-9))
+    speed = np.exp(rng.uniform(0.3, 2.0) * _smooth(rng, n, rng.uniform(0.8, 5)))
+    if rng.random() < 0.6:  # learning slows down
+        speed = speed * np.exp(-rng.uniform(0, 8) * t)
+    if rng.random() < 0.3:  # pauses
+        begin = rng.uniform(0, 1)
+        speed = np.where((t > begin) & (t < begin + rng.uniform(0.05, 0.6)), 1e-3 * speed, speed)
+    if rng.random() < 0.25:  # jumps
+        for _ in range(int(rng.integers(1, 4))):
+            speed[int(rng.integers(0, n))] += speed.sum() * rng.uniform(0.05, 0.7)
+    found = np.concatenate([[0.0], np.cumsum((speed[1:] + speed[:-1]) / 2)])
+    return np.asarray(found / found[-1])
+
+
+def _trend(rng: Rng, n: int, turns: bool) -> Floats:
+    """The score without what heals, gain about 1."""
+    if not turns:
+        return _healthy_trend(rng, n)
+    start = 0 if rng.random() < 0.08 else int(np.clip(round(rng.uniform(0.02, 0.97) * (n - 1)), 0, n - 2))
+    trend = np.empty(n)
+    rises = start
+    if start > 2 and rng.random() < 0.35:  # stays at its best for a while
+        rises = max(1, int(start * rng.uniform(0.1, 0.95)))
+    trend[: rises + 1] = _monotone(rng, rises + 1) if rises > 0 else 0.0
+    trend[rises : start + 1] = trend[rises]
+    left = n - 1 - start
+    depth = float(np.exp(rng.uniform(np.log(0.105), np.log(2.0))))
+    trend[start:] = trend[start] - depth * _fall(rng, left + 1)
+    if start > 5 and rng.random() < 0.3:  # rounds the peak off, as a hump of Gao's form is round
+        width = max(1, int(rng.uniform(0.02, 0.2) * n))
+        kernel = np.ones(2 * width + 1) / (2 * width + 1)
+        trend = np.convolve(np.pad(trend, width, mode="edge"), kernel, mode="valid")
+    return trend
+
+
+def _healthy_trend(rng: Rng, n: int) -> Floats:
+    trend = _monotone(rng, n)
+    way = rng.random()
+    if way < 0.25:  # levels off
+        at = rng.uniform(0.05, 0.9)
+        trend = np.interp(np.linspace(0, 1, n), np.linspace(0, at, n), trend)
+    elif way < 0.4:  # wanders within the tolerance
+        trend = trend + rng.uniform(0.01, 0.06) * _smooth(rng, n, rng.uniform(1, 6))
+    elif way < 0.5:  # sags within the tolerance
+        begin = rng.uniform(0.1, 0.9)
+        t = np.linspace(0, 1, n)
+        sag = rng.uniform(0.01, 0.09) * np.clip((t - begin) / (1 - begin), 0, 1) ** rng.uniform(0.3, 2)
+        trend = np.interp(t, np.linspace(0, begin, n), trend) - sag
+    return np.asarray(trend)
+
+
+def _fall(rng: Rng, n: int) -> Floats:
+    """From 0 at its first point to about 1 at its last; nine shapes."""
+    t = np.linspace(0, 1, n)
+    way = int(rng.integers(9))
+    if way == 0:
+        return np.asarray(t)
+    if way == 1:
+        return np.asarray(t ** np.exp(rng.uniform(np.log(0.3), np.log(4))))
+    if way == 2:
+        rate = np.exp(rng.uniform(np.log(1), np.log(60)))
+        return np.asarray((1 - np.exp(-rate * t)) / (1 - np.exp(-rate)))
+    if way == 3:  # at once, and down for good
+        falls_within = int(rng.integers(1, 5))
+        return np.asarray(np.minimum(np.arange(n) / falls_within, 1.0))
+    if way == 4:  # in steps
+        return _monotone(rng, n) if n > 2 else t
+    if way == 5:  # in waves
+        waves = rng.integers(1, 8)
+        swing = rng.uniform(0.05, 0.5)
+        return np.asarray(t + swing * np.sin(np.pi * waves * t) ** 2 * (1 - t))
+    if way == 6:  # recovers in part
+        bottom, back = rng.uniform(0.1, 0.8), rng.uniform(1.2, 4)
+        return np.asarray(np.interp(t, [0, bottom, min(0.99, bottom + rng.uniform(0.05, 0.5)), 1], [0, back, 1, 1]))
+    if way == 7:  # a hump: u (1 - ln u) beyond its peak
+        last = rng.uniform(1.3, 12)
+        u = 1 + (last - 1) * t ** rng.uniform(0.5, 1.5)
+        lost = 1 - u * (1 - np.log(u))
+        return np.asarray(lost / max(float(lost[-1]), 1e-9))
+    held = rng.uniform(0.05, 0.7)  # falls, holds, falls
+    level = rng.uniform(0.2, 0.8)
+    begin = rng.uniform(0.02, 0.5) * (1 - held)
+    return np.asarray(np.interp(t, [0, begin, begin + held, 1], [0, level, level, 1]))
+
+
+def _dips(rng: Rng, n: int, trend: Floats) -> tuple[Floats, Floats]:
+    """What is lost and won back, of the score and of the proxy, as a share of the gain."""
+    loss, in_proxy = np.zeros(n), np.zeros(n)
+    draw = rng.random()
+    if draw < 0.45 or n < 6:
+        return loss, in_proxy
+    common = rng.uniform(0.2, 1.0) if rng.random() < 0.6 else 0.0
+    if draw < 0.53:  # regular
+        cycles = rng.integers(2, 10)
+        begin, end = np.sort(rng.uniform(0, 1, 2))
+        t = np.linspace(0, 1, n)
+        phase = np.clip((t - begin) / max(end - begin, 1e-9), 0, 1) * cycles % 1.0
+        top = rng.uniform(0.2, 0.9)
+        wave = np.interp(phase, [0, top, 1], [0, 1, 0]) if rng.random() < 0.5 else np.sin(np.pi * phase) ** 2
+        loss = rng.uniform(0.04, 0.4) * wave
+        return loss, common * loss
+    if draw < 0.58:  # a warm-up: the first evals get worse before they get better
+        length = int(min(n - 2, max(2, np.exp(rng.uniform(np.log(2), np.log(0.25 * n + 3))))))
+        shape = np.sin(np.pi * np.linspace(0, 1, length + 1)) ** rng.uniform(0.5, 2)
+        loss[: length + 1] = rng.uniform(0.05, 0.8) * shape
+        return loss, common * loss
+    if draw < 0.62 and n > 12:  # a restart from an earlier checkpoint
+        at = int(n * rng.uniform(0.1, 0.85))
+        lag = max(2, int(at * rng.uniform(0.03, 0.4)))
+        index = np.concatenate([np.arange(at), np.arange(at - lag, n - lag)])
+        back = trend - trend[index]
+        return back, common * np.maximum(back, 0)
+    for _ in range(int(rng.choice([1, 1, 1, 2, 2, 3, 4, 6]))):
+        width = float(np.exp(rng.uniform(np.log(0.01), np.log(0.3))))
+        deepest = 0.7 if rng.random() < 0.05 else min(1.0, 0.06 / width)
+        depth = deepest * rng.uniform(0.1, 1.0)
+        evals = max(2, round(width * n))
+        begin = int(rng.integers(0, max(1, n - evals - 1)))
+        shape = _dip(rng, evals + 1)
+        end = min(n, begin + evals + 1)
+        shape = depth * shape[: end - begin]
+        loss[begin:end] = np.maximum(loss[begin:end], shape)
+    return loss, common * loss
+
+
+def _dip(rng: Rng, n: int) -> Floats:
+    """A dip of depth 1 that has healed at its last point."""
+    t = np.linspace(0, 1, n)
+    way = int(rng.integers(5))
+    if way == 0:
+        return np.interp(t, [0, rng.uniform(0.15, 0.85), 1], [0, 1, 0])
+    if way == 1:
+        edge = rng.uniform(0.05, 0.4)
+        return np.interp(t, [0, edge, 1 - edge, 1], [0, 1, 1, 0])
+    if way == 2:
+        rate = rng.uniform(1, 6)
+        return np.where(t == 0, 0.0, (np.exp(-rate * t) - np.exp(-rate)) / (1 - np.exp(-rate)))
+    if way == 3:
+        return np.asarray(np.sin(np.pi * t ** rng.uniform(0.6, 1.6)) ** rng.uniform(0.7, 2.5))
+    held = rng.uniform(0.2, 0.9)
+    return np.interp(t, [0, 1 / max(n - 1, 1), max(held, 1.5 / max(n - 1, 1)), 1], [0, 1, 1, 0])
+
+
+def _proxy(rng: Rng, n: int, trend: Floats, in_proxy: Floats, turned: bool) -> Floats:
+    """A proxy that rises in its own way, or with the score while that rises."""
+    risen = np.maximum.accumulate(trend)
+    risen = risen / max(float(np.ptp(risen)), 1e-9)
+    proxy = rng.uniform(0, 1) * risen + rng.uniform(0, 1) * _monotone(rng, n)
+    if turned and rng.random() < 0.12:
+        proxy = proxy - rng.uniform(0.3, 1.0) * (np.maximum.accumulate(trend) - trend)
+    elif not turned and rng.random() < 0.08:  # falls while the score does not
+        begin = int(rng.integers(0, n))
+        proxy[begin:] -= rng.uniform(0.05, 0.6) * np.linspace(0, 1, n - begin)
+    if rng.random() < 0.06:  # a reward model that is refreshed
+        proxy[int(rng.integers(0, n)) :] += rng.uniform(-0.8, 0.8)
+    return proxy - in_proxy
+
+
+def _kl(rng: Rng, n: int) -> Floats:
+    t = np.linspace(0, 1, n)
+    distance = rng.uniform(0.3, 6) * _monotone(rng, n) if rng.random() < 0.7 else t ** rng.uniform(0.3, 2)
+    kl = distance**2 * (1 + rng.uniform(0, 0.1) * rng.standard_normal(n))
+    return np.maximum(kl, 0.0)
+
+
+def _measure(rng: Rng, truth: Floats, unit: float, common: Floats, without: tuple[str, ...]) -> tuple[Floats, Floats]:
+    """Scores with noise, faults of the evaluation and changes of what is measured; and their standard errors."""
+    n = len(truth)
+    level = 0.0 if rng.random() < 0.04 else float(np.exp(rng.uniform(np.log(0.003), np.log(0.35))))
+    sd = np.full(n, level * unit)
+    if rng.random() < 0.25:  # drifts
+        sd = sd * np.exp(rng.uniform(-0.9, 0.9) * np.linspace(-1, 1, n))
+    elif rng.random() < 0.15:  # changes with the level, as a share of prompts does
+        sd = sd * np.exp(rng.uniform(-0.8, 0.8) * (truth - truth.mean()) / unit)
+    way = rng.random()
+    noise = common
+    if way < 0.2:
+        noise = common / np.sqrt(rng.chisquare(3, n))
+    elif way < 0.4 and "autocorrelation" not in without:
+        phi = rng.uniform(-0.3, 0.85)
+        noise = np.empty(n)
+        noise[0] = common[0]
+        scale = np.sqrt(1 - phi**2)
+        for index in range(1, n):
+            noise[index] = phi * noise[index - 1] + scale * common[index]
+    scores = truth + sd * noise
+    if rng.random() < 0.12:  # outliers, both ways or one
+        far = rng.uniform(3, 12, n) * (rng.choice([-1.0, 1.0], n) if rng.random() < 0.6 else rng.choice([-1.0, 1.0]))
+        hit = rng.random(n) < rng.uniform(0.005, 0.06)
+        scores = np.where(hit, scores + far * np.maximum(sd, 0.01 * unit), scores)
+    if rng.random() < 0.06 and "shifts" not in without:  # another grader, another eval set
+        for _ in range(int(rng.choice([1, 1, 2]))):
+            at = int(rng.integers(1, n))
+            scores[at:] += rng.uniform(-0.8, 0.8) * unit
+    if rng.random() < 0.1 and "failed evals" not in without:  # a drop to a floor for one or two evals
+        floor = truth.min() - rng.uniform(0.0, 2.0) * unit
+        for _ in range(int(rng.choice([1, 1, 1, 2, 3]))):
+            at = int(rng.integers(0, n))
+            scores[at : at + int(rng.integers(1, 3))] = floor
+    if rng.random() < 0.12:  # rounded
+        grid = max(level, 0.01) * unit * rng.uniform(0.3, 2)
+        scores = np.round(scores / grid) * grid
+    stderrs = np.full(n, np.nan)
+    if rng.random() < 0.4 and level > 0:
+        said = sd * (rng.uniform(0.3, 0.9) if rng.random() < 1 / 3 else 1.0)
+        stderrs = said * np.exp(0.05 * rng.standard_normal(n))
+    return scores, stderrs

@@ -1,0 +1,62 @@
+"""Runs of the prior: labels are true of the curve, kinds can be left out, and batches say what is true at each eval."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from evalstop_lab.posterior.batches import draw_batches, to_batch
+from evalstop_lab.posterior.prior import KINDS, LEAST_FALL, draw_run
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_label_is_true_of_its_curve(seed: int) -> None:
+    """A run that turned ends more than a tenth of its gain or range below its peak, another does not."""
+    run = draw_run(np.random.default_rng(seed))
+    span = float(np.ptp(run.truth))
+    gain = float(run.truth.max() - run.truth[0])
+    fall = float(run.truth.max() - run.truth[-1]) / (gain if gain > 0.05 * span else span)
+    assert fall > LEAST_FALL - 0.02 if run.turned else fall <= LEAST_FALL + 1e-9
+    assert run.truth[run.peak] >= run.truth.max() - 0.05 * span or not run.turned
+    assert np.isfinite(run.scores).all()
+
+
+def test_the_same_seed_draws_the_same_run() -> None:
+    """A run depends on its generator alone."""
+    first, second = (draw_run(np.random.default_rng(5)) for _ in range(2))
+    assert np.array_equal(first.scores, second.scores)
+
+
+def test_about_half_of_the_runs_turn() -> None:
+    """The prior takes no side."""
+    rng = np.random.default_rng(0)
+    turned = sum(draw_run(rng, evals=40).turned for _ in range(400))
+    assert 150 < turned < 250
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_can_be_left_out(kind: str) -> None:
+    """Without the kind other runs are drawn from the same seeds."""
+    with_it = [draw_run(np.random.default_rng(seed), evals=60).scores for seed in range(40)]
+    without = [draw_run(np.random.default_rng(seed), evals=60, without=(kind,)).scores for seed in range(40)]
+    assert any(len(a) != len(b) or not np.array_equal(a, b) for a, b in zip(with_it, without, strict=True))
+
+
+def test_a_batch_says_what_is_true() -> None:
+    """Before its peak no run has turned, after it a turning one has; the last eval counts for nothing."""
+    runs = [draw_run(np.random.default_rng(seed), evals=30) for seed in range(16)]
+    batch = to_batch(runs)
+    for index, run in enumerate(runs):
+        n = len(run.scores)
+        assert not batch.turned_for_good[: run.peak + 1, index].any()
+        assert batch.turned_for_good[run.peak + 1 : n, index].all() == (run.turned or run.peak + 1 >= n)
+        assert (batch.will_turn[:n, index] == run.turned).all()
+        assert (batch.weight[n - 1 :, index] == 0).all()
+        assert (batch.weight[: n - 1, index] > 0).all()
+    assert np.array_equal(batch.features * 256, np.floor(batch.features * 256))
+
+
+def test_batches_hold_runs_of_like_length() -> None:
+    """So that little of an array is empty."""
+    for batch in draw_batches(np.random.default_rng(1), 64, 16):
+        lengths = (batch.weight > 0).sum(axis=0)
+        assert lengths.max() <= batch.features.shape[0]

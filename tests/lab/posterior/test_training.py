@@ -1,0 +1,38 @@
+"""Training the posterior's network, in small."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from evalstop_detectors.posterior.network import HIDDEN, decode_network, round_features
+from evalstop_lab import cli
+from evalstop_lab.posterior.batches import draw_batches
+
+pytestmark = pytest.mark.real  # PyTorch
+
+
+def test_a_trained_network_is_written_as_the_detector_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A few hundred runs teach it more than a coin knows, and the file evaluates in whole numbers."""
+    output = tmp_path / "small.int16"
+    assert cli.main(["train-posterior", "--runs", "3000", "--output", str(output)]) == 0
+    report = json.loads(output.with_suffix(".json").read_text(encoding="utf-8"))
+    assert report["validation"]["turned"] < 0.66  # of a coin it is 0.69
+    assert json.loads(capsys.readouterr().out)["sha256"] == report["sha256"]
+    network = decode_network(output.read_bytes())
+    features = draw_batches(np.random.default_rng(2), 4, 4)[0].features
+    hidden = np.zeros((HIDDEN, 4))
+    for row in features:
+        hidden = network.step(hidden, round_features(row.T))
+    assert np.isfinite(network.read(hidden)).all()
+
+
+def test_the_prior_can_be_looked_at(tmp_path: Path) -> None:
+    """`--picture` draws forty runs and trains nothing."""
+    picture = tmp_path / "prior.png"
+    assert cli.main(["train-posterior", "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
