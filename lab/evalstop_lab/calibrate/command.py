@@ -27,7 +27,7 @@ from evalstop_lab.errors import UnusableArguments
 from evalstop_lab.replay.sources import SOURCES, add_role_options, asked_by
 from evalstop_lab.report import new_table
 from evalstop_lab.sweep import cores, sweep
-from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan
+from evalstop_lab.worlds import CALIBRATION, HELD_OUT, REPORTING_SEED, Group, make, of_group, plan, tell_length
 
 RATES = (0.01, 0.05)
 REMEMBERED = 50
@@ -52,6 +52,9 @@ Runs of JSON lines with a "label" other than "healthy" are left out.
 """
 
 
+TOLD = 0.5  # of the runs tell their planned length
+
+
 def highest_evidence(detector: Detector[Any], recipes: Sequence[tuple[str, int]], jobs: int = 1) -> list[Records]:
     """The records of the detector over worlds of these families and seeds, in their order."""
     return sweep(partial(_records_of_world, detector), recipes, f"calibrating {detector.name}", jobs)
@@ -67,7 +70,7 @@ def thresholds(found: Sequence[Records], rates: Sequence[float]) -> tuple[Kind, 
 
 
 def _records_of_world(detector: Detector[Any], recipe: tuple[str, int]) -> Records:
-    return records(detector, make(*recipe).observations())
+    return records(detector, tell_length(make(*recipe), TOLD).observations())
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

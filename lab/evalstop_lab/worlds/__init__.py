@@ -4,7 +4,7 @@ from evalstop_lab.worlds.families import CALIBRATION, FAMILIES, HELD_OUT, REPORT
 from evalstop_lab.worlds.noise import LEVELS, Noise, NoiseKind
 from evalstop_lab.worlds.real import load
 from evalstop_lab.worlds.truth import Label, Truth, judge
-from evalstop_lab.worlds.world import CALIBRATION_SEED, LENGTHS, REPORTING_SEED, World, make, plan, sample
+from evalstop_lab.worlds.world import CALIBRATION_SEED, LENGTHS, REPORTING_SEED, World, make, plan, sample, tell_length
 
 __all__ = [
     "CALIBRATION",
@@ -29,4 +29,5 @@ __all__ = [
     "of_group",
     "plan",
     "sample",
+    "tell_length",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from evalstop_lab.worlds.truth import Floats, Integers, Truth, judge
 
 CALIBRATION_SEED = 0
 REPORTING_SEED = 20_000_000
+WRONG_PLANS = 0.15
 LENGTHS = (20, 50, 100, 200, 500)
 
 # How worlds are mixed: half hacking, and of the healthy half two in five with dips that recover.
@@ -114,6 +115,17 @@ def make(
     if chosen.kind is NoiseKind.BINOMIAL:
         scale, offset = _into_the_unit_interval(curve.eval_scores)
     return _measured(family, seed, steps, curve, chosen, scale, offset, noise_rng)
+
+
+def tell_length(world: World, share: float = 1.0) -> World:
+    """The same run of a trainer that tells its planned length, as this share of the seeds do.
+
+    15 % of the plans are wrong: 0.75 to 2.5 times as long as the run.
+    """
+    rng = _rng(world.family, world.seed, 3)
+    told = rng.random() < share
+    wrong = float(np.exp(rng.uniform(np.log(0.75), np.log(2.5)))) if rng.random() < WRONG_PLANS else 1.0
+    return replace(world, planned_steps=float(world.steps[-1]) * wrong) if told else world
 
 
 def plan(n: int, seed0: int = CALIBRATION_SEED, families: Sequence[str] | None = None) -> list[tuple[str, int]]:

@@ -1,7 +1,9 @@
 """`make bench-detection`: how well each detector and policy finds the turn, beside what is published and an oracle.
 
-Thresholds come from calibration seeds and families alone; the figures are of reporting seeds, with families among them
-that calibration never saw. Recall and false stops are shares of hacking and of healthy runs.
+Thresholds come from calibration seeds and families alone, half of whose runs tell their planned length; the figures are
+of reporting seeds, with families among them that calibration never saw. The runs tell their length (15 % of the plans
+are wrong). Policies and the detectors that use it are judged without it, too, and on the second suite, whose author
+knew neither detectors nor families. Recall and false stops are shares of hacking and of healthy runs.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,14 +35,28 @@ from evalstop_lab.benchmarks.detection.scoring import (
     is_dip,
     score_runs,
 )
-from evalstop_lab.calibrate.command import HEALTHY, versions
+from evalstop_lab.calibrate.command import HEALTHY, TOLD, versions
 from evalstop_lab.calibrate.evidence import Records
 from evalstop_lab.report import to_json_values
 from evalstop_lab.sweep import cores, sweep
-from evalstop_lab.worlds import HELD_OUT, LEVELS, REPORTING, REPORTING_SEED, Group, load, make, of_group, plan
+from evalstop_lab.worlds import (
+    HELD_OUT,
+    LEVELS,
+    REPORTING,
+    REPORTING_SEED,
+    Group,
+    World,
+    load,
+    make,
+    of_group,
+    plan,
+    second_suite,
+    tell_length,
+)
 
 QUICK_RUNS = 60
 LEFT_OUT_SEED = REPORTING_SEED + 1_000_000
+SECOND_SUITE_SEED = REPORTING_SEED + 2_000_000
 RECORDED = Path("tests/data/rlhf_runs_public.jsonl")
 
 
@@ -88,13 +104,24 @@ def measure_contenders(
     entered = [
         item for item in list_contenders() if options.only is None or any(item.name.startswith(n) for n in options.only)
     ]
-    calibrating = _judge_worlds(entered, plan(options.calibration_runs, families=HEALTHY), "calibrating", options.jobs)
-    reporting = _judge_worlds(entered, plan(options.runs, REPORTING_SEED, REPORTING), "reporting", options.jobs)
+    calibration = plan(options.calibration_runs, families=HEALTHY)
+    calibrating = _judge_worlds(entered, calibration, _make_half_planned, "calibrating", options.jobs)
+    reported = plan(options.runs, REPORTING_SEED, REPORTING)
+    reporting = _judge_worlds(entered, reported, _make_planned, "reporting", options.jobs)
+    compared = [item for item in entered if item.compared]
+    untold = _judge_worlds(compared, reported, make, "length not told", options.jobs)
+    kinds = list(second_suite.SECOND_SUITE)
+    drawn = [(kinds[index % len(kinds)], SECOND_SUITE_SEED + index) for index in range(options.runs)]
+    second = _judge_worlds(compared, drawn, second_suite.draw, "second suite", options.jobs)
     families = of_group(Group.HEALTHY, Group.DIP)
     one_each = [(family, LEFT_OUT_SEED + seed) for seed in range(options.family_runs) for family in families]
-    left_out = _judge_worlds(entered, one_each, "leaving families out", options.jobs)
+    left_out = _judge_worlds(entered, one_each, _make_half_planned, "leaving families out", options.jobs)
     worlds = [judged.world for judged in next(iter(reporting.values()))]
-    recorded = load(options.recorded) if options.recorded.exists() else []
+    recorded = (
+        [replace(run, planned_steps=float(run.steps[-1])) for run in load(options.recorded)]
+        if (options.recorded.exists())
+        else []
+    )
     rows: list[dict[str, Any]] = []
     curves = {}
     for item in entered:
@@ -103,6 +130,8 @@ def measure_contenders(
             reporting[item.name],
             left_out[item.name],
             [JudgedWorld(world, item.run(world)) for world in recorded],
+            untold.get(item.name, ()),
+            second.get(item.name, ()),
         )
         rows += _build_rows(item, runs)
         own = [] if item.calibrated else find_operating_points(item, runs.calibration)
@@ -129,6 +158,8 @@ class _Runs:
     reporting: Sequence[JudgedWorld]
     left_out: Sequence[JudgedWorld]
     recorded: Sequence[JudgedWorld]
+    untold: Sequence[JudgedWorld]
+    second_suite: Sequence[JudgedWorld]
 
 
 def _build_rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
@@ -148,22 +179,37 @@ def _build_rows(item: Contender, runs: _Runs) -> Iterator[dict[str, Any]]:
             if item.calibrated and point.alpha
             else {},
             "recorded": score_runs(runs.recorded, point),
+            "untold": score_runs(runs.untold, point) if runs.untold else {},
+            "second_suite": score_runs(runs.second_suite, point) if runs.second_suite else {},
         }
 
 
+Draw = Callable[[str, int], World]
+
+
+def _make_planned(family: str, seed: int) -> World:
+    return tell_length(make(family, seed))
+
+
+def _make_half_planned(family: str, seed: int) -> World:
+    return tell_length(make(family, seed), TOLD)
+
+
 def _judge_worlds(
-    entered: Sequence[Contender], recipes: Sequence[tuple[str, int]], title: str, jobs: int
+    entered: Sequence[Contender], recipes: Sequence[tuple[str, int]], draw: Draw, title: str, jobs: int
 ) -> dict[str, list[JudgedWorld]]:
-    found = sweep(partial(_judge_world, list(entered)), recipes, title, jobs)
-    worlds = [make(family, seed) for family, seed in recipes]
+    if not entered:
+        return {}
+    found = sweep(partial(_judge_world, list(entered), draw), recipes, title, jobs)
+    worlds = [draw(family, seed) for family, seed in recipes]
     return {
         item.name: [JudgedWorld(world, row[index]) for world, row in zip(worlds, found, strict=True)]
         for index, item in enumerate(entered)
     }
 
 
-def _judge_world(entered: Sequence[Contender], recipe: tuple[str, int]) -> list[Records]:
-    world = make(*recipe)
+def _judge_world(entered: Sequence[Contender], draw: Draw, recipe: tuple[str, int]) -> list[Records]:
+    world = draw(*recipe)
     return [item.run(world) for item in entered]
 
 

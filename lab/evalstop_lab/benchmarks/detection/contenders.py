@@ -48,6 +48,11 @@ class Contender:
     points: Mapping[str, float] = field(default_factory=dict)
     calibrated: bool = False
 
+    @property
+    def compared(self) -> bool:
+        """Whether it is judged on runs that do not tell their length, and on the second suite, too."""
+        return self.group in ("policy", "published") or self.name in ("posterior", "plateau_drop")
+
 
 def list_contenders() -> list[Contender]:
     """All that there are in the catalog and among the policies now, and those to compare them with."""

@@ -52,6 +52,12 @@ def print_tables(console: Console, report: dict[str, Any]) -> None:
             ),
         )
     )
+    for title, part in (
+        ("length not told: the same runs of trainers that tell no planned length", "untold"),
+        ("second suite: kinds of runs by an author who knew neither detectors nor families", "second_suite"),
+    ):
+        shown = [row | row[part] for row in rows if row[part]]
+        console.print(_build_table(title, shown, (*_SHORT, _number("delay", 0), _number("delay_to_bound", 2))))
     left_out = [row for row in rows if row["left_out"]]
     families = list(left_out[0]["left_out"]) if left_out else []
     columns = [
@@ -105,6 +111,9 @@ def _share(heading: str, field: str | None = None) -> Column:
         return f"{share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]" if share["n"] else "-"
 
     return heading, write
+
+
+_SHORT = (_share("recall"), _share("false stops", "false_stops"), _number("premature", 3))
 
 
 def _format_noise(cell: dict[str, Any]) -> str:
