@@ -13,7 +13,7 @@ _NOT_FINITE: list[dict[str, Any]] = [
     {"detector": "non_finite", "id": f"non_finite-{role}", "params": {"role": role}} for role in reversed(MetricRole)
 ]
 
-_DROP: dict[str, Any] = {"detector": "plateau_drop", "params": {"sigmas": 1.5, "use_proxy": True}}
+_POSTERIOR: dict[str, Any] = {"detector": "posterior", "params": {"model": "gru-1"}}
 
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -23,26 +23,26 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
         "stops_despite": ["no_checkpoint"],
     },
     "default": {
-        "description": "Stop when the eval score has been below its best for too long and too deep for noise, at 1 % of"
-        " healthy runs. Values that are not finite are suspect.",
+        "description": "Stop when the run has turned for good with a probability that 1 % of healthy runs reach. It"
+        " decides sooner where the planned length is told. Values that are not finite are suspect.",
         "members": [
-            _DROP | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.01}},
+            _POSTERIOR | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.01}},
             *_NOT_FINITE,
         ],
     },
     "early": {
-        "description": "As default, but sooner and more often wrong: meant for 5 % of healthy runs, calibrated to stop"
-        " 4 %, because kinds of runs that calibration has not seen are stopped more often.",
+        "description": "As default, but sooner and more often wrong: it stops 5 % of healthy runs.",
         "members": [
-            _DROP | {"suspect_at": {"risk": 0.1}, "stop_at": {"risk": 0.04}},
+            _POSTERIOR | {"suspect_at": {"risk": 0.2}, "stop_at": {"risk": 0.05}},
             *_NOT_FINITE,
         ],
     },
     "cautious": {
-        "description": "Stop when the expected eval score has fallen below its best; noise alone does that in at most"
-        " 1 % of runs, however long one looks, under the assumptions of e_process. A dip that would have recovered is a"
-        " fall, too.",
-        "members": [{"detector": "e_process", "params": {"alpha": 0.01}}],
+        "description": "As default, but later and hardly ever wrong: it stops 0.1 % of healthy runs.",
+        "members": [
+            _POSTERIOR | {"suspect_at": {"risk": 0.05}, "stop_at": {"risk": 0.001}},
+            *_NOT_FINITE,
+        ],
     },
 }
 

@@ -34,10 +34,13 @@ CALIBRATIONS: list[dict[str, Any]] = {literal}
 
 _RATES = (0.01, 0.05, 0.1)
 
+# Calibrated without a shipped policy: its own thresholds are those of a calibration.
+_BESIDES = ("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}')
+
 
 def asked_for(documents: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], list[float]]:
     """The risks that policies ask for, by detector and parameters (as JSON); the usual ones besides."""
-    found: dict[tuple[str, str], set[float]] = {}
+    found: dict[tuple[str, str], set[float]] = {_BESIDES: set(_RATES)}
     for document in documents.values():
         for member in document["members"]:
             given = (member.get("suspect_at"), member.get("stop_at"))

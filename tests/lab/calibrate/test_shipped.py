@@ -30,7 +30,9 @@ def test_what_policies_ask_for() -> None:
         "p": {"members": [drop | {"stop_at": {"risk": 0.02}}, {"detector": "e", "stop_at": 3}]},
         "q": {"members": [drop | {"stop_at": None, "suspect_at": {"risk": 0.05}}]},
     }
-    assert asked_for(documents) == {("d", '{"a": 1}'): [0.01, 0.02, 0.05, 0.1]}
+    asked = asked_for(documents)
+    assert asked.pop(("plateau_drop", '{"sigmas": 1.5, "use_proxy": true}')) == [0.01, 0.05, 0.1]
+    assert asked == {("d", '{"a": 1}'): [0.01, 0.02, 0.05, 0.1]}
 
 
 def test_every_risk_of_a_shipped_policy_has_its_number() -> None:
@@ -55,7 +57,8 @@ def test_no_threshold_is_that_of_a_detector_as_it_was(item: dict[str, Any]) -> N
 def test_the_module_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A calibration of what is shipped ends in a module with its detector, seeds and command."""
     assert main(["--runs", "40", "--output", str(tmp_path / "calibration.py")]) == 0
-    (written,) = runpy.run_path(str(tmp_path / "calibration.py"))["CALIBRATIONS"]
+    written, shipped = runpy.run_path(str(tmp_path / "calibration.py"))["CALIBRATIONS"]
+    assert shipped["detector"] == "posterior"
     assert (written["detector"], written["data"]["first_seed"], written["data"]["runs"]) == ("plateau_drop", 0, 40)
     assert written["command"].startswith("evalstop-lab calibrate plateau_drop --params ")
-    assert [item["rate"] for item in written["thresholds"]] == [0.01, 0.04, 0.05, 0.1]
+    assert [item["rate"] for item in written["thresholds"]] == [0.01, 0.05, 0.1]
