@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from evalstop_service.clock import utc_now
 from evalstop_service.ingest import CheckpointSaved, Observations
@@ -189,12 +190,13 @@ def undisturbed(database: Database, told: Told) -> dict[str, Any]:
         scene.take(run, Observations(tuple(batch)))
     stands = scene.read(run)
     decision = scene.decision(run)
-    return {
+    stood = {
         "verdict": stands.verdict,
         "best_checkpoint": stands.best_checkpoint,
         "raw_maximum": stands.raw_maximum,
         "decided_at": decision and decision.step,
     }
+    return dict(msgspec.json.decode(msgspec.json.encode(stood)))
 
 
 @pytest.mark.timeout(900)

@@ -172,7 +172,7 @@ def test_bombs(hasty: Installation) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-        assert all(status in (400, 401, 413, 422, 503) for given in answers.values() for status in given)
+        assert all(status in (400, 401, 413, 422, 429, 503) for given in answers.values() for status in given)
         assert raw.resident_mb(program.pid, peak=True) - before < MOST_MB
 
 
@@ -193,7 +193,8 @@ def test_many_large_bodies(hasty: Installation, known: bool) -> None:
                 end.sendall(most)
             ends.append(end)
         wait_until(lambda: raw.ended(ends) > len(ends) // 4, "what does not fit is refused")
-        assert raw.ended(ends) < len(ends)
+        if known:  # who has no key is held no large body at all
+            assert raw.ended(ends) < len(ends)
         assert raw.resident_mb(program.pid) - before < MOST_MB
 
 

@@ -162,4 +162,5 @@ def _weigh(features: FeatureState, probability: float, best_step: int | None, pr
         f"{probability:.1%} likely to have turned for good: {int(features.since)} evals since the best,"
         f" {below:.0%} of the range below it, length of the run {plan}"
     )
-    return Evidence(Kind.POSTERIOR, probability, best_step, note)
+    turn_step = best_step if features.since else None  # a run that is at its best has not turned yet
+    return Evidence(Kind.POSTERIOR, probability, turn_step, note)

@@ -123,7 +123,9 @@ def test_a_lost_run_lives_again_when_it_is_heard_of(scene: Scene) -> None:
         lambda run, now: scene.post(run, evals(0.7, start=9), now),
         lambda run, now: open_run.record_heartbeat(scene.database, scene.project_id, run.id, now),
         resume,
-        lambda run, now: open_run.open_run(scene.database, scene.project_id, open_run.OpenRequest(run.name), now),
+        lambda run, now: open_run.open_run(
+            scene.database, scene.project_id, open_run.OpenRequest(run.name, resume=open_run.Resume.ALLOW), now
+        ),
         lambda run, now: scene.take(run, CheckpointSaved(0, "file:///0.pt"), now),
     )
     for number, way in enumerate(ways):

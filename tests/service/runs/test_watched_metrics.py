@@ -161,7 +161,7 @@ def test_a_project_says_how_long_its_runs_are_kept(
             answer = service.client.post(f"{path}/{verb}", json=body)
             assert answer.status_code == 409
             assert "pruned" in answer.json()["detail"]
-        assert service.client.post("/api/v1/runs", json={"name": "r"}).status_code == 409
+        assert service.client.post("/api/v1/runs", json={"name": "r", "resume": "must"}).status_code == 409
         for_ever = service.client.patch("/api/v1/project", json={"retention_days": None})
         assert for_ever.json()["retention_days"] is None
         assert retention.prune_runs(database, utc_now(), dry_run=True) == retention.PruneResult()
