@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -14,14 +14,15 @@ from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
 from evalstop_service.store.database import Database
 
+from tests.faults.callers import wait_until
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
 from tests.service.web.api.speaking import FALLING, said
 
 MEBIBYTE = 2**20
 
-ARRIVAL_SECONDS = 2.0
-"""In which 64 MiB have arrived."""
+ESTABLISHED = "01"
+"""The state of an open connection in /proc/net/tcp."""
 
 
 @pytest.fixture
@@ -63,14 +64,20 @@ def pending_decision(admin: httpx.Client) -> str:
     return str(decision["id"])
 
 
+def count_unread(url: str) -> int:
+    """The bytes that have come to the server's port, and that it has not read yet."""
+    port = f":{urlsplit(url).port:04X}"
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].split(":")[1], 16) for row in rows if row[1].endswith(port) and row[3] == ESTABLISHED)
+
+
 def assert_heard(url: str, admin: httpx.Client, decision: str) -> None:
-    """Whoever decides is heard while the bodies arrive, and after."""
-    until = time.monotonic() + ARRIVAL_SECONDS
-    while time.monotonic() < until:
-        said(admin.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
-        said(admin.post("/project/resume", json={"actor": "dana"}), 200)
-        signing_in = httpx.post(f"{url}/login", data={"key": "wrong"}, trust_env=False)
-        assert signing_in.status_code != 503
+    """Whoever decides is heard once the server has taken in what it takes of the bodies."""
+    wait_until(lambda: count_unread(url) == 0, "what the server takes has been read", 60)
+    said(admin.post("/project/pause", json={"actor": "dana", "reason": "look"}), 200)
+    said(admin.post("/project/resume", json={"actor": "dana"}), 200)
+    signing_in = httpx.post(f"{url}/login", data={"key": "wrong"}, trust_env=False)
+    assert signing_in.status_code != 503
     said(admin.post(f"/decisions/{decision}/veto", json={"actor": "dana", "reason": "broken eval"}), 200)
 
 
