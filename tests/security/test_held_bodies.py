@@ -10,9 +10,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from evalstop_service.app import create_app
 from evalstop_service.clock import utc_now
 from evalstop_service.projects import api_keys
+from evalstop_service.settings import Settings
 from evalstop_service.store.database import Database
+from evalstop_service.web.dashboard.responses import PageRoute
+from evalstop_service.web.dashboard.routes import PAGES
+from evalstop_service.web.middleware.held_bodies import is_decision_path, is_veto_path
 
 from tests.faults.callers import wait_until
 from tests.fixtures.projects import create_project
@@ -118,3 +123,18 @@ def test_a_large_body_without_a_key_is_refused_before_it_comes(database: Databas
             head = f"POST /api/v1/runs HTTP/1.1\r\nHost: x\r\nContent-Length: {MEBIBYTE}\r\n\r\n"
             connection.sendall(head.encode())
             assert connection.recv(12) == b"HTTP/1.1 401"
+
+
+def test_every_path_that_decides_is_a_route(embedded_database: Database) -> None:
+    """The paths with a pool of their own are those by which routes veto, report and stop, under their present names."""
+    document = create_app(Settings(), embedded_database, session_secret="none").openapi()
+    posted = {path for path, methods in document["paths"].items() if "post" in methods}
+    posted |= {route.path for part in PAGES for route in part.router.routes if isinstance(route, PageRoute)}
+    endings = ("/veto", "/undo", "/release", "/report", "/pause", "/stop", "/claim", "/settle")
+    wanted = {path for path in posted if path.endswith(endings)} | {"/api/v1/project/resume", "/settings/resume"}
+    assert wanted <= posted
+    assert {path for path in posted if is_decision_path(path)} == wanted
+    assert {path for path in posted if is_veto_path(path)} == {
+        *("/api/v1/decisions/{decision_id}/veto", "/decisions/{decision_id}/veto"),
+        *("/api/v1/project/pause", "/settings/pause", "/login"),
+    }

@@ -98,9 +98,7 @@ cases = sa.Table(
     sa.Column("outcome", EnumText(DecisionOutcome), nullable=False),
     sa.Column("delay_steps", sa.BigInteger),  # from the turn to the decision
     sa.Column("gpu_hours", sa.Double),  # of the whole attempt; NULL: nobody said how many GPUs it has
-    sa.Column(
-        "gpu_hours_saved", sa.Double
-    ),  # by a stop, estimated by its pace; of one that was not carried out, measured
+    sa.Column("gpu_hours_saved", sa.Double),  # by a stop, by its pace; of one not carried out, measured
     sa.Column("gpu_hours_lost", sa.Double),  # by a stop that was wrong
     sa.Column("ended_at", UtcTime, nullable=False),
     sa.Column("revision", sa.Uuid, nullable=False, default=new_id),  # another whenever the row is made anew

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from evalstop_service.web.context import UNAUTHORIZED
-from evalstop_service.web.middleware.held_bodies import SHORT_BYTES, SIGN_IN, HeldBodies, Room, Sender, vetoes
+from evalstop_service.web.middleware.held_bodies import SHORT_BYTES, SIGN_IN, HeldBodies, Room, Sender, is_veto_path
 from evalstop_service.web.problems import Problem, answer, problem_of
 
 MOST_PARTS = 1_100_000
@@ -93,7 +93,7 @@ class BodyLimit:
         sender: Sender | None = None
 
         def note_failure() -> None:
-            if vetoes(path) and (path == SIGN_IN or sender is None or sender.operates):
+            if is_veto_path(path) and (path == SIGN_IN or sender is None or sender.operates):
                 self._unheard()
 
         async def watched(message: Message) -> None:

@@ -94,14 +94,14 @@ class HeldBodies:
             return self._strangers
         if declared_bytes is None or declared_bytes > SHORT_BYTES:
             return self.long
-        return self._decisions if sender.operates and decides(path) else self._short
+        return self._decisions if sender.operates and is_decision_path(path) else self._short
 
 
-def decides(path: str) -> bool:
+def is_decision_path(path: str) -> bool:
     """Whether people stay in charge, or receivers report, by this path."""
     return _DECIDES.fullmatch(path) is not None
 
 
-def vetoes(path: str) -> bool:
+def is_veto_path(path: str) -> bool:
     """Whether a veto or a pause may come by this path, or the sign-in that it needs."""
     return _VETOES.fullmatch(path) is not None
