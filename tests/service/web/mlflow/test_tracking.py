@@ -2,68 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.service.web.api.conftest import Service
+from tests.service.web.mlflow.rest_client import Client, refused, taken
 
 RISE_AND_FALL = [0.5, 0.9, 0.8, 0.7, 0.6]
 """Three declines: the paper's rule stops at step 4."""
-
-
-@dataclass
-class Client:
-    """Speaks to `/mlflow`; `api` speaks to the service's own API with the same key."""
-
-    http: httpx.Client
-    api: httpx.Client
-
-    def post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
-        return taken(self.http.post(verb, json=body))
-
-    def get(self, verb: str, **params: str | int) -> dict[str, Any]:
-        return taken(self.http.get(verb, params=params))
-
-    def run(self, **body: Any) -> str:
-        run_id: str = self.post("runs/create", {"experiment_id": "0"} | body)["run"]["info"]["run_id"]
-        return run_id
-
-    def tags(self, run_id: str) -> dict[str, str]:
-        run = self.get("runs/get", run_id=run_id)["run"]
-        return {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
-
-    def record(self, run_id: str) -> dict[str, Any]:
-        """The run as the service's own API answers it."""
-        return taken(self.api.get(f"/runs/{run_id}"))
-
-
-def taken(response: httpx.Response) -> dict[str, Any]:
-    assert response.status_code in (200, 201), response.text
-    document: dict[str, Any] = response.json()
-    return document
-
-
-def refused(response: httpx.Response, status: int, code: str) -> str:
-    """The message of an error as MLflow's clients read it."""
-    assert (response.status_code, response.json()["error_code"]) == (status, code), response.text
-    message: str = response.json()["message"]
-    assert len(message) > 10
-    return message
-
-
-@pytest.fixture
-def client(service: Service) -> Iterator[Client]:
-    key = service.key(service.project())
-    headers = {"Authorization": f"Bearer {key}"}
-    url = f"{service.url}/mlflow/api/2.0/mlflow/"
-    with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
-        yield Client(http, service.client(key))
 
 
 def metrics(key: str, values: list[float], start: int = 0) -> list[dict[str, Any]]:
@@ -71,20 +18,6 @@ def metrics(key: str, values: list[float], start: int = 0) -> list[dict[str, Any
         {"key": key, "value": value, "step": step, "timestamp": 1_700_000_000_000 + step}
         for step, value in enumerate(values, start)
     ]
-
-
-def test_experiments(client: Client) -> None:
-    """An experiment is made once, found by name and id and listed beside the default one."""
-    refused(client.http.get("experiments/get-by-name", params={"experiment_name": "a"}), 404, "RESOURCE_DOES_NOT_EXIST")
-    own_id = client.post("experiments/create", {"name": "a"})["experiment_id"]
-    refused(client.http.post("experiments/create", json={"name": "a"}), 400, "RESOURCE_ALREADY_EXISTS")
-    by_name = client.get("experiments/get-by-name", experiment_name="a")["experiment"]
-    assert by_name == client.get("experiments/get", experiment_id=own_id)["experiment"]
-    assert (by_name["experiment_id"], by_name["lifecycle_stage"]) == (own_id, "active")
-    listed = client.post("experiments/search", {"max_results": 10})["experiments"]
-    assert [item["name"] for item in listed] == ["a", "Default"]
-    assert client.get("experiments/get", experiment_id="0")["experiment"]["name"] == "Default"
-    refused(client.http.get("experiments/get", params={"experiment_id": "7"}), 404, "RESOURCE_DOES_NOT_EXIST")
 
 
 def test_a_run_is_watched(client: Client) -> None:
@@ -216,17 +149,6 @@ def test_foreign_runs(service: Service, client: Client) -> None:
     assert client.get("runs/get", run_id=run_id) == before
 
 
-def test_a_refusal_is_no_fault(client: Client, caplog: pytest.LogCaptureFixture) -> None:
-    """What is refused is not logged as a fault of the service, and the connection stays for the next request."""
-    body = {"run_id": "0" * 32, "key": "m", "value": 1, "timestamp": 1}
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            refused(client.http.post("runs/log-metric", json=body), 404, "RESOURCE_DOES_NOT_EXIST")
-            refused(client.http.post("runs/log-metric", json=[]), 400, "INVALID_PARAMETER_VALUE")
-            refused(client.http.post("runs/log-metric", content=b"{}"), 400, "INVALID_PARAMETER_VALUE")
-    assert caplog.records == []
-
-
 def test_what_is_kept_of_a_run(client: Client) -> None:
     """A tag takes the place of nothing that the service keeps or says of a run."""
     run_id = client.run(tags=[{"key": "mlflow.experiment", "value": "b"}])
@@ -286,120 +208,6 @@ def test_tags_and_params(client: Client) -> None:
     assert len(client.post("runs/search", {"experiment_ids": ["0"]})["runs"]) == 1
 
 
-def test_searching(client: Client) -> None:
-    """Runs are found newest first by experiment, tag and name, page by page."""
-    own_id = client.post("experiments/create", {"name": "a"})["experiment_id"]
-    made = [client.run(run_name=f"r{number}", experiment_id=own_id, start_time=number) for number in range(5)]
-    client.run(run_name="elsewhere")
-    client.post("runs/set-tag", {"run_id": made[1], "key": "t", "value": "x"})
-    found: list[str] = []
-    token: dict[str, str] = {}
-    while True:
-        page = client.post("runs/search", {"experiment_ids": [own_id], "max_results": 2} | token)
-        found += [run["info"]["run_id"] for run in page["runs"]]
-        if "next_page_token" not in page:
-            break
-        token = {"page_token": page["next_page_token"]}
-    assert found == made[::-1]
-    for most in (1, 1000):  # what is wanted is looked for past what is not
-        wanted = {"experiment_ids": [own_id], "filter": "tags.t = 'x'", "max_results": most}
-        tagged = client.post("runs/search", wanted)["runs"]
-        assert [run["info"]["run_id"] for run in tagged] == [made[1]]
-    client.post("runs/log-metric", {"run_id": made[3], "key": "m", "value": 2, "timestamp": 1})
-    client.post("runs/log-metric", {"run_id": made[4], "key": "m", "value": 1, "timestamp": 1})
-    best = client.post(
-        "runs/search", {"experiment_ids": [own_id], "filter": "metrics.m > 0", "order_by": ["metrics.m"]}
-    )
-    assert [run["info"]["run_id"] for run in best["runs"]] == [made[4], made[3]]
-    for body in ({"filter": "metrics.m > 'x'"}, {"order_by": ["shapes.m DESC"]}, {"page_token": "x"}):
-        assert client.http.post("runs/search", json=body).status_code in (400, 404)
-
-
-BAD: list[tuple[str, Any]] = [
-    ("runs/create", {"experiment_id": "no such"}),
-    ("runs/log-metric", {"key": "m", "value": 1.0}),
-    ("runs/log-metric", {"run_id": "%s", "key": "m", "value": "many"}),
-    ("runs/log-metric", {"run_id": "%s", "key": "a(b)", "value": 1}),
-    ("runs/log-metric", {"run_id": "0" * 32, "key": "m", "value": 1, "timestamp": 1}),
-    ("runs/log-metric", {"run_id": "%s", "key": "m", "value": 1}),
-    ("runs/log-batch", {"run_id": "0" * 32}),
-    ("experiments/delete", {"experiment_id": "0"}),
-    ("experiments/update", {"experiment_id": "1", "new_name": "b"}),
-    ("runs/log-batch", {"run_id": "%s", "metrics": "m"}),
-    ("runs/log-batch", {"run_id": "%s", "tags": [{"value": "v"}]}),
-    ("runs/log-batch", []),
-    ("runs/update", {"run_id": "%s", "status": "DONE"}),
-    ("runs/set-tag", {"run_id": "../x", "key": "k", "value": "v"}),
-    ("runs/delete-tag", {"run_id": "%s", "key": "mlflow.experiment"}),
-    ("experiments/create", {"name": ""}),
-    ("experiments/create", {"name": "a\x00"}),
-]
-
-
-@pytest.mark.parametrize(("verb", "body"), BAD)
-def test_bad_input(client: Client, verb: str, body: Any) -> None:
-    """What cannot be taken is refused at once, by a code that no client tries again, and says what is wrong."""
-    run_id = client.run()
-    if isinstance(body, dict) and body.get("run_id") == "%s":
-        body = body | {"run_id": run_id}
-    response = client.http.post(verb, json=body)
-    assert response.status_code in (400, 404), response.text
-    assert response.json()["error_code"] in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST")
-    assert len(response.json()["message"]) > 10
-
-
-def test_no_json(client: Client) -> None:
-    """A body that is no JSON is refused in MLflow's words."""
-    headers = {"Content-Type": "application/json"}
-    refused(client.http.post("runs/log-batch", content=b"{", headers=headers), 400, "INVALID_PARAMETER_VALUE")
-    asked = {"run_id": client.run(), "metric_key": "a\x00"}
-    refused(client.http.get("metrics/get-history", params=asked), 400, "INVALID_PARAMETER_VALUE")
-
-
-def test_no_body_for_any_route(client: Client) -> None:
-    """What is refused before any route is asked is refused in MLflow's words, and at once: it stays too large."""
-    long = b" " * (8 * 2**20 + 1)
-    said = refused(client.http.post("runs/log-batch", content=long), 400, "INVALID_PARAMETER_VALUE")
-    assert "8388608 bytes" in said
-    said = refused(client.http.post("runs/log-batch", content=iter([long])), 400, "INVALID_PARAMETER_VALUE")
-    assert "8388608 bytes" in said
-    said = refused(client.http.post("runs/log-batch", content=b"[" * 1_100_001), 400, "INVALID_PARAMETER_VALUE")
-    assert "smaller batches" in said
-    packed = {"Content-Encoding": "gzip"}
-    said = refused(client.http.post("runs/log-batch", content=b"x", headers=packed), 400, "INVALID_PARAMETER_VALUE")
-    assert "Content-Encoding" in said
-
-
-def test_what_is_not_there(client: Client) -> None:
-    """Registered models and traces are refused by name, at once."""
-    message = refused(client.http.post("registered-models/create", json={"name": "m"}), 404, "ENDPOINT_NOT_FOUND")
-    assert "registered-models/create" in message
-
-
-def test_experiments_change(client: Client) -> None:
-    """An experiment is renamed, tagged, hidden with its runs and shown again; its name and place stay its own."""
-    body = {"name": "a", "artifact_location": "s3://bucket/a", "tags": [{"key": "k", "value": "v"}]}
-    own_id = client.post("experiments/create", body)["experiment_id"]
-    client.post("experiments/create", {"name": "b"})
-    rename = {"experiment_id": own_id, "new_name": "b"}
-    refused(client.http.post("experiments/update", json=rename), 400, "RESOURCE_ALREADY_EXISTS")
-    client.post("experiments/update", rename | {"new_name": "c"})
-    client.post("experiments/set-experiment-tag", {"experiment_id": own_id, "key": "t", "value": "x"})
-    client.post("experiments/delete-experiment-tag", {"experiment_id": own_id, "key": "k"})
-    experiment = client.get("experiments/get", experiment_id=own_id)["experiment"]
-    assert (experiment["name"], experiment["tags"]) == ("c", [{"key": "t", "value": "x"}])
-    assert experiment["artifact_location"] == "s3://bucket/a"
-    run_id = client.run(experiment_id=own_id)
-    info = client.get("runs/get", run_id=run_id)["run"]["info"]
-    assert info["artifact_uri"] == f"s3://bucket/a/{run_id}/artifacts"
-    wanted = {"experiment_ids": [own_id]}
-    for verb, count in (("delete", 0), ("restore", 1)):
-        client.post(f"experiments/{verb}", {"experiment_id": own_id})
-        assert len(client.post("runs/search", wanted)["runs"]) == count
-        listed = client.post("experiments/search", {"filter": "name LIKE 'c%'"})["experiments"]
-        assert len(listed) == count
-
-
 def test_params_leave_room_for_tags(client: Client) -> None:
     """A run with more params than labels have room keeps them all, and the tags by which a receiver finds its job."""
     run_id = client.run()
@@ -409,51 +217,3 @@ def test_params_leave_room_for_tags(client: Client) -> None:
     client.post("runs/set-tag", {"run_id": run_id, "key": "slurm_job_id", "value": "4711"})
     record = client.record(run_id)
     assert (len(record["params"]), record["labels"]["slurm_job_id"]) == (600, "4711")
-
-
-def test_inputs_and_models(client: Client) -> None:
-    """Datasets and models come back as they were sent, and one that is sent again is there once."""
-    run_id = client.run()
-    inputs = {"run_id": run_id, "datasets": [{"dataset": {"name": "d", "digest": "1"}, "tags": []}]}
-    client.post("runs/log-inputs", inputs)
-    client.post("runs/log-inputs", inputs)
-    model = client.post("logged-models", {"experiment_id": "0", "name": "m", "source_run_id": run_id})["model"]["info"]
-    client.post("runs/outputs", {"run_id": run_id, "models": [{"model_id": model["model_id"], "step": 1}]})
-    run = client.get("runs/get", run_id=run_id)["run"]
-    assert run["inputs"]["dataset_inputs"] == inputs["datasets"]
-    assert run["outputs"]["model_outputs"] == [{"model_id": model["model_id"], "step": 1}]
-    path = f"logged-models/{model['model_id']}"
-    taken(client.http.patch(path, json={"status": "LOGGED_MODEL_READY"}))
-    for value in (0.25, 0.5):
-        metric = {"key": "acc", "value": value, "timestamp": 1, "step": int(4 * value)}
-        client.post("runs/log-metric", {"run_id": run_id, "model_id": model["model_id"]} | metric)
-    logged = client.get(path)["model"]["data"]["metrics"]
-    assert [(item["key"], item["value"], item["run_id"]) for item in logged] == [("acc", 0.5, run_id)]
-    found = client.post("logged-models/search", {"experiment_ids": ["0"], "filter": "name = 'm'"})["models"]
-    assert [item["info"]["status"] for item in found] == ["LOGGED_MODEL_READY"]
-    taken(client.http.delete(path))
-    refused(client.http.get(path), 404, "RESOURCE_DOES_NOT_EXIST")
-
-
-def test_keys(service: Service, client: Client) -> None:
-    """A key speaks as bearer or as password of any name; none, a wrong one, or one that may not, is told so."""
-    run_id = client.run()
-    project = service.project()
-    ingest, read = service.key(project, "ingest"), service.key(project, "read")
-    url = f"{client.http.base_url}experiments/get-by-name?experiment_name=Default"
-    basic = base64.b64encode(f"anyone:{ingest}".encode()).decode()
-    assert httpx.get(url, headers={"Authorization": f"Basic {basic}"}, trust_env=False).status_code == 200
-    for header in (
-        {},
-        {"Authorization": "Bearer esk_no"},
-        {"Authorization": "Basic !"},
-        {"Authorization": "Basic YTo="},
-    ):
-        refused(httpx.get(url, headers=header, trust_env=False), 401, "UNAUTHENTICATED")
-    body = {"run_id": run_id, "key": "m", "value": 1, "timestamp": 1}
-    for key, status, code in ((read, 403, "PERMISSION_DENIED"), (ingest, 404, "RESOURCE_DOES_NOT_EXIST")):
-        headers = {"Authorization": f"Bearer {key}"}
-        response = httpx.post(f"{client.http.base_url}runs/log-metric", json=body, headers=headers, trust_env=False)
-        refused(response, status, code)
-    anonymous = httpx.post(f"{client.http.base_url}runs/log-batch", content=b"{", trust_env=False)
-    refused(anonymous, 401, "UNAUTHENTICATED")
