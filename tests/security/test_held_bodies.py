@@ -22,7 +22,8 @@ from evalstop_service.web.middleware.held_bodies import is_decision_path, is_vet
 from tests.faults.callers import wait_until
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
-from tests.service.web.api.speaking import FALLING, said
+from tests.security.stops import create_pending_decision
+from tests.service.web.api.speaking import said
 
 MEBIBYTE = 2**20
 
@@ -59,16 +60,6 @@ def hold(url: str, path: str, size: int, header: str = "") -> socket.socket:
     return connection
 
 
-def pending_decision(admin: httpx.Client) -> str:
-    """A stop within its veto window."""
-    run = said(admin.post("/runs", json={"name": "r", "mode": "enforce"}), 201)["id"]
-    said(admin.post(f"/runs/{run}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
-    said(admin.post(f"/runs/{run}/observations", json={"observations": FALLING}), 200)
-    decision = said(admin.get("/decisions"), 200)["items"][0]
-    assert decision["state"] == "pending"
-    return str(decision["id"])
-
-
 def count_unread(url: str) -> int:
     """The bytes that have come to the server's port, and that it has not read yet."""
     port = f":{urlsplit(url).port:04X}"
@@ -90,7 +81,7 @@ def assert_heard(url: str, admin: httpx.Client, decision: str) -> None:
 def test_bodies_without_a_key_leave_room_for_a_veto(database: Database, project: str, path: str) -> None:
     """Whoever has no key can hold nothing that a veto, a pause or a sign-in needs, whichever path is asked."""
     with serving(database) as url, connected(url, new_key(database, project, "admin")) as admin, ExitStack() as held:
-        decision = pending_decision(admin)
+        decision = create_pending_decision(admin)
         for _ in range(8):
             held.enter_context(hold(url, path, 8 * MEBIBYTE))
         assert_heard(url, admin, decision)
@@ -106,7 +97,7 @@ def test_bodies_of_one_key_leave_room_for_others(database: Database, project: st
         connected(url, new_key(database, project, "ingest")) as trainer,
         ExitStack() as held,
     ):
-        decision = pending_decision(admin)
+        decision = create_pending_decision(admin)
         run = said(trainer.post("/runs", json={"name": "other"}), 201)["id"]
         for _ in range(8):
             held.enter_context(hold(url, path, 8 * MEBIBYTE, f"Authorization: Bearer {busy}\r\n"))

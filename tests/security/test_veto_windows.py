@@ -21,19 +21,10 @@ from evalstop_service.webhooks.delivery.claim import ClaimLimits, DeliveryRules,
 
 from tests.fixtures.projects import create_project
 from tests.fixtures.serving import serving
-from tests.service.web.api.speaking import FALLING, said
+from tests.security.stops import create_pending_decision
+from tests.service.web.api.speaking import said
 
 WAIT_SECONDS = 30.0
-
-
-def pending_decision(client: httpx.Client) -> UUID:
-    """A stop within its veto window."""
-    run = said(client.post("/runs", json={"name": "r", "mode": "enforce"}), 201)["id"]
-    said(client.post(f"/runs/{run}/checkpoints", json={"step": 1, "uri": "file:///1"}), 201)
-    said(client.post(f"/runs/{run}/observations", json={"observations": FALLING}), 200)
-    decision = said(client.get("/decisions"), 200)["items"][0]
-    assert decision["state"] == "pending"
-    return UUID(decision["id"])
 
 
 def end_window(database: Database, at: datetime) -> None:
@@ -70,7 +61,7 @@ def test_a_window_that_ended_unseen_is_extended(database: Database, client_key: 
     """A window that ended while nothing could be written, as when the service was down, is open again for a minute."""
     headers = {"Authorization": f"Bearer {client_key}"}
     with serving(database) as url, httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
-        decision_id = pending_decision(client)
+        decision_id = UUID(create_pending_decision(client))
         end_window(database, utc_now() - timedelta(seconds=600))
         assert claim(database) == []
         state, due_at = read_window(database, decision_id)
@@ -84,7 +75,7 @@ def test_a_window_that_ended_just_now_is_over(database: Database, client_key: st
     """A window that ends while the service is well is not extended."""
     headers = {"Authorization": f"Bearer {client_key}"}
     with serving(database) as url, httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
-        decision_id = pending_decision(client)
+        decision_id = UUID(create_pending_decision(client))
         end_window(database, utc_now() - timedelta(seconds=1))
         assert len(claim(database)) == 1
         assert read_window(database, decision_id)[0] == DecisionState.REQUESTED
@@ -96,7 +87,7 @@ def test_a_veto_that_could_not_be_written_extends_the_window(database: Database,
     if not database.embedded:
         pytest.skip("the fault is written as a trigger of SQLite")
     with serving(database) as url, httpx.Client(base_url=f"{url}/api/v1", headers=headers, trust_env=False) as client:
-        decision_id = pending_decision(client)
+        decision_id = UUID(create_pending_decision(client))
         with database.transaction() as tx:
             tx.exec_driver_sql(
                 "CREATE TRIGGER broken BEFORE UPDATE ON decisions WHEN NEW.state = 'vetoed' "

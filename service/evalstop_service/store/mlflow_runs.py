@@ -92,10 +92,10 @@ def save_logged_model(tx: Transaction, model: LoggedModel) -> None:
     tx.execute(logged_models.update().where(logged_models.c.id == model.id).values(document=model.document))
 
 
-def lock_logged_model(tx: Transaction, project_id: UUID, model_id: UUID) -> LoggedModel | None:
-    """The project's model with this id, locked until the transaction ends."""
+def find_logged_model(tx: Transaction, project_id: UUID, model_id: UUID, *, lock: bool = False) -> LoggedModel | None:
+    """The project's model with this id, if wanted locked until the transaction ends."""
     query = sa.select(logged_models).where(logged_models.c.project_id == project_id, logged_models.c.id == model_id)
-    row = tx.execute(query.with_for_update()).mappings().one_or_none()
+    row = tx.execute(query.with_for_update() if lock else query).mappings().one_or_none()
     return LoggedModel(**row) if row else None
 
 

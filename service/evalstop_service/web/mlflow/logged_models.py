@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter
 
 from evalstop_service.store import mlflow_runs
-from evalstop_service.store.database import Database
+from evalstop_service.store.database import Database, Transaction
 from evalstop_service.store.ids import new_id
 from evalstop_service.store.mlflow_runs import LoggedModel
 from evalstop_service.web.context import Caller, Db, Now
@@ -71,9 +71,10 @@ def create_model(body: CreateModel, caller: Ingest, database: Db, now: Now, arti
 
 
 @router.get("/{model_id}")
-def get_model(model_id: str, caller: ReadOrIngest, database: Db, now: Now) -> Document:
+def get_model(model_id: str, caller: ReadOrIngest, database: Db) -> Document:
     """A model by its id."""
-    return _change(database, caller, model_id, now, lambda document: document)
+    with database.reading() as tx:
+        return {"model": _present(_find(tx, caller.project_id, model_id), model_id).document}
 
 
 @router.patch("/{model_id}")
@@ -154,7 +155,7 @@ def store_model_metrics(database: Database, project_id: UUID, run_id: UUID, metr
         new = [metric for metric in metrics if metric.model_id == model_id]
         documents = [metric.model_dump(mode="json", exclude_none=True) | {"run_id": run_id.hex} for metric in new]
         with database.transaction() as tx:
-            model = _lock(tx, project_id, model_id)
+            model = _find(tx, project_id, model_id, lock=True)
             if model is None:
                 continue
             data = model.document["data"]
@@ -169,9 +170,7 @@ def _change(
 ) -> Document:
     """The model after a change. Raises MlflowError."""
     with database.transaction() as tx:
-        model = _lock(tx, caller.project_id, model_id)
-        if model is None or model.document["info"].get("lifecycle_stage") == "deleted":
-            raise not_found(f"Logged model with ID '{model_id[:100]}' not found.")
+        model = _present(_find(tx, caller.project_id, model_id, lock=True), model_id)
         changed = change(model.document)
         if changed != model.document:
             changed = _with_info(changed, last_updated_timestamp_ms=to_milliseconds(now))
@@ -179,9 +178,16 @@ def _change(
     return {"model": changed}
 
 
-def _lock(tx: Any, project_id: UUID, model_id: str) -> LoggedModel | None:
+def _find(tx: Transaction, project_id: UUID, model_id: str, *, lock: bool = False) -> LoggedModel | None:
     own_id = model_id.removeprefix(_ID_PREFIX)
-    return mlflow_runs.lock_logged_model(tx, project_id, UUID(own_id)) if is_uuid(own_id) else None
+    return mlflow_runs.find_logged_model(tx, project_id, UUID(own_id), lock=lock) if is_uuid(own_id) else None
+
+
+def _present(model: LoggedModel | None, model_id: str) -> LoggedModel:
+    """The model, unless there is none or it was deleted; raises MlflowError."""
+    if model is None or model.document["info"].get("lifecycle_stage") == "deleted":
+        raise not_found(f"Logged model with ID '{model_id[:100]}' not found.")
+    return model
 
 
 def _with_info(document: Document, **changes: Any) -> Document:
