@@ -5,7 +5,8 @@ import numpy as np
 import torch
 from evalstop_client.callbacks import keras as keras_callback
 from evalstop_client.callbacks import transformers as transformers_callback
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
+from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
